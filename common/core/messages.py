@@ -1,0 +1,189 @@
+"""The nouns of the protocol: every message and id that crosses a process.
+
+Facts are named as facts (`BatchReady`), orders as orders (`UpdateTrigger`). What is decided travels
+through Kafka and survives; the rest travels through Redis and may vanish (docs/protocol.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, NewType, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from common.core.spans import Address, Partition
+
+WorkerId = NewType("WorkerId", str)
+Positions: TypeAlias = dict[Partition, int]  # a position per partition: the next offset to read
+Vector: TypeAlias = npt.NDArray[np.float32]  # (P + B,) parameters, then buffers
+
+
+class ModelId(NamedTuple):
+    """Weights by name: who made them and which version they are.
+
+    A model is never named by its version alone: after a takeover two leaders may each have made a
+    version 17, and a gradient of one is worth nothing to the other.
+    """
+
+    epoch: int  # e, offset in the updates topic of the maker's Lead record
+    version: int  # J, updates applied so far
+
+
+GENESIS = ModelId(-1, 0)  # the weights that the job's specification makes, before anyone led
+
+
+class TriggerId(NamedTuple):
+    """Order of triggers, across leaders: an id never goes back, whoever wakes up."""
+
+    epoch: int
+    number: int  # counts this leader's triggers from 1
+
+
+# --- the control topic: what workers claim -------------------------------------------------------
+
+
+class Skipped(NamedTuple):
+    """A record inside a span that does not decode; every reader of the span leaves it out."""
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+
+
+class BatchReady(msgspec.Struct, frozen=True, tag="batch"):
+    """Worker *n* holds a batch: the batch indicator S_B;j,n (Algorithm 1, line 8)."""
+
+    worker: WorkerId
+    address: Address  # where its records are; at most one span per partition
+    samples: int  # records that decoded: b, or fewer where a batch was closed early
+    skipped: tuple[Skipped, ...] = ()
+    first_arrival_s: float = 0.0  # Kafka timestamps of its records, for estimates of lambda_A
+    last_arrival_s: float = 0.0
+
+
+class SpanExpired(msgspec.Struct, frozen=True, tag="expired"):
+    """Retention deleted these records before anyone read them: claimed, so that the rest goes on."""
+
+    worker: WorkerId
+    address: Address
+
+
+Claim: TypeAlias = BatchReady | SpanExpired
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """An accepted batch: its identity is its offset in the control topic, its content its address."""
+
+    offset: int
+    worker: WorkerId  # who announced it and probably still has it in memory
+    address: Address
+    samples: int
+    skipped: tuple[Skipped, ...] = ()
+
+
+# --- the updates topic: what leaders decide ------------------------------------------------------
+
+
+class Lead(msgspec.Struct, frozen=True, tag="lead"):
+    """A candidate wants to lead: counts only if `after` is the Lead in force (compare-and-set).
+
+    Its own offset becomes the epoch. Every update above `base` is taken back.
+    """
+
+    after: int  # epoch of the Lead that the candidate found in force, -1 for none
+    base: ModelId  # the update contained in the snapshot that it starts from
+    candidate: str  # unique for each candidacy, to recognise one's own record
+
+
+class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
+    """One model update and exactly the batches that made it (Algorithm 4, line 11)."""
+
+    epoch: int
+    version: int  # J, after this update
+    batches: tuple[Batch, ...]  # K of them, unless `short` says why not
+    samples: int
+    loss: float  # mean per sample at the weights before the update (prequential)
+    metrics: dict[str, float] = {}  # task metrics, mean per sample, likewise
+    short: str = ""  # why fewer than K batches: "linger", "missing", or ""
+
+
+class Quarantined(msgspec.Struct, frozen=True, tag="quarantined"):
+    """A batch that can never be used: settled without training, never taken back."""
+
+    epoch: int
+    batch: Batch
+    reason: str  # "poison: ..." or "expired"
+
+
+AuditRecord: TypeAlias = Lead | UpdateApplied | Quarantined
+
+# --- Redis: fast, and allowed to vanish ----------------------------------------------------------
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Where the leader stands: what a worker needs to find its place, in one value."""
+
+    epoch: int
+    cpos: int  # every control record below this offset has been decided
+    claimed: Positions  # below it, every record belongs to exactly one accepted batch or has expired
+    horizon: int  # control offset of the oldest unsettled batch; `cpos` when none is
+    waiting: int  # batches not yet settled
+    live: int  # workers that the leader sees
+    settled: Positions  # the frontier that a checkpoint covers, for lag tools
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One worker's part of a trigger: one gradient over all these batches, sent as one message."""
+
+    worker: WorkerId
+    batches: tuple[Batch, ...]
+
+
+class UpdateTrigger(msgspec.Struct, frozen=True):
+    """Compute these gradients against exactly this model (S_C;j,n; Algorithm 4, line 5)."""
+
+    id: TriggerId
+    model: ModelId
+    orders: tuple[Order, ...]
+    weights: bytes | None = None  # a small model travels inside; a large one is fetched by its id
+
+
+class Gradient(msgspec.Struct, frozen=True, tag="gradient"):
+    """The gradient of one order (g_J,k summed over its batches; Algorithm 2, line 7).
+
+    The vector travels beside the message, as raw bytes: see `common.wire`.
+    """
+
+    worker: WorkerId
+    model: ModelId
+    batches: tuple[int, ...]  # control offsets
+    samples: int
+    loss_sum: float  # summed over the samples
+    metric_sums: dict[str, float]  # summed over the samples
+    seconds: float  # compute time, for the deadline of later rounds
+    vector: Any = None  # Vector: (P,) gradient summed over the samples, then (B,) buffers x samples
+
+
+FailedReason: TypeAlias = Literal[
+    "model_missing",  # the weights were gone from Redis: publish again
+    "unreadable",  # Kafka did not give the records now: somebody else may get them
+    "expired",  # Kafka will never give them again: quarantine
+    "raised",  # the task raised on this data
+    "not_finite",  # loss or gradient is not finite
+    "leaving",  # the worker is on its way out
+]
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """An order that gave no gradient, and why."""
+
+    worker: WorkerId
+    model: ModelId
+    batches: tuple[int, ...]  # the batches the reason is about
+    reason: FailedReason
+    detail: str = ""
+
+
+Reply: TypeAlias = Gradient | Failed

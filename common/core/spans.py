@@ -1,0 +1,59 @@
+"""Addresses of records: which offsets of which partitions, and nothing about what is in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Partition(NamedTuple):
+    """One partition of one datastream's topic."""
+
+    topic: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.index}]"
+
+
+class Span(NamedTuple):
+    """Positions `start` to `end` of one partition, half-open.
+
+    Every offset between them belongs to the span, also those that hold no record (compaction,
+    transaction markers), so that spans tile a partition without gaps.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def place(self) -> Partition:
+        """The partition that it lies in."""
+        return Partition(self.topic, self.partition)
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.start}:{self.end}"
+
+
+Address: TypeAlias = tuple[Span, ...]  # a batch's content: sorted, at most one span per partition
+
+
+def address_of(spans: Iterable[Span]) -> Address:
+    """Put spans into the one order that an address has, and check that they can be one.
+
+    Raises:
+        ValueError: If a span is empty or backwards, or two lie in one partition, or there is none.
+    """
+    address = tuple(sorted(spans))
+    if not address:
+        raise ValueError("an address has at least one span")
+    for span in address:
+        if not 0 <= span.start < span.end:
+            raise ValueError(f"span {span} is empty or backwards")
+    if len({span.place for span in address}) != len(address):
+        raise ValueError(f"two spans of {address} lie in one partition")
+    return address

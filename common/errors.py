@@ -1,0 +1,53 @@
+"""Everything that goes wrong on purpose: one small tree, each class says whether waiting helps.
+
+Faults of the user (`UserError`: a bad job file, a topic that does not exist) are another branch than
+faults of the world (`OutsideError`: a broker that is away), so that a command can say which it was.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DollError(Exception):
+    """Root of the tree."""
+
+    retriable: ClassVar[bool] = False
+
+
+class UserError(DollError):
+    """Something a person gave us makes no sense; the message names the field and what to do."""
+
+
+class OutsideError(DollError):
+    """Kafka, Redis or object storage did not do what was asked."""
+
+
+class UnavailableError(OutsideError):
+    """The server is away or slow: the same call may work later."""
+
+    retriable: ClassVar[bool] = True
+
+
+class UnknownTopicError(OutsideError):
+    """The topic does not exist and nobody but its owner may create it."""
+
+
+class ExpiredError(OutsideError):
+    """Records below the log's start were asked for: retention has deleted them for ever."""
+
+
+class TruncatedError(OutsideError):
+    """A log ends below a position that was acknowledged: data were lost, a person must look."""
+
+
+class DeliveryError(OutsideError):
+    """A record's fate is unknown or it was refused: its writer must not go on."""
+
+
+class CorruptError(OutsideError):
+    """Stored bytes are not what was written: a torn or altered checkpoint, a wrong checksum."""
+
+
+class WireError(DollError):
+    """Bytes from another process do not parse as the message they should be."""

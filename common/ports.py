@@ -1,0 +1,323 @@
+"""What the product asks of the outside, as protocols: a log, a board, a blob store.
+
+`common.adapters` fulfils them with Kafka, Redis, S3 and a directory, `common.testing` in memory; one
+contract suite per port (tests/contract) holds all of them to the same behaviour. Nothing here is
+thread-safe unless it says so: each object belongs to the thread that made it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from common.core.messages import (
+        ModelId,
+        Positions,
+        Reply,
+        Standing,
+        TriggerId,
+        UpdateTrigger,
+        WorkerId,
+    )
+    from common.core.spans import Partition, Span
+
+# --- Kafka -----------------------------------------------------------------------------------------
+
+
+class Bounds(NamedTuple):
+    """First retained offset and the offset after the last record that a reader may see."""
+
+    start: int
+    end: int
+
+
+class LogRecord(NamedTuple):
+    """One record of a topic that is read from a position."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None  # None is a tombstone
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The group gave these partitions to this member; they stay silent until placed."""
+
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """The group took these partitions away, with or without asking."""
+
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Consecutive records of one partition, in offset order (offsets may have holes)."""
+
+    partition: Partition
+    offsets: list[int]
+    values: list[bytes | None]
+    first_arrival_s: float  # Kafka timestamp of the first record
+    last_arrival_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfRange:
+    """The placed position is outside the partition's log; nothing is read until placed again."""
+
+    partition: Partition
+    bounds: Bounds
+
+
+StreamEvent: TypeAlias = Assigned | Revoked | Fetched | OutOfRange
+
+
+class StreamReader(Protocol):
+    """One member of the job's consumer group."""
+
+    def poll(self, max_records: int, timeout_s: float) -> tuple[StreamEvent, ...]:
+        """Wait for something to happen; order of events and of records is the broker's.
+
+        Rebalances happen inside this call alone. Records of a partition that is revoked, or not yet
+        placed, are never returned after the event that says so.
+
+        Raises:
+            UnavailableError: If the broker is away; call again.
+        """
+
+    def place(self, positions: Mapping[Partition, int]) -> None:
+        """Read these partitions from these positions on, whatever was read or fetched before.
+
+        The first record returned of each is the first one that exists at or after its position.
+        """
+
+    def pause(self) -> None:
+        """Return no records of any partition until `resume`; keep the membership alive by `poll`."""
+
+    def resume(self) -> None:
+        """Undo `pause`; nothing that was fetched is lost."""
+
+    def commit(self, positions: Mapping[Partition, int]) -> None:
+        """Tell lag tools where the job stands; never read back. Does not wait, does not raise."""
+
+    def lag(self) -> dict[Partition, int]:
+        """Records between this member's position and the end, by the client's latest statistics."""
+
+    def close(self) -> None:
+        """Leave the group at once."""
+
+
+class SpanReader(Protocol):
+    """Reads addresses back, apart from the group; for gradients that another worker announced."""
+
+    def read(self, span: Span, timeout_s: float) -> Fetched:
+        """All records of a span that exist, in order.
+
+        Raises:
+            ExpiredError: If the log starts above `span.start`.
+            UnavailableError: If they did not come within `timeout_s`.
+        """
+
+    def close(self) -> None:
+        """Let go of the connection."""
+
+
+class Tail(Protocol):
+    """Reads one partition from a position on: the control, updates and jobs topics."""
+
+    def read(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+        """Wait up to `timeout_s` for at least one record; empty when none came.
+
+        Raises:
+            ExpiredError: If the position is below the log's start.
+            TruncatedError: If it is above its end.
+            UnavailableError: If the broker is away; call again.
+        """
+
+    def position(self) -> int:
+        """The offset after the last record returned, or where reading began."""
+
+    def close(self) -> None:
+        """Let go of the connection."""
+
+
+class Writer(Protocol):
+    """An idempotent producer, acks from all in-sync replicas; order per partition is kept."""
+
+    def append(  # noqa: PLR0913 -- the parts of a Kafka record
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        partition: int | None = 0,  # None: by the key, or spread evenly without one
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+        on_delivered: Callable[[int], None] | None = None,  # gets the record's offset
+    ) -> None:
+        """Queue one record; waits only while the local queue is full.
+
+        Raises:
+            DeliveryError: If an earlier record's delivery failed for good.
+        """
+
+    def poll(self) -> None:
+        """Run the delivery callbacks that are due, in this thread, without waiting.
+
+        Raises:
+            DeliveryError: If a record's delivery failed for good.
+        """
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything is delivered and its callbacks ran; False if it took too long."""
+
+    def close(self) -> None:
+        """Flush and let go of the connection."""
+
+
+class Log(Protocol):
+    """Kafka. This object may be shared between threads; what it makes belongs to one thread each."""
+
+    def create_topic(
+        self, topic: str, partitions: int, *, kept_forever: bool = False, compacted: bool = False
+    ) -> None:
+        """Create a topic if it is not there and wait until it can be used; else do nothing."""
+
+    def partitions(self, topic: str) -> tuple[Partition, ...]:
+        """All partitions of a topic.
+
+        Raises:
+            UnknownTopicError: If there is no such topic. It is never created by asking.
+        """
+
+    def bounds(self, partition: Partition) -> Bounds:
+        """What the log of a partition holds now."""
+
+    def position_at(self, partition: Partition, timestamp_s: float) -> int:
+        """The first offset whose record is not older than `timestamp_s`; the end if none is."""
+
+    def stream(
+        self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
+    ) -> StreamReader:
+        """Join a consumer group.
+
+        Args:
+            group: The consumer group's name.
+            topics: The datastreams.
+            member: This member's stable name.
+            hold: A static member: its partitions wait for its return (`on_preemption: hold`).
+        """
+
+    def spans(self) -> SpanReader:
+        """Make a reader of addresses."""
+
+    def tail(self, partition: Partition, position: int) -> Tail:
+        """Make a reader of one partition from a position on."""
+
+    def writer(self) -> Writer:
+        """Make a producer."""
+
+
+# --- Redis -----------------------------------------------------------------------------------------
+
+
+class Board(Protocol):
+    """One job's notice board: fast, shared, and allowed to be wiped at any moment.
+
+    May be shared between threads. Every call may raise `UnavailableError` when the server is away.
+    What does not parse is left out, logged and counted in `rejected`.
+    """
+
+    @property
+    def rejected(self) -> int:
+        """Messages read so far that did not parse."""
+
+    def put_model(self, model: ModelId, weights: bytes | memoryview) -> None:
+        """Publish a model; older versions than the last few are forgotten."""
+
+    def get_model(self, model: ModelId) -> bytes | None:
+        """Fetch a model, or None where it is gone."""
+
+    def post_trigger(self, trigger: UpdateTrigger) -> bool:
+        """Append to the trigger stream; False where a later id already stands there."""
+
+    def triggers(self, after: TriggerId, timeout_s: float) -> list[UpdateTrigger]:
+        """Wait for triggers with an id above `after`, oldest first; empty when none came."""
+
+    def push_reply(self, reply: Reply) -> None:
+        """Append a gradient or a failure to the list of its model's epoch."""
+
+    def pop_replies(self, epoch: int, max_replies: int, timeout_s: float) -> list[Reply]:
+        """Take what workers sent to this epoch's leader; waits for the first one only.
+
+        The vectors of gradients are read-only views of the bytes received.
+        """
+
+    def drop_replies(self, below_epoch: int) -> None:
+        """Forget what was sent to earlier leaders."""
+
+    def put_standing(self, standing: Standing) -> None:
+        """Write the leader's standing."""
+
+    def get_standing(self) -> Standing | None:
+        """Read the standing, or None where there is none."""
+
+    def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
+        """Say that a worker lives, for `ttl_s`: status "alive" or "leaving"."""
+
+    def forget(self, worker: WorkerId) -> None:
+        """Take a worker's liveness away at once: it has left."""
+
+    def alive(self) -> dict[WorkerId, str]:
+        """Status of every worker whose beat has not run out."""
+
+    def hold_lease(self, holder: str, ttl_s: float) -> bool:
+        """Take or prolong the lease that says who may try to lead; False if another holds it."""
+
+    def release_lease(self, holder: str) -> None:
+        """Give the lease back, if it is still this holder's."""
+
+    def put_snapshot(self, epoch: int, data: bytes) -> None:
+        """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
+
+    def snapshots(self) -> list[bytes]:
+        """All hot snapshots that are there."""
+
+    def wipe(self) -> None:
+        """Forget everything of this job."""
+
+
+# --- object storage --------------------------------------------------------------------------------
+
+
+class Blobs(Protocol):
+    """Named immutable bytes, and a few small names that move. May be shared between threads.
+
+    Every call may raise `UnavailableError` when the store is away.
+    """
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        """Write whole or not at all; a reader never sees a part."""
+
+    def get(self, name: str) -> bytes | None:
+        """Read whole, or None where there is no such name."""
+
+    def names(self, prefix: str) -> list[str]:
+        """All names that begin so, sorted."""
+
+    def delete(self, name: str) -> None:
+        """Delete; nothing happens where there is no such name."""
+
+    def get_tagged(self, name: str) -> tuple[bytes, str] | None:
+        """Read together with a tag that changes whenever the content does."""
+
+    def replace(self, name: str, data: bytes, tag: str | None) -> bool:
+        """Write only if the content still has this tag (None: only if there is none yet).
+
+        False where somebody else was faster.
+        """
