@@ -1,0 +1,192 @@
+"""Messages to bytes and back: the one door through which bytes of another process come in.
+
+Kafka carries JSON, which any Kafka tool shows; Redis carries msgpack; a gradient's vector travels
+behind its header as raw little-endian float32. Both directions check that a message makes sense: a
+nonsense record in the audit trail would be there for ever.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import struct
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+
+from common.core.messages import (
+    AuditRecord,
+    Claim,
+    Failed,
+    Gradient,
+    Reply,
+    Standing,
+    UpdateTrigger,
+    Vector,
+)
+from common.errors import WireError
+from common.wire_checks import (
+    check_audit,
+    check_claim,
+    check_reply,
+    check_standing,
+    check_trigger,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+_Encoder: TypeAlias = msgspec.json.Encoder | msgspec.msgpack.Encoder
+_Decoder: TypeAlias = msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]
+
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what msgspec raises
+
+# --- how it is written ---------------------------------------------------------------------------
+
+
+class _Tagged(msgspec.Struct):
+    """What all messages of a union have in common, whatever else a later format puts in them."""
+
+    type: str
+
+
+class _Codec(Generic[T]):
+    """One kind of message: its decoder knows the types, its check what they cannot say."""
+
+    def __init__(
+        self,
+        kind: str,
+        decoder: _Decoder[T],
+        check: Callable[[T], None],
+        tags: tuple[str, ...] = (),
+    ) -> None:
+        json = isinstance(decoder, msgspec.json.Decoder)
+        self._kind = kind
+        self._check = check
+        self._tags = tags
+        self._encoder: _Encoder = msgspec.json.Encoder() if json else msgspec.msgpack.Encoder()
+        self._decoder = decoder
+        self._tagged: _Decoder[_Tagged] = (
+            msgspec.json.Decoder(_Tagged) if json else msgspec.msgpack.Decoder(_Tagged)
+        )
+
+    def encode(self, message: T) -> bytes:
+        """Write a message.
+
+        Raises:
+            WireError: If it makes no sense, so that no reader could accept it.
+        """
+        self._examine(message)
+        try:
+            return self._encoder.encode(message)
+        except UnicodeEncodeError as error:
+            raise WireError(f"{self._kind}: a text is not Unicode: {error}") from error
+
+    def decode(self, data: bytes | memoryview) -> T:
+        """Read a message.
+
+        Raises:
+            WireError: If the bytes are not such a message, or it makes no sense.
+        """
+        try:
+            message = self._decoder.decode(data)
+        except _MALFORMED as error:
+            raise WireError(f"{self._kind}: {self._unknown_tag(data) or error}") from error
+        self._examine(message)
+        return message
+
+    def _examine(self, message: T) -> None:
+        try:
+            self._check(message)
+        except WireError as error:
+            raise WireError(f"{self._kind}: {type(message).__name__}.{error}") from error
+
+    def _unknown_tag(self, data: bytes | memoryview) -> str:
+        try:
+            tag = self._tagged.decode(data).type
+        except _MALFORMED:
+            return ""
+        if not self._tags or tag in self._tags:
+            return ""
+        known = ", ".join(self._tags)
+        return f"type is {reprlib.repr(tag)}, expected {known}: a record of a later format?"
+
+
+_CLAIM = _Codec("claim", msgspec.json.Decoder(Claim), check_claim, ("batch", "expired"))
+_AUDIT = _Codec(
+    "audit", msgspec.json.Decoder(AuditRecord), check_audit, ("lead", "update", "quarantined")
+)
+_STANDING = _Codec("standing", msgspec.msgpack.Decoder(Standing), check_standing)
+_TRIGGER = _Codec("trigger", msgspec.msgpack.Decoder(UpdateTrigger), check_trigger)
+_REPLY = _Codec("reply", msgspec.msgpack.Decoder(Reply), check_reply, ("gradient", "failed"))
+
+encode_claim, decode_claim = _CLAIM.encode, _CLAIM.decode
+encode_audit, decode_audit = _AUDIT.encode, _AUDIT.decode
+encode_standing, decode_standing = _STANDING.encode, _STANDING.decode
+encode_trigger, decode_trigger = _TRIGGER.encode, _TRIGGER.decode
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """Write a gradient or a failure; the vector is copied once.
+
+    Raises:
+        WireError: If it makes no sense, or its vector is not one of float32.
+    """
+    if isinstance(reply, Failed):
+        return frame(_REPLY.encode(reply), b"")
+    vector = reply.vector
+    if not (isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.ndim == 1):
+        found = f"{getattr(vector, 'dtype', type(vector))} of shape {getattr(vector, 'shape', '?')}"
+        raise WireError(f"reply: Gradient.vector is {found}, expected float32 of one dimension")
+    header = _REPLY.encode(msgspec.structs.replace(reply, vector=None))
+    return frame(header, np.ascontiguousarray(vector, dtype="<f4").data)
+
+
+def decode_reply(data: bytes | memoryview) -> Reply:
+    """Read a gradient or a failure; the vector is a read-only, aligned view of `data`.
+
+    Raises:
+        WireError: If the bytes are neither, or make no sense.
+    """
+    header, body = unframe(data)
+    reply = _REPLY.decode(header)
+    if isinstance(reply, Failed):
+        if body:
+            raise WireError(f"reply: Failed is followed by {len(body)} bytes, expected none")
+        return reply
+    if len(body) % 4 or not body:
+        raise WireError(f"reply: Gradient.vector is {len(body)} bytes, expected 4 for each number")
+    vector: Vector = np.frombuffer(body, dtype="<f4")
+    gradient: Gradient = msgspec.structs.replace(reply, vector=vector)
+    return gradient
+
+
+# --- a header in front of large raw bytes --------------------------------------------------------
+
+_LENGTH = struct.Struct("<I")  # of the header
+_ALIGNMENT = (
+    16  # of the body inside the frame: numpy is slow on unaligned floats, torch refuses them
+)
+
+
+def frame(header: bytes, body: bytes | memoryview) -> bytes:
+    """Put a header in front of a body: length, header, zeros up to the alignment, body."""
+    padding = bytes(-(_LENGTH.size + len(header)) % _ALIGNMENT)
+    return b"".join((_LENGTH.pack(len(header)), header, padding, body))
+
+
+def unframe(data: bytes | memoryview) -> tuple[memoryview, memoryview]:
+    """Take a frame apart into read-only views of its header and its body.
+
+    Raises:
+        WireError: If the data end before the body begins.
+    """
+    view = memoryview(data).toreadonly()
+    if len(view) < _LENGTH.size:
+        raise WireError(f"frame: {len(view)} bytes, expected at least {_LENGTH.size}")
+    header_end = _LENGTH.size + _LENGTH.unpack_from(view)[0]
+    body_start = header_end + -header_end % _ALIGNMENT
+    if len(view) < body_start:
+        raise WireError(f"frame: ends after {len(view)} bytes, its body begins at {body_start}")
+    return view[_LENGTH.size : header_end], view[body_start:]

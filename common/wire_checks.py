@@ -1,0 +1,167 @@
+"""What a message must say to make sense, beyond what its types can express.
+
+Each check names the field, what was found and what was expected; `common.wire` adds the message.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from typing import TYPE_CHECKING
+
+from common.core.messages import (
+    AuditRecord,
+    Batch,
+    BatchReady,
+    Claim,
+    Gradient,
+    Lead,
+    ModelId,
+    Quarantined,
+    Reply,
+    Standing,
+    UpdateApplied,
+    UpdateTrigger,
+)
+from common.core.spans import Address, Partition, address_of
+from common.errors import WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_POSITIONS = 2**63  # Kafka's offsets are signed 64-bit, and msgpack ends there too
+
+
+def _need(holds: bool, field: str, found: object, expected: str) -> None:  # noqa: FBT001 -- a condition
+    if not holds:
+        raise WireError(f"{field} is {reprlib.repr(found)}, expected {expected}")
+
+
+def _check_count(field: str, value: int, least: int = 0) -> None:
+    _need(least <= value < _POSITIONS, field, value, f"a whole number from {least} to 2^63 - 1")
+
+
+def _check_finite(field: str, value: float) -> None:
+    _need(math.isfinite(value), field, value, "a finite number")
+
+
+def _check_metrics(field: str, metrics: Mapping[str, float]) -> None:
+    for name, value in metrics.items():
+        _check_finite(f"{field}[{name!r}]", value)
+
+
+def _check_worker(worker: str) -> None:
+    _need(bool(worker), "worker", worker, "a name")
+
+
+def _check_model(field: str, model: ModelId) -> None:
+    _check_count(f"{field}.epoch", model.epoch, -1)
+    _check_count(f"{field}.version", model.version)
+    _need(model.epoch >= 0 or model.version == 0, field, model, "version 0 where nobody led yet")
+
+
+def _check_address(address: Address) -> None:
+    for span in address:
+        _need(bool(span.topic), "address.topic", span, "a span of a named topic")
+        _check_count("address.partition", span.partition)
+        _check_count("address.end", span.end)
+    try:
+        ordered = address_of(address)
+    except ValueError as error:
+        raise WireError(f"address is {reprlib.repr(address)}: {error}") from error
+    _need(address == ordered, "address", address, "spans sorted by topic and partition")
+
+
+def _check_batch(batch: BatchReady | Batch) -> None:
+    _check_worker(batch.worker)
+    _check_address(batch.address)
+    spans = {span.place: span for span in batch.address}
+    seen = set()
+    for skipped in batch.skipped:
+        place = Partition(skipped.topic, skipped.partition)
+        span = spans.get(place)
+        inside = span is not None and span.start <= skipped.offset < span.end
+        _need(inside, "skipped", skipped, "an offset inside the batch's own spans")
+        _need((place, skipped.offset) not in seen, "skipped", skipped, "each offset once")
+        seen.add((place, skipped.offset))
+    room = sum(span.end - span.start for span in batch.address) - len(seen)
+    _need(0 <= batch.samples <= room, "samples", batch.samples, f"0 to {room}, what its spans hold")
+
+
+def check_claim(claim: Claim) -> None:
+    """Refuse a claim whose address, samples or skipped records cannot be."""
+    if isinstance(claim, BatchReady):
+        _check_batch(claim)
+        _check_finite("first_arrival_s", claim.first_arrival_s)
+        _check_finite("last_arrival_s", claim.last_arrival_s)
+    else:
+        _check_worker(claim.worker)
+        _check_address(claim.address)
+
+
+def _check_offsets(offsets: Iterable[int]) -> None:
+    listed = tuple(offsets)
+    for offset in listed:
+        _check_count("batches.offset", offset)
+    _need(bool(listed), "batches", listed, "at least one batch")
+    _need(len(set(listed)) == len(listed), "batches", listed, "each batch once")
+
+
+def _check_batches(batches: tuple[Batch, ...]) -> None:
+    _check_offsets(batch.offset for batch in batches)
+    for batch in batches:
+        _check_batch(batch)
+
+
+def check_audit(record: AuditRecord) -> None:
+    """Refuse a decision that no leader can have made."""
+    match record:
+        case Lead():
+            _check_count("after", record.after, -1)
+            _check_model("base", record.base)
+            _need(bool(record.candidate), "candidate", record.candidate, "a unique name")
+        case UpdateApplied():
+            _check_count("epoch", record.epoch)
+            _check_count("version", record.version, 1)
+            _check_batches(record.batches)
+            _check_count("samples", record.samples)
+            _check_finite("loss", record.loss)
+            _check_metrics("metrics", record.metrics)
+        case Quarantined():
+            _check_count("epoch", record.epoch)
+            _check_batches((record.batch,))
+
+
+def check_standing(standing: Standing) -> None:
+    """Refuse positions that no leader can have reached."""
+    for field in ("epoch", "cpos", "horizon", "waiting", "live"):
+        _check_count(field, getattr(standing, field))
+    _need(standing.horizon <= standing.cpos, "horizon", standing.horizon, f"<= {standing.cpos}")
+    for field in ("claimed", "settled"):
+        for partition, position in getattr(standing, field).items():
+            _check_count(f"{field}[{partition}]", position)
+
+
+def check_trigger(trigger: UpdateTrigger) -> None:
+    """Refuse orders that nobody could carry out."""
+    _check_count("id.epoch", trigger.id.epoch)
+    _check_count("id.number", trigger.id.number, 1)
+    _check_model("model", trigger.model)
+    for order in trigger.orders:
+        _check_worker(order.worker)
+        _check_batches(order.batches)
+    if trigger.weights is not None:
+        _need(len(trigger.weights) % 4 == 0, "weights", len(trigger.weights), "4 bytes per number")
+
+
+def check_reply(reply: Reply) -> None:
+    """Refuse a gradient or failure that is about nothing or is not finite."""
+    _check_worker(reply.worker)
+    _check_model("model", reply.model)
+    _check_offsets(reply.batches)
+    if isinstance(reply, Gradient):
+        _check_count("samples", reply.samples)
+        _check_finite("loss_sum", reply.loss_sum)
+        _check_metrics("metric_sums", reply.metric_sums)
+        _check_finite("seconds", reply.seconds)
+        _need(reply.seconds >= 0, "seconds", reply.seconds, "a duration")

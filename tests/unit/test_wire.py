@@ -1,0 +1,375 @@
+"""Every message survives the wire unchanged, and nothing else gets through it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from common import wire
+from common.core.messages import (
+    GENESIS,
+    Batch,
+    BatchReady,
+    Failed,
+    Gradient,
+    Lead,
+    ModelId,
+    Order,
+    Quarantined,
+    Skipped,
+    SpanExpired,
+    Standing,
+    TriggerId,
+    UpdateApplied,
+    UpdateTrigger,
+    WorkerId,
+)
+from common.core.spans import Address, Partition, Span, address_of
+from common.errors import WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# --- what can be said ----------------------------------------------------------------------------
+
+counts = st.integers(0, 2**63 - 1)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+names = texts.filter(bool)
+workers = names.map(WorkerId)
+partitions = st.builds(Partition, names, st.integers(0, 1000))
+positions = st.dictionaries(partitions, counts, max_size=4)
+metrics = st.dictionaries(texts, finite, max_size=3)
+models = st.builds(ModelId, counts, counts) | st.just(GENESIS)
+
+
+@st.composite
+def addresses(draw: st.DrawFn) -> Address:
+    places = draw(st.lists(partitions, min_size=1, max_size=3, unique=True))
+    starts = [draw(st.integers(0, 2**40)) for _ in places]
+    return address_of(
+        Span(*place, start, start + draw(st.integers(1, 300)))
+        for place, start in zip(places, starts, strict=True)
+    )
+
+
+@st.composite
+def contents(draw: st.DrawFn) -> dict[str, Any]:
+    address = draw(addresses())
+    span = draw(st.sampled_from(address))
+    offsets = draw(st.sets(st.integers(span.start, span.end - 1), max_size=3))
+    room = sum(each.end - each.start for each in address) - len(offsets)
+    skipped = tuple(Skipped(*span.place, offset, draw(texts)) for offset in offsets)
+    samples = draw(st.integers(0, room))
+    return {"worker": draw(workers), "address": address, "samples": samples, "skipped": skipped}
+
+
+batches = st.builds(lambda offset, content: Batch(offset, **content), counts, contents())
+groups = st.lists(batches, min_size=1, max_size=3, unique_by=lambda batch: batch.offset).map(tuple)
+offsets = st.lists(counts, min_size=1, max_size=4, unique=True).map(tuple)
+
+claims = st.builds(
+    lambda content, first, last: BatchReady(**content, first_arrival_s=first, last_arrival_s=last),
+    contents(),
+    finite,
+    finite,
+) | st.builds(SpanExpired, workers, addresses())
+audits = (
+    st.builds(Lead, st.integers(-1, 2**40), models, names)
+    | st.builds(
+        UpdateApplied, counts, st.integers(1, 2**40), groups, counts, finite, metrics, texts
+    )
+    | st.builds(Quarantined, counts, batches, texts)
+)
+standings = st.builds(Standing, counts, counts, positions, st.just(0), counts, counts, positions)
+triggers = st.builds(
+    UpdateTrigger,
+    st.builds(TriggerId, counts, st.integers(1, 2**40)),
+    models,
+    st.lists(st.builds(Order, workers, groups), max_size=3).map(tuple),
+    st.none() | st.integers(0, 9).map(lambda numbers: bytes(4 * numbers)),
+)
+vectors = st.lists(st.floats(width=32), min_size=1, max_size=9).map(
+    lambda numbers: np.array(numbers, np.float32)
+)
+gradients = st.builds(
+    Gradient, workers, models, offsets, counts, finite, metrics, st.floats(0, 1e9), vectors
+)
+failures = st.builds(
+    Failed, workers, models, offsets, st.sampled_from(["raised", "leaving"]), texts
+)
+
+
+class Way(NamedTuple):
+    """One kind of message, there and back."""
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+    messages: st.SearchStrategy[Any]
+
+
+WAYS = {
+    "claim": Way(wire.encode_claim, wire.decode_claim, claims),
+    "audit": Way(wire.encode_audit, wire.decode_audit, audits),
+    "standing": Way(wire.encode_standing, wire.decode_standing, standings),
+    "trigger": Way(wire.encode_trigger, wire.decode_trigger, triggers),
+    "reply": Way(wire.encode_reply, wire.decode_reply, gradients | failures),
+}
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+
+
+def told(way: Way, data: bytes) -> str:
+    """What the door says to these bytes: nothing, or its reason for refusing them."""
+    try:
+        way.decode(data)
+    except WireError as error:
+        return str(error)
+    return ""
+
+
+# --- there and back ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["claim", "audit", "standing", "trigger"])
+@given(data=st.data())
+def test_a_message_comes_back_as_it_was(kind: str, data: st.DataObject) -> None:
+    message = data.draw(WAYS[kind].messages)
+    assert WAYS[kind].decode(WAYS[kind].encode(message)) == message
+
+
+@given(failures)
+def test_a_failure_comes_back_as_it_was(failure: Failed) -> None:
+    assert wire.decode_reply(wire.encode_reply(failure)) == failure
+
+
+@given(gradients)
+def test_a_gradient_comes_back_bit_by_bit_as_an_aligned_read_only_view(gradient: Gradient) -> None:
+    data = wire.encode_reply(gradient)
+    back = wire.decode_reply(data)
+    assert isinstance(back, Gradient)
+    for field in set(Gradient.__struct_fields__) - {"vector"}:
+        assert getattr(back, field) == getattr(gradient, field)
+    assert back.vector.tobytes() == gradient.vector.tobytes()
+    assert back.vector.dtype == np.float32
+    assert back.vector.flags.aligned
+    assert not back.vector.flags.writeable
+    assert np.shares_memory(back.vector, np.frombuffer(data, np.uint8))
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40))
+def test_a_frame_comes_apart_into_what_was_put_in(header: bytes, body: bytes) -> None:
+    parts = wire.unframe(wire.frame(header, body))
+    assert tuple(map(bytes, parts)) == (header, body)
+
+
+def test_claims_and_audit_records_can_be_read_by_any_kafka_tool() -> None:
+    claim = SpanExpired(WorkerId("w1"), (Span("clicks", 0, 10, 20),))
+    assert (
+        wire.encode_claim(claim)
+        == b'{"type":"expired","worker":"w1","address":[["clicks",0,10,20]]}'
+    )
+
+
+# --- nothing else gets through -------------------------------------------------------------------
+
+
+@every_way
+@given(data=st.binary(max_size=200))
+@example(data=b"")
+@example(data=b"\xff")
+@example(data=b"[" * 100_000)
+@example(data=b'{"a":' + b"[" * 100_000)
+@example(data=b"\x81\xa1a" + b"\x91" * 100_000)
+@example(data=wire.frame(b"\x81\xa6vector" + b"\x91" * 100_000, b""))
+@example(data=wire.frame(b"\x81\xa6vector\xdd\xff\xff\xff\xff", b""))
+@example(data=b'{"type":"batch","worker":"\xff"}')
+def test_arbitrary_bytes_are_refused_and_nothing_worse(way: Way, data: bytes) -> None:
+    assert told(way, data)
+
+
+@every_way
+@given(data=st.data())
+def test_a_damaged_message_is_refused_or_is_another_message(way: Way, data: st.DataObject) -> None:
+    whole = way.encode(data.draw(way.messages))
+    cut = whole[: data.draw(st.integers(0, len(whole)), label="cut")]
+    told(way, cut)
+    flipped = bytearray(whole)
+    flipped[data.draw(st.integers(0, len(whole) - 1), label="byte")] ^= 1 << data.draw(
+        st.integers(0, 7), label="bit"
+    )
+    told(way, bytes(flipped))
+
+
+SPAN = Span("clicks", 0, 10, 20)
+BATCH = Batch(7, WorkerId("w1"), (SPAN,), 10)
+UPDATE = UpdateApplied(3, 1, (BATCH,), 10, 0.5)
+MODEL = ModelId(3, 0)
+VECTOR = np.ones(2, np.float32)
+GRADIENT = Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 0.1, VECTOR)
+
+NONSENSE = {
+    "an empty address": ("claim", SpanExpired(WorkerId("w"), ()), "SpanExpired.address"),
+    "an empty span": (
+        "claim",
+        SpanExpired(WorkerId("w"), (Span("t", 0, 5, 5),)),
+        "empty or backwards",
+    ),
+    "a backwards span": (
+        "claim",
+        BatchReady(WorkerId("w"), (Span("t", 0, 5, 3),), 1),
+        "empty or backwards",
+    ),
+    "two spans of a partition": (
+        "claim",
+        BatchReady(WorkerId("w"), (SPAN, Span("clicks", 0, 20, 30)), 1),
+        "one partition",
+    ),
+    "spans out of order": (
+        "claim",
+        BatchReady(WorkerId("w"), (SPAN, Span("ads", 0, 1, 2)), 1),
+        "sorted",
+    ),
+    "negative samples": ("claim", BatchReady(WorkerId("w"), (SPAN,), -1), "BatchReady.samples"),
+    "more samples than offsets": ("claim", BatchReady(WorkerId("w"), (SPAN,), 11), "0 to 10"),
+    "a skipped record elsewhere": (
+        "claim",
+        BatchReady(WorkerId("w"), (SPAN,), 1, (Skipped("clicks", 0, 20, "no json"),)),
+        "inside the batch's own spans",
+    ),
+    "a nameless worker": ("claim", BatchReady(WorkerId(""), (SPAN,), 1), "BatchReady.worker"),
+    "a name that is not Unicode": (
+        "claim",
+        BatchReady(WorkerId("\ud800"), (SPAN,), 1),
+        "not Unicode",
+    ),
+    "an endless arrival": (
+        "claim",
+        BatchReady(WorkerId("w"), (SPAN,), 1, (), float("inf")),
+        "first_arrival_s",
+    ),
+    "a negative version": ("audit", Lead(-1, ModelId(3, -1), "c"), "Lead.base.version"),
+    "a version before anyone led": ("audit", Lead(-1, ModelId(-1, 4), "c"), "Lead.base"),
+    "version zero as an update": (
+        "audit",
+        UpdateApplied(3, 0, (BATCH,), 10, 0.5),
+        "UpdateApplied.version",
+    ),
+    "a loss that is not a number": (
+        "audit",
+        UpdateApplied(3, 1, (BATCH,), 10, float("nan")),
+        "UpdateApplied.loss is nan, expected a finite number",
+    ),
+    "a metric that is not a number": (
+        "audit",
+        UpdateApplied(3, 1, (BATCH,), 10, 0.5, {"accuracy": float("nan")}),
+        "metrics['accuracy']",
+    ),
+    "a batch twice in an update": (
+        "audit",
+        UpdateApplied(3, 1, (BATCH, BATCH), 20, 0.5),
+        "each batch once",
+    ),
+    "an update of nothing": ("audit", UpdateApplied(3, 1, (), 0, 0.5), "at least one batch"),
+    "a horizon above what is decided": (
+        "standing",
+        Standing(3, 5, {}, 6, 0, 0, {}),
+        "Standing.horizon",
+    ),
+    "a negative position": (
+        "standing",
+        Standing(3, 5, {Partition("t", 0): -1}, 5, 0, 0, {}),
+        "Standing.claimed[t[0]]",
+    ),
+    "a trigger without a number": (
+        "trigger",
+        UpdateTrigger(TriggerId(3, 0), MODEL, ()),
+        "UpdateTrigger.id.number",
+    ),
+    "weights of half a number": (
+        "trigger",
+        UpdateTrigger(TriggerId(3, 1), MODEL, (), b"abc"),
+        "UpdateTrigger.weights",
+    ),
+    "a loss sum that is not finite": (
+        "reply",
+        Gradient(WorkerId("w"), MODEL, (7,), 10, float("inf"), {}, 0.1, VECTOR),
+        "Gradient.loss_sum",
+    ),
+    "negative seconds": (
+        "reply",
+        Gradient(WorkerId("w"), MODEL, (7,), 10, 1.0, {}, -0.1, VECTOR),
+        "Gradient.seconds",
+    ),
+    "a gradient without a vector": (
+        "reply",
+        Gradient(WorkerId("w"), MODEL, (7,), 10, 1.0, {}, 0.1),
+        "Gradient.vector",
+    ),
+    "a vector of doubles": (
+        "reply",
+        Gradient(WorkerId("w"), MODEL, (7,), 10, 1.0, {}, 0.1, np.ones(2)),
+        "float64",
+    ),
+    "a failure of nothing": ("reply", Failed(WorkerId("w"), MODEL, (), "raised"), "Failed.batches"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "reason"), NONSENSE.values(), ids=map(str, NONSENSE.keys())
+)
+def test_nonsense_is_never_written(kind: str, message: object, reason: str) -> None:
+    with pytest.raises(WireError) as refused:
+        WAYS[kind].encode(message)
+    assert str(refused.value).startswith(kind)
+    assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "reasons"),
+    [
+        ("claim", b'{"type":"merged"}', ["type is 'merged'", "batch, expired", "later format"]),
+        ("claim", b'{"worker":"w"}', ["missing required field `type`"]),
+        ("claim", b'{"type":"expired","worker":3,"address":[]}', ["$.worker", "`str`", "`int`"]),
+        (
+            "claim",
+            b'{"type":"expired","worker":"w","address":[["t",0,1,36893488147419103232]]}',
+            ["SpanExpired.address.end is 36893488147419103232", "2^63"],
+        ),
+        (
+            "audit",
+            wire.encode_audit(UPDATE).replace(b'"loss":0.5', b'"loss":null'),
+            ["$.loss", "`float`", "`null`"],
+        ),
+        ("audit", wire.encode_audit(UPDATE).replace(b'"samples":10', b'"samples":-4'), ["-4"]),
+        ("audit", b"{", ["audit"]),
+        ("reply", wire.encode_reply(GRADIENT)[:-1], ["Gradient.vector is 7 bytes", "4 for each"]),
+        ("reply", wire.encode_reply(GRADIENT)[:3], ["frame: 3 bytes"]),
+        ("reply", wire.encode_reply(GRADIENT)[:20], ["ends after 20 bytes"]),
+        (
+            "reply",
+            wire.encode_reply(Failed(WorkerId("w"), MODEL, (7,), "raised")) + b"tail",
+            ["followed by 4 bytes"],
+        ),
+        (
+            "reply",
+            wire.encode_reply(Failed(WorkerId("w"), MODEL, (7,), "raised")).replace(
+                b"raised", b"boring"
+            ),
+            ["boring", "$.reason"],
+        ),
+    ],
+)
+def test_a_refusal_names_the_message_the_field_and_what_was_found(
+    kind: str, data: bytes, reasons: list[str]
+) -> None:
+    reason = told(WAYS[kind], data)
+    assert all(part in reason for part in reasons), reason
+
+
+def test_a_field_of_a_later_format_is_left_alone() -> None:
+    data = wire.encode_audit(UPDATE)[:-1] + b',"device":"gpu"}'
+    assert wire.decode_audit(data) == UPDATE
