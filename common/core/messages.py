@@ -40,7 +40,7 @@ class TriggerId(NamedTuple):
     number: int  # counts this leader's triggers from 1
 
 
-# --- the control topic: what workers claim -------------------------------------------------------
+# --- the control topic: what workers claim ---------------------------------------------------
 
 
 class Skipped(NamedTuple):
@@ -83,7 +83,7 @@ class Batch(msgspec.Struct, frozen=True):
     skipped: tuple[Skipped, ...] = ()
 
 
-# --- the updates topic: what leaders decide ------------------------------------------------------
+# --- the updates topic: what leaders decide --------------------------------------------------
 
 
 class Lead(msgspec.Struct, frozen=True, tag="lead"):
@@ -119,7 +119,7 @@ class Quarantined(msgspec.Struct, frozen=True, tag="quarantined"):
 
 AuditRecord: TypeAlias = Lead | UpdateApplied | Quarantined
 
-# --- Redis: fast, and allowed to vanish ----------------------------------------------------------
+# --- Redis: fast, and allowed to vanish ------------------------------------------------------
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -127,7 +127,9 @@ class Standing(msgspec.Struct, frozen=True):
 
     epoch: int
     cpos: int  # every control record below this offset has been decided
-    claimed: Positions  # below it, every record belongs to exactly one accepted batch or has expired
+    claimed: (
+        Positions  # below it, every record belongs to exactly one accepted batch or has expired
+    )
     horizon: int  # control offset of the oldest unsettled batch; `cpos` when none is
     waiting: int  # batches not yet settled
     live: int  # workers that the leader sees

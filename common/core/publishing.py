@@ -1,0 +1,143 @@
+"""When to take a snapshot, and when it may be seen: not before its audit is read back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from common.core.commands import AppendAudit, CopyWeights, PublishSnapshot
+
+if TYPE_CHECKING:
+    from common.core.messages import Quarantined, UpdateApplied
+    from common.core.settings import CoordinatorSettings
+    from common.core.snapshots import Snapshot
+
+
+@dataclass(slots=True)
+class _Mark:
+    """Where the job stood when a kind of snapshot was last taken."""
+
+    at: float
+    version: int
+    control_position: int
+
+    def differs(self, version: int, control_position: int) -> bool:
+        """Whether the job has moved since."""
+        return (version, control_position) != (self.version, self.control_position)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A copy that waits until the audit up to it has been read back."""
+
+    snapshot: Snapshot
+    checkpoint: bool
+    after: int  # own audit records that must be read back first
+
+
+class Publisher:
+    """A leader's audit records on their way, and its snapshots.
+
+    Args:
+        settings: How often.
+        snapshot: Where this leader began.
+        updates_position: Offset after its Lead record.
+        now: When.
+    """
+
+    def __init__(
+        self, settings: CoordinatorSettings, snapshot: Snapshot, updates_position: int, now: float
+    ) -> None:
+        self._settings = settings
+        self._appended = 0
+        self._read = 0
+        self._updates_position = updates_position  # the audit is read and valid up to here
+        self._pending: _Pending | None = None
+        version, position = snapshot.made.version, snapshot.control_position
+        self._hot = _Mark(now, version, position)
+        self._checkpoint = _Mark(now, version, position)
+
+    @property
+    def unread(self) -> int:
+        """Own audit records that have not been read back yet."""
+        return self._appended - self._read
+
+    @property
+    def pending(self) -> bool:
+        """Whether a copy waits to be published."""
+        return self._pending is not None
+
+    def append(self, record: UpdateApplied | Quarantined) -> AppendAudit:
+        """Count an audit record on its way."""
+        self._appended += 1
+        return AppendAudit(record)
+
+    def read_back(self, offset: int) -> tuple[PublishSnapshot, ...]:
+        """The oldest unread record was read back as valid; publishes what waited for it."""
+        self._read += 1
+        self._updates_position = offset + 1
+        return self._publish()
+
+    def due(self) -> float | None:
+        """When the next snapshot is due by time alone."""
+        if self._pending is not None:
+            return None
+        return min((mark.at + every_s for mark, every_s in self._clocks()), default=None)
+
+    def consider(
+        self, now: float, version: int, control_position: int
+    ) -> Literal["hot", "checkpoint"] | None:
+        """Which kind of snapshot is due, if any; one that would say nothing new is not."""
+        if self._pending is not None:
+            return None
+        settings = self._settings
+        last = self._checkpoint
+        if last.differs(version, control_position) and (
+            _reached(now - last.at, settings.checkpoint_every_s)
+            or _reached(version - last.version, settings.checkpoint_every_updates)
+            or control_position - last.control_position >= settings.checkpoint_every_control_records
+        ):
+            return "checkpoint"
+        last = self._hot
+        if last.differs(version, control_position) and (
+            _reached(now - last.at, settings.hot_every_s)
+            or _reached(version - last.version, settings.hot_every_updates)
+        ):
+            return "hot"
+        for mark, every_s in self._clocks():
+            if now >= mark.at + every_s:
+                mark.at = now  # due, but nothing is new: look again one interval later
+        return None
+
+    def take(
+        self, snapshot: Snapshot, now: float, *, checkpoint: bool
+    ) -> tuple[CopyWeights | PublishSnapshot, ...]:
+        """Take a snapshot now; what was pending is replaced by it."""
+        mark = _Mark(now, snapshot.made.version, snapshot.control_position)
+        self._hot = mark
+        if checkpoint:
+            self._checkpoint = _Mark(now, mark.version, mark.control_position)
+        self._pending = _Pending(snapshot, checkpoint, self._appended)
+        return (CopyWeights(), *self._publish())
+
+    def _clocks(self) -> tuple[tuple[_Mark, float], ...]:
+        hot_s, checkpoint_s = self._settings.hot_every_s, self._settings.checkpoint_every_s
+        pairs = ((self._hot, hot_s), (self._checkpoint, checkpoint_s))
+        return tuple((mark, every_s) for mark, every_s in pairs if every_s is not None)
+
+    def _publish(self) -> tuple[PublishSnapshot, ...]:
+        pending = self._pending
+        if pending is None or self._read < pending.after:
+            return ()
+        self._pending = None
+        # Exactly here, neither earlier nor later, the history's head is what the weights contain.
+        snapshot = msgspec.structs.replace(
+            pending.snapshot, updates_position=self._updates_position
+        )
+        return (PublishSnapshot(snapshot, pending.checkpoint),)
+
+
+def _reached(value: float, every: float | None) -> bool:
+    return every is not None and value >= every

@@ -1,0 +1,268 @@
+"""A round: one update in flight, from its K batches to its K gradients.
+
+A gradient message counts whole or not at all: if and only if it is of the round's model and none of
+its batches has been counted. So whatever comes twice, late or from a ghost, an update is made of
+exactly its batches. Who computes them does not matter, so work is handed out again freely.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from common.core.messages import Order
+from common.core.messages import Batch, WorkerId
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from common.core.messages import Gradient, ModelId
+
+GROWTH = 1.5  # of a deadline with each time that a batch is handed out again
+MAX_GROWTH = 20.0  # a batch is retried at least this often, relative to its first deadline
+RECENT_TIMES = 64  # gradient times remembered: a few rounds of a small fleet
+QUANTILE = 0.95  # of recent times: one slow gradient in twenty may cost a needless re-dispatch
+
+
+class GradientTimes:
+    """How long a batch's gradient may take before somebody else is asked.
+
+    Args:
+        floor_s: Shortest deadline, and the whole of it while no time is known.
+    """
+
+    def __init__(self, floor_s: float) -> None:
+        self._floor_s = floor_s
+        self._recent = deque[float](maxlen=RECENT_TIMES)  # seconds per batch
+        self._quantile_s = 0.0
+
+    def observe(self, seconds: float, batches: int) -> None:
+        """Take in a measured time of `batches` gradients computed one after the other."""
+        self._recent.append(seconds / max(batches, 1))
+        ordered = sorted(self._recent)
+        self._quantile_s = ordered[int(QUANTILE * (len(ordered) - 1))]
+
+    def allowed_s(self, batches: int, attempt: int) -> float:
+        """Time for `batches` in one worker's hands, the `attempt`-th time (from 0)."""
+        growth = min(GROWTH**attempt, MAX_GROWTH)
+        return (self._floor_s + self._quantile_s * batches) * growth
+
+
+class Suspects:
+    """Batches that may be poison: their message died with its worker, raised, or was not finite.
+
+    A suspect travels alone from then on, and only what happens to it alone earns strikes: company
+    could have been the cause.
+
+    Args:
+        limit: Strikes that a batch may have; one more is poison.
+        strikes: Where a snapshot left off, by control offset.
+    """
+
+    def __init__(self, limit: int, strikes: Mapping[int, int] | None = None) -> None:
+        self._limit = limit
+        self._strikes = dict(strikes or {})
+
+    @property
+    def strikes(self) -> dict[int, int]:
+        """Strikes of every suspect; a copy."""
+        return dict(self._strikes)
+
+    def __contains__(self, offset: object) -> bool:
+        return offset in self._strikes
+
+    def blame(self, offset: int, *, alone: bool) -> bool:
+        """Suspect a batch, and strike it if it was alone; True where that makes it poison."""
+        self._strikes[offset] = self._strikes.get(offset, 0) + alone
+        return self._strikes[offset] > self._limit
+
+    def clear(self, offsets: Iterable[int]) -> None:
+        """Acquit batches that gave a gradient, or forget those that are settled."""
+        for offset in offsets:
+            self._strikes.pop(offset, None)
+
+
+@dataclass(slots=True)
+class Hand:
+    """What one order put into one worker's hands and is still expected back."""
+
+    worker: WorkerId
+    offsets: set[int]
+    deadline: float
+    alone: bool  # nothing else was in the worker's hands: what happens to it is this batch's doing
+
+
+class Round:
+    """The batches of one update, who has them in hand, and which have been counted.
+
+    Args:
+        model: The weights that all gradients must be taken at.
+        batches: The group, fairest first.
+        suspects: Shared by all rounds of a leader.
+        times: Likewise.
+    """
+
+    def __init__(
+        self, model: ModelId, batches: Iterable[Batch], suspects: Suspects, times: GradientTimes
+    ) -> None:
+        self.model = model
+        self._suspects = suspects
+        self._times = times
+        self._todo = {batch.offset: batch for batch in batches}
+        self._counted = dict[int, Batch]()
+        self._hands = list[Hand]()
+        self._asked = dict[int, list[WorkerId]]()  # who has been asked for a batch so far
+        self.samples = 0
+        self.loss_sum = 0.0
+        self.metric_sums = dict[str, float]()
+
+    @property
+    def todo(self) -> tuple[Batch, ...]:
+        """Batches without a gradient yet."""
+        return tuple(self._todo.values())
+
+    @property
+    def counted(self) -> tuple[Batch, ...]:
+        """Batches whose gradient is in the sum."""
+        return tuple(self._counted.values())
+
+    @property
+    def asked_again(self) -> bool:
+        """Whether some batch was given to more than one worker."""
+        return any(len(asked) > 1 for asked in self._asked.values())
+
+    def __len__(self) -> int:
+        return len(self._todo) + len(self._counted)
+
+    def fill(self, batches: Iterable[Batch]) -> None:
+        """Take further batches in, in place of some that were quarantined."""
+        self._todo.update((batch.offset, batch) for batch in batches)
+
+    def orders(self, now: float, live: Collection[WorkerId]) -> tuple[Order, ...]:
+        """Hand out every batch that is in nobody's hands and can travel now."""
+        held = {offset for hand in self._hands for offset in hand.offsets}
+        loads = dict.fromkeys(sorted(live), 0)
+        closed = set[WorkerId]()  # has a suspect in hand: nothing may travel with it
+        for hand in self._hands:
+            if hand.worker in loads:
+                loads[hand.worker] += len(hand.offsets)
+            if any(offset in self._suspects for offset in hand.offsets):
+                closed.add(hand.worker)
+        given = dict[WorkerId, list[Batch]]()
+        for batch in self._todo.values():
+            if batch.offset in held:
+                continue
+            suspect = batch.offset in self._suspects
+            open_to = [w for w in loads if w not in closed and not (suspect and loads[w])]
+            if not open_to:
+                continue  # asked again as soon as a hand empties
+            worker = self._choose(batch, open_to, loads)
+            given.setdefault(worker, []).append(batch)
+            loads[worker] += 1
+            if suspect:
+                closed.add(worker)
+        return tuple(self._give(worker, batches, now) for worker, batches in given.items())
+
+    def count(self, gradient: Gradient) -> str:
+        """Count a gradient message, or say why it does not count (empty where it does)."""
+        if gradient.model != self.model:
+            return f"of model {tuple(gradient.model)}, not {tuple(self.model)}"
+        if len(set(gradient.batches)) != len(gradient.batches) or not gradient.batches:
+            return "names a batch twice, or none"
+        again = [offset for offset in gradient.batches if offset not in self._todo]
+        if again or gradient.samples != sum(self._todo[o].samples for o in gradient.batches):
+            # Its order is void. What else was in it goes to somebody else.
+            self._drop(gradient.worker, gradient.batches)
+            return f"batches {again} do not wait" if again else "has not the batches' samples"
+        self._times.observe(gradient.seconds, len(gradient.batches))
+        for offset in gradient.batches:
+            self._counted[offset] = self._todo.pop(offset)
+        for hand in self._hands:
+            hand.offsets -= self._counted.keys()
+        self._hands = [hand for hand in self._hands if hand.offsets]
+        self._suspects.clear(gradient.batches)
+        self.samples += gradient.samples
+        self.loss_sum += gradient.loss_sum
+        for name, value in gradient.metric_sums.items():
+            self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value
+        return ""
+
+    def excuse(self, worker: WorkerId, offsets: Iterable[int]) -> None:
+        """Take an order back without blame: the worker leaves, or could not get data or model."""
+        self._drop(worker, offsets)
+
+    def accuse(self, worker: WorkerId, offsets: Iterable[int]) -> tuple[Batch, ...]:
+        """Take an order back, blaming these batches of it; returns those that are poison now."""
+        offsets = set(offsets)
+        hands = [h for h in self._hands if h.worker == worker and h.offsets & offsets]
+        poison = []
+        for hand in hands:
+            for offset in sorted(hand.offsets & offsets):
+                if self._suspects.blame(offset, alone=hand.alone):
+                    poison.append(self._todo[offset])
+        self._drop(worker, offsets)
+        return tuple(poison)
+
+    def vanish(self, worker: WorkerId) -> tuple[Batch, ...]:
+        """A worker died without notice; returns the batches that are poison now."""
+        in_hand = {o for hand in self._hands if hand.worker == worker for o in hand.offsets}
+        return self.accuse(worker, in_hand)
+
+    def release(self, worker: WorkerId) -> None:
+        """A worker left as announced: what it had in hand goes to others."""
+        self._hands = [hand for hand in self._hands if hand.worker != worker]
+
+    def due(self) -> float | None:
+        """The earliest deadline, or None while nothing is in anybody's hands."""
+        return min((hand.deadline for hand in self._hands), default=None)
+
+    def overdue(self, now: float) -> bool:
+        """Take back what is past its deadline; True where that was anything."""
+        late = [hand for hand in self._hands if hand.deadline <= now]
+        self._hands = [hand for hand in self._hands if hand.deadline > now]
+        return bool(late)
+
+    def settle(self, offset: int) -> Batch | None:
+        """Take a batch out of the round for good (quarantine); None if it has no place in it."""
+        batch = self._todo.pop(offset, None)
+        if batch is not None:
+            self._suspects.clear([offset])
+            for hand in self._hands:
+                hand.offsets.discard(offset)
+            self._hands = [hand for hand in self._hands if hand.offsets]
+        return batch
+
+    def give_up(self) -> tuple[Batch, ...]:
+        """Take all uncounted batches out of the round (`on_missing: proceed`)."""
+        missing = self.todo
+        self._todo, self._hands = {}, []
+        return missing
+
+    def _choose(
+        self, batch: Batch, open_to: list[WorkerId], loads: Mapping[WorkerId, int]
+    ) -> WorkerId:
+        """The holder the first time; then who was asked least for it, and has least to do."""
+        asked = self._asked.setdefault(batch.offset, [])
+        if not asked and batch.worker in open_to:
+            worker = batch.worker
+        else:
+            worker = min(open_to, key=lambda w: (asked.count(w), loads[w], w != batch.worker, w))
+        asked.append(worker)
+        return worker
+
+    def _give(self, worker: WorkerId, batches: list[Batch], now: float) -> Order:
+        offsets = {batch.offset for batch in batches}
+        in_hand = sum(len(hand.offsets) for hand in self._hands if hand.worker == worker)
+        attempt = max(len(self._asked[offset]) for offset in offsets) - 1
+        allowed_s = self._times.allowed_s(in_hand + len(offsets), attempt)
+        alone = in_hand == 0 and len(offsets) == 1
+        for hand in self._hands:
+            hand.alone = hand.alone and hand.worker != worker
+        self._hands.append(Hand(worker, offsets, now + allowed_s, alone))
+        return Order(worker, tuple(batches))
+
+    def _drop(self, worker: WorkerId, offsets: Iterable[int]) -> None:
+        """Void a worker's orders that hold any of these batches: one message answers an order."""
+        offsets = set(offsets)
+        self._hands = [h for h in self._hands if h.worker != worker or not (h.offsets & offsets)]

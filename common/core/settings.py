@@ -1,0 +1,45 @@
+"""What a job's owner may choose about the protocol, as plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Settings of the stream side of a worker."""
+
+    batch_size: int  # b
+    bound: (
+        int  # batches announced and not settled; at least K, so that one survivor can fill a group
+    )
+    batch_linger_s: float | None = None  # close a partial batch after this; None: never (the paper)
+    beat_s: float = 0.3  # between signs of life; a beat's validity is a few of these
+    standing_s: float = 0.1  # between looks at the standing while all goes well
+    standing_hungry_s: float = 0.01  # while the worker waits for a position or for room
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    """Settings of a job's coordinator."""
+
+    group_size: int  # K
+    bound: int  # the workers' bound, to end a round that no worker can fill
+    group_linger_s: float | None = None  # apply fewer than K after this; None: never (the paper)
+    on_missing: Literal["redispatch", "proceed"] = "redispatch"
+    deadline_floor_s: float = 0.5  # shortest time that a worker gets for its part of a round
+    strikes: int = 5
+    stop_updates: int | None = None
+    stop_loss: float | None = None  # on the mean prequential loss of recent updates
+    stop_at: float | None = None  # on the clock that `now` comes from
+    unread_audits: int = 4  # audit records on their way before the next round waits
+    hot_every_s: float | None = 1.0
+    hot_every_updates: int | None = None
+    checkpoint_every_s: float | None = 300.0
+    checkpoint_every_updates: int | None = 200
+    checkpoint_every_control_records: int = 100_000  # what a takeover replays at most, about 20 MB
+    lease_ttl_s: float = 1.0  # how long a dead leader is waited for
+    standing_s: float = 0.1
+    alive_s: float = 0.2  # between looks at the workers' beats
+    beats_grace_s: float = 1.5  # all beats gone for this long: the workers are

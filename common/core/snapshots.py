@@ -1,0 +1,74 @@
+"""What a leader must know to go on where another stopped, and which snapshot of several is the one.
+
+A snapshot is a copy made at an update boundary and published only after its leader has read its own
+audit records up to that point back as valid, so it never runs ahead of the audit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from common.core.history import History
+from common.core.messages import GENESIS, Batch, ModelId, Positions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from common.core.messages import AuditRecord
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The protocol's part of a snapshot; weights and optimizer state travel beside it."""
+
+    by: int  # epoch of the leader that wrote it, -1 for the genesis
+    made: ModelId  # the last update that its weights contain
+    updates_position: int  # the updates topic up to here is in it
+    control_position: int  # likewise the control topic
+    claimed: Positions
+    waiting: tuple[Batch, ...] = ()  # accepted, and in no update that its weights contain
+    strikes: dict[int, int] = {}
+    returned: tuple[int, ...] = ()  # batches put back once by `on_missing: proceed`
+    samples: int = 0  # trained since the job began
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Later is better: by leader, then by version, then by how much audit it has seen."""
+        return (self.by, self.made.version, self.updates_position)
+
+    @property
+    def settled(self) -> Positions:
+        """Positions below which every record is settled: what this snapshot covers."""
+        frontier = dict(self.claimed)
+        for batch in self.waiting:
+            for span in batch.address:
+                frontier[span.place] = min(frontier[span.place], span.start)
+        return frontier
+
+
+def genesis(first: Positions) -> Snapshot:
+    """The snapshot that can always be made again, from the job's specification alone."""
+    return Snapshot(-1, GENESIS, 0, 0, dict(first))
+
+
+def choose(
+    snapshots: Iterable[Snapshot], updates: Sequence[tuple[int, AuditRecord | None]]
+) -> tuple[Snapshot, History]:
+    """Find the best snapshot that no later Lead took back, and the history from it on.
+
+    Args:
+        snapshots: All that could be read whole, the genesis among them.
+        updates: The updates topic, offsets ascending, from their lowest `updates_position` on.
+
+    Raises:
+        ValueError: If not even one holds: the genesis was left out.
+    """
+    for snapshot in sorted(snapshots, key=lambda s: s.rank, reverse=True):
+        history = History(snapshot.by, snapshot.made, snapshot.updates_position)
+        for offset, record in updates:
+            if offset >= snapshot.updates_position:
+                history.feed(offset, record)
+        if not history.base_lost:
+            return snapshot, history
+    raise ValueError("no snapshot holds: give the genesis, which always does")

@@ -1,0 +1,240 @@
+"""The stream side of a worker: where it may read, and what it announces (Algorithm 1).
+
+A worker has no source of positions but the leader's standing. It begins, and begins again after a
+rebalance or a lost race, where the standing says that everything below is claimed; and only when
+that standing has decided everything that the worker ever announced on the partition.
+
+    announced   [0:10]  [10:20]  [20:30]             offsets of p; control offsets 4, 7, 9
+    standing    cpos=8, claimed[p]=20                    4 and 7 decided, 20 is the end of 7: in place
+    standing    cpos=8, claimed[p]=15                    another worker moved it: place lost
+    standing    cpos=10, claimed[p]=35                   all three decided: read on from 35
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from common.core import commands as do
+from common.core import events
+from common.core.batching import Batcher
+from common.core.messages import BatchReady, SpanExpired
+from common.core.spans import Span, address_of
+from common.core.spans import Partition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.core.batching import Cut
+    from common.core.commands import WorkerCommand
+    from common.core.events import WorkerEvent
+    from common.core.messages import Standing, WorkerId
+    from common.core.settings import WorkerSettings
+    from common.core.spans import Address
+
+
+@dataclass(slots=True)
+class _Own:
+    """A partition that the group gave to this worker."""
+
+    since: int  # announcements with a lower number were made in an earlier life of this ownership
+    sure: int | None = None  # what `claimed` must be while nobody else moves it; None: not placed
+
+
+@dataclass(slots=True)
+class _Sent:
+    """An announcement whose outcome is not known, or whose batch is not settled."""
+
+    number: int
+    address: Address
+    offset: int | None = None  # in the control topic, once delivered
+
+
+class Worker:
+    """One worker's stream side; `on` takes events, `due` says when it wants a `Tick`."""
+
+    def __init__(self, worker: WorkerId, settings: WorkerSettings) -> None:
+        self._id = worker
+        self._settings = settings
+        self._batcher = Batcher(settings.batch_size, settings.batch_linger_s)
+        self._own = dict[Partition, _Own]()
+        self._announced = 0
+        self._underway = dict[int, _Sent]()  # not delivered yet, by number
+        self._undecided = deque[_Sent]()
+        self._held = deque[_Sent]()  # batches in memory: announced, not below the horizon
+        self._seen: Standing | None = None
+        self._reading = False
+        self._leaving = False
+        self._beat_at = float("-inf")
+        self._standing_at = float("-inf")
+
+    @property
+    def room(self) -> int:
+        """Samples that may be read now without passing the bound."""
+        batches = self._settings.bound - len(self._held)
+        return max(batches * self._settings.batch_size - self._batcher.samples, 0)
+
+    def position(self, partition: Partition) -> int | None:
+        """Where it reads a partition next, None while it does not."""
+        return self._batcher.position(partition)
+
+    def on(self, event: WorkerEvent, now: float) -> tuple[WorkerCommand, ...]:
+        """Take in an event; returns what to do, in order."""
+        return (*self._on(event, now), *self._set_reading())
+
+    def due(self) -> float:
+        """When it wants a `Tick` at the latest."""
+        times = [self._beat_at + self._settings.beat_s, self._standing_at + self._look_every_s()]
+        linger = self._batcher.due()
+        if linger is not None:
+            times.append(linger)
+        return min(times)
+
+    def _on(  # noqa: C901, PLR0912 -- one case per event, each a few lines
+        self, event: WorkerEvent, now: float
+    ) -> Iterator[WorkerCommand]:
+        match event:
+            case events.Tick():
+                yield from self._tick(now)
+            case events.Assigned(partitions):
+                for partition in partitions:
+                    self._own[partition] = _Own(since=self._announced)
+            case events.Revoked(partitions):
+                for partition in partitions:
+                    self._own.pop(partition, None)
+                    yield from self._drop(partition)
+            case events.Decoded(run):
+                if self._batcher.position(run.partition) is None:
+                    yield do.DropRows(run.partition)
+                else:
+                    for cut in self._batcher.add(run, now):
+                        yield from self._announce(cut)
+            case events.FellBehind(partition, start):
+                yield from self._expire(partition, start)
+            case events.Delivered(number, offset):
+                self._underway.pop(number).offset = offset
+            case events.StandingSeen(standing):
+                if standing is not None:
+                    yield from self._stand(standing)
+            case events.Leaving():
+                self._leaving = True
+                yield do.Beat("leaving")
+
+    def _tick(self, now: float) -> Iterator[WorkerCommand]:
+        if now >= self._beat_at + self._settings.beat_s:
+            self._beat_at = now
+            yield do.Beat("leaving" if self._leaving else "alive")
+        if now >= self._standing_at + self._look_every_s():
+            self._standing_at = now
+            yield do.LookAtStanding()
+        linger = self._batcher.due()
+        if linger is not None and now >= linger and not self._leaving:
+            yield from self._close()
+
+    # --- positions ---------------------------------------------------------------------------
+
+    def _stand(self, standing: Standing) -> Iterator[WorkerCommand]:
+        if self._seen is not None and standing.cpos < self._seen.cpos:
+            return  # older than one that was seen, whoever wrote it
+        self._seen = standing
+        self._decide(standing.cpos)
+        yield from self._forget(standing.horizon)
+        positions = dict[Partition, int]()
+        undecided = {span.place for sent in self._undecided for span in sent.address}
+        for partition, own in self._own.items():
+            claimed = standing.claimed.get(partition)
+            if claimed is None:
+                continue  # not a partition of this job
+            if own.sure is not None and own.sure != claimed:
+                own.sure = None  # somebody else moved it, or an announcement was refused
+                yield from self._drop(partition)
+            if own.sure is None and partition not in undecided:
+                own.sure, own.since = claimed, self._announced
+                self._batcher.place(partition, claimed)
+                positions[partition] = claimed
+        if positions:
+            yield do.Place(positions)
+        covered = {p: standing.settled[p] for p in self._own if p in standing.settled}
+        if covered:
+            yield do.Commit(covered)
+
+    def _decide(self, cpos: int) -> None:
+        """Announcements below `cpos` are decided; if all were accepted, `claimed` is their end."""
+        while self._undecided:
+            sent = self._undecided[0]
+            if sent.offset is None or sent.offset >= cpos:
+                return
+            self._undecided.popleft()
+            for span in sent.address:
+                own = self._own.get(span.place)
+                if own is not None and own.sure is not None and sent.number >= own.since:
+                    own.sure = span.end
+
+    def _forget(self, horizon: int) -> Iterator[WorkerCommand]:
+        gone = [sent for sent in self._held if sent.offset is not None and sent.offset < horizon]
+        if gone:
+            self._held = deque(sent for sent in self._held if sent not in gone)
+            yield do.Forget(tuple(sent.address for sent in gone))
+
+    def _drop(self, partition: Partition) -> Iterator[WorkerCommand]:
+        self._batcher.drop(partition)
+        yield do.DropRows(partition)
+
+    # --- announcements -----------------------------------------------------------------------
+
+    def _announce(self, cut: Cut) -> Iterator[WorkerCommand]:
+        claim = BatchReady(
+            self._id, cut.address, cut.samples, cut.skipped, cut.first_arrival_s, cut.last_arrival_s
+        )
+        self._held.append(self._send(cut.address))
+        yield do.Announce(self._announced, claim, cut.counts)
+
+    def _close(self) -> Iterator[WorkerCommand]:
+        cut = self._batcher.close()
+        if cut is not None:
+            yield from self._announce(cut)
+
+    def _expire(self, partition: Partition, start: int) -> Iterator[WorkerCommand]:
+        """Claim what retention deleted, so that the partition goes on; then read from `start`."""
+        position = self._batcher.position(partition)
+        if position is None or start <= position:
+            return
+        if self._batcher.has_open(partition):
+            yield from self._close()  # claims go in order: what was read comes first
+        address = address_of([Span(*partition, position, start)])
+        self._send(address)
+        yield do.Announce(self._announced, SpanExpired(self._id, address), (0,))
+        self._batcher.place(partition, start)
+        yield do.Place({partition: start})
+
+    def _send(self, address: Address) -> _Sent:
+        self._announced += 1
+        sent = _Sent(self._announced, address)
+        self._undecided.append(sent)
+        self._underway[sent.number] = sent
+        return sent
+
+    # --- pace --------------------------------------------------------------------------------
+
+    def _set_reading(self) -> Iterator[WorkerCommand]:
+        reason = self._why_not()
+        if (not reason) != self._reading:
+            self._reading = not reason
+            yield do.SetReading(self._reading, reason)
+
+    def _why_not(self) -> str:
+        """Why nothing may be read now; empty where it may."""
+        if self._leaving:
+            return "leaving"
+        if self._seen is None:
+            return "no leader has taken a stand yet"
+        if len(self._held) >= self._settings.bound:
+            return "enough batches wait here"
+        if self._seen.waiting > (self._seen.live + 1) * self._settings.bound:
+            return "enough batches wait in the whole job"
+        return ""
+
+    def _look_every_s(self) -> float:
+        hungry = not self._reading or any(own.sure is None for own in self._own.values())
+        return self._settings.standing_hungry_s if hungry else self._settings.standing_s
