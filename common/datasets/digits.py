@@ -1,0 +1,55 @@
+"""The demo's data set: 1,797 handwritten digits of 8x8 pixels that ship with scikit-learn.
+
+Accuracy on the unwarped held-out part of a small CNN (two convolutions, two dense layers) trained
+on the endless warped stream of the training part, batches of 64, Adam at 2e-3, two seeds:
+
+| samples | 10,000         | 20,000         | 40,000         | 80,000         | 160,000        |
+| ------- | -------------- | -------------- | -------------- | -------------- | -------------- |
+|         | 0.925 to 0.964 | 0.936 to 0.969 | 0.975 to 0.983 | 0.989 to 0.989 | 0.983 to 0.992 |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from common.datasets.records import take
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from common.datasets.records import Records
+
+CLASSES = 10
+IMAGE_SHAPE = (1, 8, 8)
+
+_HELD_OUT_SHARE = 0.2
+_SPLIT_SEED = 0  # fixed: a model's accuracy must mean the same in every run
+_GREY_LEVELS = 16  # of the source, 0 to 16
+
+
+class Split(NamedTuple):
+    """Records to train on and records to test with: image uint8 (n, 1, 8, 8), label int64."""
+
+    train: Records
+    held_out: Records
+
+
+def load_digits() -> Split:
+    """Load the digits, split once and for ever.
+
+    Raises:
+        UserError: If scikit-learn is not installed.
+    """
+    try:
+        from sklearn import datasets  # noqa: PLC0415 -- an optional and slow import
+    except ImportError as error:
+        raise UserError(
+            "the digits come with scikit-learn: install it with `pip install 'doll[embedded]'`"
+        ) from error
+    bunch = datasets.load_digits()
+    images = np.rint(bunch.images * (255 / _GREY_LEVELS)).astype(np.uint8)
+    records = {"image": images.reshape(-1, *IMAGE_SHAPE), "label": bunch.target.astype(np.int64)}
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(images))
+    held_out = round(_HELD_OUT_SHARE * len(images))
+    return Split(take(records, order[held_out:]), take(records, order[:held_out]))

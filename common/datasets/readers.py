@@ -1,0 +1,102 @@
+"""From a file's name to its records: decides the format and opens what is compressed.
+
+| name ends in                      | format          | fields                                    |
+| --------------------------------- | --------------- | ----------------------------------------- |
+| `images-idx3-ubyte`               | IDX             | image uint8 (n, 1, h, w), label int64     |
+| `.bin`                            | CIFAR-10 binary | image uint8 (n, 3, 32, 32), label int64   |
+| `.csv`                            | CSV             | features float32 (n, f), label int64      |
+| `.npz`                            | numpy archive   | whatever arrays it holds                  |
+
+`.gz` and `.xz` may follow each of them but the last.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import zipfile
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.datasets.images import cifar10_records, idx_array, idx_records
+from common.datasets.records import checked
+from common.datasets.tables import table_records
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from common.datasets.records import Records
+
+_IMAGES, _LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
+
+
+def read_records(path: Path, *, label: str | None = None, leave_out: Sequence[str] = ()) -> Records:
+    """Read a data set, in the order of the file.
+
+    Args:
+        path: The file; an IDX file of labels lies beside that of its images, named alike.
+        label: CSV only: the label's column by name or index (from 0, or from -1 at the end); the
+            last one unless given.
+        leave_out: CSV only: columns that are not read, by name or index.
+
+    Raises:
+        UserError: If there is no such file, or it is not what its name says.
+    """
+    kind = _kind(path)
+    if kind != ".csv" and (label is not None or leave_out):
+        raise UserError(f"{path}: columns can be chosen for CSV files only")
+    if kind == ".npz":
+        return _read_npz(path)
+    data = read_bytes(path)
+    if kind == ".csv":
+        return table_records(data, str(path), label=label, leave_out=leave_out)
+    if kind == ".bin":
+        return cifar10_records(data, str(path))
+    labels_path = path.with_name(path.name.replace(_IMAGES, _LABELS))
+    images = idx_array(data, str(path))
+    return idx_records(images, idx_array(read_bytes(labels_path), str(labels_path)), str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file whole, decompressed where its name ends in .gz or .xz.
+
+    Raises:
+        UserError: If it cannot be read or decompressed.
+    """
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            return gzip.decompress(data)
+        return lzma.decompress(data) if path.suffix == ".xz" else data
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: there is no such file") from error
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+
+
+def _kind(path: Path) -> str:
+    name = path.name.removesuffix(".gz").removesuffix(".xz")
+    if name.endswith(_IMAGES):
+        return _IMAGES
+    for kind in (".csv", ".bin", ".npz"):
+        if name.endswith(kind):
+            return kind
+    raise UserError(
+        f"{path}: no reader for this name; offered are .csv, .npz, CIFAR-10 .bin and"
+        f" *{_IMAGES} beside *{_LABELS} (also .gz or .xz), and the built-in set `digits`"
+    )
+
+
+def _read_npz(path: Path) -> Records:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            records = {name: archive[name] for name in archive.files}
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: there is no such file") from error
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: is not a numpy archive of plain arrays: {error}") from error
+    return checked(records, str(path))

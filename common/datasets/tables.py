@@ -1,0 +1,121 @@
+"""CSV to features and a label, by rules plain enough to know the result before reading.
+
+- The first row is a header if none of its cells is a number.
+- A column of numbers is one feature, as it stands; an empty cell is 0.
+- A column of symbols is one feature per symbol (one-hot, symbols sorted): codes 0, 1, 2 in one
+  feature would claim an order that symbols do not have.
+- The label is a whole number as it stands, or the rank of its symbol in sorted order.
+- Features keep the order of the columns.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from common.datasets.records import checked
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from common.datasets.records import Records
+
+Column: TypeAlias = "npt.NDArray[np.str_]"  # (n,) cells
+
+# One-hot columns of a table with free text or hashes would not fit in memory, nor teach anything.
+_MAX_SYMBOLS = 256
+
+
+def table_records(
+    data: bytes, source: str, *, label: str | None, leave_out: Sequence[str]
+) -> Records:
+    """Parse CSV; columns are chosen by name or index, the label is the last unless chosen.
+
+    Raises:
+        UserError: If it is not such a table, or has no such column.
+    """
+    names, columns = _columns(data, source)
+    label_index = _find("-1" if label is None else label, names, source)
+    left_out = {_find(column, names, source) for column in leave_out}
+    features = [
+        _features(column, f"{source}: column {name!r}")
+        for index, (name, column) in enumerate(zip(names, columns, strict=True))
+        if index != label_index and index not in left_out
+    ]
+    if not features:
+        raise UserError(f"{source}: no column is left for features")
+    labels = _labels(columns[label_index], f"{source}: label column {names[label_index]!r}")
+    return checked({"features": np.concatenate(features, axis=1), "label": labels}, source)
+
+
+def _columns(data: bytes, source: str) -> tuple[list[str], list[Column]]:
+    try:
+        rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"), newline="")) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{source}: is not CSV in UTF-8: {error}") from error
+    if not rows:
+        raise UserError(f"{source}: holds no rows")
+    width = len(rows[0])
+    for number, row in enumerate(rows, start=1):
+        if len(row) != width:
+            raise UserError(f"{source}: row {number} has {len(row)} cells, the first has {width}")
+    names = [str(index) for index in range(width)]
+    if not any(_is_number(cell) for cell in rows[0]):
+        names, rows = [cell.strip() for cell in rows[0]], rows[1:]
+    if not rows:
+        raise UserError(f"{source}: holds a header and no rows")
+    cells = zip(*rows, strict=True)
+    return names, [np.char.strip(np.array(column, dtype=np.str_)) for column in cells]
+
+
+def _find(column: str, names: Sequence[str], source: str) -> int:
+    if column in names:
+        return names.index(column)
+    try:
+        return range(len(names))[int(column)]
+    except (ValueError, IndexError) as error:
+        raise UserError(f"{source}: no column {column!r}; there are {', '.join(names)}") from error
+
+
+def _features(column: Column, where: str) -> npt.NDArray[np.float32]:
+    numbers = _numbers(column)
+    if numbers is None:
+        symbols, codes = np.unique(column, return_inverse=True)
+        if len(symbols) > _MAX_SYMBOLS:
+            raise UserError(f"{where}: {len(symbols)} different symbols are too many; leave it out")
+        return np.eye(len(symbols), dtype=np.float32)[codes]
+    if not (np.abs(numbers) <= np.finfo(np.float32).max).all():
+        raise UserError(f"{where}: holds a number that is not finite as float32")
+    return numbers.astype(np.float32)[:, np.newaxis]
+
+
+def _labels(column: Column, where: str) -> npt.NDArray[np.int64]:
+    if (column == "").any():
+        raise UserError(f"{where}: row {int(np.argmax(column == '')) + 1} has no label")
+    numbers = _numbers(column)
+    if numbers is None:
+        return np.unique(column, return_inverse=True)[1].astype(np.int64)
+    if not (np.isfinite(numbers).all() and (numbers == np.floor(numbers)).all()):
+        raise UserError(f"{where}: labels are whole numbers or symbols, found fractions")
+    return numbers.astype(np.int64)
+
+
+def _numbers(column: Column) -> npt.NDArray[np.float64] | None:
+    try:
+        return np.where(column == "", "0", column).astype(np.float64)
+    except ValueError:
+        return None
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

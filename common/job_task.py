@@ -1,0 +1,40 @@
+"""The objects of `common.learning` that a job's specification names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.learning.codecs import Codec, make_codec
+from common.learning.optimizers import OptimizerSettings
+from common.learning.tasks import Task, check_fields, make_task
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from common.job import JobSpec
+
+
+def task_of(spec: JobSpec, allowed: Collection[str]) -> Task:
+    """Make the job's task, checked against the fields of its records.
+
+    Args:
+        spec: The job.
+        allowed: Entrypoints that this process may import (DOLL_TASKS).
+
+    Raises:
+        UserError: If it cannot be made, or reads other fields than the records have.
+    """
+    task = make_task(spec.task.name or spec.task.entrypoint or "", spec.task_options, allowed)
+    check_fields(task, spec.records.described())
+    return task
+
+
+def codec_of(spec: JobSpec) -> Codec:
+    """Make the codec of the job's records."""
+    return make_codec(spec.records.codec, spec.records.described())
+
+
+def optimizer_of(spec: JobSpec) -> OptimizerSettings:
+    """The job's optimizer, as settings."""
+    optimizer = spec.optimizer
+    return OptimizerSettings(optimizer.name, optimizer.learning_rate, optimizer.options)

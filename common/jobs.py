@@ -1,0 +1,251 @@
+"""All jobs, as a fold over the jobs topic: what each is, and what a person wants of it.
+
+The topic is compacted and keyed by the job's name; the newest record of a name is the job. A record
+that does not parse is left out and logged: it may be of a later version, and must not stop others.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from common import topics
+from common.core.spans import Partition
+from common.errors import ExpiredError, UnavailableError, UserError, WireError
+from common.job import JobSpec, check_streams, job_from_json
+from common.ports import LogRecord
+
+if TYPE_CHECKING:
+    from common.core.messages import Positions
+    from common.ports import Log, Tail
+
+Wanted: TypeAlias = Literal["running", "paused", "stopped"]
+
+_logger = logging.getLogger(__name__)
+_JOBS = Partition(topics.JOBS, 0)
+_READ_RECORDS = 1000
+_READ_S = 0.2
+_PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds
+
+
+class JobRecord(NamedTuple):
+    """One job as the topic has it."""
+
+    spec: JobSpec
+    wanted: Wanted
+    first: Positions  # where every partition of the job begins, resolved once, before anybody leads
+    reason: str  # why it is wanted so
+
+
+class _Stored(msgspec.Struct):
+    """A job record as JSON: positions as triples, since JSON has no keys but text."""
+
+    spec: msgspec.Raw
+    wanted: Wanted
+    first: list[tuple[str, int, int]]
+    reason: str = ""
+
+
+class JobBook:
+    """Reads and writes the jobs topic; belongs to one thread, like the reader that it makes."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._open: Tail | None = None
+        self._jobs = dict[str, JobRecord]()
+        self.rejected = 0  # records so far that did not parse
+
+    def read(self) -> dict[str, JobRecord]:
+        """All jobs as of now, by name.
+
+        Raises:
+            UnavailableError: If Kafka is away for long.
+        """
+        self._catch_up()
+        return dict(self._jobs)
+
+    def refresh(self, timeout_s: float) -> dict[str, JobRecord]:
+        """Wait up to `timeout_s` for news, then return all jobs as known by then.
+
+        Raises:
+            UnavailableError: If Kafka is away.
+        """
+        self._take(timeout_s)
+        return dict(self._jobs)
+
+    def get(self, job: str) -> JobRecord:
+        """One job as of now.
+
+        Raises:
+            UserError: If there is none of this name.
+            UnavailableError: If Kafka is away for long.
+        """
+        jobs = self.read()
+        if job not in jobs:
+            known = ", ".join(sorted(jobs)) or "none yet, submit one with `doll job submit FILE`"
+            raise UserError(f'there is no job "{job}"; jobs: {known}')
+        return jobs[job]
+
+    def submit(self, spec: JobSpec) -> JobRecord:
+        """Make a job: its topics, its first positions, its record.
+
+        Raises:
+            UserError: If the name is taken or a stream does not exist, or if somebody else wrote a
+                job of this name in the same moment.
+            UnavailableError: If Kafka is away for long.
+        """
+        taken = self.read().get(spec.name)
+        if taken is not None:
+            raise UserError(
+                f'the name "{spec.name}" belongs to a job that is {taken.wanted}: its history stays'
+                " in Kafka, so choose another name"
+            )
+        check_streams(spec, self._log)
+        self._make_topics(spec)
+        return self._write(
+            JobRecord(spec, "running", first_positions(spec, self._log), "submitted")
+        )
+
+    def want(self, job: str, wanted: Wanted, reason: str) -> JobRecord:
+        """Change what is wanted of a job; a stopped one stays so.
+
+        Raises:
+            UserError: If there is no such job, or it is stopped, or if somebody else wrote it in
+                the same moment.
+            UnavailableError: If Kafka is away for long.
+        """
+        record = self.get(job)
+        if record.wanted == "stopped" != wanted:
+            raise UserError(
+                f'the job "{job}" is stopped for good ({record.reason}); submit a new one with'
+                " another name"
+            )
+        return self._write(record._replace(wanted=wanted, reason=reason))
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _make_topics(self, spec: JobSpec) -> None:
+        for topic in (topics.control_topic(spec.name), topics.updates_topic(spec.name)):
+            self._log.create_topic(topic, 1, kept_forever=True)
+            if self._log.bounds(Partition(topic, 0)).end > 0:
+                raise UserError(
+                    f'the topic {topic} holds records of an earlier job "{spec.name}": choose'
+                    " another name"
+                )
+        for stream in spec.streams:
+            self._log.create_topic(topics.dead_letter_topic(stream), 1, kept_forever=True)
+
+    def _write(self, record: JobRecord) -> JobRecord:
+        """Append, and see by reading back that nobody else wrote since we last read."""
+        name, delivered = record.spec.name, list[int]()
+        writer = self._log.writer()
+        try:
+            writer.append(
+                topics.JOBS, encode_job(record), key=name.encode(), on_delivered=delivered.append
+            )
+            if not writer.flush(_PATIENCE_S):
+                raise UnavailableError(
+                    f'Kafka did not answer; whether it took the job "{name}" shows `doll job list`'
+                )
+        finally:
+            writer.close()
+        (own,) = delivered
+        key = name.encode()
+        others = [new.offset for new in self._catch_up() if new.key == key and new.offset != own]
+        if others:
+            counts = "theirs counts" if others[-1] > own else "yours counts"
+            raise UserError(
+                f'somebody else wrote the job "{name}" in the same moment: the later record, and so'
+                f" {counts}; look with `doll job show {name}`"
+            )
+        return record
+
+    def _catch_up(self) -> list[LogRecord]:
+        """Fold to what is now the end; return what was new."""
+        tail, news, until = self._tail(), list[LogRecord](), monotonic() + _PATIENCE_S
+        end = self._log.bounds(_JOBS).end
+        while tail.position() < end:
+            if monotonic() > until:
+                raise UnavailableError(f"{topics.JOBS} could not be read to its end at {end}")
+            news += self._take(_READ_S)
+            tail = self._tail()
+        return news
+
+    def _take(self, timeout_s: float) -> list[LogRecord]:
+        try:
+            records = self._tail().read(_READ_RECORDS, timeout_s)
+        except ExpiredError:  # someone deleted the topic's beginning: start over with what is there
+            self.close()
+            self._jobs.clear()
+            return []
+        for record in records:
+            self._fold(record)
+        return records
+
+    def _tail(self) -> Tail:
+        if self._open is None:
+            self._log.create_topic(topics.JOBS, 1, kept_forever=True, compacted=True)
+            self._open = self._log.tail(_JOBS, self._log.bounds(_JOBS).start)
+        return self._open
+
+    def _fold(self, record: LogRecord) -> None:
+        if record.value is None:
+            self._jobs.pop((record.key or b"").decode(errors="replace"), None)
+            return
+        try:
+            job = decode_job(record.key, record.value)
+        except WireError as error:
+            self.rejected += 1
+            _logger.warning("job_rejected offset=%d reason=%r", record.offset, str(error))
+            return
+        self._jobs[job.spec.name] = job
+
+
+def first_positions(spec: JobSpec, log: Log) -> Positions:
+    """Where each partition of the job begins, by its `start_at`.
+
+    Raises:
+        UnavailableError: If Kafka is away.
+    """
+    first: Positions = {}
+    for stream in spec.streams:
+        for partition in log.partitions(stream):
+            if spec.start_s is not None:
+                first[partition] = log.position_at(partition, spec.start_s)
+            else:
+                bounds = log.bounds(partition)
+                first[partition] = bounds.end if spec.start_at == "latest" else bounds.start
+    return first
+
+
+def encode_job(record: JobRecord) -> bytes:
+    """Write a job record."""
+    spec = msgspec.Raw(record.spec.model_dump_json().encode())
+    first = [(place.topic, place.index, position) for place, position in record.first.items()]
+    return msgspec.json.encode(_Stored(spec, record.wanted, sorted(first), record.reason))
+
+
+def decode_job(key: bytes | None, value: bytes) -> JobRecord:
+    """Read a job record.
+
+    Raises:
+        WireError: If it does not parse, makes no sense, or stands under another name than its own.
+    """
+    try:
+        stored = msgspec.json.decode(value, type=_Stored)
+        spec = job_from_json(bytes(stored.spec))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UserError) as error:
+        raise WireError(f"job record: {error}") from error
+    if key != spec.name.encode():
+        raise WireError(f"job record: stands under the key {key!r}, its name is {spec.name!r}")
+    first = {Partition(topic, index): position for topic, index, position in stored.first}
+    if {place.topic for place in first} != set(spec.streams) or min(first.values()) < 0:
+        raise WireError("job record: first positions are not those of its streams")
+    return JobRecord(spec, stored.wanted, first, stored.reason)

@@ -1,0 +1,58 @@
+"""CSV becomes features and labels by plain rules, or is refused by row and column."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from common.datasets.tables import table_records
+from common.errors import UserError
+
+TABLE = b"size,colour,,kind\n1,red,0,cat\n2.5,blue,,dog\n,red,7,cat\n"
+
+
+def test_numbers_stay_symbols_spread_and_the_last_column_is_the_label() -> None:
+    records = table_records(TABLE, "t", label=None, leave_out=())
+    #                 size  blue red  unnamed
+    expected = [[1.0, 0, 1, 0], [2.5, 1, 0, 0], [0, 0, 1, 7]]
+    np.testing.assert_array_equal(records["features"], np.array(expected, np.float32))
+    assert records["features"].dtype == np.float32
+    assert records["label"].tolist() == [0, 1, 0]  # cat, dog
+
+
+def test_without_a_header_columns_are_chosen_by_index() -> None:
+    records = table_records(b"a,5,1\nb,6,2\n", "t", label="0", leave_out=["-1"])
+    assert records["features"].tolist() == [[5.0], [6.0]]
+    assert records["label"].tolist() == [0, 1]
+
+
+def test_whole_numbers_are_labels_as_they_stand() -> None:
+    records = table_records(b"1,5\n2,3\n", "t", label=None, leave_out=())
+    assert records["label"].tolist() == [5, 3]
+
+
+@pytest.mark.parametrize(
+    ("data", "label", "found"),
+    [
+        (b"", None, "t: holds no rows"),
+        (b"a,b\n", None, "t: holds a header and no rows"),
+        (b"1,2\n3\n", None, "t: row 2 has 1 cells, the first has 2"),
+        (b"\xff\xfe", None, "t: is not CSV in UTF-8"),
+        (TABLE, "weight", "t: no column 'weight'; there are size, colour, , kind"),
+        (TABLE, "9", "t: no column '9'"),
+        (b"x,y\n1,0.5\n", None, "t: label column 'y': labels are whole numbers or symbols"),
+        (b"x,y\n1,\n", None, "t: label column 'y': row 1 has no label"),
+        (b"x,y\ninf,1\n", None, "t: column 'x': holds a number that is not finite"),
+        (b"x,y\n1e99,1\n", None, "t: column 'x': holds a number that is not finite"),
+        (b"5\n6\n", None, "t: no column is left for features"),
+        (
+            b"x,y\n" + b"".join(b"s%d,1\n" % n for n in range(257)),
+            None,
+            "t: column 'x': 257 different symbols are too many",
+        ),
+    ],
+)
+def test_what_is_no_such_table_is_refused(data: bytes, label: str | None, found: str) -> None:
+    with pytest.raises(UserError) as caught:
+        table_records(data, "t", label=label, leave_out=())
+    assert str(caught.value).startswith(found)
