@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from common import topics
+from common.complaints import complaint
 from common.errors import UnknownTopicError, UserError
-from common.job_file import as_json, complaint, load_text
+from common.job_file import as_json, load_text
 from common.job_parts import (
     BUILT_IN_TASKS,
     CheckpointSpec,
@@ -189,7 +190,7 @@ def job_from_json(text: str | bytes) -> JobSpec:
     try:
         return JobSpec.model_validate_json(text)
     except ValidationError as error:
-        raise UserError(complaint(error, _field_names)) from error
+        raise UserError(f"job file: {complaint(error, allowed=_field_names)}") from error
 
 
 def check_streams(spec: JobSpec, log: Log) -> None:

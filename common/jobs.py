@@ -17,6 +17,7 @@ from common.core.spans import Partition
 from common.errors import ExpiredError, UnavailableError, UserError, WireError
 from common.job import JobSpec, check_streams, job_from_json
 from common.ports import LogRecord
+from common.telemetry import EventLogger
 
 if TYPE_CHECKING:
     from common.core.messages import Positions
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 Wanted: TypeAlias = Literal["running", "paused", "stopped"]
 
-_logger = logging.getLogger(__name__)
+_log = EventLogger(logging.getLogger(__name__))
 _JOBS = Partition(topics.JOBS, 0)
 _READ_RECORDS = 1000
 _READ_S = 0.2
@@ -203,7 +204,7 @@ class JobBook:
             job = decode_job(record.key, record.value)
         except WireError as error:
             self.rejected += 1
-            _logger.warning("job_rejected offset=%d reason=%r", record.offset, str(error))
+            _log.warning("job_rejected", offset=record.offset, reason=str(error))
             return
         self._jobs[job.spec.name] = job
 

@@ -1,0 +1,92 @@
+"""What pydantic finds wrong, in one line of plain words that names each field by its path."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+_SHOWN_PROBLEMS = 3
+_SHOWN_CHARACTERS = 60
+
+
+def complaint(
+    error: ValidationError,
+    *,
+    name: Callable[[str], str] = str,
+    allowed: Callable[[Sequence[str | int]], list[str]] = lambda _: [],
+) -> str:
+    """Say what is wrong.
+
+    Args:
+        error: What the model found.
+        name: What the reader calls the field at a path.
+        allowed: The fields that may stand at a path, to guess what was meant.
+    """
+    # A misspelt field is also a missing one: what was misspelt comes first.
+    errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    problems = [_problem(details, name, allowed) for details in errors]
+    more = len(problems) - _SHOWN_PROBLEMS
+    return "; ".join(problems[:_SHOWN_PROBLEMS]) + (f" (and {more} more)" if more > 0 else "")
+
+
+def shown(value: object) -> str:
+    """A value as JSON, cut where it is long."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+def path_of(location: Sequence[str | int]) -> str:
+    """Write a field's path as people do: `records.fields.image.shape[1]`."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def _problem(
+    details: ErrorDetails,
+    name: Callable[[str], str],
+    allowed: Callable[[Sequence[str | int]], list[str]],
+) -> str:
+    location, kind, context = details["loc"], details["type"], details.get("ctx", {})
+    field = name(path_of(location))
+    if kind == "extra_forbidden":
+        known = allowed(location[:-1])
+        close = difflib.get_close_matches(str(location[-1]), known, n=1)
+        hint = f'did you mean "{close[0]}"?' if close else f"allowed are {', '.join(known)}"
+        return f'unknown field "{field}" ({hint})'
+    if kind == "missing":
+        return f"{field}: is missing"
+    if kind == "value_error":  # our own sentence; without a location it names the field itself
+        return f"{field}: {context['error']}" if location else str(context["error"])
+    wanted = _WANTED[kind](context) if kind in _WANTED else details["msg"]
+    return f"{field}: {wanted}, got {shown(details['input'])}"
+
+
+_WANTED: dict[str, Callable[[dict[str, Any]], str]] = {
+    "greater_than_equal": lambda context: f"must be at least {context['ge']}",
+    "greater_than": lambda context: f"must be above {context['gt']}",
+    "less_than": lambda context: f"must be below {context['lt']}",
+    "less_than_equal": lambda context: f"must be at most {context['le']}",
+    "int_type": lambda _: "must be a whole number",
+    "int_parsing": lambda _: "must be a whole number",
+    "bool_parsing": lambda _: "must be true or false",
+    "int_from_float": lambda _: "must be a whole number",
+    "float_type": lambda _: "must be a number",
+    "finite_number": lambda _: "must be a finite number",
+    "bool_type": lambda _: "must be true or false",
+    "string_type": lambda _: "must be text",
+    "tuple_type": lambda _: "must be a list",
+    "dict_type": lambda _: "must be a mapping of names to values",
+    "model_type": lambda _: "must be a mapping of fields to values",
+    "too_short": lambda context: f"must have at least {context['min_length']} entries",
+    "too_long": lambda context: f"must have at most {context['max_length']} entries",
+    "literal_error": lambda context: f"must be {context['expected']}",
+}

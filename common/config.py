@@ -1,0 +1,116 @@
+"""The environment, read once into frozen settings, and back for the processes that we start.
+
+| variable                  | meaning                                             | default        |
+| ------------------------- | --------------------------------------------------- | -------------- |
+| DOLL_KAFKA                | `host:port,host:port`, or `embedded:/its/socket`    | localhost:9092 |
+| DOLL_KAFKA_GROUP_PROTOCOL | `classic`, or `consumer` from Kafka 4 on            | classic        |
+| DOLL_KAFKA_REPLICATION    | replicas of topics that we create; -1: the broker's | -1             |
+| DOLL_KAFKA_SECURITY_*     | passed on to the Kafka client, and so are SASL and  | none           |
+|                           | SSL: DOLL_KAFKA_SASL_USERNAME as `sasl.username`    |                |
+| DOLL_REDIS                | `redis://`, `rediss://` or `unix://`                | localhost:6379 |
+| DOLL_BLOBS                | `file:///directory` or `s3://bucket/prefix`         | none           |
+| DOLL_S3_ENDPOINT          | URL of an S3 server that is not Amazon's            | none           |
+| DOLL_TASKS                | entrypoints that jobs may name, between commas      | none           |
+| DOLL_DEVICE               | `auto`, `cpu` or `cuda`, whatever the job says      | the job's      |
+| DOLL_THREADS              | CPU threads of one gradient; 0: all cores           | 0              |
+| DOLL_LOG_FORMAT           | `text` or `json`                                    | text           |
+| DOLL_LOG_LEVEL            | `debug`, `info`, `warning` or `error`               | info           |
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from common.complaints import complaint
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PREFIX = "DOLL_"
+_SECURITY = re.compile(r"DOLL_KAFKA_((SECURITY|SASL|SSL)_\w+)")
+_EMBEDDED = "embedded:"
+_BLOBS = re.compile(r"file:///.*|s3://[^/]+(/.*)?")
+_REDIS = re.compile(r"(redis|rediss|unix)://.+")
+
+
+def _split(value: object) -> object:
+    return (
+        tuple(filter(None, value.replace(" ", "").split(","))) if isinstance(value, str) else value
+    )
+
+
+class Settings(BaseModel):
+    """Everything that a process takes from its environment: the table above."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kafka: str = "localhost:9092"
+    kafka_group_protocol: Literal["classic", "consumer"] = "classic"
+    kafka_replication: int = -1
+    # By the client's names. May hold passwords, like the URL of Redis: neither is ever shown.
+    kafka_security: dict[str, str] = Field(default={}, repr=False)
+    redis: str = Field(default="redis://localhost:6379", repr=False)
+    blobs: str = ""
+    s3_endpoint: str = ""
+    tasks: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    device: Literal["auto", "cpu", "cuda"] | None = None
+    threads: int = Field(default=0, ge=0)
+    log_format: Literal["text", "json"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def embedded_kafka(self) -> str:
+        """Path of the embedded broker's control socket, empty for a real broker."""
+        return self.kafka.removeprefix(_EMBEDDED) if self.kafka.startswith(_EMBEDDED) else ""
+
+    @field_validator("blobs")
+    @classmethod
+    def _legal_blobs(cls, value: str) -> str:
+        if value and not _BLOBS.fullmatch(value):
+            raise ValueError(f"must be file:///directory or s3://bucket/prefix, got {value!r}")
+        return value
+
+    @field_validator("redis")
+    @classmethod
+    def _legal_redis(cls, value: str) -> str:
+        if not _REDIS.fullmatch(value):
+            raise ValueError("must be redis://host:port/db, rediss://... or unix:///path")
+        return value
+
+    def environ(self) -> dict[str, str]:
+        """The variables from which `read_settings` makes these settings in a child process."""
+        security = {
+            f"{_PREFIX}KAFKA_{name.upper().replace('.', '_')}": value
+            for name, value in self.kafka_security.items()
+        }
+        others = self.model_dump(exclude={"kafka_security"}, exclude_defaults=True)
+        return security | {
+            _PREFIX + name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)
+            for name, value in others.items()
+        }
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """Read the settings; a variable that is empty counts as not set.
+
+    Raises:
+        UserError: Naming the variables that make no sense, what they hold and may hold.
+    """
+    values: dict[str, object] = {
+        name: environ[_PREFIX + name.upper()]
+        for name in Settings.model_fields
+        if environ.get(_PREFIX + name.upper())
+    }
+    values["kafka_security"] = {
+        match[1].lower().replace("_", "."): value
+        for name, value in environ.items()
+        if (match := _SECURITY.fullmatch(name)) and value
+    }
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise UserError(complaint(error, name=lambda path: _PREFIX + path.upper())) from error

@@ -1,0 +1,102 @@
+"""One line per event, whatever the values are."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.config import Settings
+from common.telemetry import Changes, EventLogger, JsonLines, TextLines, set_up_logging
+
+
+def logger_to(
+    formatter: logging.Formatter, level: int = logging.INFO
+) -> tuple[EventLogger, io.StringIO]:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    logger = logging.Logger("test", level)  # noqa: LOG001 -- one that no other test can see
+    logger.addHandler(handler)
+    return EventLogger(logger), stream
+
+
+def test_an_event_carries_what_was_bound_and_what_is_given() -> None:
+    log, stream = logger_to(TextLines())
+    log.bind(job="digits").bind(worker="w3").info("update_applied", version=17, loss=0.123456789)
+    time, line = stream.getvalue().split(" ", 1)
+    assert line == "info update_applied job=digits worker=w3 version=17 loss=0.123457\n"
+    assert time.endswith("Z")
+
+
+def test_binding_leaves_the_first_logger_as_it_was() -> None:
+    log, stream = logger_to(TextLines())
+    log.bind(job="digits")
+    log.warning("alone")
+    assert stream.getvalue().endswith("warning alone\n")
+
+
+def test_json_has_the_same_in_an_object() -> None:
+    log, stream = logger_to(JsonLines())
+    log.info("taken", job="digits", at=(1, 2))
+    entry = json.loads(stream.getvalue())
+    assert entry.pop("time")
+    assert entry == {"level": "info", "event": "taken", "job": "digits", "at": [1, 2]}
+
+
+def test_an_exception_shows_where_it_came_from() -> None:
+    for formatter in (TextLines(), JsonLines()):
+        log, stream = logger_to(formatter)
+        try:
+            raise ValueError("here")  # noqa: TRY301 -- it is what the test is about
+        except ValueError:
+            log.exception("failed")
+        assert "Traceback" in stream.getvalue()
+        assert "ValueError: here" in stream.getvalue()
+
+
+def test_lines_of_other_libraries_name_their_logger() -> None:
+    for formatter in (TextLines(), JsonLines()):
+        record = logging.LogRecord("kafka", logging.ERROR, "", 0, "broker %d away", (3,), None)
+        assert "broker 3 away" in formatter.format(record)
+        assert "kafka" in formatter.format(record)
+
+
+@given(st.text(), st.text())
+def test_a_text_event_is_one_line(event: str, value: str) -> None:
+    log, stream = logger_to(TextLines())
+    log.info(event, reason=value)
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_what_the_level_hides_is_not_written() -> None:
+    log, stream = logger_to(TextLines(), logging.ERROR)
+    log.debug("a")
+    log.info("b")
+    log.warning("c")
+    log.error("d")
+    assert stream.getvalue().endswith(" error d\n")
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_the_settings_say_how_a_process_logs() -> None:
+    root, stream = logging.getLogger(), io.StringIO()
+    before = root.handlers[:], root.level
+    try:
+        set_up_logging(Settings(log_format="json", log_level="warning"), stream)
+        logging.getLogger("x").info("hidden")
+        logging.getLogger("x").warning("shown")
+    finally:
+        root.handlers[:], root.level = before
+    assert json.loads(stream.getvalue())["event"] == "shown"
+
+
+def test_a_reason_is_told_when_it_changes() -> None:
+    changes = Changes()
+    told = [changes("round", reason) for reason in ("waiting", "waiting", "short", "waiting")]
+    assert told == [True, False, True, True]
+    assert changes("other", None)
+    assert not changes("other", None)
