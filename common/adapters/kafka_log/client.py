@@ -1,0 +1,151 @@
+"""What all readers and writers share: waiting for messages, and what the client complains about."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol, cast
+
+from confluent_kafka import KafkaError, KafkaException
+
+from common.errors import OutsideError, UnavailableError, UnknownTopicError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from confluent_kafka import Consumer
+
+# A rebalance that happens while the client waits for records ends no wait: so wait in slices.
+_SLICE_S = 0.02
+
+OUT_OF_RANGE = frozenset(
+    {
+        KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001 -- the library's name for its own errors
+        KafkaError._LOG_TRUNCATION,  # noqa: SLF001 -- likewise
+        KafkaError.OFFSET_OUT_OF_RANGE,
+    }
+)
+_UNKNOWN_TOPIC = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 -- likewise
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 -- likewise
+    }
+)
+_REFUSED = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_EXCEPTION,
+    }
+)
+_AWAY = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 -- likewise
+        KafkaError._AUTHENTICATION,  # noqa: SLF001 -- likewise
+    }
+)
+
+
+class Record(Protocol):
+    """A message of the client; its own stubs say that every part of one may be missing."""
+
+    def topic(self) -> str:
+        """Topic it is in."""
+
+    def partition(self) -> int:
+        """Partition of the topic."""
+
+    def offset(self) -> int:
+        """Offset in the partition; for an error, the position it is about."""
+
+    def key(self) -> bytes | None:
+        """Key, if it has one."""
+
+    def value(self) -> bytes | None:
+        """Value; None is a tombstone."""
+
+    def timestamp(self) -> tuple[int, int]:
+        """Kind of timestamp, and milliseconds since 1970."""
+
+    def error(self) -> KafkaError | None:
+        """What this message says instead of being a record."""
+
+
+def arrival_s(record: Record) -> float:
+    """The record's timestamp in Kafka."""
+    return record.timestamp()[1] / 1e3
+
+
+def as_ours(error: KafkaError, doing: str) -> OutsideError:
+    """The error of our tree that says what an error of the client means."""
+    text = f"{doing}: {error.str()} ({error.name()})"
+    if error.code() in _UNKNOWN_TOPIC:
+        return UnknownTopicError(text)
+    if error.fatal() or error.code() in _REFUSED:
+        return OutsideError(text)
+    return UnavailableError(text)
+
+
+def cause_of(raised: KafkaException) -> KafkaError:
+    """The error inside an exception of the client."""
+    error = raised.args[0]
+    assert isinstance(error, KafkaError)  # noqa: S101 -- the client documents it
+    return error
+
+
+class Complaints:
+    """Called by the client with what its threads ran into; asked between two calls."""
+
+    def __init__(self) -> None:
+        self._fatal: KafkaError | None = None
+        self._away: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        """Remember an error."""
+        if error.fatal():
+            self._fatal = error
+        elif error.code() in _AWAY:
+            self._away = error
+
+    def raise_fatal(self, doing: str) -> None:
+        """Raise what this client cannot recover from, if there is such.
+
+        Raises:
+            OutsideError: Now and at every later call.
+        """
+        if self._fatal is not None:
+            raise as_ours(self._fatal, doing)
+
+    def raise_away(self, doing: str) -> None:
+        """Raise once for each time that all brokers were found to be away.
+
+        Raises:
+            UnavailableError: Call again, the client connects by itself.
+        """
+        error, self._away = self._away, None
+        if error is not None:
+            raise as_ours(error, doing)
+
+
+def consume(
+    client: Consumer, max_records: int, timeout_s: float, happened: Callable[[], bool]
+) -> list[Record]:
+    """Wait for the first message, then take what else is there; the library would wait for all.
+
+    Args:
+        client: The consumer.
+        max_records: At most so many, at least 1.
+        timeout_s: How long to wait for the first.
+        happened: Says that a callback has something to tell, so that waiting ends.
+    """
+    messages = client.consume(max_records, 0)
+    deadline = time.monotonic() + timeout_s
+    while not messages and not happened():
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            break
+        messages = client.consume(1, min(left_s, _SLICE_S))
+        if messages and max_records > 1:
+            messages += client.consume(max_records - 1, 0)
+    return cast("list[Record]", messages)

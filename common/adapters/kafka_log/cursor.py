@@ -1,0 +1,62 @@
+"""Decides which fetched records continue a partition, so that no stale one is ever believed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from common.core.spans import Partition
+
+
+class Taken(NamedTuple):
+    """The part of a run that continues the partition, and whether the rest must be fetched anew."""
+
+    first: int
+    last: int  # exclusive
+    again: bool
+
+
+class Cursor:
+    """The position of one partition since it was last placed.
+
+    A record left over from an earlier placement looks like a hole in the log, and the records
+    before it would be lost. The client library throws such records out by itself; should it ever
+    fail to, this is the second lock: records below the position are left out, a run that goes
+    backwards ends there, and the first hole after a placement is believed only when a second fetch
+    shows it again. From then on the partition is known to have holes (compaction, transactions) and
+    they are believed at once, because every record since is from a fetch at a position reached in
+    order.
+    """
+
+    def __init__(self, partition: Partition, position: int) -> None:
+        self.partition = partition
+        self.position = position
+        self._hole_at: tuple[int, int] | None = None  # (position, offset found there instead)
+        self._has_holes = False
+
+    def take(self, offsets: list[int]) -> Taken:
+        """Move the position over what continues it.
+
+        Args:
+            offsets: What one fetch gave, in the order it gave them; not empty.
+        """
+        count = len(offsets)
+        if offsets == list(range(self.position, self.position + count)):
+            self.position += count
+            return Taken(0, count, again=False)
+        return self._take_slowly(offsets)
+
+    def _take_slowly(self, offsets: list[int]) -> Taken:
+        first = next((i for i, at in enumerate(offsets) if at >= self.position), len(offsets))
+        for i in range(first, len(offsets)):
+            at = offsets[i]
+            if at < self.position or (at > self.position and not self._believes(at)):
+                return Taken(first, i, again=True)
+            self.position = at + 1
+        return Taken(first, len(offsets), again=False)
+
+    def _believes(self, at: int) -> bool:
+        seen_before = self._hole_at == (self.position, at)
+        self._hole_at = (self.position, at)
+        self._has_holes = self._has_holes or seen_before
+        return self._has_holes

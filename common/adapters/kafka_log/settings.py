@@ -1,0 +1,109 @@
+"""What a Kafka client has to be told, and how it becomes the client library's properties."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class TopicMaker(Protocol):
+    """Creates topics where the broker's admin API cannot (the embedded broker)."""
+
+    def __call__(self, topic: str, partitions: int) -> None:
+        """Create a topic; do nothing if it is there.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """Where Kafka is and how patient to be with it."""
+
+    bootstrap: str
+    client_id: str = "doll"
+    group_protocol: Literal["classic", "consumer"] = "classic"
+    session_timeout_ms: int = 10_000  # classic groups; under "consumer" the broker decides
+    hold_timeout_ms: int = (
+        1_800_000  # how long partitions wait for a static member; broker's maximum
+    )
+    fetch_wait_ms: int = 500  # the embedded broker needs 10: it does not wake a waiting fetch
+    prefetch_kb: int = 16_384  # bounds the memory of each reader
+    send_queue_kb: int = 65_536  # bounds the memory of each writer
+    linger_ms: float = 1.0
+    close_timeout_s: float = 5.0  # a writer that closes waits so long for the broker
+    request_timeout_s: float = 10.0  # metadata, bounds, creation of topics
+    replication_factor: int = -1  # the broker's default
+    topic_maker: TopicMaker | None = None  # None: the admin API
+    time_index: bool = True  # False: the broker cannot look up offsets by time, so we search
+    security: Mapping[str, str] = field(
+        default_factory=dict
+    )  # passed on: security.protocol, sasl.*
+
+
+def client_properties(settings: KafkaSettings) -> dict[str, Any]:
+    """Properties of every client."""
+    return {
+        "bootstrap.servers": settings.bootstrap,
+        "client.id": settings.client_id,
+        "socket.nagle.disable": True,
+        # The default grows to 10 s, which a job would stand still for after each broker restart.
+        "reconnect.backoff.max.ms": 1_000,
+        **settings.security,
+    }
+
+
+def reader_properties(settings: KafkaSettings) -> dict[str, Any]:
+    """Properties of every consumer, in a group or not."""
+    return {
+        **client_properties(settings),
+        "group.id": f"{settings.client_id}.alone",  # demanded; only members of a group join theirs
+        "allow.auto.create.topics": False,
+        "auto.offset.reset": "error",  # a position comes from the ledger or from nowhere
+        "isolation.level": "read_committed",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "fetch.wait.max.ms": settings.fetch_wait_ms,
+        "fetch.error.backoff.ms": 50,
+        # A full queue is asked again after 10 ms, not after the default second: it drains in less.
+        "fetch.queue.backoff.ms": 10,
+        "queued.max.messages.kbytes": settings.prefetch_kb,
+    }
+
+
+def member_properties(
+    settings: KafkaSettings, group: str, member: str, *, hold: bool
+) -> dict[str, Any]:
+    """Properties of a member of a consumer group.
+
+    A static member is always classic: only there may a client say how long it may be away.
+    """
+    properties = {**reader_properties(settings), "group.id": group}
+    if settings.group_protocol == "consumer" and not hold:
+        return {**properties, "group.protocol": "consumer"}
+    session_timeout_ms = settings.hold_timeout_ms if hold else settings.session_timeout_ms
+    properties |= {
+        "group.protocol": "classic",
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": session_timeout_ms,
+        "heartbeat.interval.ms": min(session_timeout_ms // 3, 3_000),
+    }
+    return {**properties, "group.instance.id": member} if hold else properties
+
+
+def writer_properties(settings: KafkaSettings) -> dict[str, Any]:
+    """Properties of a producer that loses nothing and repeats nothing."""
+    return {
+        **client_properties(settings),
+        "enable.idempotence": True,
+        "acks": "all",
+        "message.timeout.ms": 0,  # for ever: an indicator of unknown fate is never given up
+        "linger.ms": settings.linger_ms,
+        "queue.buffering.max.kbytes": settings.send_queue_kb,
+        "partitioner": "murmur2_random",  # what Java clients do with a key
+        "sticky.partitioning.linger.ms": 0,  # without a key: spread record by record
+    }

@@ -1,0 +1,129 @@
+"""Reads addresses back: exactly one span, then nothing until the next is asked for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from common.adapters.kafka_log.client import (
+    OUT_OF_RANGE,
+    Complaints,
+    arrival_s,
+    as_ours,
+    cause_of,
+    consume,
+)
+from common.adapters.kafka_log.cursor import Cursor
+from common.adapters.kafka_log.settings import reader_properties
+from common.errors import ExpiredError, UnavailableError
+from common.ports import Fetched
+
+if TYPE_CHECKING:
+    from common.adapters.kafka_log.client import Record
+    from common.adapters.kafka_log.settings import KafkaSettings
+    from common.core.spans import Span
+
+_LOGGER = logging.getLogger(__name__)
+
+# A fetch that waits for new data delays the seek to the next span, so it must not wait long; the
+# records of a span are there already.
+_FETCH_WAIT_MS = 1
+_MAX_RECORDS = 100_000  # of one call to the client
+
+
+class KafkaSpanReader:
+    """The `SpanReader` port on a consumer that is assigned one span's partition at a time."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._complaints = Complaints()
+        properties = reader_properties(settings) | {
+            "error_cb": self._complaints,
+            "fetch.wait.max.ms": _FETCH_WAIT_MS,
+            # Offsets at the end of a span may hold nothing: only the end of the log shows it then.
+            "enable.partition.eof": True,
+        }
+        self._client = Consumer(properties, logger=_LOGGER)
+
+    def read(self, span: Span, timeout_s: float) -> Fetched:
+        """See the port.
+
+        Raises:
+            ExpiredError: If the log starts above `span.start`.
+            UnavailableError: If the records did not come within `timeout_s`.
+            UnknownTopicError: If there is no such partition.
+        """
+        self._complaints.raise_fatal(f"reading {span}")
+        deadline = time.monotonic() + timeout_s
+        cursor = Cursor(span.place, span.start)
+        records: list[Record] = []
+        self._client.assign([TopicPartition(span.topic, span.partition, span.start)])
+        try:
+            while cursor.position < span.end:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise UnavailableError(
+                        f"{span} did not come within {timeout_s} s; got up to {cursor.position}"
+                    )
+                wanted = min(span.end - cursor.position, _MAX_RECORDS)
+                messages = consume(self._client, wanted, left_s, lambda: False)
+                records += self._continue(cursor, messages, span)
+        finally:
+            self._client.unassign()
+        records = [message for message in records if message.offset() < span.end]
+        return Fetched(
+            span.place,
+            [message.offset() for message in records],
+            [message.value() for message in records],
+            arrival_s(records[0]) if records else 0.0,
+            arrival_s(records[-1]) if records else 0.0,
+        )
+
+    def close(self) -> None:
+        """See the port."""
+        self._client.close()
+
+    def _continue(self, cursor: Cursor, messages: list[Record], span: Span) -> list[Record]:
+        """The messages that continue the span; moves the cursor over them and a last hole."""
+        run = [message for message in messages if message.error() is None]
+        if run:
+            first, last, again = cursor.take([message.offset() for message in run])
+            run = run[first:last]
+            if again:
+                self._seek(cursor)
+                return run
+        for message in messages:
+            error = message.error()
+            if error is None:
+                continue
+            if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 -- the library's name
+                cursor.position = max(cursor.position, message.offset())
+            elif error.code() in OUT_OF_RANGE:
+                self._explain(span)
+                self._seek(cursor)
+            else:
+                raise as_ours(error, f"reading {span}")
+        return run
+
+    def _seek(self, cursor: Cursor) -> None:
+        try:
+            self._client.seek(TopicPartition(*cursor.partition, cursor.position))
+        except KafkaException as raised:
+            raise as_ours(cause_of(raised), f"seeking in {cursor.partition}") from raised
+
+    def _explain(self, span: Span) -> None:
+        """Raise why a position of the span is out of range, unless it is not any more."""
+        try:
+            start, end = self._client.get_watermark_offsets(
+                TopicPartition(span.topic, span.partition),
+                timeout=self._settings.request_timeout_s,
+            )
+        except KafkaException as raised:
+            raise as_ours(cause_of(raised), f"bounds of {span.place}") from raised
+        if start > span.start:
+            raise ExpiredError(f"{span} has expired: its partition starts at {start}")
+        if end < span.end:
+            raise UnavailableError(f"{span} is not there: its partition ends at {end}")

@@ -1,0 +1,258 @@
+"""A real Apache Kafka of one node as our own child: for CI, integration tests and `make kafka`.
+
+`python -m common.embedded.apache_kafka --data DIR [--port N]` runs one until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from common.adapters.kafka_log import KafkaLog, KafkaSettings
+from common.embedded.process import Child
+from common.errors import UnavailableError, UnknownTopicError, UserError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_POM_FOLDER = Path(__file__).parents[2] / "deploy" / "kafka"
+_START_TIMEOUT_S = 60.0
+_STOP_GRACE_S = 20.0
+
+# A broker on one machine that forgets nothing it promised but is quick to notice the dead: the
+# limits that Kafka's defaults put on session and heartbeat times are made for large clusters.
+_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller_port}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+log.dirs={data}/log
+auto.create.topics.enable=false
+default.replication.factor=1
+min.insync.replicas=1
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=500
+group.consumer.min.session.timeout.ms=500
+group.consumer.session.timeout.ms=2000
+group.consumer.min.heartbeat.interval.ms=100
+group.consumer.heartbeat.interval.ms=250
+num.network.threads=2
+num.io.threads=2
+background.threads=2
+log.cleaner.dedupe.buffer.size=4194304
+"""
+
+_LOGGING = """\
+status = error
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = {log}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d %p %c: %m%n
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+"""
+
+
+def resolve() -> Path:
+    """Find Kafka's jars in this checkout; let Maven fetch them the first time.
+
+    Returns:
+        The folder of the jars.
+
+    Raises:
+        UserError: If they cannot be had here; the message says what is missing.
+    """
+    if shutil.which("java") is None:
+        raise UserError("no Java here: install a JRE of version 17 or later")
+    jars, done = _POM_FOLDER / "target" / "lib", _POM_FOLDER / "target" / "resolved"
+    pom = _POM_FOLDER / "pom.xml"
+    if not pom.is_file():
+        raise UserError(f"no {pom}: Apache Kafka can only be started from a checkout")
+    done.parent.mkdir(exist_ok=True)
+    with (done.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs may come here at once
+        if done.exists() and done.read_text() == pom.read_text():
+            return jars
+        maven = shutil.which("mvn")
+        if maven is None:
+            raise UserError("no Maven here to fetch Apache Kafka: install Maven 3")
+        shutil.rmtree(jars, ignore_errors=True)
+        ended = subprocess.run(  # noqa: S603 -- our own command line, no shell
+            [maven, "-q", "-B", "-f", str(pom), "package"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if ended.returncode != 0:
+            said = (ended.stdout + ended.stderr).strip()[-800:]
+            raise UserError(f"Maven could not fetch Apache Kafka: {said}")
+        done.write_text(pom.read_text())
+    return jars
+
+
+class ApacheKafka:
+    """A KRaft node, broker and controller in one, on 127.0.0.1; it ends with its parent.
+
+    Args:
+        jars: Where Kafka's jars are, see `resolve`.
+        data: Its folder: what is in it already is kept and served again.
+        port: Where clients find it; a free one if 0.
+
+    Raises:
+        UnavailableError: If it does not start; the message quotes what it said.
+    """
+
+    def __init__(self, jars: Path, data: Path, port: int = 0) -> None:
+        self._classpath = f"{jars}/*"
+        self._data = data
+        self._port = port or _free_port()
+        self._controller_port = _free_port()
+        self._write_configuration()
+        self._format()
+        self.settings = KafkaSettings(bootstrap=f"127.0.0.1:{self._port}")
+        self._child = self._started()
+
+    @property
+    def pid(self) -> int:
+        """The broker's process id, to freeze it in a test."""
+        return self._child.pid
+
+    def stop(self) -> None:
+        """Shut it down in order; `restart` brings it back."""
+        self._child.stop(_STOP_GRACE_S)
+
+    def kill(self) -> None:
+        """End it at once, as a crash would; `restart` brings it back."""
+        self._child.kill()
+
+    def restart(self) -> None:
+        """Stop it if it runs and start it again, with the same data at the same place.
+
+        Raises:
+            UnavailableError: If it does not start; the message quotes what it said.
+        """
+        self.stop()
+        self._child = self._started()
+
+    def await_end(self) -> None:
+        """Wait until it has ended by itself."""
+        while self._child.running():
+            time.sleep(0.5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _write_configuration(self) -> None:
+        self._data.mkdir(parents=True, exist_ok=True)
+        (self._data / "server.properties").write_text(
+            _PROPERTIES.format(
+                port=self._port, controller_port=self._controller_port, data=self._data
+            )
+        )
+        (self._data / "log4j2.properties").write_text(
+            _LOGGING.format(log=self._data / "server.log")
+        )
+
+    def _format(self) -> None:
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        command = self._java("kafka.tools.StorageTool", "format", "--ignore-formatted")
+        command += ["-t", cluster, "-c", str(self._data / "server.properties")]
+        ended = subprocess.run(  # noqa: S603 -- our own command line, no shell
+            command, capture_output=True, text=True, check=False
+        )
+        if ended.returncode != 0:
+            raise UnavailableError(
+                f"Kafka's storage at {self._data} cannot be used: {ended.stdout}{ended.stderr}"
+            )
+
+    def _started(self) -> Child:
+        child = Child(
+            self._java("kafka.Kafka", str(self._data / "server.properties")),
+            log=self._data / "console.log",
+        )
+        try:
+            child.await_ready(self._answers, _START_TIMEOUT_S)
+        except UnavailableError:
+            child.kill()
+            raise
+        return child
+
+    def _java(self, *main: str) -> list[str]:
+        return [
+            "java",
+            "-Xmx512m",
+            "-Xms128m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            f"-Dlog4j2.configurationFile={self._data / 'log4j2.properties'}",
+            "-cp",
+            self._classpath,
+            *main,
+        ]
+
+    def _answers(self) -> bool:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", self._port)) != 0:
+                return False
+        try:
+            KafkaLog(self.settings).partitions("no-such-topic")
+        except UnknownTopicError:
+            return True
+        except UnavailableError:
+            return False
+        return True
+
+
+def main() -> None:
+    """Run one broker in the foreground, for `make kafka`."""
+    arguments = argparse.ArgumentParser(description="Run Apache Kafka on this machine.")
+    arguments.add_argument("--data", type=Path, required=True, help="folder to keep its logs in")
+    arguments.add_argument("--port", type=int, default=9092)
+    given = arguments.parse_args()
+    with ApacheKafka(resolve(), given.data.absolute(), given.port) as kafka:
+        sys.stdout.write(f"Kafka is at {kafka.settings.bootstrap}; Ctrl-C ends it\n")
+        sys.stdout.flush()
+        try:
+            kafka.await_end()
+        except KeyboardInterrupt:
+            sys.stdout.write(os.linesep)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+if __name__ == "__main__":
+    main()
