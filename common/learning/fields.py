@@ -1,0 +1,89 @@
+"""What a record consists of, and the columns that many records become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+DtypeName: TypeAlias = Literal[
+    "uint8", "int8", "int16", "int32", "int64", "float32", "float64", "bool"
+]
+DTYPE_NAMES: tuple[str, ...] = get_args(DtypeName)  # those that both numpy and torch have
+
+Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # per field: (n, *shape), n records
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a record.
+
+    Raises:
+        UserError: If the name is empty or needs escaping in JSON, the dtype is not known, or a
+            dimension is not positive.
+    """
+
+    name: str
+    dtype: DtypeName
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.isprintable() or set(self.name) & {'"', "\\"}:
+            raise UserError(
+                f"field {self.name!r}: a name is printable, without quotes or backslash"
+            )
+        if self.dtype not in DTYPE_NAMES:
+            known = ", ".join(DTYPE_NAMES)
+            raise UserError(f"field {self.name!r}: dtype {self.dtype!r} is none of {known}")
+        if any(dimension < 1 for dimension in self.shape):
+            raise UserError(f"field {self.name!r}: shape {list(self.shape)} has an empty dimension")
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """Little-endian, whatever this machine is."""
+        return np.dtype(self.dtype).newbyteorder("<")
+
+
+def check_columns(fields: Sequence[Field], records: Mapping[str, npt.NDArray[Any]]) -> int:
+    """Count the records, having checked that every field is there and fits.
+
+    Raises:
+        ValueError: If a field is missing, or its dtype or shape is not the one described.
+    """
+    count = None
+    for field in fields:
+        column = records.get(field.name)
+        if column is None:
+            raise ValueError(f"field {field.name!r} is missing; found {sorted(records)}")
+        if column.shape[1:] != field.shape or column.ndim == 0:
+            expected = ("n", *field.shape)
+            raise ValueError(f"field {field.name!r} has shape {column.shape}, not {expected}")
+        if not np.can_cast(column.dtype, field.numpy_dtype, "safe"):
+            raise ValueError(f"field {field.name!r} has dtype {column.dtype}, not {field.dtype}")
+        if count is None:
+            count = len(column)
+        if len(column) != count:
+            raise ValueError(f"field {field.name!r} has {len(column)} records, others have {count}")
+    return count or 0
+
+
+def concatenate(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Columns:
+    """Assemble a batch from slices of polls: the one copy between Kafka's bytes and the gradient.
+
+    The result owns its memory, contiguous and writable, so that torch takes it as it is. Copying
+    here and not at decoding is cheapest: a decoded field is a strided view, and records are wanted
+    side by side only once it is known which batch they belong to.
+
+    Raises:
+        ValueError: If there are no parts.
+    """
+    if not parts:
+        raise ValueError("no parts to concatenate")
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

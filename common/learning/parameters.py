@@ -1,0 +1,137 @@
+"""All numbers of a model in one flat vector, and all its gradients in another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+
+from common.errors import CorruptError, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from common.core.messages import Vector
+
+
+class FlatModel:
+    """A module whose parameters and float buffers are views into one vector.
+
+    The parameters come first, in the module's own order, then the buffers. Each parameter's `.grad`
+    is a view of the gradient vector, so a backward pass adds into it and nothing is ever gathered;
+    for that reason it is zeroed in place and never set to None.
+
+    Attributes:
+        module: The network itself, usable as always.
+        state: (P + B,) float32 parameters, then buffers, on the module's device.
+        gradient: (P + B,) float32; backward passes add to the first P, the rest is the caller's.
+        parameter_count: P
+        buffer_count: B
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        """Move the module's numbers into the vector; their values stay.
+
+        Raises:
+            UserError: If the module cannot be trained so: see `training_state`.
+        """
+        parameters, buffers = training_state(module)
+        self.module = module
+        self.parameter_count = sum(parameter.numel() for parameter in parameters.values())
+        self.buffer_count = sum(buffer.numel() for buffer in buffers.values())
+        size, device = self.parameter_count + self.buffer_count, next(module.parameters()).device
+        self.state = torch.empty(size, device=device)
+        self.gradient = torch.zeros(size, device=device)
+        self._buffers = buffers
+        start = 0
+        for tensor in (*parameters.values(), *buffers.values()):
+            place = slice(start, start + tensor.numel())
+            start = place.stop
+            view = self.state[place].view(tensor.shape)
+            view.copy_(tensor.detach())
+            tensor.data = view
+            if tensor.requires_grad:
+                tensor.grad = self.gradient[place].view(tensor.shape)
+        on_host = device.type == "cpu"
+        self._host = self.state if on_host else torch.empty(size, pin_memory=True)
+
+    @property
+    def vector(self) -> Vector:
+        """(P + B,) float32 on the host: the model's own memory, or a copy of a GPU's.
+
+        Such a copy is overwritten by the next call.
+        """
+        if self._host is not self.state:
+            self._host.copy_(self.state)
+        return cast("Vector", self._host.numpy())
+
+    def weights(self) -> memoryview:
+        """The bytes of `vector`, not copied: for sending."""
+        return self.vector.data.cast("B")
+
+    def load(self, weights: bytes | memoryview | Vector) -> None:
+        """Take over parameters and buffers.
+
+        Raises:
+            CorruptError: If their length is not this model's.
+        """
+        data = np.frombuffer(weights, np.uint8)
+        if data.nbytes != self.state.nbytes:
+            raise CorruptError(
+                f"weights of {data.nbytes} bytes do not fit a model of {self.state.nbytes} bytes "
+                f"({self.parameter_count} parameters and {self.buffer_count} buffers, float32)"
+            )
+        self._host.numpy()[:] = data.view(np.float32)
+        if self._host is not self.state:
+            self.state.copy_(self._host)
+
+    @property
+    def buffers(self) -> Tensor:
+        """(B,) float32 view of the buffers."""
+        return self.state[self.parameter_count :]
+
+    def check_buffers(self) -> None:
+        """Check that the module still writes its buffers where the vector is.
+
+        Raises:
+            UserError: If it has put a new tensor in a buffer's place.
+        """
+        for name, buffer in self._buffers.items():
+            if self.module.get_buffer(name) is not buffer:
+                raise UserError(
+                    f"buffer {name!r} was replaced by a new tensor, so its changes would be lost: "
+                    "write into it with copy_() or another in-place operation"
+                )
+
+
+def training_state(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
+    """Find what an update changes: the parameters, and the float buffers that are saved.
+
+    Buffers of whole numbers cannot be averaged over batches and are left out. The only one that
+    changes in common networks, the counter `num_batches_tracked`, is not read as long as batch
+    normalisation has a fixed momentum. Buffers with `persistent=False` are declared constants.
+
+    Raises:
+        UserError: If there is nothing to train, numbers are not float32, or a buffer of whole
+            numbers may matter.
+    """
+    parameters = dict(module.named_parameters())
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise UserError("the module has no parameters to train")
+    saved = module.state_dict(keep_vars=True)
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved}
+    for name in [name for name, buffer in buffers.items() if not buffer.is_floating_point()]:
+        owner, _, leaf = name.rpartition(".")
+        momentum = getattr(module.get_submodule(owner), "momentum", None)
+        if leaf != "num_batches_tracked" or momentum is None:
+            raise UserError(
+                f"buffer {name!r} is {buffers[name].dtype} and might change, but only float32 is "
+                "averaged over batches: register a constant with persistent=False, and give batch "
+                "normalisation a momentum"
+            )
+        del buffers[name]
+    for name, tensor in (*parameters.items(), *buffers.items()):
+        if tensor.dtype != torch.float32:
+            raise UserError(f"{name!r} is {tensor.dtype}: parameters and buffers must be float32")
+    return parameters, buffers

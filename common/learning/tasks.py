@@ -1,0 +1,223 @@
+"""What is learned: a network, how records go into it, and the loss and metrics of each sample."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
+import torch
+import torch.nn.functional as functions
+from msgspec import Meta
+from torch import Tensor, nn
+
+from common.errors import UserError
+from common.learning.models import IMAGE_NETWORKS, logistic_regression, multilayer_perceptron
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from common.learning.fields import Field
+
+
+class Task(Protocol):
+    """A learning problem. Each record is judged alone, so that sums over samples mean something."""
+
+    def build(self) -> nn.Module:
+        """Make the network, drawing its first weights from torch's generator."""
+
+    def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
+        """Run the network on n records."""
+
+    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+        """(n,) loss of each sample; the gradient is that of their sum."""
+
+    def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """(n,) each: values whose mean over the samples is the metric."""
+
+
+class Input(NamedTuple):
+    """A field that a task reads."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...]
+
+
+@runtime_checkable
+class DescribesInputs(Protocol):
+    """A task that can say what it reads is checked before anything runs: see `check_fields`."""
+
+    def inputs(self) -> Mapping[str, Input]:
+        """The record fields it reads, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """Cross-entropy and accuracy, whatever the network: what all built-in tasks are."""
+
+    network: Callable[[], nn.Module]
+    field: str
+    shape: tuple[int, ...]
+    classes: int
+    byte_scale: float = 1.0  # what a uint8 input is multiplied by
+
+    def build(self) -> nn.Module:
+        """Make the network."""
+        return self.network()
+
+    def inputs(self) -> Mapping[str, Input]:
+        """The input and the label, an integer from 0 up."""
+        return {
+            self.field: Input(self.shape, ("uint8", "float32")),
+            "label": Input((), ("uint8", "int8", "int16", "int32", "int64")),
+        }
+
+    def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
+        """(n, classes) logits."""
+        inputs = records[self.field]
+        if inputs.dtype == torch.uint8:
+            inputs = inputs.float() * self.byte_scale
+        outputs: Tensor = module(inputs)
+        return outputs
+
+    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+        """(n,) cross-entropy.
+
+        Raises:
+            ValueError: If a label is not a class. On a GPU the loss itself would not raise but end
+                the process, so it is asked first.
+        """
+        labels = records["label"].long()
+        strange = (labels < 0) | (labels >= self.classes)
+        if bool(strange.any()):
+            raise ValueError(f"label {labels[strange][0]} is outside 0..{self.classes - 1}")
+        return functions.cross_entropy(outputs, labels, reduction="none")
+
+    def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """(n,) 1 where the most likely class is the label."""
+        return {"accuracy": (outputs.argmax(1) == records["label"].long()).float()}
+
+
+Count = Annotated[int, Meta(ge=1)]
+
+
+class _ImageClassifier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    classes: Annotated[int, Meta(ge=2)]
+    channels: Count = 1
+    height: Count = 28
+    width: Count = 28
+    network: Literal["auto", "cnn-28", "cnn-32", "cnn-small"] = "auto"
+
+    def task(self) -> Classifier:
+        shape = (self.channels, self.height, self.width)
+        fitting = {(1, 28, 28): "cnn-28", (3, 32, 32): "cnn-32"}.get(shape, "cnn-small")
+        network = IMAGE_NETWORKS[fitting if self.network == "auto" else self.network]
+        return Classifier(
+            lambda: network(*shape, self.classes), "image", shape, self.classes, byte_scale=1 / 255
+        )
+
+
+class _LogisticRegression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    features: Count
+    classes: Annotated[int, Meta(ge=2)]
+
+    def task(self) -> Classifier:
+        features, classes = self.features, self.classes
+        return Classifier(
+            lambda: logistic_regression(features, classes), "features", (features,), classes
+        )
+
+
+class _TabularMlp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    features: Count
+    classes: Annotated[int, Meta(ge=2)]
+    hidden: tuple[Count, ...] = (64, 64)
+
+    def task(self) -> Classifier:
+        features, hidden, classes = self.features, self.hidden, self.classes
+        return Classifier(
+            lambda: multilayer_perceptron(features, hidden, classes),
+            "features",
+            (features,),
+            classes,
+        )
+
+
+_BUILT_IN: dict[str, type[_ImageClassifier | _LogisticRegression | _TabularMlp]] = {
+    "image-classifier": _ImageClassifier,
+    "logistic-regression": _LogisticRegression,
+    "tabular-mlp": _TabularMlp,
+}
+TASK_NAMES = tuple(_BUILT_IN)
+
+
+def make_task(name: str, options: Mapping[str, object], allowed: Collection[str] = ()) -> Task:
+    """Make a task by name, or by entrypoint `package.module:Name`, called with the options.
+
+    Args:
+        name: One of `TASK_NAMES`, or an entrypoint.
+        options: The options of the task.
+        allowed: Entrypoints that may be imported; nothing else ever is.
+
+    Raises:
+        UserError: If there is no such task, it may not be imported, or an option makes no sense.
+    """
+    if ":" in name:
+        return _imported(name, options, allowed)
+    if name not in _BUILT_IN:
+        raise UserError(f"task {name!r} is none of {', '.join(TASK_NAMES)}")
+    kind = _BUILT_IN[name]
+    try:
+        task = msgspec.convert(dict(options), kind).task()
+        with torch.device("meta"):
+            task.build()  # a network refuses sizes that it cannot have: hear it now
+    except msgspec.ValidationError as error:
+        known = ", ".join(kind.__struct_fields__)
+        raise UserError(f"task {name!r}: {error}; its options are {known}") from error
+    return task
+
+
+def build_model(task: Task, seed: int) -> nn.Module:
+    """Make the network of a task with the weights that belong to a seed, the same everywhere."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return task.build()
+
+
+def check_fields(task: Task, fields: Sequence[Field]) -> None:
+    """Check that the records hold what the task reads, where the task can say it.
+
+    Raises:
+        UserError: If a field is missing or has another shape or dtype.
+    """
+    if not isinstance(task, DescribesInputs):
+        return
+    described = {field.name: field for field in fields}
+    for name, (shape, dtypes) in task.inputs().items():
+        field = described.get(name)
+        if field is None:
+            known = ", ".join(described)
+            raise UserError(f"the task reads a field {name!r}; the records have {known}")
+        if field.shape != shape:
+            raise UserError(
+                f"field {name!r} has shape {list(field.shape)}, the task reads {list(shape)}: "
+                "change the field or the options of the task"
+            )
+        if field.dtype not in dtypes:
+            raise UserError(
+                f"field {name!r} is {field.dtype}, the task reads {' or '.join(dtypes)}"
+            )
+
+
+def _imported(entrypoint: str, options: Mapping[str, object], allowed: Collection[str]) -> Task:
+    if entrypoint not in allowed:
+        known = ", ".join(sorted(allowed)) or "none"
+        raise UserError(f"task {entrypoint!r} is not among the allowed entrypoints: {known}")
+    module_name, _, attribute = entrypoint.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+        task: Task = factory(**options)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"task {entrypoint!r} with options {dict(options)}: {error}") from error
+    return task

@@ -1,0 +1,170 @@
+"""Codecs give back what was written, whatever is broken beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from common.errors import UserError
+from common.learning.codecs import CODEC_NAMES, make_codec
+from common.learning.fields import DTYPE_NAMES, Columns, Field
+
+NAMES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters='"\\'), min_size=1)
+FINITE = {"allow_nan": False, "allow_infinity": False}
+FIELDS = [Field("x", "float32", (2,)), Field("i", "int8"), Field("b", "bool")]
+
+
+@st.composite
+def described_records(draw: st.DrawFn) -> tuple[list[Field], Columns]:
+    names = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
+    count = draw(st.integers(0, 6))
+    fields, records = [], {}
+    for name in names:
+        shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, max_side=3))
+        field = Field(name, draw(st.sampled_from(DTYPE_NAMES)), shape)
+        finite = {} if "float" not in field.dtype else FINITE
+        records[name] = draw(
+            hnp.arrays(field.numpy_dtype, (count, *shape), elements=finite or None)
+        )
+        fields.append(field)
+    return fields, records
+
+
+def same(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> bool:
+    return left.dtype == right.dtype and left.shape == right.shape and bool((left == right).all())
+
+
+@pytest.mark.parametrize("name", CODEC_NAMES)
+@given(case=described_records())
+def test_what_was_encoded_decodes_to_the_same(name: str, case: tuple[list[Field], Columns]) -> None:
+    fields, records = case
+    codec = make_codec(name, fields)
+    values = codec.encode(records)
+    decoded = codec.decode(values)
+    assert all(same(decoded.records[field.name], records[field.name]) for field in fields)
+    assert decoded.kept.tolist() == list(range(len(values)))
+    assert decoded.skipped == []
+
+
+@pytest.mark.parametrize("name", CODEC_NAMES)
+@given(
+    count=st.integers(1, 12),
+    broken=st.dictionaries(st.integers(0, 11), st.sampled_from([None, b"", b"{", b"x" * 500])),
+)
+def test_a_broken_value_is_skipped_and_the_others_are_intact(
+    name: str, count: int, broken: dict[int, bytes | None]
+) -> None:
+    codec = make_codec(name, FIELDS)
+    random = np.random.default_rng(count)
+    records: Columns = {
+        "x": random.normal(size=(count, 2)).astype(np.float32),
+        "i": random.integers(-128, 128, count).astype(np.int8),
+        "b": random.integers(0, 2, count).astype(np.bool_),
+    }
+    values: list[bytes | None] = [*codec.encode(records)]
+    for index in list(broken):
+        if index < count:
+            values[index] = broken[index]
+        else:
+            del broken[index]
+    decoded = codec.decode(values)
+    intact = [index for index in range(count) if index not in broken]
+    assert decoded.kept.tolist() == intact
+    assert [index for index, _ in decoded.skipped] == sorted(broken)
+    assert all(same(decoded.records[name], records[name][intact]) for name in records)
+
+
+@given(values=st.lists(st.none() | st.binary(max_size=20), max_size=5))
+@pytest.mark.parametrize("name", CODEC_NAMES)
+def test_no_bytes_make_a_codec_raise(name: str, values: list[bytes | None]) -> None:
+    decoded = make_codec(name, FIELDS).decode(values)
+    assert len(decoded.kept) + len(decoded.skipped) == len(values)
+    assert len(decoded.records["x"]) == len(decoded.kept)
+
+
+def test_tensor_columns_share_one_buffer() -> None:
+    fields = [Field("x", "float32", (2,)), Field("y", "int64")]
+    codec = make_codec("tensor", fields)
+    decoded = codec.decode(codec.encode({"x": np.ones((4, 2), np.float32), "y": np.arange(4)}))
+    assert decoded.records["x"].base is not None
+    assert decoded.records["x"].strides[0] == decoded.records["y"].strides[0] == 16
+
+
+def test_a_byte_other_than_one_is_a_proper_true() -> None:
+    decoded = make_codec("tensor", [Field("b", "bool")]).decode([b"\x00", b"\x01", b"\xff"])
+    assert decoded.records["b"].view(np.uint8).tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ('{"x": [1, 2], "b": true}', "`i`"),
+        ('{"x": [1, 2, 3], "i": 1, "b": true}', "x"),
+        ('{"x": [1], "i": 1, "b": true}', "x"),
+        ('{"x": 1, "i": 1, "b": true}', "x"),
+        ('{"x": [1, "2"], "i": 1, "b": true}', "x"),
+        ('{"x": [1, null], "i": 1, "b": true}', "x"),
+        ('{"x": [1, 1e39], "i": 1, "b": true}', "x"),
+        ('{"x": [1, 2], "i": 1.5, "b": true}', "i"),
+        ('{"x": [1, 2], "i": true, "b": true}', "i"),
+        ('{"x": [1, 2], "i": 128, "b": true}', "i"),
+        ('{"x": [1, 2], "i": 1, "b": 1}', "b"),
+        ('{"x": [1, 2], "i": NaN, "b": true}', "malformed"),
+        ("[[1, 2], 1, true]", "object"),
+    ],
+)  # fmt: skip
+def test_a_json_record_that_does_not_fit_is_skipped_naming_the_field(
+    value: str, named: str
+) -> None:
+    ((index, reason),) = make_codec("json", FIELDS).decode([value.encode()]).skipped
+    assert index == 0
+    assert named in reason
+
+
+def test_json_keys_that_no_field_names_are_ignored() -> None:
+    value = b'{"more": {"deep": [1]}, "x": [1, 2.5], "i": -3, "b": false}'
+    decoded = make_codec("json", FIELDS).decode([value])
+    assert decoded.records["x"].tolist() == [[1, 2.5]]
+    assert decoded.records["i"].tolist() == [-3]
+
+
+@pytest.mark.parametrize("name", CODEC_NAMES)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"x": np.zeros((2, 3), np.float32)},
+        {"x": np.zeros((2, 2), np.float64)},
+        {"i": np.zeros(3, np.int8)},
+        {"i": None},
+    ],
+)
+def test_encoding_refuses_columns_that_are_not_as_described(
+    name: str, wrong: dict[str, npt.NDArray[Any] | None]
+) -> None:
+    records = {
+        "x": np.zeros((2, 2), np.float32),
+        "i": np.zeros(2, np.int8),
+        "b": np.zeros(2, np.bool_),
+        **wrong,
+    }
+    with pytest.raises(ValueError, match=f"'{next(iter(wrong))}'"):
+        make_codec(name, FIELDS).encode({k: v for k, v in records.items() if v is not None})
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "named"),
+    [
+        ("avro", FIELDS, "tensor, json"),
+        ("tensor", [], "at least one"),
+        ("tensor", [FIELDS[0], FIELDS[0]], "'x'"),
+    ],
+)
+def test_a_codec_that_makes_no_sense_is_refused(name: str, fields: list[Field], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        make_codec(name, fields)

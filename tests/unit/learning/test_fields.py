@@ -1,0 +1,58 @@
+"""Fields refuse what makes no sense; batches assembled from polls are ready for torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from common.errors import UserError
+from common.learning.codecs import make_codec
+from common.learning.fields import Columns, Field, concatenate
+
+
+def test_a_field_of_an_unknown_dtype_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UserError, match=r"'x'.*'float16'.*float32"):
+        Field("x", "float16")  # type: ignore[arg-type] # what a job file may say
+
+
+@pytest.mark.parametrize("name", ["", "a\n", 'a"', "a\\b"])
+def test_a_field_whose_name_cannot_be_written_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="a name is"):
+        Field(name, "uint8")
+
+
+def test_a_field_with_an_empty_dimension_is_refused() -> None:
+    with pytest.raises(UserError, match="'x'"):
+        Field("x", "uint8", (3, 0))
+
+
+def test_slices_of_polls_become_arrays_that_torch_takes_without_copying() -> None:
+    # The label is not aligned inside a record of 3 + 8 bytes, and decoded columns are read-only.
+    codec = make_codec("tensor", [Field("rgb", "uint8", (3,)), Field("label", "int64")])
+    written: Columns = {
+        "rgb": np.arange(30, dtype=np.uint8).reshape(10, 3),
+        "label": np.arange(10) - 5,
+    }
+    polls = [codec.decode(codec.encode(written)).records for _ in range(2)]
+    batch = concatenate(
+        [
+            {name: column[6:] for name, column in polls[0].items()},
+            {name: column[:3] for name, column in polls[1].items()},
+        ]
+    )
+    assert batch["label"].tolist() == [1, 2, 3, 4, -5, -4, -3]
+    for column in batch.values():
+        assert torch.from_numpy(column).data_ptr() == column.ctypes.data
+        assert column.flags.writeable
+        assert column.flags.c_contiguous
+
+
+def test_a_single_part_is_copied_too_so_that_its_poll_can_be_forgotten() -> None:
+    part = {"x": np.arange(3)}
+    assert not np.shares_memory(concatenate([part])["x"], part["x"])
+
+
+def test_no_parts_cannot_be_concatenated() -> None:
+    with pytest.raises(ValueError, match="no parts"):
+        concatenate([])

@@ -1,0 +1,233 @@
+"""A gradient is autograd's, of exactly its batches at exactly the round's weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from common.errors import CorruptError, UserError
+from common.learning.errors import NotFiniteError, TaskError
+from common.learning.gradients import GradientComputer, resolve_device
+from common.learning.tasks import build_model
+from tests.unit.learning.examples import (
+    CPU,
+    Counting,
+    Regression,
+    image_task,
+    images,
+    normalised,
+    points,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from common.learning.fields import Columns
+
+
+def computer(network: nn.Module) -> GradientComputer:
+    return GradientComputer(Regression(network), network, CPU)
+
+
+def test_the_gradient_is_that_of_plain_autograd_summed_over_all_batches() -> None:
+    task = image_task()
+    batches = [images(seed, count) for seed, count in ((1, 16), (2, 16), (3, 5))]
+    found = GradientComputer(task, build_model(task, seed=3), CPU).compute(batches)
+
+    module = build_model(task, seed=3)
+    pixels = torch.from_numpy(np.concatenate([batch["image"] for batch in batches])).float() / 255
+    labels = torch.from_numpy(np.concatenate([batch["label"] for batch in batches]))
+    outputs = module(pixels)
+    loss = cross_entropy(outputs, labels, reduction="sum")
+    torch.autograd.backward(loss)
+    expected = torch.cat([p.grad.ravel() for p in module.parameters() if p.grad is not None])
+
+    assert np.allclose(found.vector, expected.numpy(), rtol=1e-4, atol=1e-4)
+    assert found.samples == 37
+    assert found.loss_sum == pytest.approx(loss.item(), rel=1e-5)
+    assert found.metric_sums == {"accuracy": float((outputs.argmax(1) == labels).sum())}
+    assert found.vector.dtype == np.float32
+
+
+def test_every_record_counts_exactly_once() -> None:
+    task = Counting(ids=5)
+    batches = [{"id": np.array([0, 1, 1])}, {"id": np.array([3, 1])}]
+    assert GradientComputer(task, task.build(), CPU).compute(batches).vector.tolist() == [
+        1,
+        3,
+        0,
+        1,
+        0,
+    ]
+
+
+def test_the_same_batches_give_the_same_bits_whatever_was_computed_before() -> None:
+    fresh, used = computer(normalised()), computer(normalised())
+    weights = fresh.model.vector.copy()
+    torch.manual_seed(5)
+    for seed in range(3):
+        used.compute([points(seed, 8), points(seed + 10, 8)])
+    with pytest.raises(NotFiniteError):
+        used.compute([{**points(7, 8), "y": np.full(8, np.nan, np.float32)}])
+    used.load(weights)
+    batches = [points(20, 8), points(21, 6)]
+    assert np.array_equal(used.compute(batches).vector, fresh.compute(batches).vector)
+    assert np.array_equal(used.compute(batches).vector, fresh.compute(batches).vector)
+
+
+def test_an_update_is_the_same_whoever_holds_its_batches_and_in_whatever_order() -> None:
+    one, other = computer(normalised()), computer(normalised())
+    batches = [points(seed, count) for seed, count in ((1, 8), (2, 8), (3, 4))]
+    together = one.compute(batches)
+    apart = [other.compute([batches[2]]), other.compute([batches[1], batches[0]])]
+    assert np.allclose(together.vector, sum(part.vector for part in apart), rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_draws_other_masks_for_other_batches_and_spares_the_callers_generator() -> None:
+    network = nn.Sequential(nn.Linear(3, 50), nn.Dropout(0.5), nn.Linear(50, 1))
+    batch = {name: np.ones_like(column) for name, column in points(1, 4).items()}
+    other = {name: column + 1e-6 for name, column in batch.items()}
+    before = torch.get_rng_state()
+    subject = computer(network)
+    vectors = [subject.compute([part]).vector for part in (batch, other, batch)]
+    assert not np.allclose(vectors[0], vectors[1], rtol=1e-3)
+    assert np.array_equal(vectors[0], vectors[2])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_each_batch_moves_the_buffers_from_where_the_round_found_them() -> None:
+    subject = computer(normalised())
+    batches = [points(1, 8), points(2, 4)]
+    start = subject.model.buffers.clone()
+    found = subject.compute(batches).vector[subject.model.parameter_count :]
+
+    expected = torch.zeros_like(start)
+    for batch in batches:
+        network = normalised().train()
+        network(torch.from_numpy(batch["x"]))
+        floats = [b.ravel() for b in network.buffers() if b.is_floating_point()]
+        expected += len(batch["y"]) * (torch.cat(floats) - start)
+    assert np.allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
+    assert (found[:3] == 0).all()  # the constant: not moved at all
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_a_loss_that_is_not_finite_names_its_batch(bad: int) -> None:
+    batches = [points(seed, 4) for seed in range(3)]
+    batches[bad]["y"][1] = np.inf
+    with pytest.raises(NotFiniteError) as caught:
+        computer(nn.Linear(3, 1)).compute(batches)
+    assert caught.value.batch_index == bad
+
+
+class Cliff(nn.Module):
+    """A finite loss whose slope is infinite at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, 1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(n, 1) square roots."""
+        return (inputs[:, :1] * self.weight).sqrt()
+
+
+@pytest.mark.parametrize(("count", "index"), [(1, 0), (2, None)])
+def test_a_gradient_that_is_not_finite_names_its_batch_only_if_there_is_one(
+    count: int, index: int | None
+) -> None:
+    batch: Columns = {"x": np.zeros((2, 3), np.float32), "y": np.ones(2, np.float32)}
+    with pytest.raises(NotFiniteError) as caught:
+        computer(Cliff()).compute([batch] * count)
+    assert caught.value.batch_index == index
+
+
+def test_what_the_task_raises_is_told_apart_and_names_its_batch() -> None:
+    task = image_task(classes=4)
+    subject = GradientComputer(task, build_model(task, seed=0), CPU)
+    with pytest.raises(TaskError, match=r"batch 1.*label 9 ") as caught:
+        subject.compute([images(1, 4), {**images(2, 4), "label": np.full(4, 9)}])
+    assert caught.value.batch_index == 1
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+class MeanLoss(Regression):
+    """Forgets that losses are per sample."""
+
+    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+        """One number."""
+        return super().losses(outputs, records).mean()
+
+
+def test_a_task_that_gives_one_loss_for_all_samples_is_told_so() -> None:
+    network = nn.Linear(3, 1)
+    with pytest.raises(TaskError, match="losses has shape"):
+        GradientComputer(MeanLoss(network), network, CPU).compute([points(1, 4)])
+
+
+class Replacing(nn.Linear):
+    """Puts a new tensor in its buffer's place."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Count, the wrong way."""
+        self.seen = self.seen + 1
+        return super().forward(inputs)
+
+
+def test_a_module_that_replaces_its_buffers_is_refused() -> None:
+    with pytest.raises(UserError, match="'seen'"):
+        computer(Replacing()).compute([points(1, 4)])
+
+
+@pytest.mark.parametrize("batches", [[], [points(1, 0)], [{}]])
+def test_nothing_has_no_gradient(batches: list[Columns]) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        computer(nn.Linear(3, 1)).compute(batches)
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    with pytest.raises(CorruptError):
+        computer(nn.Linear(3, 1)).load(bytes(12))
+
+
+def test_half_precision_is_near_and_its_gradient_is_whole() -> None:
+    task = image_task()
+    exact = GradientComputer(task, build_model(task, seed=0), CPU)
+    rough = GradientComputer(task, build_model(task, seed=0), CPU, autocast=True)
+    batch = images(1, 64)
+    wanted, found = exact.compute([batch]).vector, rough.compute([batch]).vector
+    assert found.dtype == np.float32
+    assert not np.array_equal(found, wanted)
+    assert np.linalg.norm(found - wanted) < 0.1 * np.linalg.norm(wanted)
+
+
+def test_a_gpu_that_is_not_there_is_the_users_fault_and_auto_does_without() -> None:
+    assert resolve_device("cpu") == CPU
+    if torch.cuda.is_available():
+        assert resolve_device("auto").type == resolve_device("cuda").type == "cuda"
+    else:
+        assert resolve_device("auto") == CPU
+        with pytest.raises(UserError, match="'cuda'"):
+            resolve_device("cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_gradient_of_the_cpu_and_repeats_its_bits() -> None:
+    task = image_task()
+    batches = [images(1, 64), images(2, 32)]
+    on_cpu = GradientComputer(task, build_model(task, seed=0), CPU).compute(batches)
+    gpu = GradientComputer(task, build_model(task, seed=0), resolve_device("cuda"))
+    first, second = gpu.compute(batches), gpu.compute(batches)
+    assert np.allclose(first.vector, on_cpu.vector, rtol=1e-2, atol=1e-2)
+    assert np.array_equal(first.vector, second.vector)

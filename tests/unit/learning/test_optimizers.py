@@ -1,0 +1,71 @@
+"""Optimizers by name do what the formula says, and unknown options are refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from common.errors import UserError
+from common.learning.optimizers import (
+    OPTIMIZER_NAMES,
+    STATE_NAMES,
+    OptimizerSettings,
+    make_optimizer,
+)
+
+
+def stepped(settings: OptimizerSettings, steps: int = 2) -> torch.optim.Optimizer:
+    parameter = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    parameter.grad = torch.tensor([0.5, -1.0])
+    optimizer = make_optimizer(settings, parameter)
+    for _ in range(steps):
+        optimizer.step()
+    return optimizer
+
+
+def weights_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    parameter: torch.nn.Parameter = optimizer.param_groups[0]["params"][0]
+    return parameter.tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (OptimizerSettings("sgd", 0.1), [1 - 0.1 * 0.5 * 2, 2 + 0.1 * 2]),
+        # velocities 0.5, then 0.9 * 0.5 + 0.5
+        (OptimizerSettings("momentum", 0.1), [1 - 0.1 * (0.5 + 0.95), 2 + 0.1 * (1 + 1.9)]),
+        (OptimizerSettings("momentum", 0.1, {"momentum": 0.5}), [1 - 0.125, 2 + 0.25]),
+        # a constant gradient makes Adam step by the learning rate
+        (OptimizerSettings("adam", 0.1), [0.8, 2.2]),
+    ],
+)
+def test_an_optimizer_steps_as_its_formula_says(
+    settings: OptimizerSettings, expected: list[float]
+) -> None:
+    assert weights_of(stepped(settings)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+def test_an_optimizer_keeps_what_a_snapshot_of_it_must_hold(name: str) -> None:
+    optimizer = stepped(OptimizerSettings(name, 0.1))  # type: ignore[arg-type] # a known name
+    (parameter,) = optimizer.param_groups[0]["params"]
+    kept = {key for key, value in optimizer.state[parameter].items() if value is not None}
+    assert kept == STATE_NAMES[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "options", "named"),
+    [
+        ("lamb", 0.1, {}, "sgd, momentum, adam"),
+        ("sgd", 0.1, {"momentum": 0.9}, "momentum.*weight_decay"),
+        ("adam", 0.1, {"betas": [0.9, 1.0]}, "betas"),
+        ("adam", 0.1, {"eps": "small"}, "eps"),
+        ("sgd", 0.0, {}, "learning_rate"),
+        ("sgd", float("nan"), {}, "learning_rate"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_naming_what_is_wrong(
+    name: str, rate: float, options: dict[str, object], named: str
+) -> None:
+    with pytest.raises(UserError, match=named):
+        stepped(OptimizerSettings(name, rate, options))  # type: ignore[arg-type] # from a job file

@@ -1,0 +1,120 @@
+"""A flat model is the same model, and its vectors are the same memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from common.errors import CorruptError, UserError
+from common.learning.parameters import FlatModel
+from tests.unit.learning.examples import normalised
+
+
+def test_parameters_come_first_in_the_modules_order_and_float_buffers_after() -> None:
+    module = normalised()
+    parameters = [parameter.detach().clone().ravel() for parameter in module.parameters()]
+    floats = [b.clone().ravel() for b in module.buffers() if b.is_floating_point()]
+    flat = FlatModel(module)
+    assert flat.parameter_count == sum(len(parameter) for parameter in parameters)
+    assert flat.buffer_count == 3 + 5 + 5
+    assert np.array_equal(flat.vector, torch.cat([*parameters, *floats]).numpy())
+
+
+def test_the_vector_is_the_modules_own_memory() -> None:
+    module = normalised()
+    flat = FlatModel(module)
+    flat.vector[:] = np.arange(len(flat.vector))
+    assert module[1].bias.tolist() == [15, 16, 17, 18, 19]  # type: ignore[index] # a Sequential
+    with torch.no_grad():
+        next(module.parameters()).fill_(-1)
+    assert (flat.vector[:15] == -1).all()
+    assert np.shares_memory(np.frombuffer(flat.weights(), np.float32), flat.vector)
+
+
+def test_a_backward_pass_adds_into_the_flat_gradient() -> None:
+    module = nn.Linear(2, 1)
+    flat = FlatModel(module)
+    for _ in range(2):
+        module(torch.tensor([[3.0, 5.0]])).sum().backward()
+    assert flat.gradient.tolist() == [6, 10, 2]
+
+
+def test_weights_load_from_any_kind_of_bytes() -> None:
+    flat = FlatModel(nn.Linear(2, 1))
+    wanted = np.array([1, 2, 3], np.float32)
+    shifted = memoryview(b"x" + wanted.tobytes())[1:]  # not aligned, as in the middle of a message
+    for weights in (wanted, wanted.tobytes(), shifted):
+        flat.vector[:] = 0
+        flat.load(weights)
+        assert flat.vector.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("size", [0, 8, 11, 16])
+def test_weights_of_another_length_are_refused_with_both_lengths(size: int) -> None:
+    flat = FlatModel(nn.Linear(2, 1))
+    before = flat.vector.copy()
+    with pytest.raises(CorruptError, match=f"{size} bytes .* 12 bytes"):
+        flat.load(bytes(size))
+    assert np.array_equal(flat.vector, before)
+
+
+def test_tied_weights_have_one_place() -> None:
+    module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    module[1].weight = module[0].weight
+    flat = FlatModel(module)
+    assert flat.parameter_count == 9
+    module(torch.ones(1, 3)).sum().backward()
+    assert module[1].weight.grad is module[0].weight.grad
+    assert flat.gradient.abs().sum() > 0
+
+
+def test_a_frozen_parameter_travels_with_the_model_and_gets_no_gradient() -> None:
+    module = nn.Linear(2, 1)
+    module.bias.requires_grad_(False)  # noqa: FBT003 -- torch's own signature
+    flat = FlatModel(module)
+    module(torch.ones(1, 2)).sum().backward()
+    assert flat.gradient.tolist() == [1, 1, 0]
+
+
+def test_a_module_of_another_precision_is_refused_naming_the_parameter() -> None:
+    with pytest.raises(UserError, match=r"'0.weight' is torch.float64"):
+        FlatModel(nn.Sequential(nn.Linear(2, 2, dtype=torch.float64)))
+
+
+def test_a_module_without_parameters_is_refused() -> None:
+    with pytest.raises(UserError, match="no parameters"):
+        FlatModel(nn.ReLU())
+
+
+def test_a_buffer_of_whole_numbers_that_may_matter_is_refused() -> None:
+    module = nn.Linear(2, 1)
+    module.register_buffer("seen", torch.tensor(0))
+    with pytest.raises(UserError, match="'seen'"):
+        FlatModel(module)
+    with pytest.raises(UserError, match="num_batches_tracked"):
+        FlatModel(nn.BatchNorm1d(2, momentum=None))
+
+
+def test_a_constant_that_is_not_saved_is_left_alone() -> None:
+    module = nn.Linear(2, 1)
+    module.register_buffer("order", torch.arange(5), persistent=False)
+    assert FlatModel(module).buffer_count == 0
+
+
+def test_a_buffer_that_is_replaced_and_not_written_is_noticed() -> None:
+    module = nn.BatchNorm1d(2)
+    flat = FlatModel(module)
+    module(torch.randn(4, 2))
+    flat.check_buffers()
+    module.running_mean = torch.zeros(2)
+    with pytest.raises(UserError, match="'running_mean'"):
+        flat.check_buffers()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_the_vector_is_a_copy_on_the_host() -> None:
+    flat = FlatModel(nn.Linear(2, 1).cuda())
+    flat.load(np.array([1, 2, 3], np.float32))
+    assert flat.state.tolist() == flat.vector.tolist() == [1, 2, 3]

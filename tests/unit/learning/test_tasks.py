@@ -1,0 +1,126 @@
+"""Tasks are made by name, and what makes no sense in a job is refused by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from common.errors import UserError
+from common.learning.fields import Field
+from common.learning.tasks import TASK_NAMES, build_model, check_fields, make_task
+from tests.unit.learning.examples import Counting, image_task
+
+IMAGE = Field("image", "uint8", (1, 8, 8))
+LABEL = Field("label", "int64")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "named"),
+    [
+        ("images", {}, "image-classifier, logistic-regression, tabular-mlp"),
+        ("image-classifier", {}, "classes"),
+        ("image-classifier", {"classes": 10, "depth": 3}, "depth.*channels"),
+        ("image-classifier", {"classes": 10, "height": "28"}, "height"),
+        ("image-classifier", {"classes": 10, "height": 0}, "height"),
+        ("image-classifier", {"classes": 10, "network": "resnet"}, "network"),
+        ("image-classifier", {"classes": 10, "height": 8, "network": "cnn-28"}, "cnn-small"),
+        ("logistic-regression", {"classes": 2}, "features"),
+        ("tabular-mlp", {"classes": 2, "features": 3, "hidden": [4, -1]}, "hidden"),
+    ],
+)
+def test_a_task_that_makes_no_sense_is_refused_naming_what_is_wrong(
+    name: str, options: dict[str, object], named: str
+) -> None:
+    with pytest.raises(UserError, match=named):
+        make_task(name, options)
+
+
+def test_the_names_of_the_built_in_tasks_are_exported() -> None:
+    assert TASK_NAMES == ("image-classifier", "logistic-regression", "tabular-mlp")
+
+
+def test_an_entrypoint_is_imported_only_if_it_is_allowed() -> None:
+    entrypoint = "tests.unit.learning.examples:Counting"
+    with pytest.raises(UserError, match="not among the allowed"):
+        make_task(entrypoint, {"ids": 3}, allowed=["tests.unit.learning.examples:Regression"])
+    assert make_task(entrypoint, {"ids": 3}, allowed=[entrypoint]) == Counting(ids=3)
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "options"),
+    [
+        ("tests.unit.learning.nowhere:Task", {}),
+        ("tests.unit.learning.examples:Nothing", {}),
+        ("tests.unit.learning.examples:Counting", {"colour": 1}),
+    ],
+)
+def test_an_entrypoint_that_does_not_work_is_the_users_fault(
+    entrypoint: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match=entrypoint):
+        make_task(entrypoint, options, allowed=[entrypoint])
+
+
+def test_a_seed_makes_the_same_weights_whatever_was_drawn_before() -> None:
+    task = image_task()
+    first = build_model(task, seed=7).state_dict()
+    before = torch.rand(3)
+    torch.manual_seed(1)
+    drawn = torch.get_rng_state()
+    second = build_model(task, seed=7).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(before, torch.rand(3))
+    torch.set_rng_state(drawn)
+    other = build_model(task, seed=8).state_dict()
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_building_a_model_leaves_the_generator_as_it_was() -> None:
+    state = torch.get_rng_state()
+    build_model(image_task(), seed=7)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_bytes_and_fractions_of_an_image_are_the_same_image() -> None:
+    task = image_task()
+    module = build_model(task, seed=0)
+    pixels = torch.randint(0, 256, (3, 1, 8, 8), dtype=torch.uint8)
+    as_bytes = task.forward(module, {"image": pixels})
+    assert torch.allclose(as_bytes, task.forward(module, {"image": pixels / 255}), atol=1e-6)
+
+
+def test_losses_and_accuracy_are_per_sample() -> None:
+    task = image_task(classes=3)
+    outputs = torch.tensor([[3.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
+    records = {"label": torch.tensor([0, 1], dtype=torch.uint8)}
+    expected = cross_entropy(outputs, records["label"].long(), reduction="none")
+    assert torch.equal(task.losses(outputs, records), expected)
+    assert task.metrics(outputs, records)["accuracy"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_label_that_is_no_class_is_named(label: int) -> None:
+    with pytest.raises(ValueError, match=rf"label {label} "):
+        image_task(classes=3).losses(torch.zeros(2, 3), {"label": torch.tensor([0, label])})
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ([LABEL], "'image'"),
+        ([IMAGE], "'label'"),
+        ([Field("image", "uint8", (8, 8)), LABEL], r"\[8, 8\].*\[1, 8, 8\]"),
+        ([IMAGE, Field("label", "float32")], "'label'"),
+    ],
+)
+def test_records_that_a_task_cannot_read_are_refused(fields: list[Field], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        check_fields(image_task(), fields)
+
+
+def test_records_that_a_task_can_read_pass_and_so_does_a_task_that_does_not_say() -> None:
+    check_fields(image_task(), [LABEL, IMAGE, Field("more", "int8")])
+    check_fields(Counting(), [LABEL])

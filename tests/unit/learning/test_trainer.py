@@ -1,0 +1,201 @@
+"""The trainer's chain of weights: exact sums, and snapshots that go on bit for bit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import CorruptError
+from common.learning.errors import NotFiniteError
+from common.learning.gradients import GradientComputer
+from common.learning.optimizers import OPTIMIZER_NAMES, OptimizerName, OptimizerSettings
+from common.learning.tasks import build_model, make_task
+from common.learning.trainer import Trainer
+from tests.unit.learning.examples import CPU, Counting, Regression, normalised, points
+
+if TYPE_CHECKING:
+    from common.core.messages import Vector
+
+SGD = OptimizerSettings("sgd", 1.0)
+PARAMETERS, BUFFERS = 40, 3
+
+
+def trainer(name: OptimizerName = "sgd", parameters: int = PARAMETERS) -> Trainer:
+    start = np.random.default_rng(0).normal(size=parameters + BUFFERS).astype(np.float32)
+    return Trainer(start, parameters, OptimizerSettings(name, 0.01))
+
+
+def weights_of(subject: Trainer) -> Vector:
+    return np.frombuffer(bytes(subject.weights()), np.float32)
+
+
+def train(subject: Trainer, first: int, last: int) -> None:
+    for step in range(first, last):
+        random = np.random.default_rng(step)
+        for samples in (256, 100):
+            subject.add(random.normal(size=PARAMETERS + BUFFERS).astype(np.float32), samples)
+        subject.apply()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_an_update_steps_by_the_mean_or_the_sum_over_its_samples(reduction: str) -> None:
+    subject = Trainer(np.zeros(2, np.float32), 2, SGD, reduction)  # type: ignore[arg-type] # known
+    subject.add(np.array([8, 0], np.float32), 3)
+    subject.add(np.array([0, 4], np.float32), 1)
+    subject.apply()
+    assert weights_of(subject).tolist() == ([-2, -1] if reduction == "mean" else [-8, -4])
+
+
+def test_every_record_of_a_drained_stream_is_counted_once() -> None:
+    task = Counting(ids=12)
+    computer = GradientComputer(task, task.build(), CPU)
+    subject = Trainer(computer.model.vector, 12, SGD, "sum")
+    for ids in np.arange(12).reshape(3, 2, 2):
+        computer.load(subject.weights())
+        part = computer.compute([{"id": batch} for batch in ids])
+        subject.add(part.vector, part.samples)
+        subject.apply()
+    assert (weights_of(subject) == -1).all()
+
+
+def test_buffers_move_by_the_average_weighted_by_samples() -> None:
+    subject = Trainer(np.array([0, 10], np.float32), 1, SGD)
+    subject.add(np.array([0, 3 * 2], np.float32), 3)  # moved by +2 over 3 samples
+    subject.add(np.array([0, 1 * -2], np.float32), 1)
+    subject.apply()
+    assert weights_of(subject).tolist() == [0, 11]
+
+
+def test_a_buffer_that_no_batch_moves_stays_bit_for_bit_what_it_was() -> None:
+    network = normalised()
+    computer = GradientComputer(Regression(network), network, CPU)
+    split = computer.model.parameter_count
+    subject = Trainer(computer.model.vector, split, OptimizerSettings("sgd", 0.01))
+    constant = computer.model.vector[split : split + 3].copy()
+    for step in range(50):
+        computer.load(subject.weights())
+        part = computer.compute([points(step, 7), points(step + 100, 5)])
+        subject.add(part.vector, part.samples)
+        subject.apply()
+    assert np.array_equal(weights_of(subject)[split : split + 3], constant)
+
+
+@given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=6), data=st.data())
+def test_batch_statistics_do_not_depend_on_who_holds_which_batch(
+    counts: list[int], data: st.DataObject
+) -> None:
+    network = normalised()
+    computer = GradientComputer(Regression(network), network, CPU)
+    split = computer.model.parameter_count
+    batches = [points(seed, count + 1) for seed, count in enumerate(counts)]
+    order = data.draw(st.permutations(range(len(batches))))
+    cut = data.draw(st.integers(0, len(batches)))
+    start, results = computer.model.vector.copy(), []
+    for holders in ([list(range(len(batches)))], [order[:cut], order[cut:]]):
+        subject = Trainer(start, split, SGD)
+        computer.load(subject.weights())
+        for held in filter(None, holders):
+            part = computer.compute([batches[index] for index in held])
+            subject.add(part.vector, part.samples)
+        subject.apply()
+        results.append(weights_of(subject)[split:])
+    assert np.allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_that_does_not_fit_changes_nothing() -> None:
+    subject, undisturbed = trainer(), trainer()
+    good = np.ones(PARAMETERS + BUFFERS, np.float32)
+    for wrong, samples in ((good[1:], 5), (good, 0)):
+        with pytest.raises(ValueError, match="does not fit"):
+            subject.add(wrong, samples)
+    with pytest.raises(NotFiniteError):
+        subject.add(np.where(np.arange(len(good)) == 7, np.nan, good).astype(np.float32), 5)
+    assert subject.samples == 0
+    for each in (subject, undisturbed):
+        each.add(good, 4)
+        each.apply()
+    assert np.array_equal(weights_of(subject), weights_of(undisturbed))
+
+
+def test_what_was_added_can_be_discarded() -> None:
+    subject, undisturbed = trainer(), trainer()
+    subject.add(np.full(PARAMETERS + BUFFERS, 9, np.float32), 5)
+    subject.discard()
+    train(subject, 0, 1)
+    train(undisturbed, 0, 1)
+    assert np.array_equal(weights_of(subject), weights_of(undisturbed))
+
+
+def test_an_update_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one sample"):
+        trainer().apply()
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+@pytest.mark.parametrize("first", [0, 1, 5])
+def test_a_restored_trainer_goes_on_bit_for_bit(name: OptimizerName, first: int) -> None:
+    # whole:    0 ────────────────── first + 5
+    # broken:   0 ── first │ restore, after other steps ── first + 5
+    whole, broken, heir = trainer(name), trainer(name), trainer(name)
+    train(whole, 0, first + 5)
+    train(broken, 0, first)
+    snapshot = broken.snapshot()
+    train(heir, 50, 53)
+    heir.add(np.ones(PARAMETERS + BUFFERS, np.float32), 1)
+    heir.restore(snapshot)
+    train(heir, first, first + 5)
+    assert np.array_equal(weights_of(heir), weights_of(whole))
+    assert heir.snapshot() == whole.snapshot()
+
+
+def test_a_snapshot_is_a_copy() -> None:
+    subject = trainer("adam")
+    train(subject, 0, 1)
+    snapshot, then = subject.snapshot(), weights_of(subject)
+    train(subject, 1, 3)
+    subject.restore(snapshot)
+    assert np.array_equal(weights_of(subject), then)
+
+
+def test_a_snapshot_of_another_model_or_optimizer_is_refused_with_found_and_expected() -> None:
+    subject = trainer("adam")
+    before = subject.snapshot()
+    for other in (trainer("momentum"), trainer("adam", parameters=PARAMETERS + 1)):
+        with pytest.raises(CorruptError, match=r"(momentum, 40|adam, 41).*expected.*adam, 40"):
+            subject.restore(other.snapshot())
+    assert subject.snapshot() == before
+
+
+@given(cut=st.integers(0, 500))
+def test_a_torn_snapshot_is_refused(cut: int) -> None:
+    subject = trainer("adam")
+    train(subject, 0, 1)
+    snapshot = subject.snapshot()
+    with pytest.raises(CorruptError):
+        subject.restore(snapshot[: min(cut, len(snapshot) - 1)])
+    assert subject.snapshot() == snapshot
+
+
+def test_logistic_regression_learns_a_separable_problem() -> None:
+    task = make_task("logistic-regression", {"features": 2, "classes": 3})
+    computer = GradientComputer(task, build_model(task, seed=0), CPU)
+    count = computer.model.parameter_count
+    subject = Trainer(computer.model.vector, count, OptimizerSettings("adam", 0.05))
+    random = np.random.default_rng(1)
+    centres = np.array([[3, 0], [-3, 3], [-3, -3]])
+    accuracy = 0.0
+    for _ in range(100):
+        labels = random.integers(0, 3, (4, 32))
+        features = (centres[labels] + random.normal(size=(4, 32, 2)) * 0.6).astype(np.float32)
+        computer.load(subject.weights())
+        part = computer.compute(
+            [{"features": x, "label": y} for x, y in zip(features, labels, strict=True)]
+        )
+        subject.add(part.vector, part.samples)
+        subject.apply()
+        accuracy = part.metric_sums["accuracy"] / part.samples
+    assert accuracy >= 0.99
