@@ -11,8 +11,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from common.core.spans import Span, address_of
-from common.core.spans import Partition
+from common.core.spans import Partition, Span, address_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,9 +120,8 @@ class Batcher:
         if position is None:
             raise ValueError(f"{run.partition} was read before it was placed")
         offsets, skipped = run.offsets, run.skipped
-        begin = min(
-            [offsets[0]] * bool(offsets) + [s.offset for s in skipped[:1]], default=position
-        )
+        firsts = [*offsets[:1], *(bad.offset for bad in skipped[:1])]
+        begin = min(firsts, default=position)
         if begin < position:
             raise ValueError(f"{run.partition} gave offset {begin} below its position {position}")
         cuts = list[Cut]()

@@ -47,7 +47,7 @@ class Coordinator:
         self._lease_at = float("-inf")
         self._alive_at = float("-inf")
         self._candidate: tuple[Snapshot, str, float] | None = None  # base, mark, since when
-        self._searching = False
+        self._searching_since: float | None = None
         self._history: History | None = None
         self._leader: Leader | None = None
         self.finished = False
@@ -85,7 +85,7 @@ class Coordinator:
             case events.Tick():
                 yield from self._tick(now)
             case events.LeaseAnswered(held):
-                yield from self._lease_answered(held=held)
+                yield from self._lease_answered(now, held=held)
             case events.SnapshotsFound():
                 yield from self._stand(event, now)
             case events.UpdatesRead(records):
@@ -118,20 +118,22 @@ class Coordinator:
                 yield do.LookForWorkers()
             yield from self._leader.tick(now)
 
-    def _lease_answered(self, *, held: bool) -> Iterator[CoordinatorCommand]:
+    def _lease_answered(self, now: float, *, held: bool) -> Iterator[CoordinatorCommand]:
         if not held:
             if self._leader is not None or self._candidate is not None:
                 yield from self._step_down("the lease is held by another")
-            self._searching = False
-        elif self._leader is None and self._candidate is None and not self._searching:
-            self._searching = True
-            yield do.FindSnapshots()
+            self._searching_since = None
+        elif self._leader is None and self._candidate is None:
+            since = self._searching_since
+            if since is None or now - since > CANDIDACY_S:  # the answer may have got lost
+                self._searching_since = now
+                yield do.FindSnapshots()
 
     def _stand(self, found: events.SnapshotsFound, now: float) -> Iterator[CoordinatorCommand]:
         """Stand as a candidate, on the best snapshot there is."""
-        if not self._searching:
+        if self._searching_since is None:
             return
-        self._searching = False
+        self._searching_since = None
         snapshot, self._history = choose(found.snapshots, found.updates)
         self._candidacies += 1
         mark = f"{self._name}#{self._candidacies}"
@@ -176,4 +178,4 @@ class Coordinator:
 
     def _reset(self) -> None:
         self._leader = self._candidate = self._history = None
-        self._searching = False
+        self._searching_since = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
+
 from common.core.messages import Batch, WorkerId
 
 if TYPE_CHECKING:

@@ -209,7 +209,7 @@ class Leader:
             self._not_finite.clear()
 
     def _push_on(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
-        """Bring the round in flight forward; finishes it, and begins the next, where that is due."""
+        """Bring the round in flight forward; finishes it, and begins the next, where due."""
         missing = self._settings.group_size - len(round_)
         if missing > 0 and len(self._grouper):
             round_.fill(self._grouper.take(missing))

@@ -2,8 +2,9 @@
 
 For each partition the ledger keeps one number, `claimed`, below which everything belongs to
 exactly one accepted batch or has expired. Nothing else may influence a decision: not the time, not
-who asks, not what happened to earlier batches. So every replay, on every machine, for ever, decides the same,
-and duplicates, zombies, double owners after a rebalance are all one case: they change nothing.
+who asks, not what happened to earlier batches. So every replay, on every machine, for ever, decides
+the same; and duplicates, zombies, double owners after a rebalance are all one case: they change
+nothing.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
+
 from common.core.messages import WorkerId
 
 if TYPE_CHECKING:

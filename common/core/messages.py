@@ -64,7 +64,7 @@ class BatchReady(msgspec.Struct, frozen=True, tag="batch"):
 
 
 class SpanExpired(msgspec.Struct, frozen=True, tag="expired"):
-    """Retention deleted these records before anyone read them: claimed, so that the rest goes on."""
+    """Retention deleted these records unread: claimed all the same, so that the rest goes on."""
 
     worker: WorkerId
     address: Address
@@ -74,7 +74,7 @@ Claim: TypeAlias = BatchReady | SpanExpired
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """An accepted batch: its identity is its offset in the control topic, its content its address."""
+    """An accepted batch: its identity is its control offset, its content its address."""
 
     offset: int
     worker: WorkerId  # who announced it and probably still has it in memory

@@ -11,8 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.core.messages import Order
-from common.core.messages import Batch, WorkerId
+from common.core.messages import Batch, Order, WorkerId
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -199,8 +198,7 @@ class Round:
         poison = []
         for hand in hands:
             for offset in sorted(hand.offsets & offsets):
-                if self._suspects.blame(offset, alone=hand.alone):
-                    poison.append(self._todo[offset])
+                poison += [self._todo[offset]] * self._suspects.blame(offset, alone=hand.alone)
         self._drop(worker, offsets)
         return tuple(poison)
 

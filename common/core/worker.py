@@ -20,8 +20,7 @@ from common.core import commands as do
 from common.core import events
 from common.core.batching import Batcher
 from common.core.messages import BatchReady, SpanExpired
-from common.core.spans import Span, address_of
-from common.core.spans import Partition
+from common.core.spans import Partition, Span, address_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

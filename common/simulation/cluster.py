@@ -1,0 +1,227 @@
+"""Run a scenario: workers, coordinators and faults in virtual time, until everything has drained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from common.simulation.checks import Violation, check_audit, check_drained, effective_updates
+from common.simulation.coordinators import SimulatedCoordinator
+from common.simulation.workers import SimulatedWorker
+from common.simulation.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.simulation.scenario import Fault, Scenario
+
+CHECK_S = 1.0
+REPLICAS = 2
+MOST_WORKERS = 5
+SESSION_S = 0.3  # how soon the group notices; long after, both owners believe
+STALL_S = 120.0  # virtual time without any progress that counts as stuck
+FLIGHT = 6  # batches that a worker may still announce after the gate closed, beyond its bound
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run came to."""
+
+    seed: int
+    failure: str  # empty: every invariant held
+    kind: str
+    updates: int
+    takeovers: int
+    quarantined: int
+    seconds: float  # virtual
+
+
+class Cluster:
+    """A scenario under way."""
+
+    def __init__(
+        self, scenario: Scenario, tell: Callable[[float, str], None] | None = None
+    ) -> None:
+        self.scenario = scenario
+        self.world = World(scenario, tell)
+        self._telling = tell is not None
+        self._names = 0
+        self._workers = list[SimulatedWorker]()
+        self._coordinators = list[SimulatedCoordinator]()
+        self._takeovers = 0
+        for _ in range(scenario.workers):
+            self._join()
+        for _ in range(REPLICAS):
+            self._coordinate()
+        for fault in scenario.faults:
+            self.world.later(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+
+    def run(self) -> Outcome:
+        """Run to the end; a violation is the outcome, not an exception."""
+        kind = failure = ""
+        try:
+            self._run()
+        except Violation as violation:
+            kind, failure = violation.kind, str(violation)
+        except Exception as error:
+            kind, failure = "raised", repr(error)
+            if self._telling:
+                raise
+        updates, quarantined = effective_updates(self.world)
+        takeovers = self._takeovers + sum(c.takeovers for c in self._coordinators)
+        now = self.world.now
+        return Outcome(
+            self.scenario.seed, failure, kind, len(updates), takeovers, len(quarantined), now
+        )
+
+    def _run(self) -> None:
+        world = self.world
+        next_check = 0.0
+        progress: object = None
+        progress_at = 0.0
+        while True:
+            world.step()
+            if not world.calm and world.now >= self.scenario.calm_at:
+                self._calm_down()
+            if world.now < next_check:
+                continue
+            next_check = world.now + CHECK_S
+            check_audit(world)
+            self._check_bounds()
+            if not world.calm:
+                continue
+            if self._drained():
+                check_drained(world)
+                return
+            if not self._live():
+                self._join()  # poison may have taken the last one
+            standing = world.redis.standing
+            claimed = standing.claimed if standing is not None else {}
+            mark = (claimed, len(effective_updates(world)[0]))
+            if mark != progress:
+                progress, progress_at = mark, world.now
+            if world.now - progress_at > STALL_S:
+                raise Violation("stuck", f"no progress for {STALL_S:g} s: {standing}")
+
+    def _drained(self) -> bool:
+        world = self.world
+        standing = world.redis.standing
+        return (
+            standing is not None
+            and any(c.idle for c in self._coordinators)
+            and all(w.idle for w in self._workers)
+            and all(
+                not records or standing.claimed[p] > records[-1][0]
+                for p, records in world.records.items()
+            )
+        )
+
+    def _check_bounds(self) -> None:
+        bound = self.scenario.bound
+        limit = (MOST_WORKERS + 1) * bound + MOST_WORKERS * (bound + FLIGHT)
+        for coordinator in self._coordinators:
+            # A takeover puts back what was applied since the snapshot, on top of what waits.
+            if coordinator.waiting_most > limit + self.rolled_back:
+                raise Violation("queue unbounded", f"{coordinator.waiting_most} batches wait")
+
+    @property
+    def rolled_back(self) -> int:
+        """Upper limit of the batches that takeovers put back into the queue."""
+        return len(self.world.nodes) * self.scenario.group_size
+
+    # --- faults -------------------------------------------------------------------------------
+
+    def _live(self) -> list[SimulatedWorker]:
+        return [w for w in self._workers if not w.dead and not w.leaving]
+
+    def _join(self) -> None:
+        self._names += 1
+        worker = SimulatedWorker(self.world, self._names, self._rebalance)
+        self._workers.append(worker)
+        self.world.say(f"{worker.id} joins")
+        self._rebalance()
+
+    def _coordinate(self) -> None:
+        self._names += 1
+        self._coordinators.append(SimulatedCoordinator(self.world, self._names))
+
+    def _rebalance(self) -> None:
+        """Give every partition to somebody who seems alive, some time from now."""
+        world = self.world
+
+        def assign() -> None:
+            able = [w for w in self._live() if world.now >= w.frozen_until]
+            world.owners = {p: world.draw.choice(able).id for p in world.partitions} if able else {}
+            world.say("rebalance", {str(p): owner for p, owner in world.owners.items()})
+
+        world.later(world.jitter(SESSION_S), assign)
+
+    def _strike(self, fault: Fault) -> None:  # noqa: C901, PLR0912 -- one case per kind of fault
+        world = self.world
+        if world.calm:
+            return
+        workers = self._live()
+        worker = workers[fault.target % len(workers)] if workers else None
+        coordinator = self._coordinators[fault.target % REPLICAS]
+        world.say(f"*** {fault.kind}", worker.id if worker and "worker" in fault.kind else "")
+        match fault.kind:
+            case "kill worker" if worker is not None:
+                worker.kill()
+            case "leave worker" if worker is not None:
+                worker.leave()
+                self._rebalance()
+            case "freeze worker" if worker is not None:
+                worker.freeze(fault.seconds)
+                self._rebalance()
+                world.later(fault.seconds, self._rebalance)
+            case "join worker" if len(workers) < MOST_WORKERS:
+                self._join()
+            case "evict rows" if worker is not None:
+                worker.evict()
+            case "rebalance":
+                self._rebalance()
+            case "kill coordinator":
+                coordinator.kill()
+                self._takeovers += coordinator.takeovers
+                self._coordinators.remove(coordinator)
+                self._coordinate()
+            case "freeze coordinator":
+                coordinator.freeze(fault.seconds)
+            case "lose lease":
+                world.redis.lease = None
+            case "wipe redis":
+                world.wipe_redis()
+            case "copy redis":
+                world.copy_redis()
+            case "fail over redis":
+                world.fail_over_redis()
+            case "redis away":
+                world.redis_back_at = world.now + fault.seconds
+            case "kafka away":
+                world.kafka_back_at = world.now + fault.seconds
+            case "retention":
+                self._retain(fault.target)
+            case "garbage":
+                world.append_control(None)
+                world.append_audit(None)
+            case _:
+                pass  # nobody there to strike
+
+    def _retain(self, target: int) -> None:
+        partition = self.world.partitions[target % len(self.world.partitions)]
+        there = [o for o, arrival in self.world.records[partition] if arrival <= self.world.now]
+        if there:
+            start = max(self.world.log_start[partition], there[target % len(there)])
+            self.world.log_start[partition] = start
+
+    def _calm_down(self) -> None:
+        """The last fault was: everybody thaws, and from now on all must drain."""
+        world = self.world
+        world.calm = True
+        world.say("--- calm")
+        world.kafka_back_at = world.redis_back_at = world.now
+        for process in (*self._workers, *self._coordinators):
+            process.frozen_until = min(process.frozen_until, world.now)
+        if not self._live():
+            self._join()
+        self._rebalance()

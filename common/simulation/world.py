@@ -1,0 +1,197 @@
+"""The outside of the simulated processes: virtual time, Kafka, Redis, object storage, the group.
+
+Nothing here knows the protocol. Redis may be wiped or replaced by a stale copy, Kafka appends after a
+delay, once or twice; both may be away.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import random
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, TypeAlias
+
+from common.core.messages import (
+    AuditRecord,
+    Claim,
+    ModelId,
+    Positions,
+    Reply,
+    Standing,
+    TriggerId,
+    UpdateTrigger,
+    WorkerId,
+)
+from common.core.snapshots import Snapshot
+from common.core.spans import Partition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.simulation.scenario import Scenario
+
+TOPIC = "s"
+LATE_S = 3.0  # how late a late message may be: several takeovers
+
+Token: TypeAlias = tuple[ModelId, int]  # stands for weights: who made them, and a serial number
+
+
+@dataclass
+class Redis:
+    """The board's content."""
+
+    lease: tuple[str, float] | None = None
+    models: dict[ModelId, Token] = field(default_factory=dict)
+    triggers: list[UpdateTrigger] = field(default_factory=list)
+    replies: dict[int, list[tuple[Reply, Token | None]]] = field(default_factory=dict)
+    standing: Standing | None = None
+    alive: dict[WorkerId, tuple[str, float]] = field(default_factory=dict)
+    snapshots: dict[int, tuple[Snapshot, Token]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One optimizer step: from which weights, with which batches."""
+
+    parent: Token
+    batches: tuple[int, ...]
+
+
+class World:
+    """Everything outside; it also carries virtual time and the one source of randomness."""
+
+    def __init__(self, scenario: Scenario, tell: Callable[[float, str], None] | None) -> None:
+        self.scenario = scenario
+        self.draw = random.Random(scenario.seed + 1)  # noqa: S311 -- reproducible, not secret
+        self.now = 0.0
+        self.calm = False
+        self._tell = tell
+        self._heap = list[tuple[float, int, "Callable[[], None]"]]()
+        self._serial = count()
+        self.partitions = [Partition(TOPIC, i) for i in range(len(scenario.arrivals))]
+        self.records = dict(zip(self.partitions, scenario.arrivals, strict=True))
+        self.log_start = dict.fromkeys(self.partitions, 0)
+        self.control = list[Claim | None]()
+        self.updates = list[AuditRecord | None]()
+        self.kafka_back_at = self.redis_back_at = 0.0
+        self.redis = Redis()
+        self.replica: Redis | None = None
+        self.blobs = list[tuple[Snapshot, Token]]()
+        self.nodes = dict[Token, Node]()
+        self.dead_letters = set[tuple[Partition, int]]()
+        self.owners = dict[Partition, WorkerId]()
+        self.standings = dict[int, Positions]()  # every `claimed` that any leader stated, by cpos
+        self.control_readers = list["Callable[[], None]"]()
+        self.board_readers = list["Callable[[], None]"]()
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def say(self, text: str, *details: object) -> None:
+        """Add a line to the story, where somebody listens."""
+        if self._tell is not None:
+            self._tell(self.now, " ".join([text, *map(str, details)]))
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Do something after a delay."""
+        heapq.heappush(self._heap, (self.now + delay_s, next(self._serial), action))
+
+    def step(self) -> None:
+        """Do the next thing."""
+        self.now, _, action = heapq.heappop(self._heap)
+        action()
+
+    def jitter(self, mean_s: float) -> float:
+        """A random delay with a long tail."""
+        return self.draw.expovariate(1.0 / mean_s)
+
+    def chance(self, share: float) -> bool:
+        """Whether something happens this time."""
+        return share > 0 and self.draw.random() < share
+
+    # --- Kafka --------------------------------------------------------------------------------
+
+    @property
+    def kafka_away(self) -> bool:
+        """Whether the broker is down."""
+        return self.now < self.kafka_back_at
+
+    @property
+    def redis_away(self) -> bool:
+        """Whether the board is down."""
+        return self.now < self.redis_back_at
+
+    def append_control(self, claim: Claim | None) -> int:
+        """Append to the control topic now; returns the offset."""
+        self.control.append(claim)
+        for wake in self.control_readers:
+            self.later(self.jitter(self.scenario.kafka_s), wake)
+        return len(self.control) - 1
+
+    def append_audit(self, record: AuditRecord | None) -> None:
+        """Append to the updates topic now."""
+        self.updates.append(record)
+        for wake in self.control_readers:
+            self.later(self.jitter(self.scenario.kafka_s), wake)
+
+    def fetch(self, partition: Partition, position: int, limit: int) -> list[int]:
+        """Offsets of the records that are there from a position on."""
+        found = list[int]()
+        for offset, arrival in self.records[partition]:
+            if offset >= position and arrival <= self.now and offset >= self.log_start[partition]:
+                found.append(offset)
+                if len(found) >= limit:
+                    break
+        return found
+
+    def next_arrival(self, partition: Partition, position: int) -> float | None:
+        """When the next record from a position on arrives; None if none ever will."""
+        for offset, arrival in self.records[partition]:
+            if offset >= position:
+                return arrival
+        return None
+
+    # --- Redis --------------------------------------------------------------------------------
+
+    def post(self, trigger: UpdateTrigger) -> None:
+        """Post a trigger; some are trimmed before anybody reads them."""
+        triggers = self.redis.triggers
+        if (triggers and trigger.id <= triggers[-1].id) or self.chance(self.scenario.lossy * 0.3):
+            return
+        triggers.append(trigger)
+        del triggers[:-20]
+        for wake in self.board_readers:
+            self.later(self.jitter(0.001), wake)
+
+    def triggers_after(self, heard: TriggerId) -> list[UpdateTrigger]:
+        """Triggers above an id; now and then some get lost on the way."""
+        found = [trigger for trigger in self.redis.triggers if trigger.id > heard]
+        return [] if found and self.chance(self.scenario.lossy * 0.2) else found
+
+    def push(self, reply: Reply, token: Token | None) -> None:
+        """Send a reply: it may get lost, come late, or twice."""
+
+        def arrive() -> None:
+            self.redis.replies.setdefault(reply.model.epoch, []).append((reply, token))
+            for wake in self.board_readers:
+                self.later(self.jitter(0.001), wake)
+
+        lossy = self.scenario.lossy
+        if not self.chance(lossy):
+            self.later(self.draw.uniform(0, LATE_S) if self.chance(lossy) else 0.001, arrive)
+        if self.chance(lossy):
+            self.later(self.draw.uniform(0, LATE_S), arrive)
+
+    def wipe_redis(self) -> None:
+        """Redis comes back empty."""
+        self.redis = Redis()
+
+    def copy_redis(self) -> None:
+        """A replica is this far."""
+        self.replica = copy.deepcopy(self.redis)
+
+    def fail_over_redis(self) -> None:
+        """The replica takes over, whatever it has missed."""
+        if self.replica is not None:
+            self.redis, self.replica = self.replica, None
