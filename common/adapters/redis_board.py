@@ -1,0 +1,321 @@
+"""The notice board of a job in Redis (`common.ports.Board`).
+
+Only commands of Redis 6.2 and no scripts: correctness never depends on what is here
+(docs/protocol.md). A job's keys share a hash tag, so that a Redis Cluster keeps them in one slot:
+
+    doll:{job}:model:<epoch>:<version>    weights; the last few of each leader
+    doll:{job}:triggers                   stream with ids <epoch>-<number>
+    doll:{job}:standing
+    doll:{job}:gradients:<epoch>          list of replies      doll:{job}:gradients   its epochs
+    doll:{job}:alive:<worker>             status, expires      doll:{job}:workers     their names
+    doll:{job}:snapshot:<epoch>           newest of a leader   doll:{job}:snapshots   its epochs
+    doll:{job}:lease                      who may try to lead
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from common import wire
+from common.adapters.redis_server import RedisServer
+from common.core.messages import ModelId, Reply, Standing, TriggerId, UpdateTrigger, WorkerId
+from common.errors import OutsideError
+from common.rejections import Rejections
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+T = TypeVar("T")
+
+_MODELS_KEPT = 4  # of one leader: a late reader of the round before still finds its weights
+_TRIGGERS_KEPT = 100  # a worker that is further behind has nothing to add to those rounds
+_SNAPSHOTS_KEPT = 3  # of as many leaders: the newest may be taken back, or torn
+_MODEL_TTL_MS = 3_600_000  # an hour: those of a leader that is gone; a living one puts it again
+_REPLIES_TTL_MS = 600_000  # ten minutes after the last: longer than any round waits for one
+_SHORTEST_S = 0.002  # 0.001 is zero to Redis 6.2, which cuts off what it computes: wait for ever
+_STATUSES = (b"alive", b"leaving")
+_STALE_ID = "equal or smaller than the target stream top item"  # XADD's way to say: not newer
+
+
+class RedisBoard:
+    """One job's keys in a Redis server; may be shared between threads.
+
+    A call that waits keeps one connection of the pool to itself, so it never holds up another. News
+    end a wait at once; without news it may end 100 ms late, unless the server's `hz` is above 10.
+
+    Args:
+        url: `redis://host:port/db`, `rediss://...` or `unix://path`.
+        job: The job's id.
+        timeout_s: After so long without an answer the server counts as away.
+    """
+
+    def __init__(self, url: str, job: str, timeout_s: float = 5.0) -> None:
+        self._keys = f"doll:{{{job}}}:"
+        self._wait_s = timeout_s / 2  # one blocking command; longer waits are several of them
+        self._rejections = Rejections()
+        self._server = RedisServer(url, self._keys, self._reject_key, timeout_s)
+
+    @property
+    def rejected(self) -> int:
+        """Messages read so far that did not parse."""
+        return self._rejections.count
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        self._server.close()
+
+    # --- models ----------------------------------------------------------------------------------
+
+    def put_model(self, model: ModelId, weights: bytes | memoryview) -> None:
+        """Publish a model; this leader's version of four updates ago is forgotten."""
+        forgotten = ModelId(model.epoch, model.version - _MODELS_KEPT)
+        self._server.ask(
+            ("SET", self._model(model), memoryview(weights).cast("B"), "PX", _MODEL_TTL_MS),
+            ("UNLINK", self._model(forgotten)),
+        )
+
+    def get_model(self, model: ModelId) -> bytes | None:
+        """Fetch a model, or None where it is gone."""
+        weights: bytes | None = self._server.ask(("GET", self._model(model)))[0]
+        return weights
+
+    # --- triggers --------------------------------------------------------------------------------
+
+    def post_trigger(self, trigger: UpdateTrigger) -> bool:
+        """Append to the trigger stream; False where a later id already stands there."""
+        key = self._keys + "triggers"
+        entry = (_entry(trigger.id), "trigger", wire.encode_trigger(trigger))
+        while True:
+            try:
+                self._server.ask(("XADD", key, "MAXLEN", _TRIGGERS_KEPT, *entry))
+            except OutsideError as error:
+                if _STALE_ID not in str(error):
+                    raise
+            else:
+                return True
+            newest = self._parsed_triggers(
+                self._server.ask(("XREVRANGE", key, "+", "-", "COUNT", 1))[0]
+            )
+            if newest and newest[0].id >= trigger.id:
+                return newest[0].id == trigger.id  # ours: the answer to an earlier call was lost
+            self._server.ask(("UNLINK", key))  # garbage with a high id would lock every leader out
+
+    def triggers(self, after: TriggerId, timeout_s: float) -> list[UpdateTrigger]:
+        """Wait for triggers with an id above `after`, oldest first; empty when none came."""
+        key = self._keys + "triggers"
+        position: str | bytes = _entry(after) if after.epoch >= 0 else "0-0"
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            block = ("BLOCK", max(1, int(1000 * min(left_s, self._wait_s)))) if left_s > 0 else ()
+            answer = self._server.ask(("XREAD", *block, "STREAMS", key, position))[0]
+            entries = answer[0][1] if answer else []
+            found = self._parsed_triggers(entries)
+            if found or left_s <= 0:
+                return found
+            if entries:  # garbage alone: go on behind it
+                position = entries[-1][0]
+
+    def _parsed_triggers(
+        self, entries: Iterable[tuple[bytes, dict[bytes, bytes]]]
+    ) -> list[UpdateTrigger]:
+        """The triggers among the entries of the stream."""
+        found = []
+        for name, fields in entries:
+            data = fields.get(b"trigger", b"")
+            trigger = self._rejections.parse("trigger", wire.decode_trigger, data)
+            if trigger is not None and _entry(trigger.id).encode() == name:
+                found.append(trigger)
+            elif trigger is not None:
+                self._rejections.reject("trigger id", f"trigger {trigger.id} stands at {name!r}")
+        return found
+
+    # --- replies ---------------------------------------------------------------------------------
+
+    def push_reply(self, reply: Reply) -> None:
+        """Append a gradient or a failure to the list of its model's epoch."""
+        key = self._gradients(reply.model.epoch)
+        self._server.ask(
+            ("RPUSH", key, wire.encode_reply(reply)),
+            ("PEXPIRE", key, _REPLIES_TTL_MS),
+            ("SADD", self._keys + "gradients", reply.model.epoch),
+        )
+
+    def pop_replies(self, epoch: int, max_replies: int, timeout_s: float) -> list[Reply]:
+        """Take what workers sent to this epoch's leader; waits for the first one only."""
+        key = self._gradients(epoch)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s > 0:
+                # in one packet: the second command is served once the first one has its answer
+                first, others = self._server.ask(
+                    ("BLPOP", key, f"{max(_SHORTEST_S, min(left_s, self._wait_s)):.3f}"),
+                    ("LPOP", key, max_replies - 1),
+                )
+            else:
+                first, others = None, self._server.ask(("LPOP", key, max_replies))[0]
+            received = [first[1]] if first else []
+            received += others or []
+            parsed = (self._rejections.parse("reply", wire.decode_reply, each) for each in received)
+            found = [reply for reply in parsed if reply is not None]
+            if found or left_s <= 0:
+                return found
+
+    def drop_replies(self, below_epoch: int) -> None:
+        """Forget what was sent to earlier leaders."""
+        index = self._keys + "gradients"
+        old = [epoch for epoch in self._epochs(index) if epoch < below_epoch]
+        if old:
+            self._server.ask(("UNLINK", *map(self._gradients, old)), ("SREM", index, *old))
+
+    # --- standing --------------------------------------------------------------------------------
+
+    def put_standing(self, standing: Standing) -> None:
+        """Write the leader's standing."""
+        self._server.ask(("SET", self._keys + "standing", wire.encode_standing(standing)))
+
+    def get_standing(self) -> Standing | None:
+        """Read the standing, or None where there is none."""
+        data = self._server.ask(("GET", self._keys + "standing"))[0]
+        if data is None:
+            return None
+        return self._rejections.parse("standing", wire.decode_standing, data)
+
+    # --- liveness --------------------------------------------------------------------------------
+
+    def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
+        """Say that a worker lives, for `ttl_s`: status "alive" or "leaving"."""
+        self._server.ask(
+            ("SET", self._alive(worker), status, "PX", _milliseconds(ttl_s)),
+            ("SADD", self._keys + "workers", worker),
+        )
+
+    def forget(self, worker: WorkerId) -> None:
+        """Take a worker's liveness away at once: it has left."""
+        self._server.ask(("UNLINK", self._alive(worker)), ("SREM", self._keys + "workers", worker))
+
+    def alive(self) -> dict[WorkerId, str]:
+        """Status of every worker whose beat has not run out."""
+        index = self._keys + "workers"
+        workers = self._members(index, lambda name: WorkerId(name.decode()))
+        if not workers:
+            return {}
+        statuses = dict(zip(workers, self._beats(workers), strict=True))
+        gone = [worker for worker, status in statuses.items() if status is None]
+        if gone:
+            # One of them may beat right now. A beat is set before its name is added: either its
+            # name is added after we removed it, or we see the beat and add the name again.
+            self._server.ask(("SREM", index, *gone))
+            again = zip(gone, self._beats(gone), strict=True)
+            back = {worker: status for worker, status in again if status is not None}
+            if back:
+                self._server.ask(("SADD", index, *back))
+                statuses.update(back)
+        return {worker: status for worker, status in statuses.items() if status}
+
+    def _beats(self, workers: Iterable[WorkerId]) -> list[str | None]:
+        """Statuses in the same order: None where a beat has run out, "" for nonsense."""
+        values = self._server.ask(("MGET", *map(self._alive, workers)))[0]
+        return [None if value is None else self._status(value) for value in values]
+
+    def _status(self, value: bytes) -> str:
+        if value in _STATUSES:
+            return value.decode()
+        self._rejections.reject("status", f"alive is {value[:40]!r}, expected one of {_STATUSES}")
+        return ""
+
+    # --- the lease -------------------------------------------------------------------------------
+
+    # Prolonging and releasing read first and write then, without a transaction. In between, the
+    # lease may run out and another take it, whose lease is then prolonged or given back. That costs
+    # a little time: the lease only says who may try to lead, who leads is decided in the log.
+
+    def hold_lease(self, holder: str, ttl_s: float) -> bool:
+        """Take or prolong the lease that says who may try to lead; False if another holds it."""
+        key, ttl_ms = self._keys + "lease", _milliseconds(ttl_s)
+        taken, current = self._server.ask(("SET", key, holder, "NX", "PX", ttl_ms), ("GET", key))
+        if taken:
+            return True
+        return current == holder.encode() and bool(self._server.ask(("PEXPIRE", key, ttl_ms))[0])
+
+    def release_lease(self, holder: str) -> None:
+        """Give the lease back, if it is still this holder's."""
+        key = self._keys + "lease"
+        if self._server.ask(("GET", key))[0] == holder.encode():
+            self._server.ask(("UNLINK", key))
+
+    # --- snapshots -------------------------------------------------------------------------------
+
+    def put_snapshot(self, epoch: int, data: bytes) -> None:
+        """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
+        index = self._keys + "snapshots"
+        self._server.ask(("SET", self._snapshot(epoch), data), ("SADD", index, epoch))
+        old = sorted(self._epochs(index))[:-_SNAPSHOTS_KEPT]
+        if old:
+            self._server.ask(("UNLINK", *map(self._snapshot, old)), ("SREM", index, *old))
+
+    def snapshots(self) -> list[bytes]:
+        """All hot snapshots that are there, those of later leaders first."""
+        epochs = sorted(self._epochs(self._keys + "snapshots"), reverse=True)
+        found = self._server.ask(("MGET", *map(self._snapshot, epochs)))[0] if epochs else []
+        return [data for data in found if data is not None]
+
+    def wipe(self) -> None:
+        """Forget everything of this job."""
+        pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", self._keys) + "*"
+        cursor: bytes | int = 0
+        while True:
+            cursor, keys = self._server.ask(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000))[0]
+            if keys:
+                self._server.ask(("UNLINK", *keys))
+            if not int(cursor):
+                return
+
+    # --- names -----------------------------------------------------------------------------------
+
+    def _model(self, model: ModelId) -> str:
+        return f"{self._keys}model:{model.epoch}:{model.version}"
+
+    def _gradients(self, epoch: int) -> str:
+        return f"{self._keys}gradients:{epoch}"
+
+    def _alive(self, worker: WorkerId) -> str:
+        return f"{self._keys}alive:{worker}"
+
+    def _snapshot(self, epoch: int) -> str:
+        return f"{self._keys}snapshot:{epoch}"
+
+    def _epochs(self, index: str) -> list[int]:
+        return self._members(index, _epoch)
+
+    def _members(self, index: str, parse: Callable[[bytes], T]) -> list[T]:
+        """The members of a set that parse; the others are taken out of it."""
+        found = []
+        for member in self._server.ask(("SMEMBERS", index))[0]:
+            try:
+                found.append(parse(member))
+            except ValueError as error:
+                self._rejections.reject("name", f"{member[:40]!r} in {index}: {error}")
+                self._server.ask(("SREM", index, member))
+        return found
+
+    def _reject_key(self, key: str) -> None:
+        self._rejections.reject("type", f"{key} holds another type than a job's")
+
+
+def _entry(trigger: TriggerId) -> str:
+    return f"{trigger.epoch}-{trigger.number}"
+
+
+def _epoch(name: bytes) -> int:
+    epoch = int(name)
+    if str(epoch).encode() != name:
+        raise ValueError(f"not how epoch {epoch} is written")
+    return epoch
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(1000 * seconds))  # Redis refuses to expire in zero

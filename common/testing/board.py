@@ -1,0 +1,246 @@
+"""Redis in memory: the notice board for tests and simulations, held to the same contract.
+
+A `MemoryRedis` is the server, each `MemoryBoard` of it one process's view of one job. What is kept
+are the bytes of the wire, so that nothing passes here that would not pass there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from common import wire
+from common.core.messages import ModelId, TriggerId, WorkerId
+from common.errors import UnavailableError
+from common.rejections import Rejections
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from common.core.messages import Reply, Standing, UpdateTrigger
+
+_MODELS_KEPT = 4  # these four as in Redis
+_TRIGGERS_KEPT = 100
+_SNAPSHOTS_KEPT = 3
+_STATUSES = ("alive", "leaving")
+
+
+@dataclass
+class Notices:
+    """Everything that one job has on the server; open, so that a test can put garbage into it."""
+
+    models: dict[ModelId, bytes] = field(default_factory=dict)
+    triggers: dict[TriggerId, bytes] = field(default_factory=dict)  # ascending
+    gradients: dict[int, list[bytes]] = field(default_factory=dict)  # by epoch
+    standing: bytes | None = None
+    beats: dict[WorkerId, tuple[str, float]] = field(default_factory=dict)  # status, until when
+    lease: tuple[str, float] | None = None  # holder, until when
+    snapshots: dict[int, bytes] = field(default_factory=dict)  # by epoch
+
+
+class MemoryRedis:
+    """The server that several boards share.
+
+    Args:
+        clock: Seconds that never go back; beats and leases run out by it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.changed = threading.Condition()  # guards all that follows
+        self.jobs: dict[str, Notices] = {}
+        self.away = False
+
+    def kill(self) -> None:
+        """Go away; every call fails until `restart`."""
+        with self.changed:
+            self.away = True
+            self.changed.notify_all()
+
+    def restart(self) -> None:
+        """Come back empty."""
+        self.restore({})
+
+    def copy(self) -> dict[str, Notices]:
+        """Everything as it stands now: what a replica that stops following would keep."""
+        with self.changed:
+            return deepcopy(self.jobs)
+
+    def restore(self, copy: dict[str, Notices]) -> None:
+        """Go on from such a copy, as after a failover to that replica."""
+        with self.changed:
+            self.jobs = deepcopy(copy)
+            self.away = False
+            self.changed.notify_all()
+
+
+class MemoryBoard:
+    """One job's notice board in a `MemoryRedis`; may be shared between threads."""
+
+    def __init__(self, server: MemoryRedis, job: str) -> None:
+        self._server = server
+        self._job = job
+        self._rejections = Rejections()
+
+    @property
+    def rejected(self) -> int:
+        """Messages read so far that did not parse."""
+        return self._rejections.count
+
+    def put_model(self, model: ModelId, weights: bytes | memoryview) -> None:
+        """Publish a model; this leader's version of four updates ago is forgotten."""
+        with self._server.changed:
+            models = self._notices().models
+            models[model] = bytes(weights)
+            models.pop(ModelId(model.epoch, model.version - _MODELS_KEPT), None)
+
+    def get_model(self, model: ModelId) -> bytes | None:
+        """Fetch a model, or None where it is gone."""
+        with self._server.changed:
+            return self._notices().models.get(model)
+
+    def post_trigger(self, trigger: UpdateTrigger) -> bool:
+        """Append to the trigger stream; False where a later id already stands there."""
+        data = wire.encode_trigger(trigger)
+        with self._server.changed:
+            triggers = self._notices().triggers
+            newest = max(triggers, default=trigger.id)
+            if newest > trigger.id:
+                if self._parsed([triggers[newest]]):
+                    return False
+                triggers.clear()  # garbage with a high id would lock every leader out
+            triggers[trigger.id] = data
+            for old in sorted(triggers)[:-_TRIGGERS_KEPT]:
+                del triggers[old]
+            self._server.changed.notify_all()
+            return True
+
+    def triggers(self, after: TriggerId, timeout_s: float) -> list[UpdateTrigger]:
+        """Wait for triggers with an id above `after`, oldest first; empty when none came."""
+        deadline = time.monotonic() + timeout_s
+        with self._server.changed:
+            while True:
+                newer = {it: data for it, data in self._notices().triggers.items() if it > after}
+                found = self._parsed(newer.values())
+                if found or not self._waited(deadline):
+                    return found
+                after = max(newer, default=after)  # garbage alone: go on behind it
+
+    def push_reply(self, reply: Reply) -> None:
+        """Append a gradient or a failure to the list of its model's epoch."""
+        data = wire.encode_reply(reply)
+        with self._server.changed:
+            self._notices().gradients.setdefault(reply.model.epoch, []).append(data)
+            self._server.changed.notify_all()
+
+    def pop_replies(self, epoch: int, max_replies: int, timeout_s: float) -> list[Reply]:
+        """Take what workers sent to this epoch's leader; waits for the first one only."""
+        deadline = time.monotonic() + timeout_s
+        with self._server.changed:
+            while True:
+                waiting = self._notices().gradients.get(epoch, [])
+                taken, waiting[:] = waiting[:max_replies], waiting[max_replies:]
+                parsed = (self._rejections.parse("reply", wire.decode_reply, it) for it in taken)
+                found = [reply for reply in parsed if reply is not None]
+                if found or not self._waited(deadline):
+                    return found
+
+    def drop_replies(self, below_epoch: int) -> None:
+        """Forget what was sent to earlier leaders."""
+        with self._server.changed:
+            gradients = self._notices().gradients
+            for epoch in [epoch for epoch in gradients if epoch < below_epoch]:
+                del gradients[epoch]
+
+    def put_standing(self, standing: Standing) -> None:
+        """Write the leader's standing."""
+        with self._server.changed:
+            self._notices().standing = wire.encode_standing(standing)
+
+    def get_standing(self) -> Standing | None:
+        """Read the standing, or None where there is none."""
+        with self._server.changed:
+            data = self._notices().standing
+        if data is None:
+            return None
+        return self._rejections.parse("standing", wire.decode_standing, data)
+
+    def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
+        """Say that a worker lives, for `ttl_s`: status "alive" or "leaving"."""
+        with self._server.changed:
+            self._notices().beats[worker] = (status, self._server.clock() + ttl_s)
+
+    def forget(self, worker: WorkerId) -> None:
+        """Take a worker's liveness away at once: it has left."""
+        with self._server.changed:
+            self._notices().beats.pop(worker, None)
+
+    def alive(self) -> dict[WorkerId, str]:
+        """Status of every worker whose beat has not run out."""
+        with self._server.changed:
+            beats, now = self._notices().beats, self._server.clock()
+            for worker in [worker for worker, (_, until) in beats.items() if until <= now]:
+                del beats[worker]
+            statuses = {worker: status for worker, (status, _) in beats.items()}
+        for worker, status in list(statuses.items()):
+            if status not in _STATUSES:
+                self._rejections.reject("status", f"alive is {status!r}, expected {_STATUSES}")
+                del statuses[worker]
+        return statuses
+
+    def hold_lease(self, holder: str, ttl_s: float) -> bool:
+        """Take or prolong the lease that says who may try to lead; False if another holds it."""
+        with self._server.changed:
+            notices, now = self._notices(), self._server.clock()
+            current, until = notices.lease or (holder, now)
+            if current != holder and now < until:
+                return False
+            notices.lease = (holder, now + ttl_s)
+            return True
+
+    def release_lease(self, holder: str) -> None:
+        """Give the lease back, if it is still this holder's."""
+        with self._server.changed:
+            notices = self._notices()
+            if notices.lease is not None and notices.lease[0] == holder:
+                notices.lease = None
+
+    def put_snapshot(self, epoch: int, data: bytes) -> None:
+        """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
+        with self._server.changed:
+            snapshots = self._notices().snapshots
+            snapshots[epoch] = data
+            for old in sorted(snapshots)[:-_SNAPSHOTS_KEPT]:
+                del snapshots[old]
+
+    def snapshots(self) -> list[bytes]:
+        """All hot snapshots that are there, those of later leaders first."""
+        with self._server.changed:
+            snapshots = self._notices().snapshots
+            return [snapshots[epoch] for epoch in sorted(snapshots, reverse=True)]
+
+    def wipe(self) -> None:
+        """Forget everything of this job."""
+        with self._server.changed:
+            self._notices()
+            del self._server.jobs[self._job]
+
+    def _notices(self) -> Notices:
+        if self._server.away:
+            raise UnavailableError("the server is away")
+        return self._server.jobs.setdefault(self._job, Notices())
+
+    def _waited(self, deadline: float) -> bool:
+        """Wait for a change; False where it is too late for that."""
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        self._server.changed.wait(left_s)
+        return True
+
+    def _parsed(self, data: Iterable[bytes]) -> list[UpdateTrigger]:
+        parsed = (self._rejections.parse("trigger", wire.decode_trigger, each) for each in data)
+        return [trigger for trigger in parsed if trigger is not None]

@@ -1,0 +1,608 @@
+"""The notice board's contract, on memory, on the embedded Redis and on the system's Redis."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pytest
+import redis
+
+from common import wire
+from common.adapters.redis_board import RedisBoard
+from common.core.messages import (
+    Batch,
+    Failed,
+    Gradient,
+    ModelId,
+    Order,
+    Reply,
+    Standing,
+    TriggerId,
+    UpdateTrigger,
+    WorkerId,
+)
+from common.core.spans import Partition, Span
+from common.errors import UnavailableError
+from common.testing.board import MemoryBoard, MemoryRedis
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.embedded.redis import EmbeddedRedis
+    from common.ports import Board
+
+pytest_plugins = ["tests.redis_servers"]
+
+LONG_S = 20.0  # for what must happen: a test that waits so long has failed
+WORKER, OTHER = WorkerId("w1"), WorkerId("w2")
+MODEL = ModelId(3, 17)
+PARTITION = Partition("clicks", 0)
+
+
+# --- the three servers ---------------------------------------------------------------------------
+
+
+class Server(Protocol):
+    """What the suite does to a server behind the board's back."""
+
+    def board(self) -> Board:
+        """Another process's view of the same job."""
+
+    def litter(self, garbage: bytes) -> None:
+        """Put garbage wherever the job looks."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def restart(self) -> None:
+        """Bring it back empty."""
+
+
+@dataclass
+class _InMemory:
+    redis: MemoryRedis
+    job: str
+
+    def board(self) -> Board:
+        return MemoryBoard(self.redis, self.job)
+
+    def litter(self, garbage: bytes) -> None:
+        notices = self.redis.jobs[self.job]
+        notices.standing = garbage
+        notices.gradients[3] = [garbage]
+        notices.triggers[TriggerId(2**60, 1)] = garbage
+        notices.beats[WORKER] = (garbage.decode("latin-1"), float("inf"))
+
+    def kill(self) -> None:
+        self.redis.kill()
+
+    def restart(self) -> None:
+        self.redis.restart()
+
+
+@dataclass
+class _InRedis:
+    redis: EmbeddedRedis
+    job: str
+
+    def board(self) -> Board:
+        return RedisBoard(self.redis.url, self.job)
+
+    def litter(self, garbage: bytes) -> None:
+        with redis.Redis.from_url(self.redis.url) as client:
+            client.set(f"doll:{{{self.job}}}:standing", garbage)
+            client.rpush(f"doll:{{{self.job}}}:gradients:3", garbage)
+            client.xadd(f"doll:{{{self.job}}}:triggers", {"trigger": garbage}, f"{2**60}-1")
+            client.sadd(f"doll:{{{self.job}}}:workers", WORKER, garbage)
+            client.set(f"doll:{{{self.job}}}:alive:{WORKER}", garbage)
+
+    def kill(self) -> None:
+        self.redis.kill()
+
+    def restart(self) -> None:
+        self.redis.restart()
+
+
+@pytest.fixture(params=["memory", "embedded", pytest.param("system", marks=pytest.mark.redis)])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    job = f"job-{request.node.name}"
+    if request.param == "memory":
+        yield _InMemory(MemoryRedis(), job)
+    else:
+        running: EmbeddedRedis = request.getfixturevalue(f"{request.param}_redis")
+        yield _InRedis(running, job)
+        running.restart()
+
+
+@pytest.fixture
+def board(server: Server) -> Board:
+    return server.board()
+
+
+# --- what is said --------------------------------------------------------------------------------
+
+
+def batch(offset: int) -> Batch:
+    return Batch(offset, WORKER, (Span("clicks", 0, 10 * offset, 10 * offset + 10),), 10)
+
+
+def trigger(epoch: int, number: int) -> UpdateTrigger:
+    return UpdateTrigger(TriggerId(epoch, number), MODEL, (Order(WORKER, (batch(7),)),))
+
+
+def failure(offset: int = 7, epoch: int = 3) -> Failed:
+    return Failed(WORKER, ModelId(epoch, 17), (offset,), "raised", "no such column")
+
+
+def gradient(vector: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Gradient:
+    return Gradient(WORKER, MODEL, (7, 8), 20, 3.5, {"accuracy": 12.0}, 0.02, vector)
+
+
+def standing(cpos: int) -> Standing:
+    return Standing(3, cpos, {PARTITION: 80}, cpos, 0, 2, {PARTITION: 70})
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until it holds; fail if it never does."""
+    deadline = time.monotonic() + LONG_S
+    pause = threading.Event()
+    while not holds():
+        assert time.monotonic() < deadline, "it never came true"
+        pause.wait(0.005)
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+def test_a_model_is_fetched_as_it_was_published(board: Board) -> None:
+    weights = np.arange(300_000, dtype=np.float32)
+    board.put_model(MODEL, weights.data)
+    assert board.get_model(MODEL) == weights.tobytes()
+
+
+def test_versions_of_two_leaders_are_two_models(board: Board) -> None:
+    board.put_model(ModelId(3, 17), b"mine")
+    board.put_model(ModelId(9, 17), b"hers")
+    assert board.get_model(ModelId(3, 17)) == b"mine"
+    assert board.get_model(ModelId(9, 17)) == b"hers"
+    assert board.get_model(ModelId(10, 17)) is None
+
+
+def test_only_the_last_few_versions_of_a_leader_are_kept(board: Board) -> None:
+    board.put_model(ModelId(2, 1), b"another leader's")
+    for version in range(10):
+        board.put_model(ModelId(3, version), b"weights")
+    kept = [version for version in range(10) if board.get_model(ModelId(3, version))]
+    assert kept == [6, 7, 8, 9]
+    assert board.get_model(ModelId(2, 1)) == b"another leader's"
+
+
+# --- triggers ------------------------------------------------------------------------------------
+
+
+def test_triggers_come_in_order_and_each_once(board: Board) -> None:
+    posted = [trigger(0, 1), trigger(0, 2), trigger(5, 1)]
+    assert [board.post_trigger(each) for each in posted] == [True, True, True]
+    assert board.triggers(TriggerId(-1, 0), 0) == posted
+    assert board.triggers(TriggerId(0, 1), LONG_S) == posted[1:]
+    assert board.triggers(TriggerId(5, 1), 0) == []
+
+
+def test_two_readers_see_the_same_trigger(server: Server) -> None:
+    server.board().post_trigger(trigger(3, 1))
+    assert server.board().triggers(TriggerId(0, 0), LONG_S) == [trigger(3, 1)]
+    assert server.board().triggers(TriggerId(0, 0), LONG_S) == [trigger(3, 1)]
+
+
+def test_a_leader_that_wakes_up_late_cannot_post(server: Server) -> None:
+    older, newer = server.board(), server.board()
+    assert older.post_trigger(trigger(3, 8))
+    assert newer.post_trigger(trigger(5, 1))
+    assert not older.post_trigger(trigger(3, 9))
+    assert newer.triggers(TriggerId(3, 8), 0) == [trigger(5, 1)]
+
+
+def test_posting_the_same_trigger_again_is_no_failure(board: Board) -> None:
+    """The answer to the first call may have been lost."""
+    assert board.post_trigger(trigger(3, 1))
+    assert board.post_trigger(trigger(3, 1))
+    assert board.triggers(TriggerId(0, 0), 0) == [trigger(3, 1)]
+
+
+def test_old_triggers_make_room(board: Board) -> None:
+    for number in range(1, 131):
+        board.post_trigger(trigger(3, number))
+    kept = board.triggers(TriggerId(0, 0), 0)
+    assert [each.id.number for each in kept] == list(range(31, 131))
+
+
+def test_a_small_model_travels_inside_its_trigger(board: Board) -> None:
+    posted = UpdateTrigger(TriggerId(3, 1), MODEL, (), bytes(400))
+    board.post_trigger(posted)
+    assert board.triggers(TriggerId(0, 0), 0) == [posted]
+
+
+def test_waiting_for_triggers_ends_with_none(board: Board) -> None:
+    assert board.triggers(TriggerId(0, 0), 0) == []
+    assert board.triggers(TriggerId(0, 0), 0.0001) == []
+    assert board.triggers(TriggerId(0, 0), 0.02) == []
+
+
+def test_a_waiting_reader_is_woken_by_the_next_trigger(server: Server) -> None:
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(server.board().triggers, TriggerId(3, 1), LONG_S)
+        board = server.board()
+        board.post_trigger(trigger(3, 1))
+        board.post_trigger(trigger(3, 2))
+        assert waiting.result(LONG_S) == [trigger(3, 2)]
+
+
+# --- replies -------------------------------------------------------------------------------------
+
+
+def test_replies_are_taken_in_order_and_once(board: Board) -> None:
+    sent = [failure(offset) for offset in range(5)]
+    for reply in sent:
+        board.push_reply(reply)
+    assert board.pop_replies(3, 3, LONG_S) == sent[:3]
+    assert board.pop_replies(3, 1, LONG_S) == sent[3:4]
+    assert board.pop_replies(3, 9, 0) == sent[4:]
+    assert board.pop_replies(3, 9, 0) == []
+
+
+def test_many_are_taken_at_once(board: Board) -> None:
+    for offset in range(50):
+        board.push_reply(failure(offset))
+    assert len(board.pop_replies(3, 100, LONG_S)) == 50
+
+
+def test_a_gradient_arrives_as_a_read_only_view(board: Board) -> None:
+    vector = np.arange(300_000, dtype=np.float32)
+    board.push_reply(gradient(vector))
+    [received] = board.pop_replies(3, 10, LONG_S)
+    assert isinstance(received, Gradient)
+    assert np.array_equal(received.vector, vector)
+    assert not received.vector.flags.writeable
+    assert received.vector.base is not None
+
+
+def test_every_leader_has_its_own_replies(board: Board) -> None:
+    board.push_reply(failure(1, epoch=3))
+    board.push_reply(failure(2, epoch=5))
+    assert board.pop_replies(5, 10, LONG_S) == [failure(2, epoch=5)]
+    assert board.pop_replies(3, 10, LONG_S) == [failure(1, epoch=3)]
+
+
+def test_replies_to_earlier_leaders_are_dropped(board: Board) -> None:
+    for epoch in (0, 3, 5, 7):
+        board.push_reply(failure(epoch=epoch))
+    board.drop_replies(5)
+    left = [len(board.pop_replies(epoch, 10, 0)) for epoch in (0, 3, 5, 7)]
+    assert left == [0, 0, 1, 1]
+
+
+def test_waiting_for_replies_ends_with_none(board: Board) -> None:
+    assert board.pop_replies(3, 10, 0) == []
+    assert board.pop_replies(3, 10, 0.0001) == []
+    assert board.pop_replies(3, 1, 0.02) == []
+
+
+def test_a_waiting_leader_is_woken_by_the_first_reply(server: Server) -> None:
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(server.board().pop_replies, 3, 10, LONG_S)
+        server.board().push_reply(failure())
+        assert waiting.result(LONG_S) == [failure()]
+
+
+def test_each_reply_reaches_one_of_two_takers(server: Server) -> None:
+    def take_all(board: Board) -> list[Reply]:
+        taken: list[Reply] = []
+        while popped := board.pop_replies(3, 2, 0.05):
+            taken += popped
+        return taken
+
+    for offset in range(100):
+        server.board().push_reply(failure(offset))
+    with ThreadPoolExecutor() as pool:
+        shares = list(pool.map(take_all, [server.board(), server.board()]))
+    offsets = [reply.batches[0] for share in shares for reply in share]
+    assert sorted(offsets) == list(range(100))
+
+
+def test_a_waiting_call_does_not_hold_up_others_on_the_same_board(board: Board) -> None:
+    with ThreadPoolExecutor() as pool:
+        for_trigger = pool.submit(board.triggers, TriggerId(0, 0), LONG_S)
+        for_reply = pool.submit(board.pop_replies, 3, 10, LONG_S)
+        board.put_standing(standing(4))
+        assert board.get_standing() == standing(4)
+        assert not for_trigger.done()
+        assert not for_reply.done()
+        board.push_reply(failure())
+        assert for_reply.result(LONG_S) == [failure()]
+        board.post_trigger(trigger(3, 1))
+        assert for_trigger.result(LONG_S) == [trigger(3, 1)]
+
+
+# --- standing, liveness, lease -------------------------------------------------------------------
+
+
+def test_the_newest_standing_is_read(board: Board) -> None:
+    assert board.get_standing() is None
+    board.put_standing(standing(4))
+    board.put_standing(standing(5))
+    assert board.get_standing() == standing(5)
+
+
+def test_a_worker_is_alive_until_its_beat_runs_out(board: Board) -> None:
+    board.beat(WORKER, "alive", LONG_S * 10)
+    board.beat(OTHER, "alive", 0.03)
+    eventually(lambda: board.alive() == {WORKER: "alive"})
+    board.beat(OTHER, "alive", LONG_S * 10)
+    assert board.alive() == {WORKER: "alive", OTHER: "alive"}
+
+
+def test_a_worker_says_that_it_is_leaving_and_is_gone_at_once(board: Board) -> None:
+    board.beat(WORKER, "alive", LONG_S * 10)
+    board.beat(WORKER, "leaving", LONG_S * 10)
+    assert board.alive() == {WORKER: "leaving"}
+    board.forget(WORKER)
+    assert board.alive() == {}
+
+
+def test_workers_that_beat_are_never_taken_for_dead(server: Server) -> None:
+    """Names of the dead are cleaned up while others of them come back."""
+    names = [WorkerId(f"w{number}") for number in range(8)]
+    boards = [server.board() for _ in names]
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            server.board().alive()
+
+    def come_and_go(board: Board, name: WorkerId) -> None:
+        for _ in range(20):
+            board.beat(name, "alive", 0.001)
+        board.beat(name, "alive", LONG_S * 10)
+
+    with ThreadPoolExecutor() as pool:
+        looking = pool.submit(look)
+        list(pool.map(come_and_go, boards, names))
+        stop.set()
+        looking.result(LONG_S)
+    assert server.board().alive() == dict.fromkeys(names, "alive")
+
+
+def test_one_holder_at_a_time_has_the_lease(server: Server) -> None:
+    one, two = server.board(), server.board()
+    assert one.hold_lease("one", LONG_S * 10)
+    assert not two.hold_lease("two", LONG_S * 10)
+    assert one.hold_lease("one", LONG_S * 10)
+    two.release_lease("two")
+    assert not two.hold_lease("two", LONG_S * 10)
+    one.release_lease("one")
+    assert two.hold_lease("two", LONG_S * 10)
+
+
+def test_a_lease_runs_out(server: Server) -> None:
+    one, two = server.board(), server.board()
+    assert one.hold_lease("one", 0.03)
+    eventually(lambda: two.hold_lease("two", LONG_S * 10))
+    assert not one.hold_lease("one", 0.03)
+
+
+def test_prolonging_a_lease_counts_from_now(server: Server) -> None:
+    one, two = server.board(), server.board()
+    assert one.hold_lease("one", LONG_S * 10)
+    assert one.hold_lease("one", 0.03)
+    eventually(lambda: two.hold_lease("two", LONG_S * 10))
+
+
+def test_of_many_who_race_for_the_lease_one_gets_it(server: Server) -> None:
+    names = [f"c{number}" for number in range(8)]
+    boards = [server.board() for _ in names]
+    start = threading.Barrier(len(names))
+
+    def race(board: Board, name: str) -> bool:
+        start.wait(LONG_S)
+        return board.hold_lease(name, LONG_S * 10)
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        assert sum(pool.map(race, boards, names)) == 1
+
+
+# --- snapshots -----------------------------------------------------------------------------------
+
+
+def test_the_newest_snapshot_of_each_of_the_last_leaders_is_kept(board: Board) -> None:
+    assert board.snapshots() == []
+    for epoch in (0, 3, 5, 12):
+        for data in (b"old", b"new"):
+            board.put_snapshot(epoch, b"%d %s" % (epoch, data))
+    assert board.snapshots() == [b"12 new", b"5 new", b"3 new"]
+
+
+def test_a_leader_long_gone_cannot_bring_its_snapshot_back(board: Board) -> None:
+    for epoch in (3, 5, 7, 12):
+        board.put_snapshot(epoch, b"%d" % epoch)
+    board.put_snapshot(3, b"3")
+    assert board.snapshots() == [b"12", b"7", b"5"]
+
+
+# --- what may vanish does vanish -----------------------------------------------------------------
+
+
+def say_everything(board: Board) -> None:
+    board.put_model(MODEL, b"weights.")
+    board.post_trigger(trigger(3, 1))
+    board.push_reply(failure())
+    board.put_standing(standing(4))
+    board.beat(WORKER, "alive", LONG_S * 10)
+    board.hold_lease("one", LONG_S * 10)
+    board.put_snapshot(3, b"snapshot")
+
+
+def hear_everything(board: Board) -> tuple[object, ...]:
+    return (
+        board.get_model(MODEL),
+        board.triggers(TriggerId(0, 0), 0),
+        board.pop_replies(3, 10, 0),
+        board.get_standing(),
+        board.alive(),
+        board.snapshots(),
+    )
+
+
+SILENCE: tuple[object, ...] = (None, [], [], None, {}, [])
+EVERYTHING = (
+    b"weights.",
+    [trigger(3, 1)],
+    [failure()],
+    standing(4),
+    {WORKER: "alive"},
+    [b"snapshot"],
+)
+
+
+def test_a_wiped_board_is_empty_and_goes_on(board: Board) -> None:
+    say_everything(board)
+    board.wipe()
+    assert hear_everything(board) == SILENCE
+    assert board.hold_lease("two", LONG_S)
+    board.wipe()
+    say_everything(board)
+    assert hear_everything(board) == EVERYTHING
+
+
+def test_a_wipe_leaves_other_jobs_alone(embedded_redis: EmbeddedRedis) -> None:
+    others = [RedisBoard(embedded_redis.url, job) for job in ("a", "abc", "a*c", "[abc]")]
+    for other in others:
+        say_everything(other)
+    RedisBoard(embedded_redis.url, "a*").wipe()
+    RedisBoard(embedded_redis.url, "a*c").wipe()
+    heard = [hear_everything(other) for other in others]
+    assert heard == [EVERYTHING, EVERYTHING, SILENCE, EVERYTHING]
+
+
+def test_trigger_ids_go_on_after_a_wipe(board: Board) -> None:
+    board.post_trigger(trigger(3, 8))
+    board.wipe()
+    assert board.post_trigger(trigger(3, 9))
+    assert board.triggers(TriggerId(3, 8), LONG_S) == [trigger(3, 9)]
+
+
+def test_a_wipe_under_a_waiting_reader_loses_nothing_that_comes_after(server: Server) -> None:
+    board = server.board()
+    board.post_trigger(trigger(3, 1))
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(server.board().triggers, TriggerId(3, 1), LONG_S)
+        board.wipe()
+        board.post_trigger(trigger(3, 2))
+        assert waiting.result(LONG_S) == [trigger(3, 2)]
+
+
+def test_a_server_that_was_killed_is_unavailable_and_works_again_after(server: Server) -> None:
+    board = server.board()
+    say_everything(board)
+    server.kill()
+    for call in (say_everything, hear_everything):
+        with pytest.raises(UnavailableError):
+            call(board)
+    server.restart()
+    assert hear_everything(board) == SILENCE
+    say_everything(board)
+    assert hear_everything(board) == EVERYTHING
+
+
+def test_a_reader_waiting_on_a_server_that_is_killed_hears_of_it(server: Server) -> None:
+    with ThreadPoolExecutor() as pool:
+        board = server.board()
+        board.put_standing(standing(4))
+        for_trigger = pool.submit(board.triggers, TriggerId(0, 0), LONG_S)
+        for_reply = pool.submit(board.pop_replies, 3, 10, LONG_S)
+        server.kill()
+        assert isinstance(for_trigger.exception(LONG_S), UnavailableError)
+        assert isinstance(for_reply.exception(LONG_S), UnavailableError)
+    server.restart()
+
+
+# --- what does not parse -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xff\xfe garbage", b"{}"])
+def test_garbage_is_left_out_and_counted(server: Server, garbage: bytes) -> None:
+    board = server.board()
+    say_everything(board)
+    board.drop_replies(100)
+    server.litter(garbage)
+    board.push_reply(failure())
+    assert hear_everything(board) == (
+        b"weights.",
+        [trigger(3, 1)],
+        [failure()],
+        None,
+        {},
+        [b"snapshot"],
+    )
+    assert board.rejected >= 4
+
+
+def test_garbage_alone_does_not_end_a_wait(server: Server) -> None:
+    board = server.board()
+    board.put_standing(standing(4))
+    server.litter(b"garbage")
+    with ThreadPoolExecutor() as pool:
+        for_reply = pool.submit(board.pop_replies, 3, 10, LONG_S)
+        for_trigger = pool.submit(board.triggers, TriggerId(0, 0), LONG_S)
+        eventually(lambda: board.rejected == 2)
+        board.push_reply(failure())
+        assert for_reply.result(LONG_S) == [failure()]
+        board.post_trigger(UpdateTrigger(TriggerId(2**61, 1), MODEL, ()))
+        assert [each.id.epoch for each in for_trigger.result(LONG_S)] == [2**61]
+
+
+def test_garbage_with_a_high_id_locks_nobody_out(server: Server) -> None:
+    board = server.board()
+    board.put_standing(standing(4))
+    server.litter(b"garbage")
+    assert board.post_trigger(trigger(3, 1))
+    assert board.triggers(TriggerId(0, 0), 0) == [trigger(3, 1)]
+
+
+def test_the_first_of_a_kind_is_logged_and_the_others_counted(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = server.board()
+    board.put_standing(standing(4))
+    server.litter(b"garbage")
+    for _ in range(5):
+        board.get_standing()
+    assert board.rejected == 5
+    assert len(caplog.records) == 1
+    assert "kind=standing" in caplog.text
+
+
+def test_a_trigger_under_a_false_id_is_left_out(embedded_redis: EmbeddedRedis) -> None:
+    board = RedisBoard(embedded_redis.url, "forged")
+    with redis.Redis.from_url(embedded_redis.url) as client:
+        forged = wire.encode_trigger(trigger(3, 1))
+        client.xadd("doll:{forged}:triggers", {"trigger": forged}, "9-1")
+    assert board.triggers(TriggerId(0, 0), 0) == []
+    assert board.rejected == 1
+
+
+def test_keys_of_another_type_are_garbage_too(embedded_redis: EmbeddedRedis) -> None:
+    board = RedisBoard(embedded_redis.url, "types")
+    say_everything(board)
+    with redis.Redis.from_url(embedded_redis.url) as client:
+        for key in list(client.scan_iter("doll:{types}:*")):
+            client.delete(key)
+            client.hset(key, "field", "value")
+    assert hear_everything(board) == SILENCE
+    assert board.rejected > 0
+    say_everything(board)
+    assert hear_everything(board) == EVERYTHING
