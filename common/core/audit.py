@@ -1,0 +1,152 @@
+"""The proof, from Kafka alone, that every record was used once: which spans built which version.
+
+Two folds side by side: the history over the updates topic, the ledger over the control topic. What
+an update or a quarantine settles must be an accepted claim, each batch once; and the spans of each
+partition must tile it without gap or overlap, from where the job began to where it is settled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.core.history import History
+from common.core.ledger import Ledger
+from common.core.messages import BatchReady, UpdateApplied
+from common.core.spans import Partition, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from common.core.messages import AuditRecord, Batch, Claim, Positions, Quarantined
+
+
+class Flaw(NamedTuple):
+    """Something that must not be: a gap, an overlap, an update of a batch that nobody claimed."""
+
+    kind: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What the two topics say together."""
+
+    updates: tuple[UpdateApplied, ...]  # the effective ones, by version
+    quarantined: tuple[Quarantined, ...]
+    expired: tuple[Span, ...]  # claimed after retention had deleted them
+    takeovers: int  # Lead records that counted
+    taken_back: int  # updates that a later Lead took back, or that came too late
+    trained: int  # samples in effective updates
+    skipped: int  # records of accepted batches that did not decode, each once
+    unsettled: int  # samples accepted and in no update yet
+    settled: Positions  # per partition: everything below is in exactly one place
+    flaws: tuple[Flaw, ...]
+
+
+def audit(
+    first: Positions,
+    control: Iterable[tuple[int, Claim | None]],
+    updates: Iterable[tuple[int, AuditRecord | None]],
+) -> Audit:
+    """Fold both topics and compare them.
+
+    Args:
+        first: Where every partition of the job begins.
+        control: The whole control topic, by offset; None for what does not parse.
+        updates: The whole updates topic, likewise.
+    """
+    history, effective, lead_count, void = _effective(updates)
+    quarantined = tuple(history.quarantined.values())
+    flaws = list[Flaw]()
+
+    ledger = Ledger(first)
+    accepted = dict[int, Batch]()
+    spans = list[Span]()  # settled without an update: expired, or nothing in them decoded
+    expired = list[Span]()
+    skipped = 0
+    for offset, claim in control:
+        decision = ledger.decide(offset, claim)
+        if not decision.accepted or claim is None:
+            continue
+        if isinstance(claim, BatchReady):
+            skipped += len(claim.skipped)
+        else:
+            expired += claim.address
+        if decision.batch is None:
+            spans += claim.address
+        else:
+            accepted[offset] = decision.batch
+
+    settled = set[int]()
+    for what, batches in (
+        *((f"version {update.version}", update.batches) for update in effective),
+        *(("quarantine", (record.batch,)) for record in quarantined),
+    ):
+        for batch in batches:
+            if batch.offset in settled:
+                flaws.append(Flaw("used twice", f"batch {batch.offset} again in {what}"))
+            if accepted.get(batch.offset) != batch:
+                flaws.append(Flaw("never claimed", f"batch {batch.offset} of {what}"))
+            settled.add(batch.offset)
+            spans += batch.address
+    frontier, holes = _tile(first, spans, [b for o, b in accepted.items() if o not in settled])
+    return Audit(
+        updates=tuple(effective),
+        quarantined=quarantined,
+        expired=tuple(expired),
+        takeovers=lead_count,
+        taken_back=void,
+        trained=sum(update.samples for update in effective),
+        skipped=skipped,
+        unsettled=sum(b.samples for o, b in accepted.items() if o not in settled),
+        settled=frontier,
+        flaws=(*flaws, *holes),
+    )
+
+
+def _effective(
+    updates: Iterable[tuple[int, AuditRecord | None]],
+) -> tuple[History, list[UpdateApplied], int, int]:
+    history, by_name = History(), dict[tuple[int, int], UpdateApplied]()
+    leads = seen = 0
+    for offset, record in updates:
+        counts = history.feed(offset, record)
+        if isinstance(record, UpdateApplied):
+            seen += 1
+            if counts:
+                by_name[record.epoch, record.version] = record
+        else:
+            leads += counts and record is not None and not hasattr(record, "batch")
+    effective = [by_name[model.epoch, model.version] for model in history.path[1:]]
+    return history, effective, leads, seen - len(effective)
+
+
+def _tile(
+    first: Positions, spans: Iterable[Span], unsettled: Iterable[Batch]
+) -> tuple[Positions, list[Flaw]]:
+    """Lay the settled spans side by side; a hole is a flaw unless accepted batches wait there."""
+    by_place: dict[Partition, list[Span]] = {partition: [] for partition in first}
+    waiting: dict[Partition, set[Span]] = {partition: set() for partition in first}
+    for span in spans:
+        by_place[span.place].append(span)
+    for batch in unsettled:
+        for span in batch.address:
+            by_place[span.place].append(span)
+            waiting[span.place].add(span)
+    flaws = list[Flaw]()
+    frontier = dict(first)
+    for place, found in by_place.items():
+        origin = Span(*place, first[place], first[place])
+        ordered = [origin, *sorted(found)]
+        for before, after in pairwise(ordered):
+            if after.start > before.end:
+                flaws.append(Flaw("gap", f"{Span(*place, before.end, after.start)}"))
+            elif after.start < before.end:
+                flaws.append(Flaw("overlap", f"{before} and {after}"))
+        for span in ordered:
+            if span in waiting[place]:
+                break
+            frontier[place] = span.end
+    return frontier, flaws
