@@ -1,0 +1,153 @@
+"""Object storage by the S3 protocol: AWS itself, or any server that knows conditional writes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+
+from common.errors import OutsideError, UnavailableError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MISSING = "NoSuchKey"
+_LOST_RACE = {"PreconditionFailed", "ConditionalRequestConflict", _MISSING}
+_PART_BYTES = 32 << 20  # larger blobs go up in parts of this size, several at a time
+_TIMEOUT_S = 10.0
+_ATTEMPTS = 3  # S3 says "slow down" in ordinary operation; what outlasts this is the caller's
+
+
+class S3Blobs:
+    """Objects of one bucket under one prefix; may be shared between threads.
+
+    Credentials come from where boto3 looks for them: environment, profile, or the machine's role.
+
+    Args:
+        bucket: It must exist.
+        prefix: Put before every name, as it is; end it with a slash.
+        endpoint_url: A server other than AWS.
+        region: Where boto3's own settings do not say it.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        endpoint_url: str | None = None,
+        region: str | None = None,
+    ) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._client = boto3.session.Session().client(
+            "s3",
+            endpoint_url=endpoint_url,
+            region_name=region,
+            config=Config(
+                connect_timeout=_TIMEOUT_S,
+                read_timeout=_TIMEOUT_S,
+                retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+                # other servers do not all know AWS's newer checksums; manifests have their own
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+            ),
+        )
+        self._transfer = TransferConfig(
+            multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES
+        )
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        """Write whole or not at all; a reader never sees a part."""
+        body, key = io.BytesIO(data), self._prefix + name
+        with self._storage(name):
+            if len(body.getbuffer()) <= _PART_BYTES:
+                self._client.put_object(Bucket=self._bucket, Key=key, Body=body)
+            else:
+                self._client.upload_fileobj(body, self._bucket, key, Config=self._transfer)
+
+    def get(self, name: str) -> bytes | None:
+        """Read whole, or None where there is no such name."""
+        found = self.get_tagged(name)
+        return None if found is None else found[0]
+
+    def names(self, prefix: str) -> list[str]:
+        """All names that begin so, sorted."""
+        with self._storage(prefix):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=self._prefix + prefix
+            )
+            keys = [each["Key"] for page in pages for each in page.get("Contents", ())]
+        return sorted(key.removeprefix(self._prefix) for key in keys)
+
+    def delete(self, name: str) -> None:
+        """Delete; nothing happens where there is no such name."""
+        with self._storage(name):
+            self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
+
+    def get_tagged(self, name: str) -> tuple[bytes, str] | None:
+        """Read together with a tag that changes whenever the content does."""
+        with self._storage(name):
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
+            except ClientError as error:
+                if _code(error) == _MISSING:
+                    return None
+                raise
+            return answer["Body"].read(), answer["ETag"]
+
+    def replace(self, name: str, data: bytes, tag: str | None) -> bool:
+        """Write only if the content still has this tag (None: only if there is none yet)."""
+        condition: Any = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
+        with self._storage(name):
+            try:
+                self._client.put_object(
+                    Bucket=self._bucket, Key=self._prefix + name, Body=data, **condition
+                )
+            except ClientError as error:
+                if _code(error) in _LOST_RACE:
+                    return False
+                raise
+            return True
+
+    @contextlib.contextmanager
+    def _storage(self, name: str) -> Iterator[None]:
+        """Turn what boto3 raises into our errors.
+
+        Raises:
+            UserError: If there is no such bucket, or it does not let us in.
+            UnavailableError: If the store is away, busy or failing.
+            OutsideError: If it refuses for another reason.
+        """
+        where = f"s3://{self._bucket}/{self._prefix}{name}"
+        try:
+            yield
+        except (NoCredentialsError, PartialCredentialsError) as error:
+            raise UserError(f"{where}: {error}; see boto3's guide to credentials") from error
+        except ClientError as error:
+            raise _as_ours(error, where) from error
+        except BotoCoreError as error:
+            raise UnavailableError(f"{where}: {error}") from error
+
+
+def _code(error: ClientError) -> str:
+    return error.response.get("Error", {}).get("Code", "")
+
+
+def _as_ours(error: ClientError, where: str) -> UserError | OutsideError:
+    code = _code(error)
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if code == "NoSuchBucket" or status in (401, 403):
+        return UserError(f"{where}: {error}; check the bucket's name and its policy")
+    if status >= 500 or status == 429 or code in {"SlowDown", "RequestTimeout"}:
+        return UnavailableError(f"{where}: {error}")
+    return OutsideError(f"{where}: {error}")

@@ -1,0 +1,272 @@
+"""The blob store's contract, in memory, in a directory and on a server of the S3 protocol."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import boto3
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from moto.server import ThreadedMotoServer
+
+from common.adapters.disk_blobs import DiskBlobs
+from common.adapters.s3_blobs import S3Blobs
+from common.errors import UnavailableError, UserError
+from common.testing.blobs import MemoryBlobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from common.ports import Blobs
+
+BUCKET = "checkpoints"
+REGION = "us-east-1"
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of a moto server with one bucket, and credentials in the environment."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ACCESS_KEY_ID", "test")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        url = f"http://{host}:{port}"
+        boto3.client("s3", endpoint_url=url, region_name=REGION).create_bucket(Bucket=BUCKET)
+        yield url
+    server.stop()
+
+
+@pytest.fixture(params=["memory", "disk", "s3"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
+    if request.param == "memory":
+        return MemoryBlobs()
+    if request.param == "disk":
+        return DiskBlobs(tmp_path / "blobs")
+    url = request.getfixturevalue("s3_server")
+    return S3Blobs(BUCKET, f"{request.node.name}/", url, REGION)
+
+
+# --- every store ---------------------------------------------------------------------------------
+
+
+def test_what_was_put_is_read_whole(blobs: Blobs) -> None:
+    assert blobs.get("job/model") is None
+    blobs.put("job/model", b"first")
+    blobs.put("job/model", memoryview(b"second"))
+    blobs.put("job/empty", b"")
+    assert blobs.get("job/model") == b"second"
+    assert blobs.get("job/empty") == b""
+
+
+def test_a_large_blob_is_read_whole(blobs: Blobs) -> None:
+    data = os.urandom(1 << 20) * 41  # on S3 it goes up in two parts
+    blobs.put("large", data)
+    assert blobs.get("large") == data
+
+
+def test_names_are_found_by_how_they_begin(blobs: Blobs) -> None:
+    names = ["a/b/1", "a/b/10", "a/b/2", "a/bc", "a2/x", "z"]
+    for name in reversed(names):
+        blobs.put(name, b"")
+    assert blobs.names("") == names
+    assert blobs.names("a/b") == names[:4]
+    assert blobs.names("a/b/") == names[:3]
+    assert blobs.names("a/b/1") == names[:2]
+    assert blobs.names("nowhere/") == []
+
+
+def test_a_folder_is_no_blob(blobs: Blobs) -> None:
+    blobs.put("a/b", b"")
+    assert blobs.get("a") is None
+    assert blobs.get("a/b/c") is None
+
+
+def test_more_names_are_listed_than_a_page_holds(blobs: Blobs) -> None:
+    for number in range(1005):
+        blobs.replace(f"many/{number:04}", b"", None)
+    assert len(blobs.names("many/")) == 1005
+
+
+def test_deleting_is_final_and_needs_nothing_to_be_there(blobs: Blobs) -> None:
+    blobs.put("job/model", b"data")
+    blobs.delete("job/model")
+    blobs.delete("job/model")
+    blobs.delete("never/was")
+    assert blobs.get("job/model") is None
+    assert blobs.names("") == []
+
+
+def test_a_tag_changes_with_the_content(blobs: Blobs) -> None:
+    assert blobs.get_tagged("latest") is None
+    tags = []
+    for data in (b"1", b"2", b"3"):
+        blobs.put("latest", data)
+        found = blobs.get_tagged("latest")
+        assert found is not None
+        assert found[0] == data
+        tags.append(found[1])
+    assert len(set(tags)) == 3
+
+
+def test_replacing_needs_the_tag_that_was_read(blobs: Blobs) -> None:
+    assert not blobs.replace("latest", b"0", "no such tag")
+    assert blobs.replace("latest", b"1", None)
+    assert not blobs.replace("latest", b"2", None)
+    found = blobs.get_tagged("latest")
+    assert found is not None
+    assert blobs.replace("latest", b"3", found[1])
+    assert not blobs.replace("latest", b"4", found[1])
+    assert blobs.get("latest") == b"3"
+
+
+def test_replacing_what_was_deleted_meanwhile_fails(blobs: Blobs) -> None:
+    blobs.put("latest", b"1")
+    found = blobs.get_tagged("latest")
+    assert found is not None
+    blobs.delete("latest")
+    assert not blobs.replace("latest", b"2", found[1])
+    assert blobs.get("latest") is None
+
+
+def test_of_many_who_replace_at_once_each_counts(blobs: Blobs) -> None:
+    """A counter that all increment ends at the number of increments."""
+    blobs.put("counter", b"0")
+    start = threading.Barrier(4)
+
+    def increment(_: int) -> None:
+        start.wait(20)
+        for _attempt in range(1000):
+            found = blobs.get_tagged("counter")
+            assert found is not None
+            if blobs.replace("counter", b"%d" % (int(found[0]) + 1), found[1]):
+                return
+        pytest.fail("somebody else was faster every time")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(increment, range(4)))
+    assert blobs.get("counter") == b"4"
+
+
+def test_a_reader_never_sees_a_part(blobs: Blobs) -> None:
+    whole = [bytes([number]) * 100_000 for number in range(4)]
+    blobs.put("model", whole[0])
+    with ThreadPoolExecutor() as pool:
+        writing = [pool.submit(blobs.put, "model", data) for data in whole * 5]
+        while not all(each.done() for each in writing):
+            assert blobs.get("model") in whole
+        for each in writing:
+            each.result()
+
+
+# --- a directory ---------------------------------------------------------------------------------
+
+OUTSIDE = [
+    "../escape",
+    "a/../../escape",
+    "/etc/passwd",
+    "",
+    "a//b",
+    "a/",
+    ".hidden",
+    ".lock",
+    "a\0",
+]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_no_name_leads_out_of_the_directory(tmp_path: Path, name: str) -> None:
+    blobs = DiskBlobs(tmp_path / "blobs")
+    calls: list[Callable[[], object]] = [
+        lambda: blobs.put(name, b"x"),
+        lambda: blobs.get(name),
+        lambda: blobs.delete(name),
+        lambda: blobs.get_tagged(name),
+        lambda: blobs.replace(name, b"x", None),
+    ]
+    for call in calls:
+        with pytest.raises(UserError, match="names no blob"):
+            call()
+    assert [path.name for path in tmp_path.iterdir()] == ["blobs"]
+
+
+@given(prefix=st.text("./a", max_size=6))
+def test_no_prefix_leads_out_of_the_directory(
+    tmp_path_factory: pytest.TempPathFactory, prefix: str
+) -> None:
+    parent = tmp_path_factory.mktemp("parent")
+    (parent / "a").write_bytes(b"not ours")
+    assert DiskBlobs(parent / "blobs").names(prefix) == []
+
+
+def test_a_store_in_the_same_directory_sees_the_same(tmp_path: Path) -> None:
+    DiskBlobs(tmp_path).put("job/model", b"data")
+    assert DiskBlobs(tmp_path).get("job/model") == b"data"
+
+
+def test_unfinished_files_are_not_blobs_and_are_swept_after_a_day(tmp_path: Path) -> None:
+    blobs = DiskBlobs(tmp_path)
+    leftovers = [tmp_path / ".unfinished" / name for name in ("old", "new")]
+    for leftover in leftovers:
+        leftover.write_bytes(b"half of")
+    two_days_ago = time.time() - 2 * 86_400
+    os.utime(leftovers[0], (two_days_ago, two_days_ago))
+    assert blobs.names("") == []
+    assert DiskBlobs(tmp_path).names("") == []
+    assert [leftover.exists() for leftover in leftovers] == [False, True]
+
+
+def test_a_write_leaves_nothing_but_the_blob(tmp_path: Path) -> None:
+    blobs = DiskBlobs(tmp_path)
+    blobs.put("a", b"1")
+    blobs.replace("a", b"2", "no such tag")
+    assert list((tmp_path / ".unfinished").iterdir()) == []
+
+
+def test_a_blob_cannot_be_a_folder_too(tmp_path: Path) -> None:
+    blobs = DiskBlobs(tmp_path)
+    blobs.put("a", b"1")
+    with pytest.raises(UserError, match="folder"):
+        blobs.put("a/b", b"2")
+    with pytest.raises(UserError, match="folder"):
+        blobs.put("a/b/c", b"2")
+    blobs.put("b/c", b"3")
+    with pytest.raises(UserError, match="folder"):
+        blobs.put("b", b"4")
+
+
+# --- S3 ------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_does_not_answer_is_unavailable(s3_server: str) -> None:
+    del s3_server  # asked for its credentials alone
+    blobs = S3Blobs(BUCKET, "", "http://127.0.0.1:1", REGION)
+    with pytest.raises(UnavailableError):
+        blobs.get("job/model")
+    with pytest.raises(UnavailableError):
+        blobs.put("job/model", b"data")
+
+
+def test_a_bucket_that_is_not_there_is_the_users_to_make(s3_server: str) -> None:
+    blobs = S3Blobs("elsewhere", "", s3_server, REGION)
+    for call in (lambda: blobs.put("a", b""), lambda: blobs.get("a"), lambda: blobs.names("")):
+        with pytest.raises(UserError, match="bucket"):
+            call()
+    with pytest.raises(UserError, match="bucket"):
+        blobs.replace("a", b"", None)
+
+
+def test_two_prefixes_of_a_bucket_are_two_stores(s3_server: str) -> None:
+    one, two = (S3Blobs(BUCKET, prefix, s3_server, REGION) for prefix in ("one/", "two/"))
+    one.put("a", b"1")
+    assert two.get("a") is None
+    assert two.names("") == []
