@@ -1,17 +1,21 @@
-"""Opens the outside that the settings name: the one place that knows the adapter behind a URL."""
+"""Opens the outside that the settings name: the one place that knows the adapter behind a URL.
+
+An adapter is imported when it is first wanted: each client library takes a good part of a second to
+load, no process needs all of them, and a command line that is wrong needs none.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
-from common.adapters.kafka_log import KafkaLog, KafkaSettings
-from common.adapters.redis_board import RedisBoard
-from common.embedded.kafka import embedded_settings
+from common.errors import UserError
 
 if TYPE_CHECKING:
     from common.config import Settings
-    from common.ports import Board, Log
+    from common.ports import Blobs, Board, Log
 
 
 def open_log(settings: Settings, client_id: str = "doll") -> Log:
@@ -20,7 +24,11 @@ def open_log(settings: Settings, client_id: str = "doll") -> Log:
     Raises:
         UnavailableError: If the settings name an embedded broker that is gone.
     """
+    from common.adapters.kafka_log import KafkaLog, KafkaSettings  # noqa: PLC0415 -- see above
+
     if settings.embedded_kafka:
+        from common.embedded.kafka import embedded_settings  # noqa: PLC0415 -- see above
+
         embedded = embedded_settings(settings.embedded_kafka)
         return KafkaLog(replace(embedded, client_id=client_id))
     return KafkaLog(
@@ -36,4 +44,28 @@ def open_log(settings: Settings, client_id: str = "doll") -> Log:
 
 def open_board(settings: Settings, job: str) -> Board:
     """Open a job's notice board in Redis; the server is not asked before the first call."""
+    from common.adapters.redis_board import RedisBoard  # noqa: PLC0415 -- see above
+
     return RedisBoard(settings.redis, job)
+
+
+def open_blobs(settings: Settings) -> Blobs:
+    """Open object storage.
+
+    Raises:
+        UserError: If the settings name none.
+        UnavailableError: If it is a directory that cannot be used.
+    """
+    url = urlsplit(settings.blobs)
+    if url.scheme == "file":
+        from common.adapters.disk_blobs import DiskBlobs  # noqa: PLC0415 -- see above
+
+        return DiskBlobs(Path(unquote(url.path)))
+    if url.scheme == "s3":
+        from common.adapters.s3_blobs import S3Blobs  # noqa: PLC0415 -- see above
+
+        prefix = unquote(url.path).strip("/")
+        return S3Blobs(url.netloc, f"{prefix}/" if prefix else "", settings.s3_endpoint or None)
+    raise UserError(
+        "no object storage is named: set DOLL_BLOBS to file:///directory or s3://bucket/prefix"
+    )

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from time import monotonic
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from common import topics
+from common.core.events import Wanted  # noqa: TC001 -- msgspec reads it when run
 from common.core.spans import Partition
 from common.errors import ExpiredError, UnavailableError, UserError, WireError
 from common.job import JobSpec, check_streams, job_from_json
@@ -22,8 +23,6 @@ from common.telemetry import EventLogger
 if TYPE_CHECKING:
     from common.core.messages import Positions
     from common.ports import Log, Tail
-
-Wanted: TypeAlias = Literal["running", "paused", "stopped"]
 
 _log = EventLogger(logging.getLogger(__name__))
 _JOBS = Partition(topics.JOBS, 0)

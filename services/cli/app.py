@@ -1,0 +1,72 @@
+"""The `doll` command: global options, the groups of commands, and how errors are told.
+
+A command is a function with a typer signature; it raises `DollError` and never prints one. To add a
+command, write it in a file of its own and register it at the end of this one.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from common.config import read_settings
+from common.errors import DollError, OutsideError, UserError
+from services.cli import audit, exits, job, model, produce
+
+_SERVERS = " (is it running? choose another with --kafka, --redis or --blobs)"
+
+
+class _Commands(TyperGroup):
+    """Tells errors in one line: what was wrong and what to do."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 -- the library's class has no public name
+        try:
+            return super().invoke(ctx)
+        except DollError as error:
+            code, hint = exits.REFUSED, ""
+            if not isinstance(error, UserError):
+                code = exits.UNAVAILABLE if isinstance(error, OutsideError) else exits.FAILED
+                hint = _SERVERS if error.retriable else ""
+            Console(stderr=True, soft_wrap=True).print(
+                f"[bold red]error:[/] {escape(' '.join(str(error).split()))}{hint}", highlight=False
+            )
+            raise typer.Exit(code) from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="""Train PyTorch models on live Kafka streams, on machines that may vanish at any moment.
+
+    Example: [bold]doll --kafka localhost:9092 job submit digits.yaml[/]""",
+)
+
+
+@app.callback()
+def settings(
+    context: typer.Context,
+    kafka: Annotated[str, typer.Option(help="Brokers, host:port,... (else DOLL_KAFKA).")] = "",
+    redis: Annotated[str, typer.Option(help="redis://host:port (else DOLL_REDIS).")] = "",
+    blobs: Annotated[
+        str, typer.Option(help="file:///dir or s3://bucket/prefix (else DOLL_BLOBS).")
+    ] = "",
+) -> None:
+    """Read the environment once; what is given here stands above it."""
+    given = {"DOLL_KAFKA": kafka, "DOLL_REDIS": redis, "DOLL_BLOBS": blobs}
+    chosen = {name: value for name, value in given.items() if value}
+    # Until here the context holds how to connect: `main` says with adapters, tests with fakes.
+    context.obj = context.obj(read_settings({**os.environ, **chosen}))
+
+
+app.command()(produce.produce)
+app.command()(audit.audit)
+app.add_typer(job.app, name="job")
+app.add_typer(model.app, name="model")

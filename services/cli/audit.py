@@ -1,0 +1,57 @@
+"""`doll audit`: proves from Kafka alone which records built which version of a model."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from common import topics
+from common.core.audit import audit as fold
+from common.core.spans import Partition
+from common.jobs import JobBook
+from common.wire import decode_audit, decode_claim
+from services.cli import exits
+from services.cli.auditing import as_data, draw
+from services.cli.outside import outside_of
+from services.cli.reading import read_decoded
+
+
+def audit(
+    context: typer.Context,
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+    last: Annotated[int, typer.Option(min=0, help="Show so many versions.")] = 10,
+) -> None:
+    """Prove from Kafka alone that every record was used once, and show which built what.
+
+    Ends with 0 if the audit is whole, with 5 if it found a gap, an overlap or a batch used twice,
+    and with 6 if the topics no longer reach back to the job's beginning.
+
+    Example: [bold]doll audit digits --last 5[/]
+    """
+    log = outside_of(context).open_log()
+    first = JobBook(log).get(job).first
+    control, updates = topics.control_topic(job), topics.updates_topic(job)
+    for topic in (control, updates):
+        start = log.bounds(Partition(topic, 0)).start
+        if start > 0:
+            typer.echo(
+                f"{job}: cannot be audited: {topic} begins at {start}, what came before is deleted"
+                " (keep both topics without retention)",
+                err=True,
+            )
+            raise typer.Exit(exits.AUDIT_INCOMPLETE)
+    # Updates first: the claims that they are made of are then in the control topic for sure.
+    decided = read_decoded(log, updates, decode_audit)
+    claimed = read_decoded(log, control, decode_claim)
+    result = fold(first, claimed, decided)
+    if as_json:
+        typer.echo(json.dumps(as_data(job, result), indent=2))
+    else:
+        Console(soft_wrap=True).print(draw(job, result, last))
+    if result.flaws:
+        raise typer.Exit(exits.AUDIT_BROKEN)

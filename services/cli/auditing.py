@@ -1,0 +1,109 @@
+"""How an audit looks: as a table for people and as JSON for scripts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from common.core.spans import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from common.core.audit import Audit
+    from common.core.messages import UpdateApplied
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Join spans that touch, so that a version's spans are few to read."""
+    joined = list[Span]()
+    for span in sorted(spans):
+        if joined and joined[-1].place == span.place and joined[-1].end == span.start:
+            joined[-1] = joined[-1]._replace(end=span.end)
+        else:
+            joined.append(span)
+    return joined
+
+
+def verdict(audit: Audit) -> str:
+    """The audit in one sentence."""
+    if audit.flaws:
+        return f"BROKEN: {len(audit.flaws):,} flaws in {len(audit.updates):,} versions"
+    return (
+        f"whole: {audit.trained:,} records built {len(audit.updates):,} versions, each of them once"
+    )
+
+
+def draw(job: str, audit: Audit, last: int) -> Group:
+    """Draw the newest versions with their spans, the sums, every flaw and the verdict."""
+    table = Table("version", "by", "loss", "records", "batches", "spans", box=None)
+    for update in audit.updates[max(0, len(audit.updates) - last) :]:
+        table.add_row(
+            f"{update.version:,}",
+            str(update.epoch),
+            f"{update.loss:.4f}",
+            f"{update.samples:,}",
+            str(len(update.batches)),
+            "  ".join(str(span) for span in merged(_spans(update))),
+        )
+    sums = {
+        "takeovers": max(0, audit.takeovers - 1),
+        "updates taken back": audit.taken_back,
+        "batches quarantined": len(audit.quarantined),
+        "records skipped": audit.skipped,
+        "spans expired": len(audit.expired),
+        "records claimed and not yet used": audit.unsettled,
+    }
+    lines = [Text(f"{name}: {number:,}") for name, number in sums.items()]
+    quarantined = [
+        Text(f"quarantined: batch {each.batch.offset}, {each.reason}", "yellow")
+        for each in audit.quarantined
+    ]
+    flaws = [Text(f"{flaw.kind}: {flaw.where}", "red") for flaw in audit.flaws]
+    style = "bold red" if audit.flaws else "bold green"
+    return Group(table, *lines, *quarantined, *flaws, Text(f"{job}: {verdict(audit)}", style))
+
+
+def as_data(job: str, audit: Audit) -> dict[str, Any]:
+    """The audit as plain data; spans are written as topic[partition]@start:end."""
+    return {
+        "job": job,
+        "whole": not audit.flaws,
+        "verdict": verdict(audit),
+        "versions": [
+            {
+                "version": update.version,
+                "epoch": update.epoch,
+                "loss": update.loss,
+                "metrics": update.metrics,
+                "samples": update.samples,
+                "short": update.short,
+                "batches": [batch.offset for batch in update.batches],
+                "spans": [str(span) for span in merged(_spans(update))],
+            }
+            for update in audit.updates
+        ],
+        "takeovers": max(0, audit.takeovers - 1),
+        "taken_back": audit.taken_back,
+        "trained": audit.trained,
+        "skipped": audit.skipped,
+        "unsettled": audit.unsettled,
+        "settled": {str(place): position for place, position in audit.settled.items()},
+        "expired": [str(span) for span in audit.expired],
+        "quarantined": [
+            {
+                "batch": each.batch.offset,
+                "reason": each.reason,
+                "spans": [str(span) for span in each.batch.address],
+            }
+            for each in audit.quarantined
+        ],
+        "flaws": [{"kind": flaw.kind, "where": flaw.where} for flaw in audit.flaws],
+    }
+
+
+def _spans(update: UpdateApplied) -> Iterable[Span]:
+    return (span for batch in update.batches for span in batch.address)

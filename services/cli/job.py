@@ -1,0 +1,130 @@
+"""`doll job`: submit a job, look at jobs, and say what is wanted of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from common.errors import UserError
+from common.job import parse_job
+from common.jobs import JobBook, encode_job
+from services.cli.outside import outside_of
+from services.cli.watch import watch
+
+if TYPE_CHECKING:
+    from common.core.events import Wanted
+
+app = typer.Typer(no_args_is_help=True, help="Submit jobs, look at them, pause and stop them.")
+
+Reason = Annotated[str, typer.Option(help="Why; kept with the job.")]
+Name = Annotated[str, typer.Argument(help="The job's name.")]
+
+
+@app.command()
+def submit(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(help="The job as YAML or JSON; - reads standard input.")],
+) -> None:
+    """Check a job whole and post it; the coordinators take it up from there.
+
+    Example: [bold]doll job submit digits.yaml[/]
+    """
+    from common.job_task import task_of  # noqa: PLC0415 -- torch takes seconds to load
+
+    allowed = outside_of(context).settings.tasks
+    spec = parse_job(_read(file), allowed)
+    task_of(spec, allowed)
+    record = _book(context).submit(spec)
+    typer.echo(
+        f"job {spec.name} submitted: {len(record.first)} partitions of"
+        f" {', '.join(spec.streams)}, from {spec.start_at} on"
+    )
+
+
+@app.command("list")
+def list_jobs(context: typer.Context) -> None:
+    """List all jobs.
+
+    Example: [bold]doll job list[/]
+    """
+    jobs = _book(context).read()
+    table = Table("job", "wanted", "task", "streams", "b", "K", "why", box=None)
+    for name, record in sorted(jobs.items()):
+        spec = record.spec
+        table.add_row(
+            name,
+            record.wanted,
+            spec.task.name or spec.task.entrypoint,
+            ", ".join(spec.streams),
+            str(spec.batch_size),
+            str(spec.group_size),
+            record.reason,
+        )
+    if jobs:
+        Console().print(table)
+    else:
+        typer.echo("no jobs yet; submit one with `doll job submit FILE`")
+
+
+@app.command()
+def show(context: typer.Context, job: Name) -> None:
+    """Show a job as JSON: its specification with all defaults, what is wanted, where it began.
+
+    Example: [bold]doll job show digits[/]
+    """
+    record = _book(context).get(job)
+    typer.echo(msgspec.json.format(encode_job(record), indent=2).decode())
+
+
+@app.command()
+def pause(context: typer.Context, job: Name, reason: Reason = "paused by a person") -> None:
+    """Let a job rest: its streams wait in Kafka, `resume` goes on where it stood.
+
+    Example: [bold]doll job pause digits --reason "prices are high"[/]
+    """
+    _want(context, job, "paused", reason)
+
+
+@app.command()
+def resume(context: typer.Context, job: Name, reason: Reason = "resumed by a person") -> None:
+    """Go on with a job that was paused.
+
+    Example: [bold]doll job resume digits[/]
+    """
+    _want(context, job, "running", reason)
+
+
+@app.command()
+def stop(context: typer.Context, job: Name, reason: Reason = "stopped by a person") -> None:
+    """End a job for good; its model and its audit stay.
+
+    Example: [bold]doll job stop digits[/]
+    """
+    _want(context, job, "stopped", reason)
+
+
+app.command()(watch)
+
+
+def _want(context: typer.Context, job: str, wanted: Wanted, reason: str) -> None:
+    record = _book(context).want(job, wanted, reason)
+    typer.echo(f"job {job} is to be {record.wanted}: {reason}")
+
+
+def _book(context: typer.Context) -> JobBook:
+    return JobBook(outside_of(context).open_log())
+
+
+def _read(file: str) -> str:
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError(f"{file}: there is no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read as text: {error}") from error

@@ -1,0 +1,135 @@
+"""`doll produce`: a data set becomes a datastream."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from common.datasets.records import count
+from common.errors import UnavailableError, UnknownTopicError, UserError
+from services.cli import sources
+from services.cli.outside import outside_of
+from services.cli.producing import Backlog, send_all, unbounded
+from services.cli.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.ports import Log, Writer
+
+_FLUSH_S = 30.0
+
+
+def produce(  # noqa: PLR0913 -- the options of a command
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help="`digits`, or a .csv, .npz, IDX or CIFAR file.")],
+    *,
+    topic: Annotated[str, typer.Option(help="Where records go.")],
+    rate: Annotated[float, typer.Option(min=0, help="Records per second; 0: all at once.")] = 0,
+    poisson: Annotated[
+        bool, typer.Option("--poisson/--steady", help="How arrivals are spaced.")
+    ] = False,
+    records: Annotated[int, typer.Option(min=0, help="Stop after so many; 0: all.")] = 0,
+    repeat: Annotated[bool, typer.Option("--repeat", help="Begin again at the end.")] = False,
+    in_order: Annotated[bool, typer.Option("--in-order", help="Do not shuffle.")] = False,
+    warp: Annotated[bool, typer.Option("--warp", help="Warp each image anew.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of order, warps and arrivals.")] = 0,
+    create_partitions: Annotated[
+        int, typer.Option(min=0, help="Create the topic, if it is not there, with so many.")
+    ] = 0,
+    codec: Annotated[str, typer.Option(help="tensor or json.")] = "tensor",
+    label: Annotated[str, typer.Option(help="CSV: the label's column, else the last.")] = "",
+    leave_out: Annotated[
+        list[str] | None, typer.Option(help="CSV: a column to leave out; may be repeated.")
+    ] = None,
+    job: Annotated[str, typer.Option(help="The job that --max-lag is about.")] = "",
+    max_lag: Annotated[
+        int, typer.Option(min=0, help="Hold back while --job is so many records behind.")
+    ] = 0,
+) -> None:
+    """Send a data set to a topic, once or for ever, at a rate that is caught up after any stall.
+
+    Example: [bold]doll produce digits --topic clinic-a --rate 500 --poisson --repeat --warp
+    --create-partitions 4[/]
+    """
+    if bool(job) != bool(max_lag):
+        raise UserError("--job and --max-lag go together")
+    data = sources.load(source, label=label or None, leave_out=leave_out or [])
+    order, arrivals = np.random.default_rng(seed).spawn(2)
+    stream = sources.stream(data, codec, order, repeat=repeat, in_order=in_order, warp=warp)
+    outside = outside_of(context)
+    log = outside.open_log()
+    _find_topic(log, topic, create_partitions)
+    backlog = Backlog(log, outside.open_board(job), topic, max_lag) if job else None
+    _say(sources.describe(codec, sources.fields_of(data)))
+    writer = log.writer()
+    try:
+        _send(
+            islice(stream, records) if records else stream,
+            writer,
+            topic,
+            schedule=Schedule(rate, arrivals if poisson else None) if rate else None,
+            room=backlog.room if backlog else unbounded,
+            total=records or (None if repeat else count(data)),
+        )
+    finally:
+        writer.close()
+
+
+def _send(
+    stream: Iterator[bytes],
+    writer: Writer,
+    topic: str,
+    *,
+    schedule: Schedule | None,
+    room: Callable[[int], int],
+    total: int | None,
+) -> None:
+    sent, start_s = 0, time.monotonic()
+
+    def send(value: bytes) -> None:
+        writer.append(topic, value, partition=None)
+
+    with Progress(
+        TextColumn(f"[bold]{topic}[/]"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]:,.0f}/s, {task.fields[behind]:,} behind"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+    ) as progress:
+        bar = progress.add_task(topic, total=total, rate=0.0, behind=0)
+        try:
+            for sent, behind in send_all(
+                stream, send, schedule=schedule, room=room, clock=time.monotonic, wait=time.sleep
+            ):
+                writer.poll()
+                rate = sent / max(time.monotonic() - start_s, 1e-3)
+                progress.update(bar, completed=sent, rate=rate, behind=behind)
+        except KeyboardInterrupt:  # the usual end of an endless stream
+            pass
+    if not writer.flush(_FLUSH_S):
+        raise UnavailableError(f"Kafka has not taken all of the {sent:,} records of {topic}")
+    took_s = time.monotonic() - start_s
+    _say(f"sent {sent:,} records to {topic} in {took_s:.1f} s ({sent / took_s:,.0f}/s)")
+
+
+def _say(line: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(line, highlight=False, markup=False)
+
+
+def _find_topic(log: Log, topic: str, create_partitions: int) -> None:
+    try:
+        log.partitions(topic)
+    except UnknownTopicError as error:
+        if not create_partitions:
+            raise UserError(
+                f'there is no topic "{topic}"; create it with --create-partitions 4'
+            ) from error
+        log.create_topic(topic, create_partitions)

@@ -1,0 +1,55 @@
+"""Reads a job's own topics whole, as they stand now."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, TypeVar
+
+from common.core.spans import Partition
+from common.errors import UnavailableError, WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.ports import Log, LogRecord
+
+T = TypeVar("T")
+
+_READ_RECORDS = 5000
+_READ_S = 0.5
+_PATIENCE_S = 30.0  # without a single record
+
+
+def read_decoded(log: Log, topic: str, decode: Callable[[bytes], T]) -> list[tuple[int, T | None]]:
+    """All messages of a topic by offset; None stands for what does not parse.
+
+    Raises:
+        UnavailableError: If Kafka stops answering.
+        ExpiredError: If retention deletes what is being read.
+    """
+    decoded = list[tuple[int, T | None]]()
+    for record in _records(log, topic):
+        try:
+            decoded.append((record.offset, decode(record.value or b"")))
+        except WireError:
+            decoded.append((record.offset, None))
+    return decoded
+
+
+def _records(log: Log, topic: str) -> Iterator[LogRecord]:
+    partition = Partition(topic, 0)
+    bounds = log.bounds(partition)
+    tail = log.tail(partition, bounds.start)
+    last_s = monotonic()
+    try:
+        while tail.position() < bounds.end:
+            records = tail.read(_READ_RECORDS, _READ_S)
+            for record in records:
+                if record.offset < bounds.end:
+                    yield record
+            if records:
+                last_s = monotonic()
+            elif monotonic() > last_s + _PATIENCE_S:
+                raise UnavailableError(f"{topic} cannot be read beyond {tail.position()}")
+    finally:
+        tail.close()

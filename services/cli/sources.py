@@ -1,0 +1,89 @@
+"""What `doll produce` can send: a data set by name or file, its fields, and its stream of bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from common.datasets.digits import load_digits
+from common.datasets.readers import read_records
+from common.datasets.stream import batches
+from common.errors import UserError
+from common.learning.codecs import make_codec
+from common.learning.fields import DTYPE_NAMES, Field
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy as np
+
+    from common.datasets.records import Records
+    from common.learning.fields import DtypeName
+
+_ENCODED_AT_ONCE = 256  # records: a few milliseconds of work, warps included
+
+
+def load(source: str, *, label: str | None = None, leave_out: Sequence[str] = ()) -> Records:
+    """Load `digits` or a file.
+
+    Raises:
+        UserError: If there is no such thing, or it is not what its name says.
+    """
+    if source == "digits":
+        return load_digits().train
+    return read_records(Path(source), label=label, leave_out=leave_out)
+
+
+def fields_of(data: Records) -> tuple[Field, ...]:
+    """The fields that the records have, in the order of the data set.
+
+    Raises:
+        UserError: If an array is of a type that no record can have.
+    """
+    for name, array in data.items():
+        if array.dtype.name not in DTYPE_NAMES:
+            known = ", ".join(DTYPE_NAMES)
+            raise UserError(f"field {name!r} holds {array.dtype}; records may hold {known}")
+    return tuple(
+        Field(name, cast("DtypeName", array.dtype.name), array.shape[1:])
+        for name, array in data.items()
+    )
+
+
+def describe(codec: str, fields: Sequence[Field]) -> str:
+    """The line of a job file that describes such records."""
+    described = ", ".join(
+        f"{field.name}: {{dtype: {field.dtype}"
+        + (f", shape: {list(field.shape)}}}" if field.shape else "}")
+        for field in fields
+    )
+    return f"records: {{codec: {codec}, fields: {{{described}}}}}"
+
+
+def stream(
+    data: Records,
+    codec: str,
+    rng: np.random.Generator,
+    *,
+    repeat: bool = False,
+    in_order: bool = False,
+    warp: bool = False,
+) -> Iterator[bytes]:
+    """The records as bytes, once or for ever.
+
+    Raises:
+        UserError: If the codec or a field makes no sense, or there are no images to warp.
+    """
+    image = data.get("image")
+    if warp and (image is None or image.ndim != 4 or image.dtype.name != "uint8"):
+        raise UserError(f"warps need a field `image`, uint8 (channels, h, w); found {[*data]}")
+    encode = make_codec(codec, fields_of(data)).encode
+    several = batches(
+        data,
+        _ENCODED_AT_ONCE,
+        rng,
+        passes=None if repeat else 1,
+        shuffled=not in_order,
+        warped=warp,
+    )
+    return (value for batch in several for value in encode(batch))
