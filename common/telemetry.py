@@ -132,3 +132,29 @@ def _quoted(value: object) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     plain = text and text.isprintable() and not set(text) & set(' "=')
     return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+class Outage:
+    """Trouble with one server: logged when it begins, changes and ends, not each time it is met.
+
+    Args:
+        logger: Where to tell.
+        what: The server: its events are `<what>_away` and `<what>_back`.
+    """
+
+    def __init__(self, logger: EventLogger, what: str) -> None:
+        self._logger = logger
+        self._what = what
+        self._reason = ""
+
+    def met(self, error: Exception) -> None:
+        """The server did not answer."""
+        if str(error) != self._reason:
+            self._reason = str(error)
+            self._logger.warning(f"{self._what}_away", reason=self._reason)
+
+    def over(self) -> None:
+        """The server answered."""
+        if self._reason:
+            self._reason = ""
+            self._logger.info(f"{self._what}_back")

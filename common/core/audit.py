@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.history import History
 from common.core.ledger import Ledger
-from common.core.messages import BatchReady, UpdateApplied
+from common.core.messages import Batch, BatchReady, UpdateApplied
 from common.core.spans import Partition, Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from common.core.messages import AuditRecord, Batch, Claim, Positions, Quarantined
+    from common.core.messages import AuditRecord, Claim, Positions, Quarantined
 
 
 class Flaw(NamedTuple):

@@ -1,0 +1,143 @@
+"""Start a coordinator: `python -m services.coordinator --help`, or `doll coordinator`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+import uuid
+from logging import getLogger
+from typing import TYPE_CHECKING
+
+import torch
+
+from common.checkpoints import CheckpointStore
+from common.config import Settings, read_settings
+from common.connections import open_blobs, open_board, open_log
+from common.errors import UnavailableError, UserError
+from common.jobs import JobBook, JobRecord
+from common.telemetry import EventLogger, Outage, set_up_logging
+from services.coordinator.loop import JobCoordinator
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from common.ports import Log
+
+EXIT_OK = 0
+EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
+EXIT_USAGE = 2  # settings make no sense; starting again will not help
+JOBS_S = 0.5  # between looks at the jobs topic
+END_S = 10.0  # for all jobs to end in order
+
+
+class Jobs:
+    """The jobs that this replica takes part in, one thread each."""
+
+    def __init__(self, name: str, settings: Settings, log: Log, logger: EventLogger) -> None:
+        self._name = name
+        self._settings = settings
+        self._source = log
+        self._log = logger
+        self._running = dict[str, tuple[JobCoordinator, threading.Thread]]()
+        self.fault: Exception | None = None
+
+    def follow(self, jobs: dict[str, JobRecord]) -> None:
+        """Begin with new jobs, and tell the others what is wanted of them."""
+        for job, record in jobs.items():
+            coordinator, thread = self._running.get(job, (None, None))
+            if coordinator is not None and thread is not None and thread.is_alive():
+                coordinator.want(record.wanted)
+            elif coordinator is None and record.wanted != "stopped":
+                self._begin(job, record)
+
+    def end(self) -> None:
+        """End all threads in order."""
+        for coordinator, _ in self._running.values():
+            coordinator.stop()
+        for _, thread in self._running.values():
+            thread.join(END_S)
+
+    def _begin(self, job: str, record: JobRecord) -> None:
+        settings = self._settings
+        store = CheckpointStore(open_blobs(settings), job) if settings.blobs else None
+        coordinator = JobCoordinator(
+            self._name,
+            record,
+            settings,
+            self._source,
+            open_board(settings, job),
+            store,
+            JobBook(self._source),
+            self._log,
+        )
+        thread = threading.Thread(target=self._run, args=(coordinator,), name=job, daemon=True)
+        self._running[job] = (coordinator, thread)
+        thread.start()
+
+    def _run(self, coordinator: JobCoordinator) -> None:
+        try:
+            coordinator.run()
+        except Exception as fault:  # noqa: BLE001 -- raised again in the main thread
+            self.fault = fault
+
+
+def main() -> int:
+    """Run until told to end; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m services.coordinator",
+        description="One replica of the coordinator: leads jobs, or stands by for those who do.",
+        epilog="example: python -m services.coordinator --name c1",
+    )
+    parser.add_argument(
+        "--name", default=socket.gethostname(), help="for people; default: the host"
+    )
+    arguments = parser.parse_args()
+    stopping = threading.Event()
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        stopping.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    name = f"{arguments.name}-{uuid.uuid4().hex[:8]}"  # no two lives of a process are one candidate
+    try:
+        settings = read_settings(os.environ)
+        set_up_logging(settings)
+        torch.set_num_threads(settings.threads or 1)
+        _coordinate(name, settings, stopping)
+    except UserError as error:
+        print(f"coordinator: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it
+        return EXIT_USAGE
+    except Exception:  # noqa: BLE001 -- the outermost loop: better dead and replayed than wrong
+        EventLogger(getLogger("coordinator")).exception("coordinator_failed", replica=name)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def _coordinate(name: str, settings: Settings, stopping: threading.Event) -> None:
+    logger = EventLogger(getLogger("coordinator")).bind(replica=name)
+    outage = Outage(logger, "kafka")
+    jobs: Jobs | None = None
+    book: JobBook | None = None
+    while not stopping.is_set():
+        try:
+            if jobs is None or book is None:
+                log = open_log(settings, name)
+                jobs, book = Jobs(name, settings, log, logger), JobBook(log)
+            jobs.follow(book.refresh(JOBS_S))
+            outage.over()
+        except UnavailableError as error:
+            outage.met(error)
+            stopping.wait(JOBS_S)
+        if jobs is not None and jobs.fault is not None:
+            raise jobs.fault
+    if jobs is not None:
+        jobs.end()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

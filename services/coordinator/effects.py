@@ -1,0 +1,274 @@
+"""What a coordinator does about its decisions: Kafka, the board, object storage, the numbers.
+
+`common.core.coordinator` decides; `loop` hands each command here, in order. All of this belongs to the
+job's one deciding thread; what it would have to wait for is done by threads of its own.
+"""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from common import wire
+from common.core import commands as do
+from common.core import events
+from common.core.messages import Lead
+from common.core.snapshots import genesis
+from common.core.spans import Partition
+from common.errors import CorruptError, UnavailableError
+from common.saved import Saved
+from common.telemetry import Outage
+from common.topics import control_topic, updates_topic
+from services.coordinator.dead_letters import DeadLetters
+from services.coordinator.readers import (
+    Heard,
+    Reader,
+    ReplyReader,
+    TopicReader,
+    decoded_claims,
+    decoded_updates,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.core.commands import CoordinatorCommand
+    from common.core.messages import UpdateTrigger
+    from common.core.snapshots import Snapshot
+    from common.jobs import JobBook, JobRecord
+    from common.learning.trainer import Trainer
+    from common.ports import Board, Log
+    from common.telemetry import EventLogger
+    from services.coordinator.snapshots import SnapshotStore
+
+INLINE_BYTES = 64 << 10  # a model up to here travels inside its trigger: one round trip less
+READ_RECORDS = 2000
+READ_S = 0.5
+UPLOAD_S = 60.0  # for the last checkpoint of a job that ends
+FLUSH_S = 5.0
+
+
+class Effects:
+    """The hands of one job's coordinator.
+
+    Args:
+        record: The job.
+        trainer: Makes the numbers of a leadership, with the weights of the genesis.
+        log: Kafka.
+        board: The job's board.
+        store: Its snapshots.
+        book: The jobs topic, for holding and finishing.
+        name: Of this replica.
+        lease_ttl_s: Lifetime of the lease.
+        logger: Bound to the job.
+        fail: Ends the job's loop with a fault of a thread.
+    """
+
+    def __init__(  # noqa: PLR0913 -- what a coordinator is made of
+        self,
+        record: JobRecord,
+        trainer: Callable[[], Trainer],
+        log: Log,
+        board: Board,
+        store: SnapshotStore,
+        book: JobBook,
+        *,
+        name: str,
+        lease_ttl_s: float,
+        logger: EventLogger,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self.heard = SimpleQueue[Heard]()
+        self.leadership = 0
+        self.dropped = 0
+        self._record = record
+        self._job = record.spec.name
+        self._make_trainer = trainer
+        self._trainer = trainer()
+        self._source = log
+        self._board = board
+        self._store = store
+        self._book = book
+        self._name = name
+        self._lease_ttl_s = lease_ttl_s
+        self._log = logger
+        self._fail = fail
+        self._writer = log.writer()
+        self._updates = Partition(updates_topic(self._job), 0)
+        self._control = Partition(control_topic(self._job), 0)
+        self._letters = DeadLetters(log, logger)
+        self._outage = Outage(logger, "board")
+        self._readers = list[Reader]()
+        self._found = dict[tuple[int, int, int], bytes]()
+        self._copy = b""
+
+    def poll(self) -> None:
+        """Run delivery reports.
+
+        Raises:
+            DeliveryError: If an audit record was not delivered: this process must not go on.
+        """
+        self._writer.poll()
+
+    def close(self) -> None:
+        """End all threads; what was appended is delivered."""
+        self._stop_readers()
+        self._letters.close()
+        self._store.close()
+        self._writer.flush(FLUSH_S)
+        self._writer.close()
+
+    def do(self, command: CoordinatorCommand) -> Iterator[events.CoordinatorEvent]:
+        """Carry out a command; yields what it brings about at once."""
+        try:
+            yield from self._do(command)
+            self._outage.over()
+        except UnavailableError as error:
+            # Whatever was lost on the board is asked for again: by a deadline, a tick, a lease.
+            self._outage.met(error)
+
+    def _do(  # noqa: C901, PLR0912 -- one case per command
+        self, command: CoordinatorCommand
+    ) -> Iterator[events.CoordinatorEvent]:
+        match command:
+            case do.PostTrigger(trigger):
+                self._post(trigger)
+            case do.AddGradient(gradient):
+                self._trainer.add(gradient.vector, gradient.samples)
+            case do.Apply():
+                self._trainer.apply()
+            case do.DiscardSum():
+                self._trainer.discard()
+            case do.AppendAudit(record):
+                self._writer.append(self._updates.topic, wire.encode_audit(record))
+                if isinstance(record, Lead):
+                    self._log.info(
+                        "stands_to_lead", after=record.after, version=record.base.version
+                    )
+            case do.PublishModel(model):
+                self._board.put_model(model, self._trainer.weights())
+            case do.PutStanding(standing):
+                self._board.put_standing(standing)
+            case do.LookForWorkers():
+                yield events.WorkersSeen(self._board.alive())
+            case do.AskLease():
+                yield events.LeaseAnswered(self._board.hold_lease(self._name, self._lease_ttl_s))
+            case do.ReleaseLease():
+                self._board.release_lease(self._name)
+            case do.CopyWeights():
+                self._copy = self._trainer.snapshot()
+            case do.PublishSnapshot(snapshot, checkpoint):
+                self._store.put(Saved(snapshot, self._copy), checkpoint=checkpoint)
+            case do.DeadLetterRecords(skipped):
+                self._letters.add(skipped)
+            case do.DeadLetterBatch(quarantined):
+                self._letters.add([quarantined])
+            case do.Drop(reply, reason):
+                self.dropped += 1
+                self._log.debug("reply_dropped", worker=reply.worker, reason=reason)
+            case do.FindSnapshots():
+                yield self._find_snapshots()
+            case do.Begin(epoch, snapshot):
+                yield from self._begin(epoch, snapshot)
+            case do.StepDown(reason):
+                self._log.warning("steps_down", reason=reason)
+                self._stop_readers()
+            case do.Hold(reason):
+                self._log.error("job_held", reason=reason)
+                self._book.want(self._job, "paused", reason)
+            case do.Finish(reason):
+                self._finish(reason)
+
+    def _post(self, trigger: UpdateTrigger) -> None:
+        weights = self._trainer.weights()
+        if len(weights) <= INLINE_BYTES:
+            trigger = msgspec.structs.replace(trigger, weights=bytes(weights))
+        self._board.post_trigger(trigger)
+
+    # --- leadership ---------------------------------------------------------------------------
+
+    def _find_snapshots(self) -> events.SnapshotsFound:
+        """Read all snapshots and the audit from the lowest of them on; follow it from there."""
+        self._stop_readers()
+        found = [Saved(genesis(self._record.first), b""), *self._store.find()]
+        self._found = {saved.snapshot.rank: saved.trainer for saved in found}
+        begin = min(saved.snapshot.updates_position for saved in found)
+        updates, position = self._read_updates(begin)
+        self.leadership += 1
+        self._follow(self._updates, position, decoded_updates)
+        return events.SnapshotsFound(tuple(saved.snapshot for saved in found), updates.records)
+
+    def _read_updates(self, begin: int) -> tuple[events.UpdatesRead, int]:
+        end = self._source.bounds(self._updates).end
+        tail = self._source.tail(self._updates, begin)
+        records = list[tuple[int, bytes | None]]()
+        try:
+            while tail.position() < end:
+                read = tail.read(READ_RECORDS, READ_S)
+                records += ((record.offset, record.value) for record in read)
+            return decoded_updates(tuple(records)), tail.position()
+        finally:
+            tail.close()
+
+    def _begin(self, epoch: int, snapshot: Snapshot) -> Iterator[events.CoordinatorEvent]:
+        self._trainer = self._make_trainer()
+        training = self._found[snapshot.rank]
+        self._found = {}
+        if training:
+            try:
+                self._trainer.restore(training)
+            except CorruptError as error:
+                yield events.Trouble(f"the snapshot of version {snapshot.made.version}: {error}")
+                return
+        self._log.info("leads", epoch=epoch, version=snapshot.made.version)
+        self._board.drop_replies(epoch)
+        self._follow(self._control, snapshot.control_position, decoded_claims)
+        length = len(self._trainer.weights()) // 4
+        replies = ReplyReader(
+            self._board, epoch, length, self.heard, self.leadership, self._log, self._fail
+        )
+        self._start(replies)
+        for partition, claimed in snapshot.claimed.items():
+            end = self._source.bounds(partition).end
+            if end < claimed:
+                yield events.Trouble(
+                    f"{partition} ends at {end}, below what was claimed: {claimed}"
+                )
+
+    def _follow(
+        self,
+        partition: Partition,
+        position: int,
+        decode: Callable[[tuple[tuple[int, bytes | None], ...]], events.CoordinatorEvent],
+    ) -> None:
+        leadership = self.leadership
+
+        def tell(records: tuple[tuple[int, bytes | None], ...]) -> None:
+            self.heard.put(Heard(leadership, decode(records)))
+
+        def trouble(reason: str) -> None:
+            self.heard.put(Heard(leadership, events.Trouble(reason)))
+
+        name = partition.topic.rpartition(".")[2]
+        args = (name, self._source, partition, position, tell, trouble, self._log, self._fail)
+        self._start(TopicReader(*args))
+
+    def _start(self, reader: Reader) -> None:
+        self._readers.append(reader)
+        reader.start()
+
+    def _stop_readers(self) -> None:
+        """Ask all readers to end, and believe nothing that they still have to say."""
+        self.leadership += 1
+        for reader in self._readers:
+            reader.stopped.set()
+        self._readers = []
+
+    def _finish(self, reason: str) -> None:
+        self._log.info("job_finished", reason=reason)
+        if not self._store.flush(UPLOAD_S):
+            self._log.error("last_checkpoint_late", waited_s=UPLOAD_S)
+        if self._book.get(self._job).wanted != "stopped":
+            self._book.want(self._job, "stopped", reason)

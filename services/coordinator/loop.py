@@ -1,0 +1,153 @@
+"""One job's deciding thread: events in, decisions out, one at a time."""
+
+from __future__ import annotations
+
+import threading
+from queue import Empty
+from time import time
+from typing import TYPE_CHECKING
+
+from common.core import events
+from common.core.coordinator import Coordinator
+from common.core.settings import CoordinatorSettings
+from common.job_task import optimizer_of, task_of
+from common.learning.parameters import FlatModel
+from common.learning.tasks import build_model
+from common.learning.trainer import Trainer
+from services.coordinator.effects import Effects
+from services.coordinator.readers import Heard
+from services.coordinator.snapshots import SnapshotStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from common.checkpoints import CheckpointStore
+    from common.config import Settings
+    from common.core.events import Wanted
+    from common.job import JobSpec
+    from common.jobs import JobBook, JobRecord
+    from common.ports import Board, Log
+    from common.telemetry import EventLogger
+
+LONGEST_WAIT_S = 0.5  # how late a fault of another thread is noticed
+
+
+class JobCoordinator:
+    """One replica's part in one job.
+
+    Args:
+        name: Of this replica, unique among all that ever live.
+        record: The job.
+        settings: Of the process.
+        log: Kafka.
+        board: The job's board.
+        checkpoints: The job's checkpoints, None without object storage.
+        book: The jobs topic; for this thread alone.
+        logger: Bound to the replica.
+    """
+
+    def __init__(  # noqa: PLR0913 -- what a coordinator is made of
+        self,
+        name: str,
+        record: JobRecord,
+        settings: Settings,
+        log: Log,
+        board: Board,
+        checkpoints: CheckpointStore | None,
+        book: JobBook,
+        logger: EventLogger,
+    ) -> None:
+        spec = record.spec
+        self._log = logger.bind(job=spec.name)
+        self._stopping = threading.Event()
+        self._fault: BaseException | None = None
+        self._protocol = protocol_settings(spec)
+        self._machine = Coordinator(name, self._protocol)
+        self._wanted: Wanted = record.wanted
+        self._effects = Effects(
+            record,
+            trainer_of(spec, settings.tasks),
+            log,
+            board,
+            SnapshotStore(board, checkpoints, spec.checkpoint.keep, self._log),
+            book,
+            name=name,
+            lease_ttl_s=self._protocol.lease_ttl_s,
+            logger=self._log,
+            fail=self._fail,
+        )
+
+    def want(self, wanted: Wanted) -> None:
+        """Tell what the owner wants; from any thread."""
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._effects.heard.put(Heard(0, events.WantedChanged(wanted)))
+
+    def stop(self) -> None:
+        """End `run` soon; from any thread."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Decide until stopped or finished.
+
+        Raises:
+            BaseException: Whatever ended a thread of this job, or an audit record's delivery.
+        """
+        machine, effects = self._machine, self._effects
+        self._feed(events.WantedChanged(self._wanted))
+        try:
+            while not self._stopping.is_set() and not machine.finished and self._fault is None:
+                wait_s = min(machine.due() - time(), LONGEST_WAIT_S)
+                try:
+                    heard = effects.heard.get(timeout=max(wait_s, 0.0))
+                except Empty:
+                    heard = None
+                if heard is not None and heard.leadership in (0, effects.leadership):
+                    self._feed(heard.event)
+                if time() >= machine.due():
+                    self._feed(events.Tick())
+                effects.poll()
+        finally:
+            if not machine.finished:
+                self._feed(events.LeaseAnswered(held=False))
+            effects.close()
+        if self._fault is not None:
+            raise self._fault
+
+    def _feed(self, event: events.CoordinatorEvent) -> None:
+        waiting = [event]
+        while waiting:
+            for command in self._machine.on(waiting.pop(0), time()):
+                waiting += self._effects.do(command)
+
+    def _fail(self, fault: BaseException) -> None:
+        self._fault = fault
+        self._effects.heard.put(Heard(0, events.Tick()))
+
+
+def protocol_settings(spec: JobSpec) -> CoordinatorSettings:
+    """The protocol's part of a job's specification."""
+    deadline_s = spec.stop.deadline_s
+    return CoordinatorSettings(
+        group_size=spec.group_size,
+        bound=spec.waiting_bound,
+        group_linger_s=spec.group_linger_s,
+        on_missing=spec.on_missing,
+        deadline_floor_s=spec.deadline_floor_s,
+        strikes=spec.strikes,
+        stop_updates=spec.stop.updates,
+        stop_loss=spec.stop.loss,
+        stop_at=None if deadline_s is None else time() + deadline_s,
+        hot_every_s=spec.hot_snapshot.every_s,
+        hot_every_updates=spec.hot_snapshot.every_updates,
+        checkpoint_every_s=spec.checkpoint.every_s,
+        checkpoint_every_updates=spec.checkpoint.every_updates,
+    )
+
+
+def trainer_of(spec: JobSpec, allowed: Collection[str]) -> Callable[[], Trainer]:
+    """How to make trainers with the genesis' weights, which the specification alone determines."""
+    model = FlatModel(build_model(task_of(spec, allowed), spec.seed))
+    weights, parameter_count = model.vector.copy(), model.parameter_count
+    optimizer = optimizer_of(spec)
+    return lambda: Trainer(weights, parameter_count, optimizer, spec.reduction)

@@ -1,0 +1,168 @@
+"""Threads that wait on the outside, so that the one that decides never does.
+
+Each reads one source and puts events on the queue of its job, marked with the leadership for which it
+was started: what a reader of an earlier leadership still had in hand is dropped there.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+
+from common import wire
+from common.core import events
+from common.core.messages import Failed, Gradient
+from common.errors import ExpiredError, TruncatedError, UnavailableError, WireError
+from common.telemetry import Outage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from queue import SimpleQueue
+
+    from common.core.events import CoordinatorEvent
+    from common.core.messages import Reply
+    from common.core.spans import Partition
+    from common.ports import Board, Log
+    from common.telemetry import EventLogger
+
+T = TypeVar("T")
+
+READ_RECORDS = 2000
+WAIT_S = 0.2  # longest wait of one read: how soon a reader notices that it is over
+REPLIES = 64  # gradients taken at once
+
+
+class Heard(NamedTuple):
+    """An event, and for which leadership it was read; 0 for those that concern every role."""
+
+    leadership: int
+    event: CoordinatorEvent
+
+
+class Reader(threading.Thread):
+    """A thread that turns one source into events until it is stopped."""
+
+    def __init__(
+        self, name: str, logger: EventLogger, fail: Callable[[BaseException], None]
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self.stopped = threading.Event()
+        self._fail = fail
+        self._outage = Outage(logger, name)
+
+    def run(self) -> None:
+        """Read until stopped; a fault ends the job's loop, not just this thread."""
+        try:
+            while not self.stopped.is_set():
+                try:
+                    self._read()
+                    self._outage.over()
+                except UnavailableError as error:
+                    self._outage.met(error)
+                    self.stopped.wait(WAIT_S)
+        except BaseException as fault:  # noqa: BLE001 -- raised again by the job's loop
+            self._fail(fault)
+        finally:
+            self._close()
+
+    def _read(self) -> None:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """Let go of connections."""
+
+
+class TopicReader(Reader):
+    """Follows the control or the updates topic from a position on."""
+
+    def __init__(  # noqa: PLR0913 -- a thread's parts
+        self,
+        name: str,
+        log: Log,
+        partition: Partition,
+        position: int,
+        tell: Callable[[tuple[tuple[int, bytes | None], ...]], None],
+        trouble: Callable[[str], None],
+        logger: EventLogger,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__(name, logger, fail)
+        self._tail = log.tail(partition, position)
+        self._tell = tell
+        self._trouble = trouble
+
+    def _read(self) -> None:
+        try:
+            records = self._tail.read(READ_RECORDS, WAIT_S)
+        except (ExpiredError, TruncatedError) as error:
+            self._trouble(f"acknowledged records were lost: {error}")
+            self.stopped.set()
+            return
+        if records:
+            self._tell(tuple((record.offset, record.value) for record in records))
+
+    def _close(self) -> None:
+        self._tail.close()
+
+
+class ReplyReader(Reader):
+    """Takes what workers sent to one epoch's leader, and turns away what is not well-formed."""
+
+    def __init__(  # noqa: PLR0913 -- a thread's parts
+        self,
+        board: Board,
+        epoch: int,
+        length: int,
+        heard: SimpleQueue[Heard],
+        leadership: int,
+        logger: EventLogger,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__("replies", logger, fail)
+        self._board = board
+        self._epoch = epoch
+        self._length = length
+        self._heard = heard
+        self._leadership = leadership
+        self._logger = logger
+        self.malformed = 0
+
+    def _read(self) -> None:
+        replies = self._board.pop_replies(self._epoch, REPLIES, WAIT_S)
+        good = tuple(sound for sound in map(self._sound, replies) if sound is not None)
+        if good:
+            self._heard.put(Heard(self._leadership, events.RepliesRead(good)))
+
+    def _sound(self, reply: Reply) -> Reply | None:
+        if not isinstance(reply, Gradient):
+            return reply
+        if reply.vector is None or reply.vector.shape != (self._length,):
+            self.malformed += 1
+            found = None if reply.vector is None else reply.vector.shape
+            self._logger.warning(
+                "gradient_malformed", worker=reply.worker, found=found, expected=(self._length,)
+            )
+            return None
+        if not np.isfinite(reply.vector).all():
+            detail = "the vector received is not finite"
+            return Failed(reply.worker, reply.model, reply.batches, "not_finite", detail)
+        return reply
+
+
+def decoded_updates(records: tuple[tuple[int, bytes | None], ...]) -> events.UpdatesRead:
+    """Parse records of the updates topic."""
+    return events.UpdatesRead(tuple((o, _parsed(wire.decode_audit, value)) for o, value in records))
+
+
+def decoded_claims(records: tuple[tuple[int, bytes | None], ...]) -> events.ControlRead:
+    """Parse records of the control topic."""
+    return events.ControlRead(tuple((o, _parsed(wire.decode_claim, value)) for o, value in records))
+
+
+def _parsed(decode: Callable[[bytes], T], value: bytes | None) -> T | None:
+    try:
+        return None if value is None else decode(value)
+    except WireError:
+        return None

@@ -1,0 +1,125 @@
+"""Start a worker: `python -m services.worker --help`, or `doll worker`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+from logging import getLogger
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import torch
+
+from common.config import Settings, read_settings
+from common.connections import open_board, open_log
+from common.core.messages import WorkerId
+from common.errors import UnavailableError, UserError
+from common.jobs import JobBook
+from common.telemetry import EventLogger, Outage, set_up_logging
+from services.worker.loop import JobWorker
+from services.worker.memory import keep_freed_memory
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from common.job import JobSpec
+
+EXIT_OK = 0
+EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
+EXIT_USAGE = 2  # settings or job make no sense; starting again will not help
+JOBS_S = 0.5  # between looks at the jobs topic
+
+
+class Watch:
+    """Which job this worker is for, and whether it still is."""
+
+    def __init__(self, book: JobBook, job: str | None, leaving: threading.Event) -> None:
+        self._book = book
+        self._job = job
+        self._leaving = leaving
+        self._looked_at = monotonic()
+
+    def find(self, settings: Settings) -> JobSpec | None:
+        """The job to work for, once there is one; None when the process is told to end."""
+        while not self._leaving.is_set():
+            jobs = self._book.refresh(JOBS_S)
+            running = [r.spec for r in jobs.values() if r.wanted != "stopped"]
+            if self._job is not None:
+                running = [spec for spec in running if spec.name == self._job]
+            if running:
+                return min(running, key=lambda spec: len(open_board(settings, spec.name).alive()))
+        return None
+
+    def goes_on(self, job: str) -> bool:
+        """Whether this worker is still wanted there."""
+        if self._leaving.is_set():
+            return False
+        if monotonic() - self._looked_at < JOBS_S:
+            return True
+        self._looked_at = monotonic()
+        try:
+            record = self._book.refresh(0.0).get(job)
+        except UnavailableError:
+            return True
+        return record is not None and record.wanted != "stopped"
+
+
+def main() -> int:
+    """Run until told to end; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m services.worker",
+        description="One worker: reads the job's streams and computes gradients.",
+        epilog="example: python -m services.worker --job digits --name w1",
+    )
+    parser.add_argument("--job", help="the only job to work for; default: whichever needs workers")
+    parser.add_argument("--name", help="unique among the job's workers; default: host and process")
+    arguments = parser.parse_args()
+    name = WorkerId(arguments.name or f"{socket.gethostname()}-{os.getpid()}")
+    leaving = threading.Event()
+
+    def leave(_signal: int, _frame: FrameType | None) -> None:
+        leaving.set()
+
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGINT, leave)
+    try:
+        settings = read_settings(os.environ)
+        set_up_logging(settings)
+        keep_freed_memory()
+        torch.set_num_threads(settings.threads or 1)
+        _work(name, arguments.job, settings, leaving)
+    except UserError as error:
+        print(f"worker: {error}", file=sys.stderr)  # noqa: T201 -- to the person who started it
+        return EXIT_USAGE
+    except Exception:  # noqa: BLE001 -- the outermost loop: better dead and replayed than alive and wrong
+        EventLogger(getLogger("worker")).exception("worker_failed", worker=name)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def _work(name: WorkerId, job: str | None, settings: Settings, leaving: threading.Event) -> None:
+    logger = EventLogger(getLogger("worker")).bind(worker=name)
+    outage = Outage(logger, "servers")
+    while not leaving.is_set():
+        try:
+            log = open_log(settings, name)
+            watch = Watch(JobBook(log), job, leaving)
+            spec = watch.find(settings)
+            outage.over()
+            if spec is None:
+                return
+            board = open_board(settings, spec.name)
+            worker = JobWorker(name, spec, settings, log, board, logger)
+        except UnavailableError as error:
+            outage.met(error)
+            leaving.wait(JOBS_S)
+            continue
+        worker.run(lambda spec=spec, watch=watch: watch.goes_on(spec.name))  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""A worker's gradient thread: hear triggers, compute, send (Algorithm 2).
+
+One gradient over all batches of an order, at exactly the model that the trigger names. A batch that
+is not in memory is read back from Kafka by its address and must give exactly its samples.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.core.messages import Failed, Gradient
+from common.core.orders import Orders
+from common.errors import CorruptError, ExpiredError, UnavailableError
+from common.learning.errors import NotFiniteError, TaskError
+from common.learning.fields import Columns, concatenate
+from common.telemetry import Outage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from common.core.messages import Batch, FailedReason, ModelId, Reply, WorkerId
+    from common.core.orders import Compute
+    from common.learning.codecs import Codec
+    from common.learning.gradients import GradientComputer
+    from common.ports import Board, Fetched, SpanReader
+    from common.telemetry import EventLogger
+    from services.worker.rows import BatchCache
+
+LISTEN_S = 0.25  # longest wait for a trigger: how late the end of the job is noticed
+READ_BACK_S = 10.0  # for one span; the coordinator's deadline has long given it to others by then
+
+
+class _NoGradientError(Exception):
+    """An order cannot be carried out: which batches, and why."""
+
+    def __init__(self, reason: FailedReason, batches: Sequence[Batch], detail: str) -> None:
+        super().__init__(detail)
+        self.reason: FailedReason = reason
+        self.batches = tuple(batch.offset for batch in batches)
+
+
+class GradientDesk:
+    """Carries out this worker's orders, one at a time.
+
+    Args:
+        worker: This worker's name.
+        computer: The model on its device.
+        codec: Decodes records that are read back.
+        cache: Batches in memory.
+        spans: Reads the others back.
+        board: The job's board.
+        logger: Bound to job and worker.
+        wait: Waits so many seconds, less if the job ends; for when the board is away.
+    """
+
+    def __init__(  # noqa: PLR0913 -- the shell's parts, each used once
+        self,
+        worker: WorkerId,
+        computer: GradientComputer,
+        codec: Codec,
+        cache: BatchCache,
+        spans: SpanReader,
+        board: Board,
+        logger: EventLogger,
+        wait: Callable[[float], object],
+    ) -> None:
+        self._id = worker
+        self._computer = computer
+        self._codec = codec
+        self._cache = cache
+        self._spans = spans
+        self._board = board
+        self._log = logger
+        self._wait = wait
+        self._orders = Orders(worker)
+        self._loaded: ModelId | None = None
+        self._board_outage = Outage(logger, "board")
+
+    def turn(self) -> None:
+        """One turn of the loop: hear what is new, carry out one order."""
+        try:
+            timeout_s = 0.0 if len(self._orders) else LISTEN_S
+            self._orders.hear(self._board.triggers(self._orders.heard, timeout_s))
+            self._board_outage.over()
+        except UnavailableError as error:
+            self._board_outage.met(error)
+            self._wait(LISTEN_S)
+        compute = self._orders.next()
+        if compute is not None:
+            self._send(self._carry_out(compute))
+
+    def hand_back(self) -> None:
+        """Give up what has not been begun: the worker leaves, others can begin at once."""
+        for compute in self._orders.drain():
+            offsets = tuple(batch.offset for batch in compute.batches)
+            self._send(Failed(self._id, compute.model, offsets, "leaving"))
+
+    def close(self) -> None:
+        """Let go of the reader."""
+        self._spans.close()
+
+    def _send(self, reply: Reply) -> None:
+        """A reply that gets lost is asked for again, by the deadline of its round."""
+        try:
+            self._board.push_reply(reply)
+        except UnavailableError as error:
+            self._board_outage.met(error)
+
+    def _carry_out(self, compute: Compute) -> Reply:
+        try:
+            rows = [self._rows(batch) for batch in compute.batches]
+            self._load(compute)
+            return self._gradient(compute, rows)
+        except _NoGradientError as error:
+            self._log.warning("no_gradient", reason=error.reason, detail=str(error))
+            return Failed(self._id, compute.model, error.batches, error.reason, str(error))
+
+    def _gradient(self, compute: Compute, rows: list[Columns]) -> Gradient:
+        try:
+            result = self._computer.compute(rows)
+        except (NotFiniteError, TaskError) as error:
+            at = error.batch_index
+            blamed = compute.batches if at is None else compute.batches[at : at + 1]
+            reason: FailedReason = "not_finite" if isinstance(error, NotFiniteError) else "raised"
+            raise _NoGradientError(reason, blamed, str(error)) from error
+        return Gradient(
+            worker=self._id,
+            model=compute.model,
+            batches=tuple(batch.offset for batch in compute.batches),
+            samples=result.samples,
+            loss_sum=result.loss_sum,
+            metric_sums=result.metric_sums,
+            seconds=result.seconds,
+            vector=result.vector,
+        )
+
+    def _load(self, compute: Compute) -> None:
+        """Take over the model of a round, once."""
+        if self._loaded == compute.model:
+            return
+        weights = compute.weights
+        if weights is None:
+            try:
+                weights = self._board.get_model(compute.model)
+            except UnavailableError as error:
+                raise _NoGradientError("model_missing", compute.batches, str(error)) from error
+        if weights is None:
+            raise _NoGradientError("model_missing", compute.batches, "not on the board")
+        self._loaded = None
+        try:
+            self._computer.load(weights)
+        except CorruptError as error:
+            raise _NoGradientError("model_missing", compute.batches, str(error)) from error
+        self._loaded = compute.model
+
+    def _rows(self, batch: Batch) -> Columns:
+        rows = self._cache.get(batch.address)
+        return self._read_back(batch) if rows is None else rows
+
+    def _read_back(self, batch: Batch) -> Columns:
+        """Read an address from Kafka, without exactly those records that its indicator skipped."""
+        skipped = {(s.topic, s.partition, s.offset) for s in batch.skipped}
+        parts = list[Columns]()
+        try:
+            for span in batch.address:
+                fetched = self._spans.read(span, READ_BACK_S)
+                values = _values(fetched, skipped)
+                if values:
+                    parts.append(self._codec.decode(values).records)
+        except ExpiredError as error:
+            raise _NoGradientError("expired", (batch,), str(error)) from error
+        except UnavailableError as error:
+            raise _NoGradientError("unreadable", (batch,), str(error)) from error
+        found = sum(len(next(iter(part.values()))) for part in parts)
+        if found != batch.samples:
+            detail = f"{batch.address} gave {found} samples, its indicator says {batch.samples}"
+            raise _NoGradientError("unreadable", (batch,), detail)
+        return concatenate(parts)
+
+
+def _values(fetched: Fetched, skipped: set[tuple[str, int, int]]) -> list[bytes | None]:
+    if not skipped:
+        return fetched.values
+    place = fetched.partition
+    pairs = zip(fetched.offsets, fetched.values, strict=True)
+    return [value for offset, value in pairs if (*place, offset) not in skipped]

@@ -1,0 +1,117 @@
+"""One worker at one job: its stream thread, its gradient thread, and how it begins and leaves."""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from common.core.settings import WorkerSettings
+from common.job_task import codec_of, task_of
+from common.learning.gradients import GradientComputer, resolve_device
+from common.learning.tasks import build_model
+from services.worker.gradients import GradientDesk
+from services.worker.rows import ArrivedRows, BatchCache
+from services.worker.stream import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.config import Settings
+    from common.core.messages import WorkerId
+    from common.job import JobSpec
+    from common.ports import Board, Log
+    from common.telemetry import EventLogger
+
+LEAVE_S = (
+    20.0  # for the gradient under way when the machine is about to go: a spot notice gives 120
+)
+
+
+class JobWorker:
+    """One worker at one job.
+
+    Args:
+        worker: This worker's name.
+        spec: The job.
+        settings: Of the process.
+        log: Kafka.
+        board: The job's board.
+        logger: Bound to the worker.
+
+    Raises:
+        UserError: If the task is not allowed here, does not fit the records, or the device is not there.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        spec: JobSpec,
+        settings: Settings,
+        log: Log,
+        board: Board,
+        logger: EventLogger,
+    ) -> None:
+        self._log = logger.bind(job=spec.name)
+        self._ended = threading.Event()  # no further gradient is begun
+        self._fault: BaseException | None = None
+        task = task_of(spec, settings.tasks)
+        computer = GradientComputer(
+            task,
+            build_model(task, spec.seed),
+            resolve_device(settings.device or spec.device),
+            autocast=spec.autocast,
+        )
+        codec = codec_of(spec)
+        cache = BatchCache(spec.memory_mib << 20)
+        self._desk = GradientDesk(
+            worker, computer, codec, cache, log.spans(), board, self._log, self._ended.wait
+        )
+        self._stream = Stream(
+            worker,
+            spec.name,
+            WorkerSettings(spec.batch_size, spec.waiting_bound, spec.batch_linger_s),
+            codec,
+            log,
+            board,
+            ArrivedRows(),
+            cache,
+            self._log,
+            streams=spec.streams,
+            hold=spec.on_preemption == "hold",
+        )
+        self._thread = threading.Thread(target=self._compute, name="gradients", daemon=True)
+
+    def run(self, goes_on: Callable[[], bool]) -> None:
+        """Work until `goes_on` says no; then leave well.
+
+        Raises:
+            BaseException: Whatever ended the gradient thread.
+        """
+        self._log.info("worker_joins")
+        self._thread.start()
+        while goes_on() and self._fault is None:
+            self._stream.turn()
+        self._leave()
+        if self._fault is not None:
+            raise self._fault
+
+    def _leave(self) -> None:
+        """Say so, finish the gradient under way, hand the rest back, leave the group."""
+        self._stream.leave()
+        self._ended.set()
+        deadline = monotonic() + LEAVE_S
+        while self._thread.is_alive() and monotonic() < deadline:
+            self._stream.turn()  # goes on giving signs of life
+        self._desk.hand_back()
+        self._stream.close()
+        self._log.info("worker_left")
+
+    def _compute(self) -> None:
+        try:
+            while not self._ended.is_set():
+                self._desk.turn()
+        except BaseException as fault:  # noqa: BLE001 -- raised again by `run`, in the main thread
+            self._fault = fault
+        finally:
+            self._desk.close()

@@ -1,0 +1,212 @@
+"""A worker's stream thread: poll, decode, batch, announce (Algorithm 1).
+
+It never waits for a gradient. What to do is decided by `common.core.worker`; this file carries it out on Kafka and on the board.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from common import wire
+from common.core import commands as do
+from common.core import events
+from common.core.batching import Run
+from common.core.messages import BatchReady, Skipped
+from common.core.worker import Worker
+from common.errors import UnavailableError
+from common.ports import Fetched, OutOfRange
+from common.telemetry import Outage
+from common.topics import control_topic, group_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from common.core.commands import WorkerCommand
+    from common.core.events import WorkerEvent
+    from common.core.messages import WorkerId
+    from common.core.settings import WorkerSettings
+    from common.core.spans import Partition
+    from common.learning.codecs import Codec
+    from common.ports import Board, Log, StreamEvent
+    from common.telemetry import EventLogger
+    from services.worker.rows import ArrivedRows, BatchCache
+
+POLL_RECORDS = 2000  # of one poll: a few milliseconds of decoding at most
+POLL_S = 0.05  # longest wait for records: how late a rebalance may be noticed
+BEAT_TTL_S = 1.2  # four beats: one lost and one late are no death
+FLUSH_S = 5.0  # for the last announcements when the worker leaves
+
+
+class Stream:
+    """One member of the job's consumer group.
+
+    Args:
+        worker: This worker's name.
+        job: The job's name.
+        settings: Of the state machine.
+        codec: Decodes records.
+        log: Kafka.
+        board: The job's board.
+        arrived: Where decoded rows go.
+        cache: Where announced batches go.
+        logger: Bound to job and worker.
+        streams: The job's datastreams.
+        hold: Whether its partitions wait for its return (`on_preemption: hold`).
+    """
+
+    def __init__(  # noqa: PLR0913 -- the shell's parts, each used once
+        self,
+        worker: WorkerId,
+        job: str,
+        settings: WorkerSettings,
+        codec: Codec,
+        log: Log,
+        board: Board,
+        arrived: ArrivedRows,
+        cache: BatchCache,
+        logger: EventLogger,
+        *,
+        streams: tuple[str, ...],
+        hold: bool,
+    ) -> None:
+        self._id = worker
+        self._machine = Worker(worker, settings)
+        self._codec = codec
+        self._reader = log.stream(group_name(job), streams, worker, hold=hold)
+        self._writer = log.writer()
+        self._control = control_topic(job)
+        self._board = board
+        self._arrived = arrived
+        self._cache = cache
+        self._log = logger
+        self._committed: Mapping[Partition, int] = {}
+        self._kafka_outage = Outage(logger, "kafka")
+        self._board_outage = Outage(logger, "board")
+        self._delivered = list[tuple[int, int]]()
+
+    def turn(self) -> None:
+        """One turn of the loop: due decisions, one poll, delivery reports."""
+        now = monotonic()
+        if now >= self._machine.due():
+            self._feed(events.Tick())
+        wait_s = min(max(self._machine.due() - monotonic(), 0.0), POLL_S)
+        try:
+            happened = self._reader.poll(min(self._machine.room, POLL_RECORDS), wait_s)
+            self._kafka_outage.over()
+        except UnavailableError as error:
+            happened = ()
+            self._kafka_outage.met(error)
+        for event in happened:
+            self._take(event)
+        self._report_deliveries()
+
+    def leave(self) -> None:
+        """Stop reading and say so; the group is left with `close`."""
+        self._feed(events.Leaving())
+
+    def close(self) -> None:
+        """Leave the group and send what is announced."""
+        self._reader.close()
+        if not self._writer.flush(FLUSH_S):
+            self._log.warning(
+                "announcements_unsent", reason="Kafka is away; their records are free"
+            )
+        self._writer.close()
+
+    # --- what happens -------------------------------------------------------------------------
+
+    def _take(self, event: StreamEvent) -> None:
+        match event:
+            case events.Assigned(partitions):
+                self._log.info("partitions_assigned", partitions=",".join(map(str, partitions)))
+                self._feed(event)
+            case events.Revoked(partitions):
+                self._log.info("partitions_revoked", partitions=",".join(map(str, partitions)))
+                self._feed(event)
+            case Fetched():
+                self._feed(events.Decoded(self._decode(event)))
+            case OutOfRange(partition, bounds):
+                position = self._machine.position(partition)
+                if position is not None and position > bounds.end:
+                    reason = f"position {position} is above the log's end {bounds.end}"
+                    self._log.error("stream_truncated", partition=str(partition), reason=reason)
+                else:
+                    self._log.warning(
+                        "records_expired", partition=str(partition), start=bounds.start
+                    )
+                    self._feed(events.FellBehind(partition, bounds.start))
+
+    def _decode(self, fetched: Fetched) -> Run:
+        """Decode a whole run at once; rows go where the next announcement finds them."""
+        decoded = self._codec.decode(fetched.values)
+        offsets = fetched.offsets
+        skipped: tuple[Skipped, ...] = ()
+        if decoded.skipped:
+            offsets = [fetched.offsets[index] for index in decoded.kept.tolist()]
+            skipped = tuple(
+                Skipped(*fetched.partition, fetched.offsets[index], reason)
+                for index, reason in decoded.skipped
+            )
+        if offsets:
+            self._arrived.add(fetched.partition, decoded.records)
+        first_s, last_s = fetched.first_arrival_s, fetched.last_arrival_s
+        return Run(fetched.partition, offsets, skipped, first_s, last_s)
+
+    def _report_deliveries(self) -> None:
+        self._writer.poll()
+        delivered, self._delivered = self._delivered, []
+        for number, offset in delivered:
+            self._feed(events.Delivered(number, offset))
+
+    def _feed(self, event: WorkerEvent) -> None:
+        for command in self._machine.on(event, monotonic()):
+            self._do(command)
+
+    # --- what to do ---------------------------------------------------------------------------
+
+    def _do(self, command: WorkerCommand) -> None:  # noqa: C901 -- one case per command
+        match command:
+            case do.Announce(number, claim, counts):
+                if isinstance(claim, BatchReady) and claim.samples:
+                    self._cache.put(claim.address, self._arrived.take(claim.address, counts))
+                self._writer.append(
+                    self._control,
+                    wire.encode_claim(claim),
+                    on_delivered=lambda offset: self._delivered.append((number, offset)),
+                )
+            case do.Place(positions):
+                placed = ",".join(f"{p}@{position}" for p, position in positions.items())
+                self._log.info("reading_from", positions=placed)
+                self._reader.place(positions)
+            case do.DropRows(partition):
+                self._arrived.drop(partition)
+            case do.SetReading(reading, reason):
+                if reading:
+                    self._reader.resume()
+                else:
+                    self._reader.pause()
+                    self._log.debug("reading_paused", reason=reason)
+            case do.Beat(status):
+                self._on_board(lambda: self._board.beat(self._id, status, BEAT_TTL_S))
+            case do.LookAtStanding():
+                self._on_board(self._look_at_standing)
+            case do.Forget(addresses):
+                self._cache.forget(addresses)
+            case do.Commit(positions):
+                if positions != self._committed:
+                    self._committed = positions
+                    self._reader.commit(positions)
+
+    def _look_at_standing(self) -> None:
+        standing = self._board.get_standing()
+        # First the reports: an announcement that the standing has decided must be known as sent.
+        self._report_deliveries()
+        self._feed(events.StandingSeen(standing))
+
+    def _on_board(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+            self._board_outage.over()
+        except UnavailableError as error:
+            self._board_outage.met(error)
