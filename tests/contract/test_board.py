@@ -29,6 +29,7 @@ from common.core.messages import (
 from common.core.spans import Partition, Span
 from common.errors import UnavailableError
 from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.clock import HandClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -361,8 +362,9 @@ def test_workers_that_beat_are_never_taken_for_dead(server: Server) -> None:
     stop = threading.Event()
 
     def look() -> None:
+        board = server.board()
         while not stop.is_set():
-            server.board().alive()
+            board.alive()
 
     def come_and_go(board: Board, name: WorkerId) -> None:
         for _ in range(20):
@@ -606,3 +608,33 @@ def test_keys_of_another_type_are_garbage_too(embedded_redis: EmbeddedRedis) -> 
     assert board.rejected > 0
     say_everything(board)
     assert hear_everything(board) == EVERYTHING
+
+
+# --- what only the one in memory can do ----------------------------------------------------------
+
+
+def test_in_memory_beats_and_leases_run_out_by_the_clock_that_was_given() -> None:
+    clock = HandClock()
+    board = MemoryBoard(MemoryRedis(clock), "job")
+    board.beat(WORKER, "alive", 2.0)
+    assert board.hold_lease("one", 3.0)
+    clock.advance(1.999)
+    assert board.alive() == {WORKER: "alive"}
+    clock.advance(0.001)
+    assert board.alive() == {}
+    assert not board.hold_lease("two", 3.0)
+    clock.advance(1.0)
+    assert board.hold_lease("two", 3.0)
+
+
+def test_in_memory_a_failover_to_a_stale_copy_takes_the_latest_back() -> None:
+    server = MemoryRedis()
+    board = MemoryBoard(server, "job")
+    say_everything(board)
+    copy = server.copy()
+    board.put_standing(standing(9))
+    board.post_trigger(trigger(3, 2))
+    for _ in range(2):  # a copy can be gone back to again
+        server.kill()
+        server.restore(copy)
+        assert hear_everything(board) == EVERYTHING

@@ -1,0 +1,80 @@
+"""A server that we start is up before we use it, says why it is not, and never outlives us."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from common.embedded.process import Child
+from common.embedded.redis import EmbeddedRedis
+from common.errors import UnavailableError
+
+PARENT = """
+import time
+from common.embedded.redis import EmbeddedRedis
+server = EmbeddedRedis()
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, be it reaped or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
+def test_a_server_ends_when_its_parent_is_killed() -> None:
+    with subprocess.Popen(  # noqa: S603 -- our own interpreter and program
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert not gone(pid)
+        parent.kill()
+    deadline = time.monotonic() + 20
+    pause = threading.Event()
+    while not gone(pid):
+        assert time.monotonic() < deadline, "it survived"
+        pause.wait(0.005)
+
+
+def test_a_server_leaves_nothing_behind() -> None:
+    with EmbeddedRedis() as server:
+        folder = Path(server.url.removeprefix("unix://")).parent
+        pid = server.pid
+        assert folder.exists()
+    assert gone(pid)
+    assert not folder.exists()
+
+
+def test_a_program_that_ends_at_once_is_quoted(tmp_path: Path) -> None:
+    child = Child([sys.executable, "-c", "raise SystemExit('no such port')"], tmp_path / "log")
+    with pytest.raises(UnavailableError, match=r"exit code 1 before it was ready: no such port"):
+        child.await_ready(lambda: False, 20)
+    assert not child.running()
+
+
+def test_a_program_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
+    child = Child(["sleep", "600"], tmp_path / "log")
+    with pytest.raises(UnavailableError, match=r"not ready after 0.01 s: it said nothing"):
+        child.await_ready(lambda: False, 0.01)
+    child.kill()
+    assert gone(child.pid)
+
+
+def test_a_program_that_does_not_listen_is_killed(tmp_path: Path) -> None:
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)\n"
+    log = tmp_path / "log"
+    child = Child([sys.executable, "-c", deaf + "while True: time.sleep(1)"], log)
+    child.await_ready(lambda: log.read_text() == "1\n", 20)
+    child.stop(grace_s=0.01)
+    assert not child.running()
