@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ PARENT = """
 import time
 from common.embedded.redis import EmbeddedRedis
 server = EmbeddedRedis()
-print(server.pid, flush=True)
+print(server.pid, server.url.removeprefix('unix://'), flush=True)
 time.sleep(600)
 """
 
@@ -37,7 +38,8 @@ def test_a_server_ends_when_its_parent_is_killed() -> None:
         [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
+        number, socket = parent.stdout.readline().split()
+        pid = int(number)
         assert not gone(pid)
         parent.kill()
     deadline = time.monotonic() + 20
@@ -45,6 +47,7 @@ def test_a_server_ends_when_its_parent_is_killed() -> None:
     while not gone(pid):
         assert time.monotonic() < deadline, "it survived"
         pause.wait(0.005)
+    shutil.rmtree(Path(socket).parent)  # nobody was left to do it
 
 
 def test_a_server_leaves_nothing_behind() -> None:
