@@ -30,6 +30,8 @@ def load(source: str, *, label: str | None = None, leave_out: Sequence[str] = ()
         UserError: If there is no such thing, or it is not what its name says.
     """
     if source == "digits":
+        if label is not None or leave_out:
+            raise UserError("digits: has no columns to choose; that is for CSV files")
         return load_digits().train
     return read_records(Path(source), label=label, leave_out=leave_out)
 

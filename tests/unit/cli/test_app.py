@@ -1,0 +1,74 @@
+"""The command as a whole: help with examples, settings from options, errors in one line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from common.testing.board import MemoryBoard
+from services.cli import exits
+from services.cli.app import app
+from services.cli.outside import Outside
+
+if TYPE_CHECKING:
+    from common.config import Settings
+    from tests.unit.cli.conftest import World
+
+COMMANDS = [
+    ("produce",),
+    ("audit",),
+    ("model", "pull"),
+    *(
+        ("job", command)
+        for command in ("submit", "list", "show", "watch", "pause", "resume", "stop")
+    ),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_has_an_example(world: World, command: tuple[str, ...]) -> None:
+    text = world.run(*command, "--help").stdout
+    assert f"Example: doll {' '.join(command)}" in text
+
+
+def test_options_stand_above_the_environment(world: World) -> None:
+    seen = list["Settings"]()
+
+    def connect(settings: Settings) -> Outside:
+        seen.append(settings)
+        return Outside(
+            settings,
+            lambda: world.log,
+            lambda job: MemoryBoard(world.redis, job),
+            lambda: world.blobs,
+        )
+
+    environment = {"DOLL_KAFKA": "from-environment:1", "DOLL_REDIS": "redis://environment"}
+    options = ["--kafka", "from-option:2", "--blobs", "file:///models"]
+    CliRunner().invoke(app, [*options, "job", "list"], obj=connect, env=environment)
+    assert (seen[0].kafka, seen[0].redis, seen[0].blobs) == (
+        "from-option:2",
+        "redis://environment",
+        "file:///models",
+    )
+
+
+def test_an_option_that_makes_no_sense_is_named(world: World) -> None:
+    result = world.run("--blobs", "models", "job", "list", code=exits.REFUSED)
+    assert result.stderr.startswith("error: DOLL_BLOBS: must be file:///directory or s3://bucket")
+
+
+def test_a_command_line_that_is_wrong_says_so(world: World) -> None:
+    world.run("job", "sumbit", code=exits.USAGE)
+    world.run("produce", "digits", code=exits.USAGE)
+
+
+def test_a_server_that_is_away_is_told_in_one_line_with_what_to_do(world: World) -> None:
+    world.log.go_away()
+    for command in (("job", "list"), ("audit", "digits"), ("job", "watch", "digits")):
+        result = world.run(*command, code=exits.UNAVAILABLE)
+        assert result.stderr.startswith("error: ")
+        assert "choose another with --kafka, --redis or --blobs" in result.stderr
+        assert result.stderr.count("\n") == 1

@@ -1,0 +1,153 @@
+"""`doll audit` says which records built each version, and its exit status whether all is well."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.core.messages import (
+    GENESIS,
+    AuditRecord,
+    Batch,
+    BatchReady,
+    Claim,
+    Lead,
+    Quarantined,
+    UpdateApplied,
+    WorkerId,
+)
+from common.core.spans import Partition, Span
+from common.wire import encode_audit, encode_claim
+from services.cli import exits
+from services.cli.auditing import merged
+from tests.unit.cli.test_job import submitted
+
+if TYPE_CHECKING:
+    from tests.unit.cli.conftest import World
+
+W = WorkerId("w1")
+
+
+def span(start: int, end: int) -> Span:
+    return Span("clinic-a", 0, start, end)
+
+
+def claim(start: int, end: int) -> BatchReady:
+    return BatchReady(W, (span(start, end),), end - start)
+
+
+def batch(offset: int, start: int, end: int) -> Batch:
+    return Batch(offset, W, (span(start, end),), end - start)
+
+
+def update(version: int, *batches: Batch, epoch: int = 0) -> UpdateApplied:
+    samples = sum(each.samples for each in batches)
+    return UpdateApplied(epoch, version, batches, samples, 0.5)
+
+
+LEAD = Lead(-1, GENESIS, "c1")
+CLAIMS = (claim(0, 2), claim(2, 4), claim(4, 6))
+
+
+def happened(world: World, claims: tuple[Claim, ...], audit: tuple[AuditRecord, ...]) -> None:
+    submitted(world)
+    world.write("doll.digits.control", *map(encode_claim, claims))
+    world.write("doll.digits.updates", *map(encode_audit, audit))
+
+
+def test_a_whole_history_is_shown_by_version(world: World) -> None:
+    happened(
+        world,
+        CLAIMS,
+        (LEAD, update(1, batch(0, 0, 2), batch(1, 2, 4)), Quarantined(0, batch(2, 4, 6), "poison")),
+    )
+    result = world.run("audit", "digits")
+    assert "clinic-a[0]@0:4" in result.stdout
+    assert "quarantined: batch 2, poison" in result.stdout
+    assert "digits: whole: 4 records built 1 versions, each of them once" in result.stdout
+
+
+def test_json_holds_everything(world: World) -> None:
+    happened(world, CLAIMS, (LEAD, update(1, batch(0, 0, 2)), update(2, batch(1, 2, 4))))
+    data = json.loads(world.run("audit", "digits", "--json").stdout)
+    assert data["whole"] is True
+    assert [version["spans"] for version in data["versions"]] == [
+        ["clinic-a[0]@0:2"],
+        ["clinic-a[0]@2:4"],
+    ]
+    assert data["unsettled"] == 2
+    assert data["settled"] == {"clinic-a[0]": 4}
+
+
+@pytest.mark.parametrize(
+    ("updates", "flaw"),
+    [
+        ((update(1, batch(0, 0, 2)), update(2, batch(0, 0, 2))), "used twice: batch 0 again in"),
+        ((update(1, batch(9, 0, 2)),), "never claimed: batch 9 of version 1"),
+        ((update(1, batch(0, 0, 2)), update(2, batch(1, 2, 5))), "overlap: clinic-a[0]@2:5"),
+    ],
+)
+def test_a_flaw_is_named_and_ends_with_its_own_status(
+    world: World, updates: tuple[UpdateApplied, ...], flaw: str
+) -> None:
+    happened(world, CLAIMS, (LEAD, *updates))
+    result = world.run("audit", "digits", code=exits.AUDIT_BROKEN)
+    assert flaw in result.stdout
+    assert "digits: BROKEN" in result.stdout
+    data = json.loads(world.run("audit", "digits", "--json", code=exits.AUDIT_BROKEN).stdout)
+    assert data["whole"] is False
+
+
+def test_what_a_takeover_took_back_does_not_count(world: World) -> None:
+    happened(
+        world,
+        CLAIMS,
+        (
+            LEAD,
+            update(1, batch(0, 0, 2)),
+            Lead(0, GENESIS, "c2"),
+            update(1, batch(0, 0, 2), epoch=2),
+        ),
+    )
+    result = world.run("audit", "digits")
+    assert "takeovers: 1" in result.stdout
+    assert "updates taken back: 1" in result.stdout
+
+
+def test_records_that_do_not_parse_are_passed_over(world: World) -> None:
+    submitted(world)
+    world.write("doll.digits.control", b"garbage", encode_claim(claim(0, 2)))
+    world.write(
+        "doll.digits.updates", encode_audit(LEAD), b"{}", encode_audit(update(1, batch(1, 0, 2)))
+    )
+    assert "whole: 2 records" in world.run("audit", "digits").stdout
+
+
+def test_topics_that_lost_their_beginning_cannot_be_audited(world: World) -> None:
+    happened(world, CLAIMS, (LEAD,))
+    world.log.expire(Partition("doll.digits.control", 0), 1)
+    result = world.run("audit", "digits", code=exits.AUDIT_INCOMPLETE)
+    assert "doll.digits.control begins at 1" in result.stderr
+
+
+def test_only_the_last_versions_are_shown(world: World) -> None:
+    updates = [update(n + 1, batch(n, 2 * n, 2 * n + 2)) for n in range(30)]
+    claims = tuple(claim(2 * n, 2 * n + 2) for n in range(30))
+    happened(world, claims, (LEAD, *updates))
+    shown = world.run("audit", "digits", "--last", "2").stdout
+    assert "@56:58" in shown
+    assert "@58:60" in shown
+    assert "@54:56" not in shown
+    assert "clinic-a" not in world.run("audit", "digits", "--last", "0").stdout
+
+
+@given(st.sets(st.integers(0, 20), min_size=1))
+def test_merged_spans_hold_the_same_offsets_and_never_touch(offsets: set[int]) -> None:
+    joined = merged([span(offset, offset + 1) for offset in offsets])
+    assert {o for each in joined for o in range(each.start, each.end)} == offsets
+    assert all(a.end < b.start for a, b in pairwise(joined))

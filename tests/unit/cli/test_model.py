@@ -1,0 +1,141 @@
+"""`doll model pull` takes out weights that count by the audit, from wherever they are kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import safetensors.torch
+
+from common.checkpoints import CheckpointStore
+from common.core.messages import GENESIS, Lead, ModelId
+from common.core.snapshots import Snapshot
+from common.errors import CorruptError
+from common.job import parse_job
+from common.job_task import optimizer_of, task_of
+from common.learning.parameters import FlatModel
+from common.learning.tasks import build_model
+from common.learning.trainer import Trainer
+from common.saved import Saved, from_bytes, from_parts, to_bytes, to_parts
+from common.wire import encode_audit
+from services.cli import exits
+from tests.unit.cli.test_audit import LEAD, batch, update
+from tests.unit.cli.test_job import JOB, submitted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.cli.conftest import World
+
+SPEC = parse_job(JOB)
+
+
+def saved(by: int, made: ModelId, updates_position: int, filled_with: float) -> Saved:
+    """A snapshot whose weights are all one number, to tell it apart."""
+    flat = FlatModel(build_model(task_of(SPEC, ()), 0))
+    weights = np.full_like(flat.vector, filled_with)
+    trainer = Trainer(weights, len(weights), optimizer_of(SPEC))
+    return Saved(Snapshot(by, made, updates_position, 0, {}), trainer.snapshot())
+
+
+def keep(world: World, kept: Saved) -> None:
+    name = ModelId(kept.snapshot.by, kept.snapshot.made.version)
+    CheckpointStore(world.blobs, "digits").save(name, to_parts(kept), 0.0)
+
+
+def pulled(world: World, path: Path, *options: str) -> float:
+    """Pull the model and return the number that its weights are filled with."""
+    output = path / "model.safetensors"
+    world.run("model", "pull", "digits", "-o", str(output), *options)
+    tensors = safetensors.torch.load_file(output)
+    task_of(SPEC, ()).build().load_state_dict(tensors)
+    (value,) = {float(number) for tensor in tensors.values() for number in tensor.flatten()}
+    return value
+
+
+@pytest.fixture
+def led(world: World) -> World:
+    """One leader made versions 1 and 2; a second took over from version 1 and made none yet."""
+    submitted(world)
+    records = (
+        LEAD,
+        update(1, batch(0, 0, 2)),
+        update(2, batch(1, 2, 4)),
+        Lead(0, ModelId(0, 1), "c2"),
+    )
+    world.write("doll.digits.updates", *map(encode_audit, records))
+    return world
+
+
+def test_the_newest_that_counts_is_taken_from_a_checkpoint(led: World, tmp_path: Path) -> None:
+    keep(led, saved(0, ModelId(0, 1), 2, 1.0))
+    keep(led, saved(0, ModelId(0, 2), 3, 2.0))  # taken back by the second leader
+    assert pulled(led, tmp_path) == 1.0
+
+
+def test_a_hot_snapshot_is_taken_where_it_is_newer(led: World, tmp_path: Path) -> None:
+    keep(led, saved(0, GENESIS, 1, 0.5))
+    led.board("digits").put_snapshot(3, to_bytes(saved(3, ModelId(0, 1), 4, 3.0)))
+    assert pulled(led, tmp_path) == 3.0
+
+
+def test_a_version_can_be_asked_for(led: World, tmp_path: Path) -> None:
+    keep(led, saved(0, GENESIS, 1, 0.5))
+    keep(led, saved(0, ModelId(0, 1), 2, 1.0))
+    assert pulled(led, tmp_path, "--version", "0") == 0.5
+
+
+def test_a_version_that_is_not_kept_is_answered_with_those_that_are(
+    led: World, tmp_path: Path
+) -> None:
+    keep(led, saved(0, ModelId(0, 1), 2, 1.0))
+    arguments = ("model", "pull", "digits", "-o", str(tmp_path / "m"), "--version", "7")
+    result = led.run(*arguments, code=exits.REFUSED)
+    assert "no version 7 is kept that counts by the audit; kept: 1" in result.stderr
+
+
+def test_before_there_is_a_model_that_is_said(led: World, tmp_path: Path) -> None:
+    arguments = ("model", "pull", "digits", "-o", str(tmp_path / "m"))
+    result = led.run(*arguments, code=exits.REFUSED)
+    assert "no model is kept that counts by the audit; kept: none yet" in result.stderr
+
+
+def test_without_redis_checkpoints_are_enough(led: World, tmp_path: Path) -> None:
+    keep(led, saved(0, ModelId(0, 1), 2, 1.0))
+    led.redis.kill()
+    assert pulled(led, tmp_path) == 1.0
+
+
+def test_a_torn_checkpoint_is_passed_over(led: World, tmp_path: Path) -> None:
+    keep(led, saved(0, GENESIS, 1, 0.5))
+    keep(led, saved(0, ModelId(0, 1), 2, 1.0))
+    (part,) = [n for n in led.blobs.names("") if n.endswith("000000000001/trainer.safetensors")]
+    led.blobs.put(part, b"torn")
+    led.board("digits").put_snapshot(0, b"torn too")
+    assert pulled(led, tmp_path) == 0.5
+
+
+def test_a_file_that_cannot_be_written_is_named(led: World, tmp_path: Path) -> None:
+    keep(led, saved(0, ModelId(0, 1), 2, 1.0))
+    output = str(tmp_path / "no" / "folder")
+    result = led.run("model", "pull", "digits", "-o", output, code=exits.REFUSED)
+    assert "cannot be written" in result.stderr
+
+
+def test_a_snapshot_survives_both_ways_of_keeping_it() -> None:
+    kept = saved(0, ModelId(0, 1), 2, 1.0)
+    assert from_bytes(to_bytes(kept)) == kept
+    assert from_parts(to_parts(kept)) == kept
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x05\x00\x00\x00", to_bytes(Saved(Snapshot(0, GENESIS, 0, 0, {}), b""))[:9]]
+)
+def test_torn_bytes_are_no_snapshot(data: bytes) -> None:
+    with pytest.raises(CorruptError):
+        from_bytes(data)
+    with pytest.raises(CorruptError):
+        from_parts({"protocol.msgpack": data, "trainer.safetensors": b""})
+    with pytest.raises(CorruptError, match=r"without trainer.safetensors"):
+        from_parts({"protocol.msgpack": data})

@@ -1,0 +1,108 @@
+"""`doll produce` puts a data set into a topic, as many records and in the shape that were asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.core.spans import Partition
+from common.learning.codecs import make_codec
+from common.learning.fields import Field
+from services.cli import exits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.cli.conftest import World
+
+FIELDS = (Field("image", "uint8", (1, 8, 8)), Field("label", "int64"))
+
+
+def values(world: World, topic: str) -> list[bytes | None]:
+    return [
+        record.value
+        for place in world.log.partitions(topic)
+        for record in world.log.tail(place, 0).read(10_000, 0.0)
+    ]
+
+
+def test_a_data_set_goes_once_over_all_partitions(world: World) -> None:
+    result = world.run("produce", "digits", "--topic", "a", "--create-partitions", "4")
+    sent = values(world, "a")
+    assert len(sent) == 1438
+    assert all(world.log.bounds(place).end > 300 for place in world.log.partitions("a"))
+    assert make_codec("tensor", FIELDS).decode(sent).skipped == []
+    assert "sent 1,438 records to a" in result.stderr
+    assert (
+        "records: {codec: tensor, fields: {image: {dtype: uint8, shape: [1, 8, 8]},"
+        " label: {dtype: int64}}}" in result.stderr
+    )
+
+
+def test_so_many_records_of_an_endless_stream(world: World) -> None:
+    options = ["--repeat", "--warp", "--records", "2000", "--rate", "1e6", "--poisson"]
+    world.run("produce", "digits", "--topic", "a", "--create-partitions", "1", *options)
+    sent = values(world, "a")
+    assert len(sent) == 2000
+    assert len(set(sent)) == 2000  # warped: no record comes twice
+
+
+def test_the_seed_says_what_is_sent(world: World) -> None:
+    for topic, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        options = ["--topic", topic, "--create-partitions", "1", "--records", "50", "--warp"]
+        world.run("produce", "digits", "--seed", seed, *options)
+    assert values(world, "a") == values(world, "b")
+    assert values(world, "a") != values(world, "c")
+
+
+def test_a_file_can_go_in_its_order_as_json(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "market.csv"
+    path.write_text("price,up\n1.5,0\n2.5,1\n")
+    options = ["--topic", "m", "--create-partitions", "1", "--in-order", "--codec", "json"]
+    world.run("produce", str(path), *options)
+    assert values(world, "m") == [
+        b'{"features":[1.5],"label":0}',
+        b'{"features":[2.5],"label":1}',
+    ]
+
+
+def test_a_topic_is_never_created_unasked(world: World) -> None:
+    result = world.run("produce", "digits", "--topic", "a", code=exits.REFUSED)
+    assert 'there is no topic "a"; create it with --create-partitions 4' in result.stderr
+
+
+def test_an_existing_topic_keeps_its_partitions(world: World) -> None:
+    world.log.create_topic("a", 2)
+    world.run("produce", "digits", "--topic", "a", "--create-partitions", "7", "--records", "3")
+    assert len(world.log.partitions("a")) == 2
+
+
+def test_what_makes_no_sense_is_refused_in_one_line(world: World, tmp_path: Path) -> None:
+    np.savez(tmp_path / "odd.npz", a=np.array([1 + 2j]))
+    np.savez(tmp_path / "plain.npz", a=np.arange(3))
+    for arguments, message in (
+        (["nowhere.csv"], "nowhere.csv: there is no such file"),
+        ([str(tmp_path / "odd.npz")], "field 'a' holds complex128; records may hold uint8"),
+        ([str(tmp_path / "plain.npz"), "--warp"], "warps need a field `image`"),
+        (["digits", "--codec", "avro"], "codec 'avro' is none of tensor, json"),
+        (["digits", "--max-lag", "5"], "--job and --max-lag go together"),
+        (["digits", "--label", "x"], "no columns"),
+    ):
+        result = world.run(
+            "produce", *arguments, "--topic", "a", "--create-partitions", "1", code=exits.REFUSED
+        )
+        assert message in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_a_log_that_is_away_is_told_with_what_to_do(world: World) -> None:
+    world.log.go_away()
+    result = world.run("produce", "digits", "--topic", "a", code=exits.UNAVAILABLE)
+    assert result.stderr.startswith("error: ")
+    assert "choose another with --kafka" in result.stderr
+
+
+def test_the_first_records_of_a_partition_are_where_the_log_begins(world: World) -> None:
+    world.run("produce", "digits", "--topic", "a", "--create-partitions", "1", "--records", "1")
+    assert world.log.bounds(Partition("a", 0)) == (0, 1)

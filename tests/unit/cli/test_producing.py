@@ -1,0 +1,108 @@
+"""Sending at a pace: late records are caught up, a full backlog holds back, nothing is lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.core.messages import Standing
+from common.core.spans import Partition
+from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.clock import HandClock
+from common.testing.log import MemoryLog
+from services.cli.producing import Backlog, Sent, send_all, unbounded
+from services.cli.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def run(
+    count: int,
+    clock: HandClock,
+    schedule: Schedule | None = None,
+    *,
+    room: Callable[[int], int] = unbounded,
+    send: Callable[[bytes], None] = lambda _: None,
+) -> list[Sent]:
+    records = (b"%d" % number for number in range(count))
+    return list(
+        send_all(records, send, schedule=schedule, room=room, clock=clock, wait=clock.advance)
+    )
+
+
+def test_without_a_schedule_everything_goes_at_once_and_in_order() -> None:
+    clock, sent = HandClock(), list[bytes]()
+    reports = run(2500, clock, send=sent.append)
+    assert sent == [b"%d" % number for number in range(2500)]
+    assert reports[-1] == Sent(2500, 0)
+    assert clock() == 0.0
+
+
+def test_a_rate_is_kept_over_time() -> None:
+    clock = HandClock()
+    run(1001, clock, Schedule(100))
+    assert clock() == pytest.approx(10.0, abs=0.06)
+
+
+def test_what_a_stall_delayed_is_sent_at_once() -> None:
+    clock, times = HandClock(), list[float]()
+
+    def send(_: bytes) -> None:
+        if len(times) == 10:
+            clock.advance(3.0)  # the broker is away
+        times.append(clock())
+
+    run(601, clock, Schedule(100), send=send)
+    #          stall 0.11..3.11
+    #   |------|///////////////|==caught up==|------------| 6.0
+    assert times[-2] == pytest.approx(6.0, abs=0.06)
+    assert sum(1 for time in times if time < 3.2) >= 310
+
+
+def test_reports_say_how_many_records_are_late() -> None:
+    clock = HandClock()
+    reports = run(5000, clock, Schedule(100_000), send=lambda _: clock.advance(0.0001))
+    assert max(report.behind for report in reports) > 1000
+
+
+def test_no_more_is_sent_than_there_is_room_for() -> None:
+    clock, most = HandClock(), 0
+
+    def settled() -> int:
+        return int(1000 * clock())
+
+    def room(sent: int) -> int:
+        nonlocal most
+        most = max(most, sent - settled())
+        return 100 - (sent - settled())
+
+    reports = run(300, clock, room=room)
+    assert reports[-1].records == 300
+    assert most == 100
+    assert settled() >= 200
+
+
+PLACE = Partition("clinic-a", 0)
+
+
+def standing(settled: int) -> Standing:
+    return Standing(0, 0, {PLACE: 9}, 0, 0, 1, {PLACE: settled})
+
+
+def test_a_backlog_counts_what_the_job_has_not_settled() -> None:
+    log, redis = MemoryLog(), MemoryRedis()
+    log.create_topic("clinic-a", 1)
+    board = MemoryBoard(redis, "digits")
+    writer = log.writer()
+    for _ in range(4):
+        writer.append("clinic-a", b"of somebody else")
+    writer.flush(1.0)
+    backlog = Backlog(log, board, "clinic-a", limit=10)
+    assert backlog.room(0) == 6  # nobody leads yet: everything that is retained waits
+    assert backlog.room(5) == 1  # five of ours are on their way
+    board.put_standing(standing(settled=3))
+    assert backlog.room(5) == 4
+    redis.kill()
+    assert backlog.room(5) == 0
