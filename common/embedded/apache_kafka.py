@@ -18,9 +18,12 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from common.adapters.kafka_log import KafkaLog, KafkaSettings
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from common.adapters.kafka_log import KafkaSettings
 from common.embedded.process import Child
-from common.errors import UnavailableError, UnknownTopicError, UserError
+from common.errors import UnavailableError, UserError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -56,6 +59,8 @@ group.consumer.min.session.timeout.ms=500
 group.consumer.session.timeout.ms=2000
 group.consumer.min.heartbeat.interval.ms=100
 group.consumer.heartbeat.interval.ms=250
+broker.session.timeout.ms=2000
+broker.heartbeat.interval.ms=500
 num.network.threads=2
 num.io.threads=2
 background.threads=2
@@ -223,13 +228,12 @@ class ApacheKafka:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", self._port)) != 0:
                 return False
+        # After a crash it answers some seconds before its controller takes it back.
+        admin = AdminClient({"bootstrap.servers": self.settings.bootstrap, "log_level": 2})
         try:
-            KafkaLog(self.settings).partitions("no-such-topic")
-        except UnknownTopicError:
-            return True
-        except UnavailableError:
+            return bool(admin.list_topics(timeout=1.0).brokers)
+        except KafkaException:
             return False
-        return True
 
 
 def main() -> None:

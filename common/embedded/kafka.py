@@ -2,8 +2,9 @@
 
 What it can not do, measured with librdkafka 2.16: it keeps nothing on disk and under 5 MB (and
 100,000 batches) of each partition, oldest dropped first, whatever `kept_forever` says, so writers
-must be throttled by what readers have read; it does not compact, so `compacted` does nothing;
-it knows no static members (`hold`); looking up an offset by time is a search through the records.
+must be throttled by what readers have read; it does not compact, so `compacted` does nothing; it
+shows the records of aborted transactions; it knows no static members (`hold`); it cannot look up an
+offset by time, so `position_at` searches through the records. `bounds` tells the truth.
 """
 
 from __future__ import annotations
@@ -140,4 +141,5 @@ class EmbeddedKafka:
 
 
 def _short_folder() -> str | None:
-    return "/tmp" if os.path.isdir("/tmp") else None  # noqa: S108, PTH112 -- see its only use
+    """Where temporary files go, or /tmp where that path is too long for a socket's."""
+    return "/tmp" if len(tempfile.gettempdir()) > 60 else None  # noqa: S108 -- a private folder in it

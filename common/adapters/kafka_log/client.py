@@ -24,13 +24,6 @@ OUT_OF_RANGE = frozenset(
         KafkaError.OFFSET_OUT_OF_RANGE,
     }
 )
-_UNKNOWN_TOPIC = frozenset(
-    {
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 -- likewise
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 -- likewise
-    }
-)
 _REFUSED = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -80,7 +73,9 @@ def arrival_s(record: Record) -> float:
 def as_ours(error: KafkaError, doing: str) -> OutsideError:
     """The error of our tree that says what an error of the client means."""
     text = f"{doing}: {error.str()} ({error.name()})"
-    if error.code() in _UNKNOWN_TOPIC:
+    # The client's own _UNKNOWN_TOPIC and _UNKNOWN_PARTITION are not proof: it says so too where it
+    # has lost sight of the brokers.
+    if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
         return UnknownTopicError(text)
     if error.fatal() or error.code() in _REFUSED:
         return OutsideError(text)

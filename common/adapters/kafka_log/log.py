@@ -77,6 +77,9 @@ class KafkaLog:
             UnknownTopicError: If there is no such partition.
             UnavailableError: If the broker is away.
         """
+        # The client only knows partitions of topics that it has asked about lately.
+        if partition not in self.partitions(partition.topic):
+            raise UnknownTopicError(f"there is no {partition}")
         try:
             return Bounds(
                 *self._client.get_watermark_offsets(
@@ -132,9 +135,8 @@ class KafkaLog:
 
     @cached_property
     def _made_client(self) -> Consumer:
-        # A consumer, because a producer's questions may create topics; its answers are exceptions,
-        # so what it would log besides is left out.
-        return Consumer(reader_properties(self._settings) | {"log_level": 0})
+        # A consumer, because a producer's questions may create topics.
+        return Consumer(reader_properties(self._settings))
 
     def _create_by_admin(
         self, topic: str, partitions: int, *, kept_forever: bool, compacted: bool
@@ -143,7 +145,7 @@ class KafkaLog:
             **({"retention.ms": "-1"} if kept_forever else {}),
             **({"cleanup.policy": "compact"} if compacted else {}),
         }
-        admin = AdminClient(client_properties(self._settings) | {"log_level": 0})
+        admin = AdminClient(client_properties(self._settings))
         wanted = NewTopic(
             topic,
             num_partitions=partitions,

@@ -51,6 +51,9 @@ def client_properties(settings: KafkaSettings) -> dict[str, Any]:
         "bootstrap.servers": settings.bootstrap,
         "client.id": settings.client_id,
         "socket.nagle.disable": True,
+        # What matters of its log comes as an exception or to the error callback too; a broker that
+        # is away would be logged ten times a second.
+        "log_level": 2,
         # The default grows to 10 s, which a job would stand still for after each broker restart.
         "reconnect.backoff.max.ms": 1_000,
         **settings.security,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from common.adapters.kafka_log.settings import KafkaSettings
     from common.core.spans import Span
 
-_LOGGER = logging.getLogger(__name__)
-
 # A fetch that waits for new data delays the seek to the next span, so it must not wait long; the
 # records of a span are there already.
 _FETCH_WAIT_MS = 1
@@ -46,7 +43,7 @@ class KafkaSpanReader:
             # Offsets at the end of a span may hold nothing: only the end of the log shows it then.
             "enable.partition.eof": True,
         }
-        self._client = Consumer(properties, logger=_LOGGER)
+        self._client = Consumer(properties)
 
     def read(self, span: Span, timeout_s: float) -> Fetched:
         """See the port.

@@ -65,7 +65,7 @@ class KafkaStreamReader:
         self._stopped = False  # in effect at the client
         self._complaints = Complaints()
         properties = member_properties(settings, group, member, hold=hold)
-        self._client = Consumer(properties | {"error_cb": self._complaints}, logger=_LOGGER)
+        self._client = Consumer(properties | {"error_cb": self._complaints})
         self._client.subscribe(
             list(topics),
             on_assign=self._on_assign,

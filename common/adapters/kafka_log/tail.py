@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from common.adapters.kafka_log.settings import KafkaSettings
     from common.core.spans import Partition
 
-_LOGGER = logging.getLogger(__name__)
-
 
 class KafkaTail:
     """The `Tail` port on a consumer with one partition."""
@@ -36,7 +33,7 @@ class KafkaTail:
         self._fell_out = False  # the client has stopped reading: the position is out of range
         self._complaints = Complaints()
         properties = reader_properties(settings) | {"error_cb": self._complaints}
-        self._client = Consumer(properties, logger=_LOGGER)
+        self._client = Consumer(properties)
         self._client.assign([TopicPartition(*partition, position)])
 
     def read(self, max_records: int, timeout_s: float) -> list[LogRecord]:

@@ -40,7 +40,7 @@ class KafkaWriter:
         self._failure: DeliveryError | None = None
         self._complaints = Complaints()
         properties = writer_properties(settings) | {"error_cb": self._complaints}
-        self._client = Producer(properties, logger=_LOGGER)
+        self._client = Producer(properties)
 
     def append(
         self,

@@ -1,0 +1,251 @@
+"""The `Log` port in memory: what tests and the counting model run on instead of Kafka.
+
+Besides the port it has what a test does to a log from outside: `expire` (retention), `punch`
+(compaction), `truncate` (loss), `go_away` and `come_back` (the broker), `rebalance` and `lose`
+(the group).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from common.core.spans import Partition
+from common.errors import UnavailableError, UnknownTopicError
+from common.ports import Bounds
+from common.testing.log_group import Group, MemoryStreamReader
+from common.testing.log_readers import MemorySpanReader, MemoryTail, MemoryWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+@dataclass(slots=True)
+class Stored:
+    """One record as the log keeps it."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    arrival_s: float
+
+
+@dataclass(slots=True)
+class PartitionLog:
+    """Records of one partition in offset order, with holes where some were punched out."""
+
+    records: list[Stored] = field(default_factory=list)
+    start: int = 0
+    end: int = 0
+
+    def read(self, position: int, max_records: int) -> list[Stored]:
+        """Up to so many records from the first one at or after a position on."""
+        first = bisect_left(self.records, position, key=lambda record: record.offset)
+        return self.records[first : first + max_records]
+
+
+class MemoryLog:
+    """The `Log` port; all its objects share one lock, so they may live in different threads.
+
+    Args:
+        clock: The time that becomes each record's timestamp, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()  # its lock guards everything here
+        self._topics: dict[str, list[PartitionLog]] = {}
+        self._groups: dict[str, Group] = {}
+        self._keyless = 0  # records appended without key and partition
+        self._away = False
+
+    # --- the port --------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        topic: str,
+        partitions: int,
+        *,
+        kept_forever: bool = False,  # noqa: ARG002 -- here everything is, until a test expires it
+        compacted: bool = False,  # noqa: ARG002 -- nothing is compacted until a test punches holes
+    ) -> None:
+        """See the port."""
+        with self.here():
+            self._topics.setdefault(topic, [PartitionLog() for _ in range(partitions)])
+            self._changed.notify_all()
+
+    def partitions(self, topic: str) -> tuple[Partition, ...]:
+        """See the port.
+
+        Raises:
+            UnknownTopicError: If there is no such topic.
+        """
+        with self.here():
+            return self.partitions_of(topic)
+
+    def bounds(self, partition: Partition) -> Bounds:
+        """See the port.
+
+        Raises:
+            UnknownTopicError: If there is no such partition.
+        """
+        with self.here():
+            stored = self.stored(partition)
+            return Bounds(stored.start, stored.end)
+
+    def position_at(self, partition: Partition, timestamp_s: float) -> int:
+        """See the port.
+
+        Raises:
+            UnknownTopicError: If there is no such partition.
+        """
+        with self.here():
+            stored = self.stored(partition)
+            young = (each.offset for each in stored.records if each.arrival_s >= timestamp_s)
+            return next(young, stored.end)
+
+    def stream(
+        self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
+    ) -> MemoryStreamReader:
+        """See the port."""
+        with self._changed:
+            joined = self._groups.setdefault(group, Group())
+            self._changed.notify_all()
+            return MemoryStreamReader(self, joined, tuple(topics), member, hold=hold)
+
+    def spans(self) -> MemorySpanReader:
+        """See the port."""
+        return MemorySpanReader(self)
+
+    def tail(self, partition: Partition, position: int) -> MemoryTail:
+        """See the port."""
+        return MemoryTail(self, partition, position)
+
+    def writer(self) -> MemoryWriter:
+        """See the port."""
+        return MemoryWriter(self)
+
+    # --- what a test does to it ------------------------------------------------------------------
+
+    def expire(self, partition: Partition, below: int) -> None:
+        """Do what retention does: the log starts at `below` from now on."""
+        with self._changed:
+            stored = self.stored(partition)
+            stored.start = max(stored.start, min(below, stored.end))
+            stored.records = stored.read(stored.start, len(stored.records))
+            self._changed.notify_all()
+
+    def punch(self, partition: Partition, offset: int) -> None:
+        """Do what compaction does: this offset holds no record any more."""
+        with self._changed:
+            stored = self.stored(partition)
+            stored.records = [each for each in stored.records if each.offset != offset]
+
+    def truncate(self, partition: Partition, end: int) -> None:
+        """Lose acknowledged records: the log ends at `end` from now on."""
+        with self._changed:
+            stored = self.stored(partition)
+            stored.records = [each for each in stored.records if each.offset < end]
+            stored.end = end
+            self._changed.notify_all()
+
+    def go_away(self) -> None:
+        """Be a broker that does not answer, until `come_back`."""
+        with self._changed:
+            self._away = True
+            self._changed.notify_all()
+
+    def come_back(self) -> None:
+        """Answer again; nothing was lost."""
+        with self._changed:
+            self._away = False
+            self._changed.notify_all()
+
+    def rebalance(self, group: str) -> None:
+        """Hand every partition of a group to the next member."""
+        with self._changed:
+            self._groups[group].rotate()
+            self._changed.notify_all()
+
+    def lose(self, group: str, member: str) -> None:
+        """Treat a member as dead: others own its partitions before it hears of it."""
+        with self._changed:
+            self._groups[group].lose(member)
+            self._changed.notify_all()
+
+    def committed(self, group: str) -> dict[Partition, int]:
+        """What the members of a group have told lag tools."""
+        with self._changed:
+            return dict(self._groups[group].committed)
+
+    # --- for its own readers and writers ---------------------------------------------------------
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """Hold the lock.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+        with self._changed:
+            if self._away:
+                raise UnavailableError("the log in memory plays a broker that is away")
+            yield
+
+    @contextmanager
+    def anyway(self) -> Iterator[None]:
+        """Hold the lock, whether the broker is away or not; wakes everybody who waits."""
+        with self._changed:
+            yield
+            self._changed.notify_all()
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        """Wait for something to be so, or for the broker to go away; the lock must be held."""
+        self._changed.wait_for(lambda: self._away or ready(), timeout_s)
+
+    def await_here(self, timeout_s: float) -> None:
+        """Wait until the broker is not away."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._away, timeout_s)
+
+    def changed(self) -> None:
+        """Wake everybody who waits; the lock must be held."""
+        self._changed.notify_all()
+
+    def stored(self, partition: Partition) -> PartitionLog:
+        """The records of a partition; the lock must be held.
+
+        Raises:
+            UnknownTopicError: If there is no such partition.
+        """
+        if partition not in self.partitions_of(partition.topic):
+            raise UnknownTopicError(f"there is no {partition}")
+        return self._topics[partition.topic][partition.index]
+
+    def partitions_of(self, topic: str) -> tuple[Partition, ...]:
+        """All partitions of a topic; the lock must be held.
+
+        Raises:
+            UnknownTopicError: If there is no such topic.
+        """
+        if topic not in self._topics:
+            raise UnknownTopicError(f"there is no topic {topic}")
+        return tuple(Partition(topic, index) for index in range(len(self._topics[topic])))
+
+    def append(
+        self, topic: str, partition: int | None, key: bytes | None, value: bytes | None
+    ) -> int:
+        """Append a record and give its offset; the lock must be held."""
+        if partition is None:
+            count = len(self.partitions_of(topic))
+            self._keyless += key is None
+            partition = (self._keyless if key is None else sum(key)) % count
+        stored = self.stored(Partition(topic, partition))
+        offset, stored.end = stored.end, stored.end + 1
+        stored.records.append(Stored(offset, key, value, self._clock()))
+        self._changed.notify_all()
+        return offset

@@ -1,0 +1,188 @@
+"""Readers of positions and writers of the log in memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.errors import (
+    DeliveryError,
+    ExpiredError,
+    TruncatedError,
+    UnavailableError,
+    UnknownTopicError,
+)
+from common.ports import Fetched, LogRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from common.core.spans import Partition, Span
+    from common.testing.log import MemoryLog, Stored
+
+
+_MAX_RECORD_BYTES = 1_000_000  # Kafka's default
+
+
+def fetched(partition: Partition, run: list[Stored]) -> Fetched:
+    """A run of stored records as readers hand it out."""
+    return Fetched(
+        partition,
+        [each.offset for each in run],
+        [each.value for each in run],
+        run[0].arrival_s if run else 0.0,
+        run[-1].arrival_s if run else 0.0,
+    )
+
+
+class MemorySpanReader:
+    """The `SpanReader` port."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+
+    def read(self, span: Span, timeout_s: float) -> Fetched:
+        """See the port.
+
+        Raises:
+            ExpiredError: If the log starts above `span.start`.
+            UnavailableError: If the records did not come within `timeout_s`.
+        """
+        with self._log.here():
+            stored = self._log.stored(span.place)
+            self._log.wait_until(lambda: stored.end >= span.end, timeout_s)
+            if stored.start > span.start:
+                raise ExpiredError(f"{span} has expired: its partition starts at {stored.start}")
+            if stored.end < span.end:
+                raise UnavailableError(f"{span} is not there: its partition ends at {stored.end}")
+            run = stored.read(span.start, span.end - span.start)
+            return fetched(span.place, [each for each in run if each.offset < span.end])
+
+    def close(self) -> None:
+        """See the port."""
+
+
+class MemoryTail:
+    """The `Tail` port."""
+
+    def __init__(self, log: MemoryLog, partition: Partition, position: int) -> None:
+        self._log = log
+        self._partition = partition
+        self._position = position
+
+    def read(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+        """See the port.
+
+        Raises:
+            ExpiredError: If the position is below the log's start.
+            TruncatedError: If it is above its end.
+        """
+        with self._log.here():
+            stored = self._log.stored(self._partition)
+            if self._position < stored.start:
+                raise ExpiredError(f"{self._partition} starts at {stored.start}")
+            if self._position > stored.end:
+                raise TruncatedError(f"{self._partition} ends at {stored.end}")
+            self._log.wait_until(lambda: bool(stored.read(self._position, 1)), timeout_s)
+            run = stored.read(self._position, max_records)
+            if run:
+                self._position = run[-1].offset + 1
+            return [LogRecord(each.offset, each.key, each.value) for each in run]
+
+    def position(self) -> int:
+        """See the port."""
+        return self._position
+
+    def close(self) -> None:
+        """See the port."""
+
+
+class _Queued(NamedTuple):
+    topic: str
+    partition: int | None
+    key: bytes | None
+    value: bytes | None
+    on_delivered: Callable[[int], None] | None
+
+
+class MemoryWriter:
+    """The `Writer` port: records stay in its queue while the broker is away."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+        self._queue: deque[_Queued] = deque()
+        self._due: deque[Callable[[], None]] = deque()  # delivery callbacks
+        self._failure: DeliveryError | None = None
+
+    def append(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        partition: int | None = 0,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),  # noqa: ARG002 -- no port reads them back
+        on_delivered: Callable[[int], None] | None = None,
+    ) -> None:
+        """See the port.
+
+        Raises:
+            DeliveryError: If this record or an earlier one can not be delivered.
+            UnknownTopicError: If there is no such topic.
+        """
+        self._raise_failure()
+        if value is not None and len(value) > _MAX_RECORD_BYTES:
+            raise DeliveryError(f"{topic} refuses a record of {len(value)} bytes")
+        with suppress(UnavailableError):  # then it waits in the queue, known or not
+            self._log.partitions(topic)
+        self._queue.append(_Queued(topic, partition, key, value, on_delivered))
+        self._send()
+
+    def poll(self) -> None:
+        """See the port.
+
+        Raises:
+            DeliveryError: If a record could not be delivered.
+        """
+        self._send()
+        while self._due:
+            self._due.popleft()()
+        self._raise_failure()
+
+    def flush(self, timeout_s: float) -> bool:
+        """See the port.
+
+        Raises:
+            DeliveryError: If a record could not be delivered.
+        """
+        self._log.await_here(timeout_s)
+        self.poll()
+        return not self._queue
+
+    def close(self) -> None:
+        """See the port."""
+        with suppress(DeliveryError):
+            self.flush(0.0)
+
+    def fail(self, why: str) -> None:
+        """Let the delivery of an earlier record have failed for good."""
+        self._failure = DeliveryError(why)
+
+    def _send(self) -> None:
+        try:
+            with self._log.here():
+                while self._queue:
+                    topic, partition, key, value, on_delivered = self._queue.popleft()
+                    offset = self._log.append(topic, partition, key, value)
+                    if on_delivered is not None:
+                        self._due.append(partial(on_delivered, offset))
+        except UnavailableError:
+            return
+        except UnknownTopicError as error:
+            self.fail(str(error))
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure

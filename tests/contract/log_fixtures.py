@@ -1,0 +1,255 @@
+"""The logs that the contract is held to, each with the hands that a test needs on its outside."""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from common.adapters.kafka_log import KafkaLog
+from common.testing.log import MemoryLog
+from tests.contract.log_helpers import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.adapters.kafka_log import KafkaSettings
+    from common.core.spans import Partition
+    from common.embedded.apache_kafka import ApacheKafka
+    from common.embedded.kafka import EmbeddedKafka
+    from common.ports import Log
+
+_ROOT = Path(__file__).parents[2]
+_TRANSACTION_TIMEOUT_S = 10.0
+_REQUEST_TIMEOUT_S = 2.0  # tests ask a broker that is away
+_ids = count()
+
+
+class Rig(Protocol):
+    """A log and what happens to one from outside."""
+
+    @property
+    def log(self) -> Log:
+        """The port."""
+
+    @property
+    def can_hold(self) -> bool:
+        """Whether it knows static members."""
+
+    def append_before_hole(self, partition: Partition, value: bytes) -> int:
+        """Append a record, give its offset, and let the next offset hold no record."""
+
+    def expire(self, partition: Partition, below: int) -> None:
+        """Retention deletes the records below an offset."""
+
+    def go_away(self) -> None:
+        """The broker does not answer any more."""
+
+    def come_back(self) -> None:
+        """It does again, with everything that it acknowledged."""
+
+    def kill_member(self, group: str, topic: str, survivor: Callable[[], object]) -> None:
+        """Let another member join, call `survivor` until it has, and kill it without a word."""
+
+
+class MemoryRig:
+    """The log in memory."""
+
+    can_hold = True
+
+    def __init__(self) -> None:
+        self.log = MemoryLog()
+
+    def append_before_hole(self, partition: Partition, value: bytes) -> int:
+        """See `Rig`."""
+        writer, offset = self.log.writer(), self.log.bounds(partition).end
+        writer.append(partition.topic, value, partition=partition.index)
+        writer.append(partition.topic, b"punched out", partition=partition.index)
+        self.log.punch(partition, offset + 1)
+        return offset
+
+    def expire(self, partition: Partition, below: int) -> None:
+        """See `Rig`."""
+        self.log.expire(partition, below)
+
+    def go_away(self) -> None:
+        """See `Rig`."""
+        self.log.go_away()
+
+    def come_back(self) -> None:
+        """See `Rig`."""
+        self.log.come_back()
+
+    def kill_member(self, group: str, topic: str, survivor: Callable[[], object]) -> None:
+        """See `Rig`."""
+        doomed = self.log.stream(group, [topic], "doomed")
+
+        def joined() -> bool:
+            survivor()
+            return bool(doomed.poll(1, 0.0))
+
+        eventually(joined)
+        self.log.lose(group, "doomed")
+
+
+class KafkaRig:
+    """What both kinds of broker have in common."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self.log = KafkaLog(settings)
+
+    def append_before_hole(self, partition: Partition, value: bytes) -> int:
+        """A committed transaction: its marker takes an offset and is no record."""
+        offset = self.log.bounds(partition).end
+        producer = Producer(
+            {
+                "bootstrap.servers": self._settings.bootstrap,
+                "transactional.id": f"hole-{next(_ids)}",
+                "log_level": 2,
+            }
+        )
+        producer.init_transactions(_TRANSACTION_TIMEOUT_S)
+        producer.begin_transaction()
+        producer.produce(partition.topic, value, partition=partition.index)
+        producer.commit_transaction(_TRANSACTION_TIMEOUT_S)
+        eventually(lambda: self.log.bounds(partition).end == offset + 2)
+        return offset
+
+    def kill_member(self, group: str, topic: str, survivor: Callable[[], object]) -> None:
+        """See `Rig`."""
+        doomed = subprocess.Popen(  # noqa: S603 -- our own command line
+            [
+                *(sys.executable, "-c", _DOOMED, self._settings.bootstrap),
+                *(self._settings.group_protocol, group, topic),
+            ],
+            cwd=_ROOT,
+            stdout=subprocess.PIPE,
+        )
+        with doomed:
+            assert doomed.stdout is not None
+            said = doomed.stdout
+
+            def joined() -> bool:
+                survivor()
+                return bool(select.select([said], [], [], 0)[0])
+
+            try:
+                eventually(joined)
+                assert said.readline() == b"joined\n"
+            finally:
+                doomed.kill()
+
+
+class EmbeddedRig(KafkaRig):
+    """The mock broker of the client library."""
+
+    can_hold = False
+
+    def __init__(self, kafka: EmbeddedKafka) -> None:
+        super().__init__(replace(kafka.settings, request_timeout_s=_REQUEST_TIMEOUT_S))
+        self._control = kafka.control
+
+    def expire(self, partition: Partition, below: int) -> None:
+        """See `Rig`."""
+        self._control.expire(partition.topic, partition.index, below)
+
+    def go_away(self) -> None:
+        """See `Rig`."""
+        self._control.set_up(up=False)
+
+    def come_back(self) -> None:
+        """See `Rig`."""
+        self._control.set_up(up=True)
+
+
+class ApacheRig(KafkaRig):
+    """The real thing."""
+
+    can_hold = True
+
+    def __init__(self, kafka: ApacheKafka, protocol: Literal["classic", "consumer"]) -> None:
+        super().__init__(
+            replace(
+                kafka.settings,
+                group_protocol=protocol,
+                session_timeout_ms=1_500,
+                hold_timeout_ms=60_000,
+                request_timeout_s=_REQUEST_TIMEOUT_S,
+            )
+        )
+        self._kafka = kafka
+
+    def expire(self, partition: Partition, below: int) -> None:
+        """See `Rig`."""
+        admin = AdminClient({"bootstrap.servers": self._settings.bootstrap})
+        for done in admin.delete_records([TopicPartition(*partition, below)]).values():
+            done.result()
+
+    def go_away(self) -> None:
+        """See `Rig`."""
+        self._kafka.kill()
+
+    def come_back(self) -> None:
+        """See `Rig`."""
+        self._kafka.restart()
+
+
+# A member in a process of its own, because only a process can die without leaving its group.
+_DOOMED = """\
+import sys
+from common.adapters.kafka_log import KafkaLog, KafkaSettings
+from common.core.events import Assigned
+bootstrap, protocol, group, topic = sys.argv[1:]
+settings = KafkaSettings(bootstrap, group_protocol=protocol, session_timeout_ms=1500)
+reader = KafkaLog(settings).stream(group, [topic], "doomed")
+while True:
+    if any(isinstance(event, Assigned) for event in reader.poll(1, 0.1)):
+        print("joined", flush=True)
+"""
+
+
+@pytest.fixture(
+    params=["memory", "embedded", pytest.param("apache", marks=pytest.mark.kafka)],
+)
+def rig(request: pytest.FixtureRequest) -> Rig:
+    return _rig(request, request.param)
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "embedded",
+        pytest.param("apache", marks=pytest.mark.kafka),
+        pytest.param("apache-consumer", marks=pytest.mark.kafka),
+    ],
+)
+def group_rig(request: pytest.FixtureRequest) -> Rig:
+    """Every log, with every protocol that its groups have."""
+    return _rig(request, request.param)
+
+
+@pytest.fixture
+def fresh() -> str:
+    """A name that no other test uses, for a topic and a group."""
+    return f"test-{next(_ids)}"
+
+
+def _rig(request: pytest.FixtureRequest, kind: str) -> Rig:
+    match kind:
+        case "memory":
+            return MemoryRig()
+        case "embedded":
+            return EmbeddedRig(request.getfixturevalue("embedded_kafka"))
+        case "apache":
+            return ApacheRig(request.getfixturevalue("apache_kafka"), "classic")
+        case _:
+            return ApacheRig(request.getfixturevalue("apache_kafka"), "consumer")

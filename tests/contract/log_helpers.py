@@ -1,0 +1,42 @@
+"""What the tests of the log share: waiting, filling a topic, reading it back."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from common.core.spans import Partition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.ports import Log, LogRecord
+
+PATIENCE_S = 20.0
+
+
+def eventually(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
+    """Call until true; the call itself is expected to wait a little."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+
+
+def filled(log: Log, topic: str, count: int) -> Partition:
+    """A topic of one partition with records 0, 1, 2, ..., each saying its own offset."""
+    log.create_topic(topic, 1)
+    with closing(log.writer()) as writer:
+        for i in range(count):
+            writer.append(topic, b"%d" % i)
+        assert writer.flush(PATIENCE_S)
+    return Partition(topic, 0)
+
+
+def everything(log: Log, partition: Partition) -> list[LogRecord]:
+    """All records from the start on, by a tail."""
+    bounds, records = log.bounds(partition), []
+    with closing(log.tail(partition, bounds.start)) as tail:
+        while tail.position() < bounds.end:
+            records += tail.read(1_000, PATIENCE_S)
+    return records

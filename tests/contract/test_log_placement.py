@@ -1,0 +1,261 @@
+"""The `StreamReader` port, alone in its group: what is placed is read, exactly from there on."""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from common.core.events import Assigned
+from common.core.spans import Partition
+from common.errors import UnavailableError
+from common.ports import Bounds, Fetched, OutOfRange
+from tests.contract.log_helpers import PATIENCE_S, eventually, filled
+
+if TYPE_CHECKING:
+    from common.ports import Log, StreamEvent, StreamReader
+    from tests.contract.log_fixtures import Rig
+
+pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]
+
+
+def joined(log: Log, topic: str) -> StreamReader:
+    """The only member of a new group, with all partitions of a topic, none of them placed."""
+    reader = log.stream(f"{topic}-group", [topic], "alone")
+    owned: set[Partition] = set()
+
+    def complete() -> bool:
+        for event in reader.poll(100, 0.1):
+            assert isinstance(event, Assigned)
+            owned.update(event.partitions)
+        return owned == set(log.partitions(topic))
+
+    eventually(complete)
+    return reader
+
+
+def next_event(reader: StreamReader, max_records: int = 100) -> StreamEvent:
+    events: list[StreamEvent] = []
+    eventually(lambda: events or events.extend(reader.poll(max_records, 0.1)) or events)  # type: ignore[func-returns-value]
+    assert len(events) == 1, events
+    return events[0]
+
+
+def read(reader: StreamReader, partition: Partition, count: int) -> list[int]:
+    """The next so many offsets of the only partition that is placed."""
+    offsets: list[int] = []
+
+    def complete() -> bool:
+        for event in reader.poll(count - len(offsets), 0.1):
+            assert isinstance(event, Fetched)
+            assert event.partition == partition
+            assert event.values == [b"%d" % offset for offset in event.offsets]
+            offsets.extend(event.offsets)
+        return len(offsets) >= count
+
+    eventually(complete)
+    return offsets
+
+
+def test_a_partition_is_silent_until_it_is_placed(group_rig: Rig, fresh: str) -> None:
+    partition = filled(group_rig.log, fresh, 10)
+    with closing(joined(group_rig.log, fresh)) as reader:
+        assert [reader.poll(100, 0.05) for _ in range(4)] == [()] * 4
+        reader.place({partition: 4})
+        assert read(reader, partition, 6) == list(range(4, 10))
+
+
+def test_records_come_in_runs_with_their_times(rig: Rig, fresh: str) -> None:
+    partition = filled(rig.log, fresh, 10)
+    with closing(joined(rig.log, fresh)) as reader:
+        reader.place({partition: 0})
+        event = next_event(reader, max_records=1)
+        assert isinstance(event, Fetched)
+        assert (event.partition, event.offsets, event.values) == (partition, [0], [b"0"])
+        assert event.first_arrival_s == event.last_arrival_s
+        assert rig.log.position_at(partition, event.first_arrival_s) == 0
+
+
+def test_a_poll_gives_no_more_records_than_asked_for(rig: Rig, fresh: str) -> None:
+    rig.log.create_topic(fresh, 3)
+    with closing(rig.log.writer()) as writer:
+        for i in range(300):
+            writer.append(fresh, b"%d" % i, partition=i % 3)
+        assert writer.flush(PATIENCE_S)
+    with closing(joined(rig.log, fresh)) as reader:
+        reader.place(dict.fromkeys(rig.log.partitions(fresh), 0))
+        offsets: dict[Partition, list[int]] = {each: [] for each in rig.log.partitions(fresh)}
+
+        def complete() -> bool:
+            runs = [event for event in reader.poll(7, 0.1) if isinstance(event, Fetched)]
+            assert sum(len(run.offsets) for run in runs) <= 7
+            for run in runs:
+                offsets[run.partition] += run.offsets
+            return all(len(each) >= 100 for each in offsets.values())
+
+        eventually(complete)
+        assert all(each == list(range(100)) for each in offsets.values())
+
+
+def test_what_was_placed_last_counts_whatever_was_fetched_before(
+    group_rig: Rig, fresh: str
+) -> None:
+    """Back and forth under load: no record of an earlier placement is ever returned."""
+    partition = filled(group_rig.log, fresh, 3_000)
+    dice = random.Random(11)  # noqa: S311 -- not for secrets
+    with closing(joined(group_rig.log, fresh)) as reader:
+        for _ in range(300):
+            position = dice.randrange(3_000)
+            reader.place({partition: position})
+            if dice.random() < 0.3:  # noqa: PLR2004 -- before anything was read of it
+                continue
+            count = min(dice.choice([1, 5, 400]), 3_000 - position)
+            assert read(reader, partition, count) == list(range(position, position + count))
+
+
+def test_placing_one_partition_leaves_the_others_alone(rig: Rig, fresh: str) -> None:
+    rig.log.create_topic(fresh, 2)
+    with closing(rig.log.writer()) as writer:
+        for i in range(2_000):
+            writer.append(fresh, b"%d" % i, partition=i % 2)
+        assert writer.flush(PATIENCE_S)
+    moved, still = rig.log.partitions(fresh)
+    seen: list[int] = []
+    with closing(joined(rig.log, fresh)) as reader:
+        reader.place({moved: 0, still: 0})
+
+        def complete() -> bool:
+            for event in reader.poll(50, 0.1):
+                assert isinstance(event, Fetched)
+                if event.partition == still:
+                    seen.extend(event.offsets)
+            reader.place({moved: 0})
+            return len(seen) >= 1_000
+
+        eventually(complete)
+    assert seen == list(range(1_000))
+
+
+def test_a_placement_in_a_hole_begins_after_it(rig: Rig, fresh: str) -> None:
+    partition = filled(rig.log, fresh, 2)
+    records = [rig.append_before_hole(partition, b"%d" % (2 + 2 * i)) for i in range(4)]
+    with closing(joined(rig.log, fresh)) as reader:
+        for _ in range(3):
+            reader.place({partition: 0})
+            assert read(reader, partition, 6) == [0, 1, *records]
+            reader.place({partition: records[1] + 1})
+            assert read(reader, partition, 2) == records[2:]
+
+
+def test_out_of_range_is_told_once_and_silent_until_placed_again(rig: Rig, fresh: str) -> None:
+    partition = filled(rig.log, fresh, 10)
+    rig.expire(partition, 4)
+    with closing(joined(rig.log, fresh)) as reader:
+        for wrong in (3, 11):
+            reader.place({partition: wrong})
+            assert next_event(reader) == OutOfRange(partition, Bounds(4, 10))
+            assert [reader.poll(100, 0.05) for _ in range(3)] == [()] * 3
+        reader.place({partition: 4})
+        assert read(reader, partition, 6) == list(range(4, 10))
+
+
+def test_retention_that_overtakes_a_reader_is_out_of_range(rig: Rig, fresh: str) -> None:
+    partition = filled(rig.log, fresh, 10)
+    with closing(joined(rig.log, fresh)) as reader:
+        reader.place({partition: 2})
+        reader.pause()
+        rig.expire(partition, 7)
+        reader.resume()
+        assert next_event(reader) == OutOfRange(partition, Bounds(7, 10))
+
+
+def test_placing_what_is_not_owned_does_nothing(rig: Rig, fresh: str) -> None:
+    partition = filled(rig.log, fresh, 5)
+    with closing(joined(rig.log, fresh)) as reader:
+        reader.place({Partition(fresh, 5): 0, Partition(f"{fresh}-other", 0): 0, partition: 3})
+        assert read(reader, partition, 2) == [3, 4]
+
+
+def test_a_pause_gives_nothing_and_loses_nothing(rig: Rig, fresh: str) -> None:
+    partition = filled(rig.log, fresh, 1_000)
+    with closing(joined(rig.log, fresh)) as reader:
+        reader.place({partition: 0})
+        for start in range(0, 1_000, 100):
+            assert read(reader, partition, 100) == list(range(start, start + 100))
+            reader.pause()
+            assert reader.poll(100, 0.02) == ()
+            assert reader.poll(100, 0.0) == ()
+            reader.resume()
+
+
+def test_asking_for_no_records_gives_none_and_loses_none(rig: Rig, fresh: str) -> None:
+    partition = filled(rig.log, fresh, 20)
+    with closing(joined(rig.log, fresh)) as reader:
+        reader.place({partition: 0})
+        assert read(reader, partition, 10) == list(range(10))
+        assert [reader.poll(0, 0.05) for _ in range(3)] == [()] * 3
+        assert read(reader, partition, 10) == list(range(10, 20))
+
+
+def test_a_placement_during_a_pause_waits_for_its_end(rig: Rig, fresh: str) -> None:
+    partition = filled(rig.log, fresh, 20)
+    with closing(joined(rig.log, fresh)) as reader:
+        reader.place({partition: 0})
+        read(reader, partition, 5)
+        reader.pause()
+        reader.place({partition: 12})
+        assert [reader.poll(100, 0.05) for _ in range(3)] == [()] * 3
+        reader.resume()
+        assert read(reader, partition, 8) == list(range(12, 20))
+
+
+def test_the_lag_is_what_is_left_to_read(rig: Rig, fresh: str) -> None:
+    partition = filled(rig.log, fresh, 100)
+    with closing(joined(rig.log, fresh)) as reader:
+        assert reader.lag() == {}
+        reader.place({partition: 30})
+        read(reader, partition, 20)
+        assert reader.lag() == {partition: 50}
+
+
+def test_a_commit_neither_waits_nor_raises(rig: Rig, fresh: str) -> None:
+    partition = filled(rig.log, fresh, 10)
+    with closing(joined(rig.log, fresh)) as reader:
+        reader.commit({})
+        reader.commit({partition: 5})
+        reader.commit({Partition(fresh, 9): 5})  # not owned, does not even exist
+        reader.place({partition: 0})
+        assert read(reader, partition, 10) == list(range(10))
+
+
+def test_a_stream_goes_on_after_the_broker_was_away(group_rig: Rig, fresh: str) -> None:
+    partition = filled(group_rig.log, fresh, 10)
+    offsets: list[int] = []
+    with closing(joined(group_rig.log, fresh)) as reader:
+        reader.place({partition: 0})
+        assert read(reader, partition, 10) == list(range(10))
+
+        def polled() -> bool:
+            """Whether the broker was found to be away."""
+            try:
+                events = reader.poll(100, 0.1)
+            except UnavailableError:
+                return True
+            for event in events:
+                if isinstance(event, Fetched):
+                    offsets.extend(event.offsets)
+                elif isinstance(event, Assigned):  # the group had to be joined again
+                    reader.place({partition: 10 + len(offsets)})
+            return False
+
+        group_rig.go_away()
+        try:
+            eventually(polled)
+        finally:
+            group_rig.come_back()
+        with closing(group_rig.log.writer()) as writer:
+            for i in range(10, 20):
+                writer.append(fresh, b"%d" % i)
+            assert writer.flush(PATIENCE_S)
+        eventually(lambda: (polled(), len(offsets) >= 10)[1])
+    assert offsets == list(range(10, 20))

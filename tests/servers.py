@@ -1,0 +1,41 @@
+"""Kafka for tests: one embedded broker and one real one for the whole run, started when asked for.
+
+A test module that uses them says `pytest_plugins = ["tests.servers"]`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+from common.embedded.apache_kafka import ApacheKafka, resolve
+from common.embedded.kafka import EmbeddedKafka
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def lacking(reason: str) -> NoReturn:
+    """Skip for want of a server, or fail where all servers must be there (CI)."""
+    if os.environ.get("DOLL_REQUIRE_SERVERS") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def embedded_kafka() -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka() as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="session")
+def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
+    try:
+        jars = resolve()
+    except UserError as error:
+        lacking(str(error))
+    with ApacheKafka(jars, tmp_path_factory.mktemp("apache-kafka")) as kafka:
+        yield kafka
