@@ -42,7 +42,7 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 
-def path_of(location: Sequence[str | int]) -> str:
+def _path_of(location: Sequence[str | int]) -> str:
     """Write a field's path as people do: `records.fields.image.shape[1]`."""
     path = ""
     for part in location:
@@ -56,7 +56,7 @@ def _problem(
     allowed: Callable[[Sequence[str | int]], list[str]],
 ) -> str:
     location, kind, context = details["loc"], details["type"], details.get("ctx", {})
-    field = name(path_of(location))
+    field = name(_path_of(location))
     if kind == "extra_forbidden":
         known = allowed(location[:-1])
         close = difflib.get_close_matches(str(location[-1]), known, n=1)
