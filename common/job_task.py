@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from common.learning.codecs import Codec, make_codec
 from common.learning.optimizers import OptimizerSettings
 from common.learning.tasks import Task, check_fields, make_task
 
@@ -26,6 +27,11 @@ def task_of(spec: JobSpec, allowed: Collection[str]) -> Task:
     task = make_task(spec.task.name or spec.task.entrypoint or "", spec.task_options, allowed)
     check_fields(task, spec.records.described())
     return task
+
+
+def codec_of(spec: JobSpec) -> Codec:
+    """Make the codec of the job's records."""
+    return make_codec(spec.records.codec, spec.records.described())
 
 
 def optimizer_of(spec: JobSpec) -> OptimizerSettings:
