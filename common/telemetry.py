@@ -144,17 +144,17 @@ class Outage:
 
     def __init__(self, logger: EventLogger, what: str) -> None:
         self._logger = logger
-        self._what = what
+        self._away, self._back = f"{what}_away", f"{what}_back"
         self._reason = ""
 
     def met(self, error: Exception) -> None:
         """The server did not answer."""
         if str(error) != self._reason:
             self._reason = str(error)
-            self._logger.warning(f"{self._what}_away", reason=self._reason)
+            self._logger.warning(self._away, reason=self._reason)
 
     def over(self) -> None:
         """The server answered."""
         if self._reason:
             self._reason = ""
-            self._logger.info(f"{self._what}_back")
+            self._logger.info(self._back)

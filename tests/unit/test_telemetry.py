@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.config import Settings
-from common.telemetry import Changes, EventLogger, JsonLines, TextLines, set_up_logging
+from common.telemetry import Changes, EventLogger, JsonLines, Outage, TextLines, set_up_logging
 
 
 def logger_to(
@@ -100,3 +100,15 @@ def test_a_reason_is_told_when_it_changes() -> None:
     assert told == [True, False, True, True]
     assert changes("other", None)
     assert not changes("other", None)
+
+
+def test_an_outage_is_told_when_it_begins_changes_and_ends() -> None:
+    log, stream = logger_to(TextLines())
+    outage = Outage(log, "redis")
+    outage.over()
+    for reason in ("refused", "refused", "timeout"):
+        outage.met(OSError(reason))
+    outage.over()
+    outage.over()
+    told = [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()]
+    assert told == ["redis_away reason=refused", "redis_away reason=timeout", "redis_back"]
