@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from common.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -43,7 +43,9 @@ class Child:
     main thread. Elsewhere than on Linux it may survive a parent that was killed.
     """
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
         self._name = command[0]
         self._log = log
         with log.open("ab") as output:
@@ -52,6 +54,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env=environment,
                 start_new_session=True,  # Ctrl-C is for us; we stop it in our order
                 preexec_fn=_die_with_parent(),  # noqa: PLW1509 -- it takes no lock
             )
