@@ -68,11 +68,11 @@ class Jobs:
             self._name,
             record,
             settings,
-            self._source,
-            open_board(settings, job),
-            store,
-            JobBook(self._source),
-            self._log,
+            log=self._source,
+            board=open_board(settings, job),
+            checkpoints=store,
+            book=JobBook(self._source),
+            logger=self._log,
         )
         thread = threading.Thread(target=self._run, args=(coordinator,), name=job, daemon=True)
         self._running[job] = (coordinator, thread)
@@ -112,7 +112,7 @@ def main() -> int:
     except UserError as error:
         print(f"coordinator: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it
         return EXIT_USAGE
-    except Exception:  # noqa: BLE001 -- the outermost loop: better dead and replayed than wrong
+    except Exception:  # noqa: BLE001 -- the outermost loop: better dead and replayed
         EventLogger(getLogger("coordinator")).exception("coordinator_failed", replica=name)
         return EXIT_FAILED
     return EXIT_OK

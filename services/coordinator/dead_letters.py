@@ -1,7 +1,7 @@
 """Write dead letters: records that did not decode, and the addresses of quarantined batches.
 
-At least once, identified by topic, partition and offset. A thread apart reads each bad record back, so
-that its dead letter holds the bytes themselves.
+At least once, identified by topic, partition and offset. A thread apart reads each bad record back,
+so that its dead letter holds the bytes themselves.
 """
 
 from __future__ import annotations

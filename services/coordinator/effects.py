@@ -1,7 +1,7 @@
 """What a coordinator does about its decisions: Kafka, the board, object storage, the numbers.
 
-`common.core.coordinator` decides; `loop` hands each command here, in order. All of this belongs to the
-job's one deciding thread; what it would have to wait for is done by threads of its own.
+`common.core.coordinator` decides; `loop` hands each command here, in order. All of this belongs to
+the job's one deciding thread; what it would have to wait for is done by threads of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from common.telemetry import Outage
 from common.topics import control_topic, updates_topic
 from services.coordinator.dead_letters import DeadLetters
 from services.coordinator.readers import (
+    Ear,
     Heard,
     Reader,
     ReplyReader,
@@ -129,9 +130,7 @@ class Effects:
             # Whatever was lost on the board is asked for again: by a deadline, a tick, a lease.
             self._outage.met(error)
 
-    def _do(  # noqa: C901, PLR0912 -- one case per command
-        self, command: CoordinatorCommand
-    ) -> Iterator[events.CoordinatorEvent]:
+    def _do(self, command: CoordinatorCommand) -> Iterator[events.CoordinatorEvent]:  # noqa: C901, PLR0912 -- one case per command
         match command:
             case do.PostTrigger(trigger):
                 self._post(trigger)
@@ -197,7 +196,8 @@ class Effects:
         begin = min(saved.snapshot.updates_position for saved in found)
         updates, position = self._read_updates(begin)
         self.leadership += 1
-        self._follow(self._updates, position, decoded_updates)
+        ear = self._ear()
+        self._start(TopicReader(self._source, self._updates, position, decoded_updates, ear))
         return events.SnapshotsFound(tuple(saved.snapshot for saved in found), updates.records)
 
     def _read_updates(self, begin: int) -> tuple[events.UpdatesRead, int]:
@@ -224,12 +224,10 @@ class Effects:
                 return
         self._log.info("leads", epoch=epoch, version=snapshot.made.version)
         self._board.drop_replies(epoch)
-        self._follow(self._control, snapshot.control_position, decoded_claims)
+        ear, position = self._ear(), snapshot.control_position
+        self._start(TopicReader(self._source, self._control, position, decoded_claims, ear))
         length = len(self._trainer.weights()) // 4
-        replies = ReplyReader(
-            self._board, epoch, length, self.heard, self.leadership, self._log, self._fail
-        )
-        self._start(replies)
+        self._start(ReplyReader(self._board, epoch, length, ear))
         for partition, claimed in snapshot.claimed.items():
             end = self._source.bounds(partition).end
             if end < claimed:
@@ -237,23 +235,8 @@ class Effects:
                     f"{partition} ends at {end}, below what was claimed: {claimed}"
                 )
 
-    def _follow(
-        self,
-        partition: Partition,
-        position: int,
-        decode: Callable[[tuple[tuple[int, bytes | None], ...]], events.CoordinatorEvent],
-    ) -> None:
-        leadership = self.leadership
-
-        def tell(records: tuple[tuple[int, bytes | None], ...]) -> None:
-            self.heard.put(Heard(leadership, decode(records)))
-
-        def trouble(reason: str) -> None:
-            self.heard.put(Heard(leadership, events.Trouble(reason)))
-
-        name = partition.topic.rpartition(".")[2]
-        args = (name, self._source, partition, position, tell, trouble, self._log, self._fail)
-        self._start(TopicReader(*args))
+    def _ear(self) -> Ear:
+        return Ear(self.heard, self.leadership, self._log, self._fail)
 
     def _start(self, reader: Reader) -> None:
         self._readers.append(reader)

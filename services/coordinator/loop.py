@@ -51,6 +51,7 @@ class JobCoordinator:
         name: str,
         record: JobRecord,
         settings: Settings,
+        *,
         log: Log,
         board: Board,
         checkpoints: CheckpointStore | None,

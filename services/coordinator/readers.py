@@ -1,13 +1,14 @@
 """Threads that wait on the outside, so that the one that decides never does.
 
-Each reads one source and puts events on the queue of its job, marked with the leadership for which it
-was started: what a reader of an earlier leadership still had in hand is dropped there.
+Each reads one source and puts events on the queue of its job, marked with the leadership for which
+it was started: what a reader of an earlier leadership still had in hand is dropped there.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from common.telemetry import EventLogger
 
 T = TypeVar("T")
+RawRecords: TypeAlias = tuple[tuple[int, bytes | None], ...]  # by offset
 
 READ_RECORDS = 2000
 WAIT_S = 0.2  # longest wait of one read: how soon a reader notices that it is over
@@ -41,16 +43,28 @@ class Heard(NamedTuple):
     event: CoordinatorEvent
 
 
+@dataclass(frozen=True, slots=True)
+class Ear:
+    """To whom the readers of one leadership speak."""
+
+    heard: SimpleQueue[Heard]
+    leadership: int
+    logger: EventLogger
+    fail: Callable[[BaseException], None]  # ends the job's loop
+
+    def tell(self, event: CoordinatorEvent) -> None:
+        """Queue an event."""
+        self.heard.put(Heard(self.leadership, event))
+
+
 class Reader(threading.Thread):
     """A thread that turns one source into events until it is stopped."""
 
-    def __init__(
-        self, name: str, logger: EventLogger, fail: Callable[[BaseException], None]
-    ) -> None:
+    def __init__(self, name: str, ear: Ear) -> None:
         super().__init__(name=name, daemon=True)
         self.stopped = threading.Event()
-        self._fail = fail
-        self._outage = Outage(logger, name)
+        self._ear = ear
+        self._outage = Outage(ear.logger, name)
 
     def run(self) -> None:
         """Read until stopped; a fault ends the job's loop, not just this thread."""
@@ -62,8 +76,8 @@ class Reader(threading.Thread):
                 except UnavailableError as error:
                     self._outage.met(error)
                     self.stopped.wait(WAIT_S)
-        except BaseException as fault:  # noqa: BLE001 -- raised again by the job's loop
-            self._fail(fault)
+        except BaseException as fault:  # noqa: BLE001 -- raised again by the loop of the job
+            self._ear.fail(fault)
         finally:
             self._close()
 
@@ -77,63 +91,54 @@ class Reader(threading.Thread):
 class TopicReader(Reader):
     """Follows the control or the updates topic from a position on."""
 
-    def __init__(  # noqa: PLR0913 -- a thread's parts
+    def __init__(
         self,
-        name: str,
         log: Log,
         partition: Partition,
         position: int,
-        tell: Callable[[tuple[tuple[int, bytes | None], ...]], None],
-        trouble: Callable[[str], None],
-        logger: EventLogger,
-        fail: Callable[[BaseException], None],
+        decode: Callable[[RawRecords], CoordinatorEvent],
+        ear: Ear,
     ) -> None:
-        super().__init__(name, logger, fail)
+        super().__init__(partition.topic, ear)
         self._tail = log.tail(partition, position)
-        self._tell = tell
-        self._trouble = trouble
+        self._decode = decode
 
     def _read(self) -> None:
         try:
             records = self._tail.read(READ_RECORDS, WAIT_S)
         except (ExpiredError, TruncatedError) as error:
-            self._trouble(f"acknowledged records were lost: {error}")
+            self._ear.tell(events.Trouble(f"acknowledged records were lost: {error}"))
             self.stopped.set()
             return
         if records:
-            self._tell(tuple((record.offset, record.value) for record in records))
+            self._ear.tell(self._decode(tuple((r.offset, r.value) for r in records)))
 
     def _close(self) -> None:
         self._tail.close()
 
 
 class ReplyReader(Reader):
-    """Takes what workers sent to one epoch's leader, and turns away what is not well-formed."""
+    """Takes what workers sent to one epoch's leader, and turns away what is not well-formed.
 
-    def __init__(  # noqa: PLR0913 -- a thread's parts
-        self,
-        board: Board,
-        epoch: int,
-        length: int,
-        heard: SimpleQueue[Heard],
-        leadership: int,
-        logger: EventLogger,
-        fail: Callable[[BaseException], None],
-    ) -> None:
-        super().__init__("replies", logger, fail)
+    Args:
+        board: The job's board.
+        epoch: The leader's.
+        length: P + B, numbers in a well-formed vector.
+        ear: Who hears of it.
+    """
+
+    def __init__(self, board: Board, epoch: int, length: int, ear: Ear) -> None:
+        super().__init__("replies", ear)
         self._board = board
         self._epoch = epoch
         self._length = length
-        self._heard = heard
-        self._leadership = leadership
-        self._logger = logger
         self.malformed = 0
 
     def _read(self) -> None:
         replies = self._board.pop_replies(self._epoch, REPLIES, WAIT_S)
         good = tuple(sound for sound in map(self._sound, replies) if sound is not None)
         if good:
-            self._heard.put(Heard(self._leadership, events.RepliesRead(good)))
+            self._ear.tell(events.RepliesRead(good))
 
     def _sound(self, reply: Reply) -> Reply | None:
         if not isinstance(reply, Gradient):
@@ -141,7 +146,7 @@ class ReplyReader(Reader):
         if reply.vector is None or reply.vector.shape != (self._length,):
             self.malformed += 1
             found = None if reply.vector is None else reply.vector.shape
-            self._logger.warning(
+            self._ear.logger.warning(
                 "gradient_malformed", worker=reply.worker, found=found, expected=(self._length,)
             )
             return None
@@ -151,12 +156,12 @@ class ReplyReader(Reader):
         return reply
 
 
-def decoded_updates(records: tuple[tuple[int, bytes | None], ...]) -> events.UpdatesRead:
+def decoded_updates(records: RawRecords) -> events.UpdatesRead:
     """Parse records of the updates topic."""
     return events.UpdatesRead(tuple((o, _parsed(wire.decode_audit, value)) for o, value in records))
 
 
-def decoded_claims(records: tuple[tuple[int, bytes | None], ...]) -> events.ControlRead:
+def decoded_claims(records: RawRecords) -> events.ControlRead:
     """Parse records of the control topic."""
     return events.ControlRead(tuple((o, _parsed(wire.decode_claim, value)) for o, value in records))
 

@@ -1,4 +1,4 @@
-"""A leader's snapshots as bytes: hot on the board, checkpoints in object storage by a thread apart."""
+"""A leader's snapshots: hot ones on the board, checkpoints in object storage by a thread apart."""
 
 from __future__ import annotations
 

@@ -93,9 +93,9 @@ def main() -> int:
         torch.set_num_threads(settings.threads or 1)
         _work(name, arguments.job, settings, leaving)
     except UserError as error:
-        print(f"worker: {error}", file=sys.stderr)  # noqa: T201 -- to the person who started it
+        print(f"worker: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it
         return EXIT_USAGE
-    except Exception:  # noqa: BLE001 -- the outermost loop: better dead and replayed than alive and wrong
+    except Exception:  # noqa: BLE001 -- the outermost loop: better dead and replayed
         EventLogger(getLogger("worker")).exception("worker_failed", worker=name)
         return EXIT_FAILED
     return EXIT_OK

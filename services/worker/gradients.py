@@ -53,10 +53,11 @@ class GradientDesk:
         wait: Waits so many seconds, less if the job ends; for when the board is away.
     """
 
-    def __init__(  # noqa: PLR0913 -- the shell's parts, each used once
+    def __init__(  # noqa: PLR0913 -- the parts of the shell, each used once
         self,
         worker: WorkerId,
         computer: GradientComputer,
+        *,
         codec: Codec,
         cache: BatchCache,
         spans: SpanReader,

@@ -40,7 +40,8 @@ class JobWorker:
         logger: Bound to the worker.
 
     Raises:
-        UserError: If the task is not allowed here, does not fit the records, or the device is not there.
+        UserError: If the task is not allowed here, does not fit the records, or the device is not
+            there.
     """
 
     def __init__(
@@ -65,18 +66,25 @@ class JobWorker:
         codec = codec_of(spec)
         cache = BatchCache(spec.memory_mib << 20)
         self._desk = GradientDesk(
-            worker, computer, codec, cache, log.spans(), board, self._log, self._ended.wait
+            worker,
+            computer,
+            codec=codec,
+            cache=cache,
+            spans=log.spans(),
+            board=board,
+            logger=self._log,
+            wait=self._ended.wait,
         )
         self._stream = Stream(
             worker,
             spec.name,
             WorkerSettings(spec.batch_size, spec.waiting_bound, spec.batch_linger_s),
-            codec,
-            log,
-            board,
-            ArrivedRows(),
-            cache,
-            self._log,
+            codec=codec,
+            log=log,
+            board=board,
+            arrived=ArrivedRows(),
+            cache=cache,
+            logger=self._log,
             streams=spec.streams,
             hold=spec.on_preemption == "hold",
         )

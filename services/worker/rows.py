@@ -1,7 +1,7 @@
 """The records that a worker has decoded: first in order of arrival, then by the batch they are in.
 
-What is kept is a cache keyed by address; correctness never depends on it. The stream thread puts and
-forgets, the gradient thread gets.
+What is kept is a cache keyed by address; correctness never depends on it. The stream thread puts
+and forgets, the gradient thread gets.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class BatchCache:
     """Announced batches that are still in memory.
 
     Args:
-        budget_bytes: Past it a batch keeps only its address, and is read back when it is needed. The
-            newest give way: batches are used in order of age.
+        budget_bytes: Past it a batch keeps only its address, and is read back when it is needed.
+            The newest give way: batches are used in order of age.
     """
 
     def __init__(self, budget_bytes: int) -> None:

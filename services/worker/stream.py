@@ -1,6 +1,7 @@
 """A worker's stream thread: poll, decode, batch, announce (Algorithm 1).
 
-It never waits for a gradient. What to do is decided by `common.core.worker`; this file carries it out on Kafka and on the board.
+It never waits for a gradient. What to do is decided by `common.core.worker`; this file carries it
+out on Kafka and on the board.
 """
 
 from __future__ import annotations
@@ -55,18 +56,18 @@ class Stream:
         hold: Whether its partitions wait for its return (`on_preemption: hold`).
     """
 
-    def __init__(  # noqa: PLR0913 -- the shell's parts, each used once
+    def __init__(  # noqa: PLR0913 -- the parts of the shell, each used once
         self,
         worker: WorkerId,
         job: str,
         settings: WorkerSettings,
+        *,
         codec: Codec,
         log: Log,
         board: Board,
         arrived: ArrivedRows,
         cache: BatchCache,
         logger: EventLogger,
-        *,
         streams: tuple[str, ...],
         hold: bool,
     ) -> None:

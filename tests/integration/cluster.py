@@ -12,6 +12,7 @@ import numpy as np
 from common import wire
 from common.connections import open_blobs, open_board, open_log
 from common.core.audit import Audit, audit
+from common.core.messages import Vector
 from common.core.spans import Partition
 from common.embedded.kafka import EmbeddedControl
 from common.embedded.process import Child
@@ -23,7 +24,6 @@ from common.saved import from_bytes
 from common.testing.counting import ENTRYPOINT
 from common.topics import control_topic, updates_topic
 from services.cli.reading import read_decoded
-from common.core.messages import Vector
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import pytest
@@ -55,7 +55,8 @@ def settings(request: pytest.FixtureRequest) -> Settings:
 class Make(Protocol):
     """Makes a cluster on the servers of the test."""
 
-    def __call__(self, name: str, records: int, options: str = "", poison: int = -1) -> Cluster: ...
+    def __call__(self, name: str, records: int, options: str = "", poison: int = -1) -> Cluster:
+        """Make one; it is closed when the test ends."""
 
 
 @pytest.fixture
@@ -187,7 +188,8 @@ def dead_letters(cluster: Cluster, expected: int) -> list[tuple[bytes, dict[str,
     def all_there() -> bool:
         message = consumer.poll(0.1)
         if message is not None and message.error() is None:
-            found.append((message.value(), dict(message.headers() or [])))
+            headers = cast("list[tuple[str, bytes]]", message.headers())
+            found.append((message.value() or b"", dict(headers)))
         return len(found) >= expected
 
     await_condition(all_there, f"{expected} dead letters")
