@@ -204,7 +204,9 @@ class MemoryStreamReader:
 
     def _read(self, wanted: int) -> list[StreamEvent]:
         events: list[StreamEvent] = []
-        for partition in self._readable() if wanted > 0 else ():
+        for partition in self._readable():
+            if wanted < 1:
+                break
             stored, position = self._log.stored(partition), self._positions.pop(partition)
             if not stored.start <= position <= stored.end:
                 events.append(OutOfRange(partition, Bounds(stored.start, stored.end)))
@@ -212,7 +214,6 @@ class MemoryStreamReader:
             run = stored.read(position, wanted)
             wanted -= len(run)
             # put back at the end, so that no partition keeps the others from being read
-            self._positions[partition] = run[-1].offset + 1 if run else position
-            if run:
-                events.append(fetched(partition, run))
+            self._positions[partition] = run[-1].offset + 1
+            events.append(fetched(partition, run))
         return events

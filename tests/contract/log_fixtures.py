@@ -183,6 +183,7 @@ class ApacheRig(KafkaRig):
                 group_protocol=protocol,
                 session_timeout_ms=1_500,
                 hold_timeout_ms=60_000,
+                fetch_wait_ms=20,
                 request_timeout_s=_REQUEST_TIMEOUT_S,
             )
         )

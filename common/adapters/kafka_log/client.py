@@ -77,9 +77,13 @@ def as_ours(error: KafkaError, doing: str) -> OutsideError:
     # has lost sight of the brokers.
     if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
         return UnknownTopicError(text)
-    if error.fatal() or error.code() in _REFUSED:
+    if _is_fatal(error) or error.code() in _REFUSED:
         return OutsideError(text)
     return UnavailableError(text)
+
+
+def _is_fatal(error: KafkaError) -> bool:
+    return error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 -- likewise
 
 
 def cause_of(raised: KafkaException) -> KafkaError:
@@ -98,7 +102,7 @@ class Complaints:
 
     def __call__(self, error: KafkaError) -> None:
         """Remember an error."""
-        if error.fatal():
+        if _is_fatal(error):
             self._fatal = error
         elif error.code() in _AWAY:
             self._away = error

@@ -31,7 +31,9 @@ class KafkaSettings:
     hold_timeout_ms: int = (
         1_800_000  # how long partitions wait for a static member; broker's maximum
     )
-    fetch_wait_ms: int = 500  # the embedded broker needs 10: it does not wake a waiting fetch
+    # A fetch waits so long for new records, and what is placed or resumed meanwhile waits for it;
+    # Kafka's default is 500. The embedded broker needs 10: it does not wake a waiting fetch.
+    fetch_wait_ms: int = 100
     prefetch_kb: int = 16_384  # bounds the memory of each reader
     send_queue_kb: int = 65_536  # bounds the memory of each writer
     linger_ms: float = 1.0

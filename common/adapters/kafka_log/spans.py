@@ -57,7 +57,7 @@ class KafkaSpanReader:
         deadline = time.monotonic() + timeout_s
         cursor = Cursor(span.place, span.start)
         records: list[Record] = []
-        self._client.assign([TopicPartition(span.topic, span.partition, span.start)])
+        self._assign(cursor)
         try:
             while cursor.position < span.end:
                 left_s = deadline - time.monotonic()
@@ -90,7 +90,7 @@ class KafkaSpanReader:
             first, last, again = cursor.take([message.offset() for message in run])
             run = run[first:last]
             if again:
-                self._seek(cursor)
+                self._assign(cursor)
                 return run
         for message in messages:
             error = message.error()
@@ -100,16 +100,13 @@ class KafkaSpanReader:
                 cursor.position = max(cursor.position, message.offset())
             elif error.code() in OUT_OF_RANGE:
                 self._explain(span)
-                self._seek(cursor)
+                self._assign(cursor)  # the client does not seek in what it has stopped
             else:
                 raise as_ours(error, f"reading {span}")
         return run
 
-    def _seek(self, cursor: Cursor) -> None:
-        try:
-            self._client.seek(TopicPartition(*cursor.partition, cursor.position))
-        except KafkaException as raised:
-            raise as_ours(cause_of(raised), f"seeking in {cursor.partition}") from raised
+    def _assign(self, cursor: Cursor) -> None:
+        self._client.assign([TopicPartition(*cursor.partition, cursor.position)])
 
     def _explain(self, span: Span) -> None:
         """Raise why a position of the span is out of range, unless it is not any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ _LOGGER = logging.getLogger(__name__)
 
 # The client starts an assigned partition in its own time and refuses to seek before that.
 _SEAT_RETRY_S = 0.005
+_MEASURE_TIMEOUT_S = 1.0  # inside `poll`, so not for long
 
 
 def _place_of(record: Record) -> tuple[str, int]:
@@ -42,7 +44,7 @@ class KafkaStreamReader:
     """The `StreamReader` port on a consumer that is paused except where it has been placed.
 
     A partition of this member is in one of three states: silent (no cursor), placed but not yet
-    sought (`_unsought`), or flowing. Messages count only of partitions that flow.
+    sought at the client (`_unsought`), or flowing. Messages count only of partitions that flow.
     """
 
     def __init__(
@@ -54,13 +56,13 @@ class KafkaStreamReader:
         *,
         hold: bool,
     ) -> None:
-        self._settings = settings
         self._name = f"member {member} of group {group}"
         self._events: list[StreamEvent] = []  # what callbacks told during the current poll
         self._owned: set[Partition] = set()
         self._cursors: dict[Partition, Cursor] = {}
         self._unsought: set[Partition] = set()
         self._unmeasured: set[Partition] = set()  # out of range, bounds not yet known
+        self._halted: set[Partition] = set()  # out of range: the client will not seek there again
         self._paused = False  # asked for by the caller
         self._stopped = False  # in effect at the client
         self._complaints = Complaints()
@@ -87,6 +89,7 @@ class KafkaStreamReader:
         if self._unsought:
             timeout_s = min(timeout_s, _SEAT_RETRY_S)
         messages = consume(self._client, max(max_records, 1), timeout_s, lambda: bool(self._events))
+        self._revive_halted()
         runs = self._runs(messages)
         events, self._events = (*self._events, *runs), []
         if not events:
@@ -152,6 +155,7 @@ class KafkaStreamReader:
             self._owned.discard(partition)
             self._silence(partition)
             self._unmeasured.discard(partition)
+            self._halted.discard(partition)
         if partitions:
             self._events.append(Revoked(partitions))
 
@@ -174,7 +178,7 @@ class KafkaStreamReader:
     def _seek_unsought(self) -> None:
         if self._stopped:
             return
-        for partition in tuple(self._unsought):
+        for partition in self._unsought - self._halted:
             target = TopicPartition(*partition, self._cursors[partition].position)
             try:
                 self._client.seek(target)
@@ -182,6 +186,35 @@ class KafkaStreamReader:
                 continue  # not started yet: tried again by the next poll
             # After the seek, or the client would fetch from where it stood.
             self._client.resume([target])
+            self._wake(target)
+            self._unsought.discard(partition)
+
+    def _wake(self, target: TopicPartition) -> None:
+        """Make the client fetch at once what was resumed; by itself it may sleep for a second.
+
+        Its thread wakes where a seek changes the partition's state, which one to 0 does not, and
+        for every request.
+        """
+        if target.offset > 0:
+            self._client.seek(target)
+            return
+        with suppress(KafkaException):  # then it wakes later
+            self._client.get_watermark_offsets(target, timeout=_MEASURE_TIMEOUT_S)
+
+    def _revive_halted(self) -> None:
+        """Start again at their new positions those that the client has stopped for good.
+
+        Only right after `consume`, when no rebalance waits for its callback: the client would take
+        these calls for the answer to it.
+        """
+        if self._stopped:
+            return
+        for partition in self._unsought & self._halted:
+            target = TopicPartition(*partition, self._cursors[partition].position)
+            self._client.incremental_unassign([target])
+            self._client.incremental_assign([target])
+            self._client.resume([target])
+            self._halted.discard(partition)
             self._unsought.discard(partition)
 
     def _measure_unmeasured(self) -> None:
@@ -189,7 +222,7 @@ class KafkaStreamReader:
         for partition in tuple(self._unmeasured):
             try:
                 low, high = self._client.get_watermark_offsets(
-                    TopicPartition(*partition), timeout=self._settings.request_timeout_s
+                    TopicPartition(*partition), timeout=_MEASURE_TIMEOUT_S
                 )
             except KafkaException as raised:
                 raise as_ours(cause_of(raised), f"bounds of {partition}") from raised
@@ -201,9 +234,7 @@ class KafkaStreamReader:
                 self._unsought.add(partition)  # the verdict on an earlier position came late
                 continue
             self._silence(partition)
-            self._client.pause([TopicPartition(*partition)])
             self._events.append(OutOfRange(partition, Bounds(low, high)))
-        self._seek_unsought()
 
     # --- records ---------------------------------------------------------------------------------
 
@@ -231,7 +262,10 @@ class KafkaStreamReader:
             if error is None:
                 good.append(message)
             elif error.code() in OUT_OF_RANGE and message.topic() is not None:
-                self._unmeasured.add(Partition(message.topic(), message.partition()))
+                partition = Partition(message.topic(), message.partition())
+                if partition in self._owned:
+                    self._halted.add(partition)
+                    self._unmeasured.add(partition)
             else:
                 self._complaints(error)
                 _LOGGER.warning("consumer_error group_member=%r error=%s", self._name, error)

@@ -92,7 +92,7 @@ class KafkaTail:
                 raise ExpiredError(f"{self._partition} starts at {start}, not {self._position}")
             if self._position > end:
                 raise TruncatedError(f"{self._partition} ends at {end}, below {self._position}")
-            self._client.seek(target)
         except KafkaException as raised:
             raise as_ours(cause_of(raised), f"bounds of {self._partition}") from raised
+        self._client.assign([target])  # the client does not seek in what it has stopped
         self._fell_out = False

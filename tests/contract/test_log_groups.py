@@ -1,0 +1,201 @@
+"""The `StreamReader` port in company: every record is somebody's, whoever joins, leaves or dies."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.core.events import Assigned, Revoked
+from common.errors import OutsideError
+from common.ports import Fetched
+from tests.contract.log_helpers import PATIENCE_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from common.core.spans import Partition
+    from common.ports import Log, Writer
+    from tests.contract.log_fixtures import Rig
+
+pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]
+
+_PARTITIONS = 6
+
+
+class Member:
+    """Reads what it owns from where the group stands (`frontier`), and notices every breach."""
+
+    def __init__(
+        self,
+        log: Log,
+        topic: str,
+        name: str,
+        frontier: dict[Partition, int],
+        *,
+        hold: bool = False,
+    ) -> None:
+        self.reader = log.stream(f"{topic}-group", [topic], name, hold=hold)
+        self.owned: set[Partition] = set()
+        self._frontier = frontier
+
+    def step(self) -> None:
+        """Poll once and do what a worker does with the events."""
+        for event in self.reader.poll(50, 0.02):
+            if isinstance(event, Assigned):
+                assert not self.owned & set(event.partitions), "assigned twice"
+                self.owned.update(event.partitions)
+                self.reader.place({each: self._frontier[each] for each in event.partitions})
+            elif isinstance(event, Revoked):
+                assert self.owned >= set(event.partitions), "took what was not owned"
+                self.owned.difference_update(event.partitions)
+            else:
+                assert isinstance(event, Fetched)
+                assert event.partition in self.owned, "a record after its partition was revoked"
+                # Another member may have read the same before this one heard that it had lost them.
+                assert event.offsets[0] <= self._frontier[event.partition], "a record was left out"
+                assert event.offsets == list(range(event.offsets[0], event.offsets[-1] + 1))
+                reached = max(self._frontier[event.partition], event.offsets[-1] + 1)
+                self._frontier[event.partition] = reached
+
+
+class Company:
+    """A topic that is written to, and the members of its group, stepped in turn."""
+
+    def __init__(self, log: Log, topic: str) -> None:
+        log.create_topic(topic, _PARTITIONS)
+        self._log = log
+        self._topic = topic
+        self._frontier = dict.fromkeys(log.partitions(topic), 0)
+        self._appended = 0
+
+    def join(self, name: str, *, hold: bool = False) -> Member:
+        """Let a member join."""
+        return Member(self._log, self._topic, name, self._frontier, hold=hold)
+
+    def append(self, writer: Writer, each: int) -> None:
+        """So many records to every partition."""
+        for partition in self._frontier:
+            for _ in range(each):
+                writer.append(self._topic, b"", partition=partition.index)
+        self._appended += each
+        assert writer.flush(PATIENCE_S)
+
+    def everything_is_read(self) -> bool:
+        """Whether every record of every partition was read by somebody."""
+        return set(self._frontier.values()) == {self._appended}
+
+    def shares(self, *members: Member) -> list[int]:
+        """How many partitions each owns, where every partition has exactly one owner."""
+        owned = [partition for member in members for partition in member.owned]
+        complete = len(owned) == len(set(owned)) == _PARTITIONS
+        return sorted(len(member.owned) for member in members) if complete else []
+
+
+def step_until(condition: Callable[[], object], members: Iterable[Member]) -> None:
+    def stepped() -> bool:
+        for member in members:
+            member.step()
+        return bool(condition())
+
+    eventually(stepped, 30.0)
+
+
+def test_members_share_all_partitions_and_read_every_record(group_rig: Rig, fresh: str) -> None:
+    company = Company(group_rig.log, fresh)
+    with closing(group_rig.log.writer()) as writer:
+        one = company.join("one")
+        company.append(writer, 20)
+        step_until(company.everything_is_read, [one])
+        assert company.shares(one) == [6]
+
+        two = company.join("two")
+        company.append(writer, 20)
+        step_until(lambda: company.shares(one, two) == [3, 3], [one, two])
+
+        three = company.join("three")
+        company.append(writer, 20)
+        step_until(lambda: company.shares(one, two, three) == [2, 2, 2], [one, two, three])
+        step_until(company.everything_is_read, [one, two, three])
+
+        two.reader.close()
+        company.append(writer, 20)
+        step_until(lambda: company.shares(one, three) == [3, 3], [one, three])
+        step_until(company.everything_is_read, [one, three])
+        one.reader.close()
+        three.reader.close()
+
+
+def test_a_member_that_dies_without_a_word_is_replaced(group_rig: Rig, fresh: str) -> None:
+    company = Company(group_rig.log, fresh)
+    survivor = company.join("survivor")
+    with closing(survivor.reader), closing(group_rig.log.writer()) as writer:
+        step_until(lambda: company.shares(survivor) == [6], [survivor])
+        group_rig.kill_member(f"{fresh}-group", fresh, survivor.step)
+        company.append(writer, 20)
+        step_until(lambda: company.shares(survivor) == [6], [survivor])
+        step_until(company.everything_is_read, [survivor])
+
+
+def test_a_pause_keeps_the_membership_and_outlives_a_rebalance(group_rig: Rig, fresh: str) -> None:
+    company = Company(group_rig.log, fresh)
+    one = company.join("one")
+    with closing(one.reader), closing(group_rig.log.writer()) as writer:
+        step_until(lambda: company.shares(one) == [6], [one])
+        one.reader.pause()
+        company.append(writer, 20)
+        two = company.join("two")
+        with closing(two.reader):
+            step_until(lambda: company.shares(one, two) == [3, 3], [one, two])
+        # `two` is gone: what comes back to `one` comes back paused
+        step_until(lambda: company.shares(one) == [6], [one])
+        assert [one.reader.poll(100, 0.02) for _ in range(5)] == [()] * 5
+        one.reader.resume()
+        step_until(company.everything_is_read, [one])
+
+
+def test_rebalances_are_served_while_no_records_are_wanted(rig: Rig, fresh: str) -> None:
+    company = Company(rig.log, fresh)
+    idle = company.join("idle")
+    with closing(idle.reader):
+        owned: set[Partition] = set()
+
+        def complete() -> bool:
+            for event in idle.reader.poll(0, 0.05):
+                assert isinstance(event, Assigned)
+                owned.update(event.partitions)
+            return len(owned) == _PARTITIONS
+
+        eventually(complete)
+
+
+def test_the_partitions_of_a_static_member_wait_for_its_return(rig: Rig, fresh: str) -> None:
+    if not rig.can_hold:
+        pytest.skip("this broker knows no static members")
+    company = Company(rig.log, fresh)
+    stays, leaves = company.join("stays", hold=True), company.join("leaves", hold=True)
+    with closing(stays.reader), closing(rig.log.writer()) as writer:
+        step_until(lambda: company.shares(stays, leaves) == [3, 3], [stays, leaves])
+        held, kept = set(leaves.owned), set(stays.owned)
+        leaves.reader.close()
+        company.append(writer, 10)
+        for _ in range(50):
+            stays.step()
+        assert stays.owned == kept
+        returned = company.join("leaves", hold=True)
+        with closing(returned.reader):
+            step_until(company.everything_is_read, [stays, returned])
+            assert (stays.owned, returned.owned) == (kept, held)
+
+
+def test_a_static_member_is_fenced_by_another_of_its_name(rig: Rig, fresh: str) -> None:
+    if not rig.can_hold:
+        pytest.skip("this broker knows no static members")
+    company = Company(rig.log, fresh)
+    first = company.join("same", hold=True)
+    with closing(first.reader):
+        step_until(lambda: company.shares(first) == [6], [first])
+        second = company.join("same", hold=True)
+        with closing(second.reader), pytest.raises(OutsideError):
+            step_until(lambda: False, [first, second])

@@ -1,0 +1,76 @@
+"""The cursor believes what continues its partition, and never a record of an earlier placement."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.adapters.kafka_log.cursor import Cursor, Taken
+from common.core.spans import Partition
+
+PARTITION = Partition("stream", 0)
+LOGS = st.sets(st.integers(0, 60), min_size=1).map(sorted)  # the offsets that hold a record
+
+
+def test_what_continues_is_taken_whole() -> None:
+    cursor = Cursor(PARTITION, 5)
+    assert cursor.take([5, 6, 7]) == Taken(0, 3, again=False)
+    assert cursor.position == 8
+
+
+def test_what_lies_below_the_position_is_left_out() -> None:
+    cursor = Cursor(PARTITION, 5)
+    assert cursor.take([3, 4, 5, 6]) == Taken(2, 4, again=False)
+    assert cursor.take([1, 2]) == Taken(2, 2, again=False)
+    assert cursor.position == 7
+
+
+def test_the_first_hole_is_believed_when_a_second_fetch_shows_it_too() -> None:
+    cursor = Cursor(PARTITION, 5)
+    assert cursor.take([5, 9, 10]) == Taken(0, 1, again=True)
+    assert cursor.position == 6
+    assert cursor.take([9, 10]) == Taken(0, 2, again=False)
+    assert cursor.take([12]) == Taken(0, 1, again=False)  # it is known to have holes by now
+    assert cursor.position == 13
+
+
+def test_a_hole_that_a_second_fetch_does_not_show_was_none() -> None:
+    cursor = Cursor(PARTITION, 5)
+    assert cursor.take([9, 10]) == Taken(0, 0, again=True)
+    assert cursor.take([5, 6, 7]) == Taken(0, 3, again=False)
+    assert cursor.position == 8
+
+
+def test_a_run_that_goes_backwards_ends_there() -> None:
+    cursor = Cursor(PARTITION, 5)
+    assert cursor.take([5, 6, 2, 3]) == Taken(0, 2, again=True)
+    assert cursor.position == 7
+
+
+@given(log=LOGS, position=st.integers(0, 70), chunk=st.integers(1, 9))
+def test_every_record_from_the_position_on_is_taken_once(
+    log: list[int], position: int, chunk: int
+) -> None:
+    """A fetch begins at the position after each `again`, as the readers make it."""
+    cursor, taken, fetches = Cursor(PARTITION, position), [], 0
+    while fetched := [offset for offset in log if offset >= cursor.position][:chunk]:
+        first, last, _ = cursor.take(fetched)
+        taken += fetched[first:last]
+        fetches += 1
+        assert fetches <= len(log) + 1, "one more than the records, for the first hole"
+    assert taken == [offset for offset in log if offset >= position]
+
+
+@given(
+    stale=st.integers(0, 60),
+    position=st.integers(0, 60),
+    count=st.integers(1, 20),
+)
+def test_stale_records_never_make_a_hole(stale: int, position: int, count: int) -> None:
+    """A log without holes: what an earlier placement left over comes first, then what was asked."""
+    cursor, taken = Cursor(PARTITION, position), []
+    left_over = list(range(stale, stale + count))
+    for fetched in (left_over, list(range(position, 100))):
+        first, last, _ = cursor.take(fetched)
+        taken += fetched[first:last]
+    assert taken == list(range(position, 100))
