@@ -7,7 +7,7 @@ that does not parse is left out and logged: it may be of a later version, and mu
 from __future__ import annotations
 
 import logging
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -21,6 +21,8 @@ from common.ports import LogRecord
 from common.telemetry import EventLogger
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from common.core.messages import Positions
     from common.ports import Log, Tail
 
@@ -38,6 +40,7 @@ class JobRecord(NamedTuple):
     wanted: Wanted
     first: Positions  # where every partition of the job begins, resolved once, before anybody leads
     reason: str  # why it is wanted so
+    submitted_s: float  # since 1970; its deadline counts from here
 
 
 class _Stored(msgspec.Struct):
@@ -47,13 +50,15 @@ class _Stored(msgspec.Struct):
     wanted: Wanted
     first: list[tuple[str, int, int]]
     reason: str = ""
+    submitted_s: float = 0.0
 
 
 class JobBook:
     """Reads and writes the jobs topic; belongs to one thread, like the reader that it makes."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
         self._log = log
+        self._clock = clock
         self._open: Tail | None = None
         self._jobs = dict[str, JobRecord]()
         self.rejected = 0  # records so far that did not parse
@@ -105,25 +110,17 @@ class JobBook:
             )
         check_streams(spec, self._log)
         self._make_topics(spec)
-        return self._write(
-            JobRecord(spec, "running", first_positions(spec, self._log), "submitted")
-        )
+        first = first_positions(spec, self._log)
+        return self._write(JobRecord(spec, "running", first, "submitted", self._clock()))
 
     def want(self, job: str, wanted: Wanted, reason: str) -> JobRecord:
-        """Change what is wanted of a job; a stopped one stays so.
+        """Change what is wanted of a job; a stopped one goes on where it was.
 
         Raises:
-            UserError: If there is no such job, or it is stopped, or if somebody else wrote it in
-                the same moment.
+            UserError: If there is no such job, or if somebody else wrote it in the same moment.
             UnavailableError: If Kafka is away for long.
         """
-        record = self.get(job)
-        if record.wanted == "stopped" != wanted:
-            raise UserError(
-                f'the job "{job}" is stopped for good ({record.reason}); submit a new one with'
-                " another name"
-            )
-        return self._write(record._replace(wanted=wanted, reason=reason))
+        return self._write(self.get(job)._replace(wanted=wanted, reason=reason))
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -229,7 +226,8 @@ def encode_job(record: JobRecord) -> bytes:
     """Write a job record."""
     spec = msgspec.Raw(record.spec.model_dump_json().encode())
     first = [(place.topic, place.index, position) for place, position in record.first.items()]
-    return msgspec.json.encode(_Stored(spec, record.wanted, sorted(first), record.reason))
+    stored = _Stored(spec, record.wanted, sorted(first), record.reason, record.submitted_s)
+    return msgspec.json.encode(stored)
 
 
 def decode_job(key: bytes | None, value: bytes) -> JobRecord:
@@ -248,4 +246,4 @@ def decode_job(key: bytes | None, value: bytes) -> JobRecord:
     first = {Partition(topic, index): position for topic, index, position in stored.first}
     if {place.topic for place in first} != set(spec.streams) or min(first.values()) < 0:
         raise WireError("job record: first positions are not those of its streams")
-    return JobRecord(spec, stored.wanted, first, stored.reason)
+    return JobRecord(spec, stored.wanted, first, stored.reason, stored.submitted_s)

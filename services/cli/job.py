@@ -93,7 +93,7 @@ def pause(context: typer.Context, job: Name, reason: Reason = "paused by a perso
 
 @app.command()
 def resume(context: typer.Context, job: Name, reason: Reason = "resumed by a person") -> None:
-    """Go on with a job that was paused.
+    """Go on with a job that was paused or stopped, exactly where it was.
 
     Example: [bold]doll job resume digits[/]
     """
@@ -102,7 +102,7 @@ def resume(context: typer.Context, job: Name, reason: Reason = "resumed by a per
 
 @app.command()
 def stop(context: typer.Context, job: Name, reason: Reason = "stopped by a person") -> None:
-    """End a job for good; its model and its audit stay.
+    """End a job with a last checkpoint; its workers are free, its model and its audit stay.
 
     Example: [bold]doll job stop digits[/]
     """

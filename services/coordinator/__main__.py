@@ -51,7 +51,7 @@ class Jobs:
             coordinator, thread = self._running.get(job, (None, None))
             if coordinator is not None and thread is not None and thread.is_alive():
                 coordinator.want(record.wanted)
-            elif coordinator is None and record.wanted != "stopped":
+            elif record.wanted != "stopped":
                 self._begin(job, record)
 
     def end(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from queue import Empty
-from time import time
+from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from common.core import events
@@ -62,7 +62,7 @@ class JobCoordinator:
         self._log = logger.bind(job=spec.name)
         self._stopping = threading.Event()
         self._fault: BaseException | None = None
-        self._protocol = protocol_settings(spec)
+        self._protocol = protocol_settings(record)
         self._machine = Coordinator(name, self._protocol)
         self._wanted: Wanted = record.wanted
         self._effects = Effects(
@@ -98,14 +98,14 @@ class JobCoordinator:
         self._feed(events.WantedChanged(self._wanted))
         try:
             while not self._stopping.is_set() and not machine.finished and self._fault is None:
-                wait_s = min(machine.due() - time(), LONGEST_WAIT_S)
+                wait_s = min(machine.due() - monotonic(), LONGEST_WAIT_S)
                 try:
                     heard = effects.heard.get(timeout=max(wait_s, 0.0))
                 except Empty:
                     heard = None
                 if heard is not None and heard.leadership in (0, effects.leadership):
                     self._feed(heard.event)
-                if time() >= machine.due():
+                if monotonic() >= machine.due():
                     self._feed(events.Tick())
                 effects.poll()
         finally:
@@ -118,7 +118,7 @@ class JobCoordinator:
     def _feed(self, event: events.CoordinatorEvent) -> None:
         waiting = [event]
         while waiting:
-            for command in self._machine.on(waiting.pop(0), time()):
+            for command in self._machine.on(waiting.pop(0), monotonic()):
                 waiting += self._effects.do(command)
 
     def _fail(self, fault: BaseException) -> None:
@@ -126,9 +126,9 @@ class JobCoordinator:
         self._effects.heard.put(Heard(0, events.Tick()))
 
 
-def protocol_settings(spec: JobSpec) -> CoordinatorSettings:
+def protocol_settings(record: JobRecord) -> CoordinatorSettings:
     """The protocol's part of a job's specification."""
-    deadline_s = spec.stop.deadline_s
+    spec, deadline_s = record.spec, record.spec.stop.deadline_s
     return CoordinatorSettings(
         group_size=spec.group_size,
         bound=spec.waiting_bound,
@@ -138,7 +138,9 @@ def protocol_settings(spec: JobSpec) -> CoordinatorSettings:
         strikes=spec.strikes,
         stop_updates=spec.stop.updates,
         stop_loss=spec.stop.loss,
-        stop_at=None if deadline_s is None else time() + deadline_s,
+        stop_at=None
+        if deadline_s is None
+        else monotonic() + record.submitted_s + deadline_s - time(),
         hot_every_s=spec.hot_snapshot.every_s,
         hot_every_updates=spec.hot_snapshot.every_updates,
         checkpoint_every_s=spec.checkpoint.every_s,

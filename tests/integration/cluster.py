@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.config import Settings
+    from common.core.events import Wanted
     from common.core.messages import Standing
     from common.jobs import JobRecord
 
@@ -146,6 +147,10 @@ class Cluster:
     def wanted(self) -> str:
         """What the jobs topic wants of the job."""
         return JobBook(self.log).get(self.job).wanted
+
+    def want(self, wanted: Wanted) -> None:
+        """Stop or resume the job."""
+        JobBook(self.log).want(self.job, wanted, "the test says so")
 
     def bootstrap(self) -> str:
         """Kafka's address, for a plain client."""

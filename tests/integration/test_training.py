@@ -154,6 +154,24 @@ def test_a_job_ends_at_its_number_of_updates_with_a_checkpoint(make: Make) -> No
     await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
 
 
+def test_a_stopped_job_resumes_exactly_where_it_was(make: Make) -> None:
+    cluster = make(name="resumed", records=1200)
+    cluster.start("coordinator", "c1")
+    cluster.start("worker", "w1")
+    cluster.produce(600)
+    await_condition(lambda: cluster.version() >= 3, "three updates")
+    cluster.want("stopped")
+    await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
+    await_condition(lambda: "job_finished" in cluster.said("c1"), "the last checkpoint is there")
+    cluster.board.wipe()
+    cluster.produce(600)
+    cluster.want("running")
+    await_condition(cluster.drained, "everything is settled")
+
+    assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
+    assert cluster.audit().flaws == ()
+
+
 def test_nonsense_on_the_board_is_dropped_and_changes_nothing(make: Make) -> None:
     cluster = make(name="nonsense", records=800)
     cluster.start("coordinator", "c1")

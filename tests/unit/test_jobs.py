@@ -41,8 +41,9 @@ def write(log: MemoryLog, topic: str, value: bytes | None, key: bytes | None = N
 
 def test_a_submitted_job_is_there_for_everybody(log: MemoryLog) -> None:
     spec = parse_job(TEXT)
-    assert JobBook(log).submit(spec) == JobRecord(spec, "running", {A: 0, B: 0}, "submitted")
-    assert JobBook(log).read() == {"digits": JobRecord(spec, "running", {A: 0, B: 0}, "submitted")}
+    record = JobRecord(spec, "running", {A: 0, B: 0}, "submitted", 1000.0)
+    assert JobBook(log, clock=lambda: 1000.0).submit(spec) == record
+    assert JobBook(log).read() == {"digits": record}
 
 
 def test_a_submitted_job_has_its_topics(log: MemoryLog) -> None:
@@ -85,12 +86,11 @@ def test_what_is_wanted_changes_with_its_reason(log: MemoryLog) -> None:
     assert JobBook(log).get("digits").wanted == "running"
 
 
-def test_a_stopped_job_stays_so(log: MemoryLog) -> None:
+def test_a_stopped_job_goes_on_where_it_was(log: MemoryLog) -> None:
     book = JobBook(log)
-    book.submit(parse_job(TEXT))
+    submitted = book.submit(parse_job(TEXT))
     book.want("digits", "stopped", "enough")
-    with pytest.raises(UserError, match=r"stopped for good \(enough\)"):
-        book.want("digits", "running", "")
+    assert book.want("digits", "running", "submitted") == submitted
 
 
 def test_a_job_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog) -> None:
@@ -191,7 +191,7 @@ def test_a_job_begins_where_its_start_says(log: MemoryLog) -> None:
 
 
 def test_a_record_survives_the_wire() -> None:
-    record = JobRecord(parse_job(TEXT), "paused", {A: 5, B: 7}, "why")
+    record = JobRecord(parse_job(TEXT), "paused", {A: 5, B: 7}, "why", 1000.5)
     assert decode_job(b"digits", encode_job(record)) == record
 
 
@@ -208,7 +208,7 @@ def test_a_record_survives_the_wire() -> None:
 def test_a_record_that_contradicts_itself_is_refused(
     key: bytes | None, first: dict[Partition, int], message: str
 ) -> None:
-    record = JobRecord(parse_job(TEXT), "running", first, "")
+    record = JobRecord(parse_job(TEXT), "running", first, "", 0.0)
     with pytest.raises(WireError) as caught:
         decode_job(key, encode_job(record))
     assert message in str(caught.value)
