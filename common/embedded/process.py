@@ -64,9 +64,14 @@ class Child:
         """The process id, to freeze or kill it in a test."""
         return self._process.pid
 
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended, minus the signal that ended it; None while it runs."""
+        return self._process.poll()
+
     def running(self) -> bool:
         """Whether it has not ended yet."""
-        return self._process.poll() is None
+        return self.exit_code is None
 
     def await_ready(self, ready: Callable[[], bool], timeout_s: float = 10.0) -> None:
         """Wait until `ready` says so.
@@ -79,17 +84,21 @@ class Child:
             if not self.running():
                 raise UnavailableError(
                     f"{self._name} ended with exit code {self._process.returncode} "
-                    f"before it was ready: {self._last_words()}"
+                    f"before it was ready: {self.last_words()}"
                 )
             if time.monotonic() > deadline:
                 raise UnavailableError(
-                    f"{self._name} was not ready after {timeout_s} s: {self._last_words()}"
+                    f"{self._name} was not ready after {timeout_s} s: {self.last_words()}"
                 )
             time.sleep(0.002)
 
+    def ask_to_end(self) -> None:
+        """Ask it to end, without waiting for it."""
+        self._process.terminate()
+
     def stop(self, grace_s: float = 5.0) -> None:
         """Ask it to end, and insist after `grace_s`."""
-        self._process.terminate()
+        self.ask_to_end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_s)
         self.kill()
@@ -99,5 +108,6 @@ class Child:
         self._process.kill()  # does nothing to one that has been waited for
         self._process.wait()
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """The end of its log."""
         return self._log.read_text(errors="replace")[-_LOG_TAIL:].strip() or "it said nothing"

@@ -1,0 +1,88 @@
+"""Our own services as child processes: started with settings, killed, stopped and brought back."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from common.embedded.process import Child
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from common.config import Settings
+
+_ROOT = Path(__file__).parents[2]  # where our packages lie, in a checkout or installed
+_OURS = "DOLL_"  # variables of our settings begin so
+_STOP_GRACE_S = 10.0  # a worker finishes its gradient, a coordinator its last checkpoint
+
+
+class Service:
+    """A worker or a coordinator in a process of its own, which ends with this one.
+
+    Args:
+        kind: Which service.
+        name: Of this process, unique among its kind; what it says goes to `<name>.log`.
+        settings: What the process takes from its environment; it inherits no other.
+        logs: An existing folder.
+        arguments: Further ones of its command line.
+    """
+
+    def __init__(
+        self,
+        kind: Literal["worker", "coordinator"],
+        name: str,
+        settings: Settings,
+        logs: Path,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        self.name = name
+        self.log = logs / f"{name}.log"
+        self._command = (sys.executable, "-m", f"services.{kind}", "--name", name, *arguments)
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
+        path = os.pathsep.join(filter(None, (str(_ROOT), inherited.get("PYTHONPATH"))))
+        self._environment = {**inherited, "PYTHONPATH": path, **settings.environ()}
+        self._child = self._started()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._child.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended, minus the signal that ended it; None while it runs."""
+        return self._child.exit_code
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        return self._child.last_words()
+
+    def kill(self) -> None:
+        """End it without notice, as a preemption would."""
+        self._child.kill()
+
+    def restart(self) -> None:
+        """Start it again after it has ended; its log goes on in the same file."""
+        self._child = self._started()
+
+    def ask_to_end(self) -> None:
+        """Ask it to leave well, without waiting for it."""
+        self._child.ask_to_end()
+
+    def stop(self) -> None:
+        """Let it leave well, and insist if it does not."""
+        self._child.stop(_STOP_GRACE_S)
+
+    def _started(self) -> Child:
+        return Child(self._command, self.log, environment=self._environment)
+
+
+def stop_all(services: Sequence[Service]) -> None:
+    """Stop services together, which takes as long as the slowest."""
+    for service in services:
+        service.ask_to_end()
+    for service in services:
+        service.stop()

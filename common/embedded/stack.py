@@ -1,0 +1,71 @@
+"""Everything that the services need outside, on this machine: Kafka, Redis and object storage."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from common.config import Settings, read_settings
+from common.embedded.kafka import EmbeddedKafka
+from common.embedded.redis import EmbeddedRedis
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class EmbeddedStack:
+    """Servers that begin and end with this object; where an address is given, that server is used.
+
+    Args:
+        base: What the services are told besides (Kafka's group protocol and security, tasks, logs).
+        kafka: Address of a Kafka that is there; an embedded one if empty.
+        redis: URL of a Redis that is there; an embedded one if empty.
+        blobs: Folder of the object storage, made if it is not there; a temporary one if None.
+
+    Raises:
+        UserError: If an address makes no sense, or there is no Redis here to start.
+        UnavailableError: If a server does not start.
+    """
+
+    def __init__(
+        self,
+        base: Settings | None = None,
+        *,
+        kafka: str = "",
+        redis: str = "",
+        blobs: Path | None = None,
+    ) -> None:
+        with ExitStack() as parts:
+            if not kafka:
+                kafka = f"embedded:{parts.enter_context(EmbeddedKafka()).control.path}"
+            if not redis:
+                redis = parts.enter_context(EmbeddedRedis()).url
+            if blobs is None:
+                folder = tempfile.TemporaryDirectory(prefix="doll-blobs-")
+                blobs = Path(parts.enter_context(folder))
+            self.settings = read_settings(
+                {
+                    **(base or Settings()).environ(),
+                    "DOLL_KAFKA": kafka,
+                    "DOLL_REDIS": redis,
+                    "DOLL_BLOBS": blobs.absolute().as_uri(),
+                }
+            )
+            self._parts = parts.pop_all()
+
+    def close(self) -> None:
+        """Stop what was started and remove what was temporary."""
+        self._parts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
