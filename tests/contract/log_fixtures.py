@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -19,13 +20,13 @@ from common.testing.log import MemoryLog
 from tests.contract.log_helpers import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from common.adapters.kafka_log import KafkaSettings
     from common.core.spans import Partition
     from common.embedded.apache_kafka import ApacheKafka
     from common.embedded.kafka import EmbeddedKafka
-    from common.ports import Log
+    from common.ports import Log, Writer
 
 _ROOT = Path(__file__).parents[2]
 _TRANSACTION_TIMEOUT_S = 10.0
@@ -39,6 +40,10 @@ class Rig(Protocol):
     @property
     def log(self) -> Log:
         """The port."""
+
+    @property
+    def writer(self) -> Writer:
+        """One to fill topics with."""
 
     @property
     def can_hold(self) -> bool:
@@ -67,12 +72,13 @@ class MemoryRig:
 
     def __init__(self) -> None:
         self.log = MemoryLog()
+        self.writer = self.log.writer()
 
     def append_before_hole(self, partition: Partition, value: bytes) -> int:
         """See `Rig`."""
-        writer, offset = self.log.writer(), self.log.bounds(partition).end
-        writer.append(partition.topic, value, partition=partition.index)
-        writer.append(partition.topic, b"punched out", partition=partition.index)
+        offset = self.log.bounds(partition).end
+        self.writer.append(partition.topic, value, partition=partition.index)
+        self.writer.append(partition.topic, b"punched out", partition=partition.index)
         self.log.punch(partition, offset + 1)
         return offset
 
@@ -106,21 +112,26 @@ class KafkaRig:
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self.log = KafkaLog(settings)
+        self.writer = self.log.writer()
 
-    def append_before_hole(self, partition: Partition, value: bytes) -> int:
-        """A committed transaction: its marker takes an offset and is no record."""
-        offset = self.log.bounds(partition).end
+    @cached_property
+    def _transactions(self) -> Producer:
         producer = Producer(
             {
                 "bootstrap.servers": self._settings.bootstrap,
-                "transactional.id": f"hole-{next(_ids)}",
+                "transactional.id": f"holes-{next(_ids)}",
                 "log_level": 2,
             }
         )
         producer.init_transactions(_TRANSACTION_TIMEOUT_S)
-        producer.begin_transaction()
-        producer.produce(partition.topic, value, partition=partition.index)
-        producer.commit_transaction(_TRANSACTION_TIMEOUT_S)
+        return producer
+
+    def append_before_hole(self, partition: Partition, value: bytes) -> int:
+        """A committed transaction: its marker takes an offset and is no record."""
+        offset = self.log.bounds(partition).end
+        self._transactions.begin_transaction()
+        self._transactions.produce(partition.topic, value, partition=partition.index)
+        self._transactions.commit_transaction(_TRANSACTION_TIMEOUT_S)
         eventually(lambda: self.log.bounds(partition).end == offset + 2)
         return offset
 
@@ -218,11 +229,24 @@ while True:
 """
 
 
-@pytest.fixture(
-    params=["memory", "embedded", pytest.param("apache", marks=pytest.mark.kafka)],
-)
-def rig(request: pytest.FixtureRequest) -> Rig:
-    return _rig(request, request.param)
+@pytest.fixture(scope="session")
+def rigs(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Rig]]:
+    """Rigs by name, each made once: a producer takes half a second to get its id."""
+    made: dict[str, Rig] = {}
+
+    def rig_of(kind: str) -> Rig:
+        if kind not in made:
+            made[kind] = _make(kind, request)
+        return made[kind]
+
+    yield rig_of
+    for rig in made.values():
+        rig.writer.close()
+
+
+@pytest.fixture(params=["memory", "embedded", pytest.param("apache", marks=pytest.mark.kafka)])
+def rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
+    return rigs(request.param)
 
 
 @pytest.fixture(
@@ -233,9 +257,9 @@ def rig(request: pytest.FixtureRequest) -> Rig:
         pytest.param("apache-consumer", marks=pytest.mark.kafka),
     ],
 )
-def group_rig(request: pytest.FixtureRequest) -> Rig:
+def group_rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
     """Every log, with every protocol that its groups have."""
-    return _rig(request, request.param)
+    return rigs(request.param)
 
 
 @pytest.fixture
@@ -244,7 +268,7 @@ def fresh() -> str:
     return f"test-{next(_ids)}"
 
 
-def _rig(request: pytest.FixtureRequest, kind: str) -> Rig:
+def _make(kind: str, request: pytest.FixtureRequest) -> Rig:
     match kind:
         case "memory":
             return MemoryRig()

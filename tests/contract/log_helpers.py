@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.ports import Log, LogRecord
+    from tests.contract.log_fixtures import Rig
 
 PATIENCE_S = 20.0
 
@@ -23,13 +24,12 @@ def eventually(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -
         assert time.monotonic() < deadline, "it did not come true in time"
 
 
-def filled(log: Log, topic: str, count: int) -> Partition:
+def filled(rig: Rig, topic: str, count: int) -> Partition:
     """A topic of one partition with records 0, 1, 2, ..., each saying its own offset."""
-    log.create_topic(topic, 1)
-    with closing(log.writer()) as writer:
-        for i in range(count):
-            writer.append(topic, b"%d" % i)
-        assert writer.flush(PATIENCE_S)
+    rig.log.create_topic(topic, 1)
+    for i in range(count):
+        rig.writer.append(topic, b"%d" % i)
+    assert rig.writer.flush(PATIENCE_S)
     return Partition(topic, 0)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.core.spans import Partition
-from common.errors import DeliveryError, UnavailableError, UnknownTopicError
+from common.errors import DeliveryError, UnknownTopicError
 from common.ports import Bounds
 from tests.contract.log_helpers import PATIENCE_S, eventually, everything, filled
 
@@ -29,7 +29,7 @@ def test_a_topic_can_be_used_as_soon_as_it_is_created(rig: Rig, fresh: str) -> N
 
 
 def test_creating_a_topic_again_changes_nothing(rig: Rig, fresh: str) -> None:
-    partition = filled(rig.log, fresh, 5)
+    partition = filled(rig, fresh, 5)
     rig.log.create_topic(fresh, 7)
     assert rig.log.partitions(fresh) == (partition,)
     assert rig.log.bounds(partition) == Bounds(0, 5)
@@ -60,19 +60,18 @@ def test_a_partition_beyond_the_last_is_unknown(rig: Rig, fresh: str) -> None:
 
 
 def test_bounds_follow_what_is_appended_and_what_expires(rig: Rig, fresh: str) -> None:
-    partition = filled(rig.log, fresh, 10)
+    partition = filled(rig, fresh, 10)
     assert rig.log.bounds(partition) == Bounds(0, 10)
     rig.expire(partition, 4)
     assert rig.log.bounds(partition) == Bounds(4, 10)
 
 
 def test_a_position_by_time_is_the_first_record_that_is_not_older(rig: Rig, fresh: str) -> None:
-    partition = filled(rig.log, fresh, 3)
+    partition = filled(rig, fresh, 3)
     between = time.time() + 0.002
     eventually(lambda: time.time() > between + 0.002)
-    with closing(rig.log.writer()) as writer:
-        writer.append(fresh, b"young")
-        assert writer.flush(PATIENCE_S)
+    rig.writer.append(fresh, b"young")
+    assert rig.writer.flush(PATIENCE_S)
     assert rig.log.position_at(partition, 0.0) == 0
     assert rig.log.position_at(partition, between) == 3
     assert rig.log.position_at(partition, time.time() + 60) == 4
@@ -84,10 +83,9 @@ def test_a_position_by_time_is_the_first_record_that_is_not_older(rig: Rig, fres
 def test_records_arrive_in_order_and_report_their_offsets(rig: Rig, fresh: str) -> None:
     rig.log.create_topic(fresh, 1)
     offsets: list[int] = []
-    with closing(rig.log.writer()) as writer:
-        for i in range(1_000):
-            writer.append(fresh, b"%d" % i, on_delivered=offsets.append)
-        assert writer.flush(PATIENCE_S)
+    for i in range(1_000):
+        rig.writer.append(fresh, b"%d" % i, on_delivered=offsets.append)
+    assert rig.writer.flush(PATIENCE_S)
     assert offsets == list(range(1_000))
     records = everything(rig.log, Partition(fresh, 0))
     assert [record.value for record in records] == [b"%d" % i for i in range(1_000)]
@@ -96,25 +94,23 @@ def test_records_arrive_in_order_and_report_their_offsets(rig: Rig, fresh: str) 
 def test_delivery_is_reported_inside_poll_in_the_callers_thread(rig: Rig, fresh: str) -> None:
     rig.log.create_topic(fresh, 1)
     threads: list[int] = []
-    with closing(rig.log.writer()) as writer:
-        writer.append(fresh, b"one", on_delivered=lambda _: threads.append(threading.get_ident()))
-        eventually(lambda: rig.log.bounds(Partition(fresh, 0)).end == 1)
-        assert threads == []  # it is there, but nobody has polled
+    rig.writer.append(fresh, b"one", on_delivered=lambda _: threads.append(threading.get_ident()))
+    eventually(lambda: rig.log.bounds(Partition(fresh, 0)).end == 1)
+    assert threads == []  # it is there, but nobody has polled
 
-        def reported() -> list[int]:
-            writer.poll()
-            return threads
+    def reported() -> list[int]:
+        rig.writer.poll()
+        return threads
 
-        eventually(reported)
+    eventually(reported)
     assert threads == [threading.get_ident()]
 
 
 def test_keys_and_tombstones_come_back_as_they_were(rig: Rig, fresh: str) -> None:
     rig.log.create_topic(fresh, 1, compacted=True)
-    with closing(rig.log.writer()) as writer:
-        writer.append(fresh, b"", key=b"job", headers=[("why", b"test")])
-        writer.append(fresh, None, key=b"job")
-        assert writer.flush(PATIENCE_S)
+    rig.writer.append(fresh, b"", key=b"job", headers=[("why", b"test")])
+    rig.writer.append(fresh, None, key=b"job")
+    assert rig.writer.flush(PATIENCE_S)
     records = everything(rig.log, Partition(fresh, 0))
     assert [(each.offset, each.key, each.value) for each in records] == [
         (0, b"job", b""),
@@ -124,12 +120,11 @@ def test_keys_and_tombstones_come_back_as_they_were(rig: Rig, fresh: str) -> Non
 
 def test_a_partition_is_chosen_by_key_or_spread_evenly_without_one(rig: Rig, fresh: str) -> None:
     rig.log.create_topic(fresh, 3)
-    with closing(rig.log.writer()) as writer:
-        for _ in range(50):
-            writer.append(fresh, b"keyed", partition=None, key=b"same")
-        for _ in range(300):
-            writer.append(fresh, b"keyless", partition=None)
-        assert writer.flush(PATIENCE_S)
+    for _ in range(50):
+        rig.writer.append(fresh, b"keyed", partition=None, key=b"same")
+    for _ in range(300):
+        rig.writer.append(fresh, b"keyless", partition=None)
+    assert rig.writer.flush(PATIENCE_S)
     found = [[each.value for each in everything(rig.log, p)] for p in rig.log.partitions(fresh)]
     assert sorted(values.count(b"keyed") for values in found) == [0, 0, 50]
     assert all(values.count(b"keyless") > 50 for values in found)
@@ -139,37 +134,3 @@ def test_a_record_that_no_broker_takes_stops_its_writer(rig: Rig, fresh: str) ->
     rig.log.create_topic(fresh, 1)
     with closing(rig.log.writer()) as writer, pytest.raises(DeliveryError):
         writer.append(fresh, bytes(5_000_000))
-
-
-def test_what_was_appended_while_the_broker_was_away_arrives_once(rig: Rig, fresh: str) -> None:
-    partition = filled(rig.log, fresh, 10)
-    offsets: list[int] = []
-    with closing(rig.log.writer()) as writer:
-        writer.append(fresh, b"10", on_delivered=offsets.append)
-        assert writer.flush(PATIENCE_S)
-        rig.go_away()
-        try:
-            for i in range(11, 500):
-                writer.append(fresh, b"%d" % i, on_delivered=offsets.append)
-            assert not writer.flush(0.2)
-            assert offsets == [10]
-        finally:
-            rig.come_back()
-        assert writer.flush(PATIENCE_S)
-    assert offsets == list(range(10, 500))
-    assert [record.value for record in everything(rig.log, partition)] == [
-        b"%d" % i for i in range(500)
-    ]
-
-
-def test_questions_to_a_broker_that_is_away_say_so(rig: Rig, fresh: str) -> None:
-    partition = filled(rig.log, fresh, 1)
-    rig.go_away()
-    try:
-        with pytest.raises(UnavailableError):
-            rig.log.bounds(partition)
-        with pytest.raises(UnavailableError):
-            rig.log.create_topic(f"{fresh}-other", 1)
-    finally:
-        rig.come_back()
-    eventually(lambda: rig.log.bounds(partition) == Bounds(0, 1))

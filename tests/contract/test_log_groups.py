@@ -104,36 +104,35 @@ def step_until(condition: Callable[[], object], members: Iterable[Member]) -> No
 
 def test_members_share_all_partitions_and_read_every_record(group_rig: Rig, fresh: str) -> None:
     company = Company(group_rig.log, fresh)
-    with closing(group_rig.log.writer()) as writer:
-        one = company.join("one")
-        company.append(writer, 20)
-        step_until(company.everything_is_read, [one])
-        assert company.shares(one) == [6]
+    one = company.join("one")
+    company.append(group_rig.writer, 20)
+    step_until(company.everything_is_read, [one])
+    assert company.shares(one) == [6]
 
-        two = company.join("two")
-        company.append(writer, 20)
-        step_until(lambda: company.shares(one, two) == [3, 3], [one, two])
+    two = company.join("two")
+    company.append(group_rig.writer, 20)
+    step_until(lambda: company.shares(one, two) == [3, 3], [one, two])
 
-        three = company.join("three")
-        company.append(writer, 20)
-        step_until(lambda: company.shares(one, two, three) == [2, 2, 2], [one, two, three])
-        step_until(company.everything_is_read, [one, two, three])
+    three = company.join("three")
+    company.append(group_rig.writer, 20)
+    step_until(lambda: company.shares(one, two, three) == [2, 2, 2], [one, two, three])
+    step_until(company.everything_is_read, [one, two, three])
 
-        two.reader.close()
-        company.append(writer, 20)
-        step_until(lambda: company.shares(one, three) == [3, 3], [one, three])
-        step_until(company.everything_is_read, [one, three])
-        one.reader.close()
-        three.reader.close()
+    two.reader.close()
+    company.append(group_rig.writer, 20)
+    step_until(lambda: company.shares(one, three) == [3, 3], [one, three])
+    step_until(company.everything_is_read, [one, three])
+    one.reader.close()
+    three.reader.close()
 
 
 def test_a_member_that_dies_without_a_word_is_replaced(group_rig: Rig, fresh: str) -> None:
     company = Company(group_rig.log, fresh)
     survivor = company.join("survivor")
-    with closing(survivor.reader), closing(group_rig.log.writer()) as writer:
+    with closing(survivor.reader):
         step_until(lambda: company.shares(survivor) == [6], [survivor])
         group_rig.kill_member(f"{fresh}-group", fresh, survivor.step)
-        company.append(writer, 20)
+        company.append(group_rig.writer, 20)
         step_until(lambda: company.shares(survivor) == [6], [survivor])
         step_until(company.everything_is_read, [survivor])
 
@@ -141,10 +140,10 @@ def test_a_member_that_dies_without_a_word_is_replaced(group_rig: Rig, fresh: st
 def test_a_pause_keeps_the_membership_and_outlives_a_rebalance(group_rig: Rig, fresh: str) -> None:
     company = Company(group_rig.log, fresh)
     one = company.join("one")
-    with closing(one.reader), closing(group_rig.log.writer()) as writer:
+    with closing(one.reader):
         step_until(lambda: company.shares(one) == [6], [one])
         one.reader.pause()
-        company.append(writer, 20)
+        company.append(group_rig.writer, 20)
         two = company.join("two")
         with closing(two.reader):
             step_until(lambda: company.shares(one, two) == [3, 3], [one, two])
@@ -175,11 +174,11 @@ def test_the_partitions_of_a_static_member_wait_for_its_return(rig: Rig, fresh: 
         pytest.skip("this broker knows no static members")
     company = Company(rig.log, fresh)
     stays, leaves = company.join("stays", hold=True), company.join("leaves", hold=True)
-    with closing(stays.reader), closing(rig.log.writer()) as writer:
+    with closing(stays.reader):
         step_until(lambda: company.shares(stays, leaves) == [3, 3], [stays, leaves])
         held, kept = set(leaves.owned), set(stays.owned)
         leaves.reader.close()
-        company.append(writer, 10)
+        company.append(rig.writer, 10)
         for _ in range(50):
             stays.step()
         assert stays.owned == kept

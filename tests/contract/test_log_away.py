@@ -1,0 +1,120 @@
+"""All parts of the log while the broker is away, and after it has come back."""
+
+from __future__ import annotations
+
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.core.events import Assigned
+from common.core.spans import Span
+from common.errors import UnavailableError
+from common.ports import Bounds, Fetched
+from tests.contract.log_helpers import PATIENCE_S, eventually, everything, filled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.core.spans import Partition
+    from common.ports import LogRecord, StreamReader
+    from tests.contract.log_fixtures import Rig
+
+pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]
+
+
+@contextmanager
+def away(rig: Rig) -> Iterator[None]:
+    rig.go_away()
+    try:
+        yield
+    finally:
+        rig.come_back()
+
+
+def test_what_was_appended_while_the_broker_was_away_arrives_once(rig: Rig, fresh: str) -> None:
+    partition = filled(rig, fresh, 10)
+    offsets: list[int] = []
+    with closing(rig.log.writer()) as writer:
+        writer.append(fresh, b"10", on_delivered=offsets.append)
+        assert writer.flush(PATIENCE_S)
+        with away(rig):
+            for i in range(11, 500):
+                writer.append(fresh, b"%d" % i, on_delivered=offsets.append)
+            assert not writer.flush(0.2)
+            assert offsets == [10]
+        assert writer.flush(PATIENCE_S)
+    assert offsets == list(range(10, 500))
+    values = [record.value for record in everything(rig.log, partition)]
+    assert values == [b"%d" % i for i in range(500)]
+
+
+def test_readers_say_that_the_broker_is_away_and_go_on_after_it(rig: Rig, fresh: str) -> None:
+    partition = filled(rig, fresh, 10)
+    span = Span(*partition, 2, 8)
+    records: list[LogRecord] = []
+    with closing(rig.log.spans()) as spans, closing(rig.log.tail(partition, 10)) as tail:
+        assert spans.read(span, PATIENCE_S).offsets == list(range(2, 8))
+        assert tail.read(10, 0.05) == []
+
+        def arrived() -> bool:
+            try:
+                records.extend(tail.read(10, 0.1))
+            except UnavailableError:
+                return False  # "call again"
+            return bool(records)
+
+        with away(rig):
+            with pytest.raises(UnavailableError):
+                eventually(lambda: tail.read(10, 0.1))
+            with pytest.raises(UnavailableError):
+                spans.read(span, 0.2)
+            with pytest.raises(UnavailableError):
+                rig.log.bounds(partition)
+        assert spans.read(span, PATIENCE_S).offsets == list(range(2, 8))
+        eventually(lambda: rig.log.bounds(partition) == Bounds(0, 10))
+        rig.writer.append(fresh, b"10")
+        assert rig.writer.flush(PATIENCE_S)
+        eventually(arrived)
+    assert [record.offset for record in records] == [10]
+
+
+class Patient:
+    """A stream that is polled whatever the broker does, and placed where it stood."""
+
+    def __init__(self, reader: StreamReader) -> None:
+        self.offsets: list[int] = []
+        self._reader = reader
+
+    def found_nobody(self) -> bool:
+        """Poll once; whether the broker was away."""
+        try:
+            events = self._reader.poll(100, 0.1)
+        except UnavailableError:
+            return True
+        for event in events:
+            if isinstance(event, Fetched):
+                self.offsets += event.offsets
+            elif isinstance(event, Assigned):  # perhaps again: the group had forgotten us
+                self._reader.place(dict.fromkeys(event.partitions, len(self.offsets)))
+        return False
+
+    def has_read(self, partition: Partition, count: int) -> bool:
+        """Poll once; whether so many records have been read."""
+        self.found_nobody()
+        assert len(self.offsets) <= count, f"too many of {partition}"
+        return len(self.offsets) == count
+
+
+def test_a_stream_goes_on_after_the_broker_was_away(group_rig: Rig, fresh: str) -> None:
+    partition = filled(group_rig, fresh, 10)
+    with closing(group_rig.log.stream(f"{fresh}-group", [fresh], "alone")) as reader:
+        patient = Patient(reader)
+        eventually(lambda: patient.has_read(partition, 10))
+        with away(group_rig):
+            eventually(patient.found_nobody)
+        for i in range(10, 20):
+            group_rig.writer.append(fresh, b"%d" % i)
+        assert group_rig.writer.flush(PATIENCE_S)
+        eventually(lambda: patient.has_read(partition, 20))
+    assert patient.offsets == list(range(20))
