@@ -1,0 +1,263 @@
+"""How fast the whole pipeline is, over how fast plain PyTorch is on the same machine.
+
+    python load/pipeline.py                   # the CNN; exits 1 where the median is below 0.85
+    python load/pipeline.py --case logistic   # against one consumer that reads and decodes
+
+Blocks of reference and pipeline alternate. Whoever's turn it is not stands still: the baseline
+waits on a pipe, the job is paused and its processes are frozen, so that neither slows the other and
+none works ahead. A pipeline's block is counted from update to update in the audit trail, once every
+worker announces new batches again; as many batches wait in their hands at its start as at its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
+from common.connections import open_board, open_log
+from common.errors import UserError
+from common.job_task import codec_of
+from common.jobs import JobBook
+from load import report
+from load.backlog import partitions_for, produce
+from load.cases import CASES, find_records
+from load.processor import Block, Processor
+from load.reference import LoneReader, PlainLoops, Reference
+from load.stack import (
+    NotMeasuredError,
+    Servers,
+    Service,
+    await_until,
+    servers,
+    stop_all,
+)
+from load.updates import UpdatesMeter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.core.messages import UpdateApplied
+    from common.job import JobSpec
+
+_WORKERS = 2
+_TOPIC = "records"
+_REQUIRED = 0.85
+_QUIET_S = 0.5  # a paused job makes no update for so long: none is in flight
+_TIMEOUT_S = 60.0
+_WARM_S = 2.0  # of training before a block, after every worker has announced something new
+_RESERVE = 1.3  # a backlog is larger than needed by this, for a pipeline faster than its reference
+
+
+class Pipeline:
+    """The job on its processes, frozen except while it is measured.
+
+    Args:
+        on: The servers.
+        job: The job.
+        folder: For the services' logs.
+    """
+
+    def __init__(self, on: Servers, job: JobSpec, folder: Path) -> None:
+        self._log = open_log(on.settings, "load")
+        self._board = open_board(on.settings, job.name)
+        self._book = JobBook(self._log)
+        self._job = job.name
+        self._book.submit(job)
+        self.services = [
+            Service("coordinator", "coordinator", (), on.settings, folder),
+            *(
+                Service(f"worker-{n}", "worker", ("--job", job.name), on.settings, folder)
+                for n in range(_WORKERS)
+            ),
+        ]
+        self._pids = {service.name: service.pid for service in self.services} | on.pids
+        self._meter = UpdatesMeter(self._log, job.name)
+        self._warm()
+        self._rest()
+
+    def run(self, seconds: float) -> Block:
+        """Wake up, warm up, measure, and rest again."""
+        for service in self.services[1:]:
+            service.thaw()
+        await_until(lambda: len(self._board.alive()) == _WORKERS, _TIMEOUT_S, "workers alive")
+        self.services[0].thaw()
+        self._book.want(self._job, "running", "measured")
+        self._warm()
+        processor = Processor(self._pids)
+        pace = self._meter.measure(seconds)
+        block = Block(pace.samples_per_s, processor.cores())
+        self._rest()
+        return block
+
+    def close(self) -> None:
+        """End everything."""
+        stop_all(self.services)
+        self._meter.close()
+        self._book.close()
+
+    def _warm(self) -> None:
+        """Train until every worker has found its place again, then a little longer."""
+        standing = self._board.get_standing()
+        decided = standing.cpos if standing is not None else 0
+        still = {f"worker-{n}" for n in range(_WORKERS)}
+
+        def all_announce(update: UpdateApplied) -> bool:
+            still.difference_update(b.worker for b in update.batches if b.offset >= decided)
+            return not still
+
+        try:
+            self._meter.await_updates(all_announce, _TIMEOUT_S, "new batches of every worker")
+        except NotMeasuredError:
+            for service in self.services:
+                service.check()
+            raise
+        self._meter.measure(_WARM_S)
+
+    def _rest(self) -> None:
+        self._book.want(self._job, "paused", "the reference is measured")
+        self._meter.await_quiet(_QUIET_S, _TIMEOUT_S)
+        for service in self.services:
+            service.freeze()
+
+
+@dataclass
+class Pairs:
+    """Blocks side by side."""
+
+    reference: list[Block]
+    pipeline: list[Block]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of each pair, in records per second."""
+        pairs = zip(self.reference, self.pipeline, strict=True)
+        return [mine.records_per_s / other.records_per_s for other, mine in pairs]
+
+
+def measure(reference: Reference, pipeline: Pipeline, pairs: int, block_s: float) -> Pairs:
+    """Alternate; every other pair begins with the pipeline, so that a drift favours neither."""
+    found = Pairs([], [])
+    for number in range(pairs):
+        if number % 2:
+            found.pipeline.append(pipeline.run(block_s))
+            found.reference.append(reference.run(block_s))
+        else:
+            found.reference.append(reference.run(block_s))
+            found.pipeline.append(pipeline.run(block_s))
+        print(f"pair {number + 1}: ratio {found.ratios[-1]:.3f}", flush=True)
+    return found
+
+
+@contextmanager
+def set_up(given: argparse.Namespace, folder: Path) -> Iterator[tuple[Servers, Reference, JobSpec]]:
+    """Start the servers and the reference, and produce the backlog."""
+    case = CASES[given.case]
+    with servers(given.kafka, folder) as on:
+        log, job = open_log(on.settings, "load"), case.job(f"load-{case.name}", _TOPIC)
+        codec = codec_of(job)
+        values = codec.encode(find_records(case, given.data, seed=0))
+        reference: Reference
+        if case.name == "cnn":
+            reference = PlainLoops(case.name, given.data, _WORKERS)
+        else:
+            produce(log, "sample", 4, values, 20 * len(values))
+            reference = LoneReader(log, "sample", codec)
+        with closing(reference):
+            per_s = reference.run(min(given.block_seconds, 2.0)).records_per_s
+            trained_s = (given.pairs + 1) * (given.block_seconds + 2 * _WARM_S)
+            records = int(per_s * trained_s * _RESERVE)
+            print(f"{reference.name}: about {per_s:,.0f} records/s; backlog of {records:,} records")
+            embedded = given.kafka == "embedded"
+            partitions = partitions_for(values, records, embedded=embedded)
+            produce(log, _TOPIC, partitions, values, records)
+            yield on, reference, job
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--case", choices=CASES, default="cnn")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--block-seconds", type=float, default=10.0)
+    parser.add_argument("--kafka", default="apache", help="apache, embedded, or an address")
+    parser.add_argument("--data", type=Path, help="folder with MNIST; default: random images")
+    parser.add_argument("--json", type=Path, help="write the result here, key `ratio`")
+    parser.add_argument("--require", type=float, help="least median ratio; cnn: 0.85")
+    given = parser.parse_args(words)
+    if given.require is None:
+        given.require = _REQUIRED if given.case == "cnn" else 0.0
+    return given
+
+
+def main() -> int:
+    """Measure, report, judge."""
+    given = parse()
+    found_machine = report.machine()
+    with tempfile.TemporaryDirectory(prefix="doll-load-") as folder:
+        try:
+            with (
+                set_up(given, Path(folder)) as (on, reference, job),
+                closing(Pipeline(on, job, Path(folder))) as pipeline,
+            ):
+                pairs = measure(reference, pipeline, given.pairs, given.block_seconds)
+        except (NotMeasuredError, UserError) as error:
+            print(f"not measured: {error}", file=sys.stderr)
+            return 2
+    ratios = report.spread(pairs.ratios)
+    result: dict[str, Any] = {
+        "ratio": ratios["median"],
+        "required": given.require,
+        "ratios": pairs.ratios,
+        "spread": ratios,
+        "case": given.case,
+        "reference": reference.name,
+        "reference_blocks": [_as_data(block) for block in pairs.reference],
+        "pipeline_blocks": [_as_data(block) for block in pairs.pipeline],
+        "kafka": on.kafka,
+        "workers": _WORKERS,
+        "block_s": given.block_seconds,
+        "machine": found_machine,
+    }
+    _print(pairs, result, job)
+    report.write(given.json, result)
+    return 0 if ratios["median"] >= given.require else 1
+
+
+def _as_data(block: Block) -> dict[str, Any]:
+    return block._asdict() | {"cpu_us_per_record": block.cpu_us_per_record}
+
+
+def _print(pairs: Pairs, result: dict[str, Any], job: JobSpec) -> None:
+    sides = ((result["reference"], pairs.reference), ("the pipeline", pairs.pipeline))
+    rows = [_row(f"{name}, records/s", [b.records_per_s for b in side]) for name, side in sides]
+    rows += [
+        _row(f"{name}, CPU µs", [b.cpu_us_per_record for b in side], 1) for name, side in sides
+    ]
+    rows += [_row(f"{name}: others", [b.cores["others"] for b in side], 2) for name, side in sides]
+    rows.append(_row("ratio of each pair", pairs.ratios, 3))
+    title = (
+        f"{result['case']}: b={job.batch_size}, K={job.group_size}, {_WORKERS} workers of one"
+        f" thread; {result['kafka']}; {len(pairs.ratios)} pairs of {result['block_s']:g} s"
+    )
+    report.draw(title, ("", "min", "quartile", "median", "quartile", "max"), rows)
+    print("CPU µs: processor time per record; others: cores that other processes used meanwhile")
+    used = ", ".join(f"{name} {cores:.2f}" for name, cores in pairs.pipeline[-1].cores.items())
+    print(f"cores used in the pipeline's last block: {used}")
+    print(report.in_words(result["machine"]))
+    verdict = "" if result["ratio"] >= result["required"] else "FALLS SHORT: "
+    print(f"{verdict}median ratio {result['ratio']:.3f}, required {result['required']:.2f}")
+
+
+def _row(name: str, values: list[float], digits: int = 0) -> tuple[str, ...]:
+    return (name, *(f"{value:,.{digits}f}" for value in report.spread(values).values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

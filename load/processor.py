@@ -1,0 +1,63 @@
+"""Who used the processor meanwhile: the processes under test, others, or nobody."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Block(NamedTuple):
+    """One measured stretch of time."""
+
+    records_per_s: float
+    cores: dict[str, float]  # used by each process, by `others` and, `idle`, by nobody
+
+    @property
+    def cpu_us_per_record(self) -> float:
+        """Processor time that our processes spent on a record: it hardly feels a busy machine."""
+        ours = sum(self.cores.values()) - self.cores["others"] - self.cores["idle"]
+        return 1e6 * ours / self.records_per_s
+
+
+class Processor:
+    """Counts from when it is made.
+
+    Args:
+        pids: The processes under test, by name.
+    """
+
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        self._pids = pids
+        self._started = time.perf_counter()
+        self._own_s = {name: _used_s(pid) for name, pid in pids.items()}
+        self._busy_s, self._idle_s = _machine_s()
+
+    def cores(self) -> dict[str, float]:
+        """How many cores each process kept busy in the mean, and how many were left."""
+        seconds = time.perf_counter() - self._started
+        own = {name: _used_s(pid) - self._own_s[name] for name, pid in self._pids.items()}
+        busy_s, idle_s = _machine_s()
+        others = max(busy_s - self._busy_s - sum(own.values()), 0.0)
+        used = own | {"others": others, "idle": idle_s - self._idle_s}
+        return {name: used_s / seconds for name, used_s in used.items()}
+
+
+def _used_s(pid: int) -> float:
+    """Processor time of a process so far, all of its threads together."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(words[11]) + int(words[12])) / _TICKS_PER_S  # utime, stime
+
+
+def _machine_s() -> tuple[float, float]:
+    """Processor time of the whole machine so far: busy, idle. The hypervisor's is of the busy."""
+    words = Path("/proc/stat").read_text().partition("\n")[0].split()
+    user, nice, system, idle, waiting, interrupt, soft, stolen = map(int, words[1:9])
+    busy = user + nice + system + interrupt + soft + stolen
+    return busy / _TICKS_PER_S, (idle + waiting) / _TICKS_PER_S
