@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -158,3 +159,24 @@ class Outage:
         if self._reason:
             self._reason = ""
             self._logger.info(self._back)
+
+
+class StageTimes:
+    """Where a loop's time goes: a sum and a count for each stage, told once, when the loop ends.
+
+    Cheap enough to be always on: under a microsecond for each time that is added.
+    """
+
+    def __init__(self) -> None:
+        self._sums_s = dict[str, float]()
+        self._counts = dict[str, int]()
+
+    def add(self, stage: str, since: float) -> None:
+        """Count one pass of a stage that began at `since`, on the clock `perf_counter`."""
+        self._sums_s[stage] = self._sums_s.get(stage, 0.0) + perf_counter() - since
+        self._counts[stage] = self._counts.get(stage, 0) + 1
+
+    def tell(self, logger: EventLogger) -> None:
+        """Log `stage_times`: for each stage its passes, and the mean of one in milliseconds."""
+        means_ms = {f"{name}_ms": 1e3 * s / self._counts[name] for name, s in self._sums_s.items()}
+        logger.info("stage_times", **self._counts, **means_ms)

@@ -7,6 +7,7 @@ the job's one deciding thread; what it would have to wait for is done by threads
 from __future__ import annotations
 
 from queue import SimpleQueue
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,7 +20,7 @@ from common.core.snapshots import genesis
 from common.core.spans import Partition
 from common.errors import CorruptError, UnavailableError
 from common.saved import Saved
-from common.telemetry import Outage
+from common.telemetry import Outage, StageTimes
 from common.topics import control_topic, updates_topic
 from services.coordinator.dead_letters import DeadLetters
 from services.coordinator.readers import (
@@ -101,6 +102,7 @@ class Effects:
         self._control = Partition(control_topic(self._job), 0)
         self._letters = DeadLetters(log, logger)
         self._outage = Outage(logger, "board")
+        self._times = StageTimes()
         self._readers = list[Reader]()
         self._found = dict[tuple[int, int, int], bytes]()
         self._copy = b""
@@ -120,15 +122,18 @@ class Effects:
         self._store.close()
         self._writer.flush(FLUSH_S)
         self._writer.close()
+        self._times.tell(self._log)
 
     def do(self, command: CoordinatorCommand) -> Iterator[events.CoordinatorEvent]:
         """Carry out a command; yields what it brings about at once."""
+        started = perf_counter()
         try:
             yield from self._do(command)
             self._outage.over()
         except UnavailableError as error:
             # Whatever was lost on the board is asked for again: by a deadline, a tick, a lease.
             self._outage.met(error)
+        self._times.add(type(command).__name__, started)
 
     def _do(self, command: CoordinatorCommand) -> Iterator[events.CoordinatorEvent]:  # noqa: C901, PLR0912 -- one case per command
         match command:

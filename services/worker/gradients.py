@@ -6,6 +6,7 @@ is not in memory is read back from Kafka by its address and must give exactly it
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from common.core.messages import Failed, Gradient
@@ -13,7 +14,7 @@ from common.core.orders import Orders
 from common.errors import CorruptError, ExpiredError, UnavailableError
 from common.learning.errors import NotFiniteError, TaskError
 from common.learning.fields import Columns, concatenate
-from common.telemetry import Outage
+from common.telemetry import Outage, StageTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,6 +77,7 @@ class GradientDesk:
         self._orders = Orders(worker)
         self._loaded: ModelId | None = None
         self._board_outage = Outage(logger, "board")
+        self._times = StageTimes()
 
     def turn(self) -> None:
         """One turn of the loop: hear what is new, carry out one order."""
@@ -99,13 +101,16 @@ class GradientDesk:
     def close(self) -> None:
         """Let go of the reader."""
         self._spans.close()
+        self._times.tell(self._log)
 
     def _send(self, reply: Reply) -> None:
         """A reply that gets lost is asked for again, by the deadline of its round."""
+        started = perf_counter()
         try:
             self._board.push_reply(reply)
         except UnavailableError as error:
             self._board_outage.met(error)
+        self._times.add("push", started)
 
     def _carry_out(self, compute: Compute) -> Reply:
         try:
@@ -117,6 +122,7 @@ class GradientDesk:
             return Failed(self._id, compute.model, error.batches, error.reason, str(error))
 
     def _gradient(self, compute: Compute, rows: list[Columns]) -> Gradient:
+        started = perf_counter()
         try:
             result = self._computer.compute(rows)
         except (NotFiniteError, TaskError) as error:
@@ -124,6 +130,7 @@ class GradientDesk:
             blamed = compute.batches if at is None else compute.batches[at : at + 1]
             reason: FailedReason = "not_finite" if isinstance(error, NotFiniteError) else "raised"
             raise _NoGradientError(reason, blamed, str(error)) from error
+        self._times.add("gradient", started)
         return Gradient(
             worker=self._id,
             model=compute.model,
@@ -139,6 +146,7 @@ class GradientDesk:
         """Take over the model of a round, once."""
         if self._loaded == compute.model:
             return
+        started = perf_counter()
         weights = compute.weights
         if weights is None:
             try:
@@ -153,6 +161,7 @@ class GradientDesk:
         except CorruptError as error:
             raise _NoGradientError("model_missing", compute.batches, str(error)) from error
         self._loaded = compute.model
+        self._times.add("fetch", started)
 
     def _rows(self, batch: Batch) -> Columns:
         rows = self._cache.get(batch.address)

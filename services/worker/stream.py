@@ -6,7 +6,7 @@ out on Kafka and on the board.
 
 from __future__ import annotations
 
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 from common import wire
@@ -17,7 +17,7 @@ from common.core.messages import BatchReady, Skipped
 from common.core.worker import Worker
 from common.errors import UnavailableError
 from common.ports import Fetched, OutOfRange
-from common.telemetry import Outage
+from common.telemetry import Outage, StageTimes
 from common.topics import control_topic, group_name
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
-    from common.core.messages import WorkerId
+    from common.core.messages import Claim, WorkerId
     from common.core.settings import WorkerSettings
     from common.core.spans import Partition
     from common.learning.codecs import Codec
@@ -85,6 +85,7 @@ class Stream:
         self._kafka_outage = Outage(logger, "kafka")
         self._board_outage = Outage(logger, "board")
         self._delivered = list[tuple[int, int]]()
+        self._times = StageTimes()
 
     def turn(self) -> None:
         """One turn of the loop: due decisions, one poll, delivery reports."""
@@ -114,6 +115,7 @@ class Stream:
                 "announcements_unsent", reason="Kafka is away; their records are free"
             )
         self._writer.close()
+        self._times.tell(self._log)
 
     # --- what happens -------------------------------------------------------------------------
 
@@ -171,11 +173,7 @@ class Stream:
             case do.Announce(number, claim, counts):
                 if isinstance(claim, BatchReady) and claim.samples:
                     self._cache.put(claim.address, self._arrived.take(claim.address, counts))
-                self._writer.append(
-                    self._control,
-                    wire.encode_claim(claim),
-                    on_delivered=lambda offset: self._delivered.append((number, offset)),
-                )
+                self._announce(number, claim)
             case do.Place(positions):
                 placed = ",".join(f"{p}@{position}" for p, position in positions.items())
                 self._log.info("reading_from", positions=placed)
@@ -198,6 +196,15 @@ class Stream:
                 if positions != self._committed:
                     self._committed = positions
                     self._reader.commit(positions)
+
+    def _announce(self, number: int, claim: Claim) -> None:
+        started = perf_counter()
+
+        def delivered(offset: int) -> None:
+            self._times.add("indicator", started)
+            self._delivered.append((number, offset))
+
+        self._writer.append(self._control, wire.encode_claim(claim), on_delivered=delivered)
 
     def _look_at_standing(self) -> None:
         standing = self._board.get_standing()

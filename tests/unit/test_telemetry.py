@@ -5,12 +5,22 @@ from __future__ import annotations
 import io
 import json
 import logging
+from time import perf_counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.config import Settings
-from common.telemetry import Changes, EventLogger, JsonLines, Outage, TextLines, set_up_logging
+from common.telemetry import (
+    Changes,
+    EventLogger,
+    JsonLines,
+    Outage,
+    StageTimes,
+    TextLines,
+    set_up_logging,
+)
 
 
 def logger_to(
@@ -112,3 +122,15 @@ def test_an_outage_is_told_when_it_begins_changes_and_ends() -> None:
     outage.over()
     told = [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()]
     assert told == ["redis_away reason=refused", "redis_away reason=timeout", "redis_back"]
+
+
+def test_stage_times_are_told_as_counts_and_mean_milliseconds() -> None:
+    log, stream = logger_to(JsonLines())
+    times = StageTimes()
+    times.add("push", perf_counter() - 3600.0)
+    times.add("push", perf_counter() - 1800.0)
+    times.tell(log)
+    told = json.loads(stream.getvalue())
+    assert told["event"] == "stage_times"
+    assert told["push"] == 2
+    assert told["push_ms"] == pytest.approx(2_700_000.0, rel=0.1)  # of any machine's speed
