@@ -1,0 +1,177 @@
+"""A worker's orders carried out, on a log and a board in memory."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from common.core.messages import (
+    Batch,
+    Failed,
+    Gradient,
+    ModelId,
+    Order,
+    Reply,
+    Skipped,
+    TriggerId,
+    UpdateTrigger,
+    WorkerId,
+)
+from common.core.spans import Address, Partition, Span
+from common.learning.codecs import Codec, make_codec
+from common.learning.fields import Field
+from common.learning.gradients import GradientComputer
+from common.learning.tasks import build_model
+from common.telemetry import EventLogger
+from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.counting import CountingTask
+from common.testing.log import MemoryLog
+from services.worker.gradients import GradientDesk
+from services.worker.rows import BatchCache
+
+W = WorkerId("w1")
+MODEL = ModelId(3, 7)
+RECORDS = 10
+IDS = tuple(range(RECORDS))
+
+
+@dataclass
+class World:
+    """A desk and everything around it."""
+
+    log: MemoryLog
+    board: MemoryBoard
+    cache: BatchCache
+    desk: GradientDesk
+    codec: Codec
+
+    def order(self, *batches: Batch, number: int = 1, weights: bytes | None = None) -> Reply:
+        """Order a gradient, carry it out, and return what came of it."""
+        order = Order(W, batches)
+        self.board.post_trigger(UpdateTrigger(TriggerId(3, number), MODEL, (order,), weights))
+        self.desk.turn()
+        [reply] = self.board.pop_replies(3, 10, 1.0)
+        return reply
+
+
+def make_world(poison: int = -1) -> World:
+    log = MemoryLog()
+    log.create_topic("s", 1)
+    codec = make_codec("tensor", [Field("id", "int64")])
+    writer = log.writer()
+    for number, value in enumerate(codec.encode({"id": np.array(IDS)})):
+        writer.append("s", b"garbage" if number == 4 else value)
+    assert writer.flush(1.0)
+    board = MemoryBoard(MemoryRedis(lambda: 0.0), "job")
+    task = CountingTask(RECORDS, poison)
+    cache = BatchCache(1 << 20)
+    desk = GradientDesk(
+        W,
+        GradientComputer(task, build_model(task, 0), torch.device("cpu")),
+        codec=codec,
+        cache=cache,
+        spans=log.spans(),
+        board=board,
+        logger=EventLogger(logging.getLogger("test")),
+        wait=lambda _: None,
+    )
+    return World(log, board, cache, desk, codec)
+
+
+@pytest.fixture
+def world() -> World:
+    return make_world()
+
+
+def batch(start: int, end: int, samples: int | None = None, offset: int = 0) -> Batch:
+    address: Address = (Span("s", 0, start, end),)
+    skipped = (Skipped("s", 0, 4, "bad"),) if start <= 4 < end else ()
+    samples = end - start - len(skipped) if samples is None else samples
+    return Batch(offset, WorkerId("somebody"), address, samples, skipped)
+
+
+def publish(world: World) -> None:
+    world.board.put_model(MODEL, bytes(4 * RECORDS))
+
+
+def used(reply: Reply) -> list[int]:
+    assert isinstance(reply, Gradient)
+    return np.flatnonzero(reply.vector).tolist()
+
+
+def failure(reply: Reply) -> tuple[str, tuple[int, ...]]:
+    assert isinstance(reply, Failed)
+    return reply.reason, reply.batches
+
+
+def test_a_batch_that_is_not_in_memory_is_read_back_without_what_was_skipped(world: World) -> None:
+    publish(world)
+    reply = world.order(batch(2, 7))
+    assert used(reply) == [2, 3, 5, 6]
+    assert isinstance(reply, Gradient)
+    assert (reply.model, reply.batches, reply.samples) == (MODEL, (0,), 4)
+
+
+def test_a_batch_in_memory_is_not_read_again(world: World) -> None:
+    publish(world)
+    world.cache.put(batch(0, 2).address, {"id": np.array([8, 9])})
+    assert used(world.order(batch(0, 2))) == [8, 9]
+
+
+def test_all_batches_of_an_order_are_one_message(world: World) -> None:
+    publish(world)
+    reply = world.order(batch(0, 2, offset=5), batch(7, 9, offset=6))
+    assert used(reply) == [0, 1, 7, 8]
+    assert isinstance(reply, Gradient)
+    assert reply.batches == (5, 6)
+
+
+def test_a_small_model_travels_inside_the_trigger(world: World) -> None:
+    assert used(world.order(batch(0, 1), weights=bytes(4 * RECORDS))) == [0]
+
+
+def test_a_model_that_is_gone_or_torn_is_asked_for_again(world: World) -> None:
+    assert failure(world.order(batch(0, 2))) == ("model_missing", (0,))
+    world.board.put_model(MODEL, bytes(12))
+    assert failure(world.order(batch(0, 2), number=2)) == ("model_missing", (0,))
+    publish(world)
+    assert used(world.order(batch(0, 2), number=3)) == [0, 1]
+
+
+def test_what_retention_deleted_is_expired_and_the_rest_is_not_blamed(world: World) -> None:
+    publish(world)
+    world.log.expire(Partition("s", 0), 3)
+    assert failure(world.order(batch(5, 7, offset=1), batch(2, 4, offset=2))) == ("expired", (2,))
+
+
+def test_an_address_that_gives_other_samples_than_announced_is_unreadable(world: World) -> None:
+    publish(world)
+    assert failure(world.order(batch(0, 2, samples=1))) == ("unreadable", (0,))
+
+
+def test_a_batch_on_which_the_task_raises_is_named_alone() -> None:
+    world = make_world(poison=7)
+    publish(world)
+    assert failure(world.order(batch(0, 2, offset=1), batch(7, 8, offset=2))) == ("raised", (2,))
+
+
+def test_a_loss_that_is_not_finite_is_named_with_its_batch(world: World) -> None:
+    weights = np.zeros(RECORDS, np.float32)
+    weights[9] = np.inf
+    reply = world.order(batch(0, 2, offset=1), batch(9, 10, offset=2), weights=weights.tobytes())
+    assert failure(reply) == ("not_finite", (2,))
+
+
+def test_orders_that_were_not_begun_are_handed_back(world: World) -> None:
+    orders = (Order(W, (batch(0, 1, offset=1),)), Order(W, (batch(1, 2, offset=2),)))
+    publish(world)
+    world.board.post_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, orders))
+    world.desk.turn()
+    world.desk.hand_back()
+    gradient, left = world.board.pop_replies(3, 10, 1.0)
+    assert used(gradient) == [0]
+    assert failure(left) == ("leaving", (2,))
