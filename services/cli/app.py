@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from common.config import read_settings
 from common.errors import DollError, OutsideError, UserError
 from services.cli import audit, exits, job, model, produce
+from services.cli.demo.command import demo
 
 _SERVERS = " (is it running? choose another with --kafka, --redis or --blobs)"
 
@@ -66,6 +67,7 @@ def settings(
     context.obj = context.obj(read_settings({**os.environ, **chosen}))
 
 
+app.command()(demo)
 app.command()(produce.produce)
 app.command()(audit.audit)
 app.add_typer(job.app, name="job")

@@ -1,0 +1,119 @@
+"""`doll demo`: everything at once on one machine, with a preemption in the middle and a proof."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+from rich.console import Console
+
+from common.datasets.digits import load_digits
+from common.embedded.stack import EmbeddedStack
+from common.errors import UserError
+from services.cli import exits
+from services.cli.demo.judge import judge, test_model
+from services.cli.demo.plan import Plan
+from services.cli.demo.run import Demo
+from services.cli.demo.screen import Screen
+from services.cli.demo.summary import Summary, draw
+from services.cli.ending import Ending
+from services.cli.outside import outside_of
+
+if TYPE_CHECKING:
+    from common.config import Settings
+
+_SECONDS = 30.0
+# The embedded Kafka keeps 5 MB of a topic of one partition: more updates than these records make
+# (1.1 kB each) would not all be there for the proof.
+_MOST_EMBEDDED = 300_000
+
+
+def demo(  # noqa: PLR0913 -- the options of a command
+    context: typer.Context,
+    *,
+    out: Annotated[Path, typer.Option(help="For summary.json and logs.")] = Path("out/demo"),
+    seconds: Annotated[
+        float | None, typer.Option(min=1, help=f"How long to stream; {_SECONDS:g} unless said.")
+    ] = None,
+    records: Annotated[int | None, typer.Option(min=1, help="Or how much.")] = None,
+    rate: Annotated[float, typer.Option(min=1, help="Records per second.")] = 2000,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 3,
+    away: Annotated[float, typer.Option(min=0, help="Seconds until the worker is back.")] = 5,
+    kafka: Annotated[str, typer.Option(help="A Kafka to use: host:port.")] = "",
+    redis: Annotated[str, typer.Option(help="A Redis to use: redis://host:port.")] = "",
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, order and warps.")] = 0,
+) -> None:
+    """Train on a live stream, kill a worker half-way, prove that every record was used once.
+
+    Starts Kafka, Redis, a coordinator and workers on this machine; nothing is left running. Ends
+    with 0 if no record was lost or used twice, with 5 otherwise.
+
+    Example: [bold]doll demo --seconds 20 --workers 4[/]
+    """
+    began = monotonic()
+    if seconds is not None and records is not None:
+        raise UserError("--seconds and --records say the same: give one of them")
+    before = context.find_root().params  # `doll --kafka ADDRESS demo` means the same
+    kafka, redis = kafka or before["kafka"], redis or before["redis"]
+    total = records or int(rate * (seconds or _SECONDS))
+    if not kafka and total > _MOST_EMBEDDED:
+        raise UserError(
+            f"{total:,} records: the embedded Kafka keeps the proof of {_MOST_EMBEDDED:,};"
+            " give a real one with --kafka"
+        )
+    plan = Plan(
+        name=f"demo-{datetime.now(UTC):%m%d-%H%M%S}",
+        records=total,
+        rate_per_s=rate,
+        workers=workers,
+        seed=seed,
+        away_s=away,
+    )
+    logs = _emptied(out / "logs")
+    base = outside_of(context).settings
+    with Ending() as ending, EmbeddedStack(base, kafka=kafka, redis=redis) as stack:
+        summary = replace(
+            _perform(plan, stack.settings, logs, ending, began),
+            kafka=kafka or "embedded",
+            redis=_host(redis) if redis else "embedded",
+        )
+    summary = replace(summary, seconds=monotonic() - began)
+    (out / "summary.json").write_text(json.dumps(summary.as_data(), indent=2) + "\n")
+    console = Console(highlight=False)
+    console.print(draw(summary))
+    console.print(f"{out / 'summary.json'}, {logs}", style="dim", soft_wrap=True)
+    if not summary.sound:
+        raise typer.Exit(exits.AUDIT_BROKEN)
+
+
+def _perform(plan: Plan, settings: Settings, logs: Path, ending: Ending, began: float) -> Summary:
+    with (
+        Screen(Console(highlight=False), began) as screen,
+        Demo(plan, settings, logs, screen, ending) as demo,
+    ):
+        digits = load_digits()  # while the processes load torch
+        checkpoint = demo.run(digits.train)
+        return judge(demo, test_model(demo.spec, checkpoint, digits.held_out))
+
+
+def _emptied(logs: Path) -> Path:
+    """Make the folder of the logs; an earlier demo's go."""
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        for old in logs.glob("*.log"):
+            old.unlink()
+    except OSError as error:
+        raise UserError(f"{logs}: cannot be used for logs: {error}") from error
+    return logs
+
+
+def _host(url: str) -> str:
+    """What may be shown of a URL: it may hold a password."""
+    parts = urlsplit(url)
+    return parts.path if parts.hostname is None else f"{parts.hostname}:{parts.port or 6379}"

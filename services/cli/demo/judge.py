@@ -1,0 +1,74 @@
+"""The end of a demo: the model on digits that it has never seen, and the proof from Kafka."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common import topics
+from common.core.audit import audit
+from common.errors import CorruptError
+from common.saved import from_parts
+from common.wire import decode_audit, decode_claim
+from services.cli.demo.account import account
+from services.cli.demo.course import mean_accuracy
+from services.cli.demo.summary import Summary
+from services.cli.reading import read_decoded
+
+if TYPE_CHECKING:
+    from common.checkpoints import Checkpoint
+    from common.datasets.records import Records
+    from common.job import JobSpec
+    from services.cli.demo.run import Demo
+
+_BATCH = 512  # records per forward pass
+
+
+def test_model(spec: JobSpec, checkpoint: Checkpoint, held_out: Records) -> dict[str, float]:
+    """Mean loss and accuracy of a checkpoint's model.
+
+    Raises:
+        CorruptError: If the checkpoint holds no weights of this job.
+    """
+    # These bring torch, which takes seconds: not while the demo's processes load it too.
+    from common.job_task import task_of  # noqa: PLC0415 -- see above
+    from common.learning.checkpoint import unpack  # noqa: PLC0415 -- see above
+    from common.learning.evaluate import evaluate  # noqa: PLC0415 -- see above
+    from common.learning.parameters import FlatModel  # noqa: PLC0415 -- see above
+
+    weights = unpack(from_parts(checkpoint.parts).trainer)[0].get("weights")
+    if weights is None:
+        raise CorruptError("the checkpoint holds no weights")
+    task = task_of(spec, ())
+    return evaluate(task, FlatModel(task.build()), weights, held_out, _BATCH)
+
+
+def judge(demo: Demo, tested: dict[str, float]) -> Summary:
+    """Fold what Kafka holds, count every record, sum it all up.
+
+    Raises:
+        UnavailableError: If Kafka stops answering.
+    """
+    job = demo.plan.name
+    # Updates first: the claims that they are made of are then in the control topic for sure.
+    decided = read_decoded(demo.log, topics.updates_topic(job), decode_audit)
+    claimed = read_decoded(demo.log, topics.control_topic(job), decode_claim)
+    proof = audit(demo.first, claimed, decided)
+    updates = proof.updates
+    return Summary(
+        job=job,
+        account=account(proof, demo.first, demo.ends),
+        flaws=tuple(f"{flaw.kind}: {flaw.where}" for flaw in proof.flaws),
+        curve=tuple(mean_accuracy([update]) or 0.0 for update in updates),
+        updates=len(updates),
+        takeovers=max(0, proof.takeovers - 1),
+        updates_taken_back=proof.taken_back,
+        test_accuracy=tested["accuracy"],
+        test_loss=tested["loss"],
+        prequential_accuracy=mean_accuracy(updates) or 0.0,
+        prequential_accuracy_at_end=mean_accuracy(updates[-max(1, len(updates) // 10) :]) or 0.0,
+        samples_per_s=proof.trained / demo.streaming_s,
+        workers=demo.plan.workers,
+        preemptions=demo.cast.preemptions,
+        pause_after_preemption_s=demo.pause_s,
+        longest_pause_s=demo.course.longest_pause_s,
+    )

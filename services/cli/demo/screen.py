@@ -1,0 +1,120 @@
+"""What a demo shows while it runs: a live picture in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.console import Console
+
+_EVENTS_SHOWN = 6
+_PICTURE_EVERY_S = 0.25
+_LINE_EVERY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """The state of a demo at one moment; None is what nobody can say yet."""
+
+    phase: str
+    sent: int
+    total: int
+    updates: int
+    loss: float | None
+    accuracy: float | None
+    records_per_s: float
+    alive: int
+    workers: int
+    lag: int  # records sent and not yet trained
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Names and numbers, in the order that they are shown."""
+        return [
+            ("updates", f"{self.updates:,}"),
+            ("loss", _number(self.loss)),
+            ("accuracy", _number(self.accuracy)),
+            ("records/s", f"{self.records_per_s:,.0f}"),
+            ("workers", f"{self.alive}/{self.workers}"),
+            ("lag", f"{self.lag:,}"),
+        ]
+
+
+class Screen:
+    """Where a demo is shown; `show` may be called as often as one likes.
+
+    Args:
+        console: Where to draw.
+        began: On the clock from which the `now` of each call comes.
+    """
+
+    def __init__(self, console: Console, began: float) -> None:
+        self._console = console
+        self._began = began
+        self._events = deque[Text](maxlen=_EVENTS_SHOWN)
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._next_at = began
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def happened(self, what: str, now: float, style: str = "") -> None:
+        """Tell something that a person wants to know at once."""
+        line = Text.assemble((f"{now - self._began:6.1f} s  ", "dim"), (what, style))
+        self._events.append(line)
+        if self._live is None:
+            self._console.print(line, soft_wrap=True)
+        self._next_at = now
+
+    def quote(self, text: str) -> None:
+        """Print something as it is, to stay."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def show(self, glance: Glance, now: float) -> None:
+        """Draw the present, unless that was done a moment ago."""
+        if now < self._next_at:
+            return
+        if self._live is not None:
+            self._next_at = now + _PICTURE_EVERY_S
+            self._live.update(_picture(glance, list(self._events)), refresh=True)
+        else:
+            self._next_at = now + _LINE_EVERY_S
+            numbers = "  ".join(f"{name} {value}" for name, value in glance.pairs())
+            line = f"{now - self._began:6.1f} s  {glance.sent:,}/{glance.total:,} sent  {numbers}"
+            self._console.print(Text(line), soft_wrap=True)
+
+
+def _picture(glance: Glance, events: list[Text]) -> Group:
+    bar = Table.grid(padding=(0, 2))
+    bar.add_row(
+        Text(glance.phase, "bold"),
+        ProgressBar(total=max(glance.total, 1), completed=glance.sent, width=40),
+        f"{glance.sent:,} of {glance.total:,} records sent",
+    )
+    numbers = Table(*(name for name, _ in glance.pairs()), box=None, header_style="dim")
+    numbers.add_row(*(Text(value, "bold") for _, value in glance.pairs()))
+    return Group(bar, numbers, Text(), *events)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
