@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
 from common.connections import open_board, open_log
+from common.embedded.services import Service, stop_all
 from common.errors import UserError
 from common.job_task import codec_of
 from common.jobs import JobBook
@@ -33,17 +34,17 @@ from load.reference import LoneReader, PlainLoops, Reference
 from load.stack import (
     NotMeasuredError,
     Servers,
-    Service,
     await_until,
+    check,
+    freeze,
     servers,
-    stop_all,
+    thaw,
 )
 from load.updates import UpdatesMeter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.core.messages import UpdateApplied
     from common.job import JobSpec
 
 _WORKERS = 2
@@ -71,11 +72,8 @@ class Pipeline:
         self._job = job.name
         self._book.submit(job)
         self.services = [
-            Service("coordinator", "coordinator", (), on.settings, folder),
-            *(
-                Service(f"worker-{n}", "worker", ("--job", job.name), on.settings, folder)
-                for n in range(_WORKERS)
-            ),
+            Service("coordinator", "coordinator", on.settings, folder),
+            *(Service("worker", f"worker-{n}", on.settings, folder) for n in range(_WORKERS)),
         ]
         self._pids = {service.name: service.pid for service in self.services} | on.pids
         self._meter = UpdatesMeter(self._log, job.name)
@@ -85,9 +83,9 @@ class Pipeline:
     def run(self, seconds: float) -> Block:
         """Wake up, warm up, measure, and rest again."""
         for service in self.services[1:]:
-            service.thaw()
+            thaw(service)
         await_until(lambda: len(self._board.alive()) == _WORKERS, _TIMEOUT_S, "workers alive")
-        self.services[0].thaw()
+        thaw(self.services[0])
         self._book.want(self._job, "running", "measured")
         self._warm()
         processor = Processor(self._pids)
@@ -98,6 +96,8 @@ class Pipeline:
 
     def close(self) -> None:
         """End everything."""
+        for service in self.services:
+            thaw(service)
         stop_all(self.services)
         self._meter.close()
         self._book.close()
@@ -106,17 +106,11 @@ class Pipeline:
         """Train until every worker has found its place again, then a little longer."""
         standing = self._board.get_standing()
         decided = standing.cpos if standing is not None else 0
-        still = {f"worker-{n}" for n in range(_WORKERS)}
-
-        def all_announce(update: UpdateApplied) -> bool:
-            still.difference_update(b.worker for b in update.batches if b.offset >= decided)
-            return not still
-
         try:
-            self._meter.await_updates(all_announce, _TIMEOUT_S, "new batches of every worker")
+            workers = (service.name for service in self.services[1:])
+            self._meter.await_workers(workers, decided, _TIMEOUT_S)
         except NotMeasuredError:
-            for service in self.services:
-                service.check()
+            check(self.services)
             raise
         self._meter.measure(_WARM_S)
 
@@ -124,7 +118,7 @@ class Pipeline:
         self._book.want(self._job, "paused", "the reference is measured")
         self._meter.await_quiet(_QUIET_S, _TIMEOUT_S)
         for service in self.services:
-            service.freeze()
+            freeze(service)
 
 
 @dataclass

@@ -1,7 +1,7 @@
-"""The servers and services that a benchmark runs on, as processes of their own.
+"""The servers that a benchmark runs on, and the handling of its services.
 
-Real parts throughout: a broker, a redis-server, `services.coordinator` and `services.worker`, which
-are told nothing of being measured.
+Real parts throughout, as processes of their own: a broker, a redis-server, and services that are
+told nothing of being measured.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -19,14 +18,13 @@ from typing import TYPE_CHECKING
 from common.config import Settings
 from common.embedded.apache_kafka import ApacheKafka, resolve
 from common.embedded.kafka import EmbeddedKafka
-from common.embedded.process import Child
 from common.embedded.redis import EmbeddedRedis
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-_ROOT = Path(__file__).parents[1]
-_LEAVE_S = 25.0  # a worker may take 20 s for the gradient under way
+    from common.embedded.services import Service
+
 _LOOK_S = 0.02  # between looks at a condition
 
 
@@ -56,61 +54,26 @@ class Servers:
     pids: dict[str, int] = field(default_factory=dict)  # of those that we started
 
 
-class Service:
-    """One coordinator or worker.
+def freeze(service: Service) -> None:
+    """Let a service do nothing at all until `thaw`."""
+    os.kill(service.pid, signal.SIGSTOP)
 
-    Args:
-        name: Under which it goes.
-        service: Which of `services`.
-        arguments: Of its command line, besides the name.
-        settings: Its environment.
-        folder: Its log goes there.
+
+def thaw(service: Service) -> None:
+    """Let a service go on, if it is frozen."""
+    os.kill(service.pid, signal.SIGCONT)
+
+
+def check(services: Iterable[Service]) -> None:
+    """Make sure that services still run.
+
+    Raises:
+        NotMeasuredError: If one has ended; quotes its last words.
     """
-
-    def __init__(
-        self, name: str, service: str, arguments: tuple[str, ...], settings: Settings, folder: Path
-    ) -> None:
-        self.name = name
-        self.log = folder / f"{name}.log"
-        # The services of this checkout, wherever we were started.
-        environment = os.environ | settings.environ() | {"PYTHONPATH": str(_ROOT)}
-        command = [sys.executable, "-m", f"services.{service}", "--name", name, *arguments]
-        self._child = Child(command, self.log, environment)
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._child.pid
-
-    def check(self) -> None:
-        """Make sure that it still runs.
-
-        Raises:
-            NotMeasuredError: If not; quotes its last words.
-        """
-        if not self._child.running():
-            words = self.log.read_text(errors="replace")[-1500:]
-            raise NotMeasuredError(f"{self.name} has ended: {words}")
-
-    def freeze(self) -> None:
-        """Let it do nothing at all until `thaw`."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        os.kill(self.pid, signal.SIGCONT)
-
-    def stop(self) -> None:
-        """End it in order, also where it is frozen."""
-        if self._child.running():
-            self.thaw()
-        self._child.stop(_LEAVE_S)
-
-
-def stop_all(services: list[Service]) -> None:
-    """End services, the last one first."""
-    for service in reversed(services):
-        service.stop()
+    for service in services:
+        if service.exit_code is not None:
+            words = service.last_words()
+            raise NotMeasuredError(f"{service.name} ended with {service.exit_code}: {words}")
 
 
 @contextmanager

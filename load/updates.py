@@ -12,7 +12,7 @@ from common.topics import updates_topic
 from load.stack import NotMeasuredError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
 
     from common.ports import Log
 
@@ -68,21 +68,25 @@ class UpdatesMeter:
             if time.monotonic() > deadline:
                 raise NotMeasuredError(f"{self._job} did not come to rest in {timeout_s:g} s")
 
-    def await_updates(
-        self, enough: Callable[[UpdateApplied], bool], timeout_s: float, what: str
-    ) -> None:
-        """Read on until an update satisfies a condition, which is asked about every one.
+    def await_workers(self, names: Iterable[str], decided: int, timeout_s: float) -> None:
+        """Read on until every worker's batches have been used that came after some point.
+
+        Args:
+            names: The workers.
+            decided: Control offset; earlier batches do not matter.
+            timeout_s: How long to wait.
 
         Raises:
-            NotMeasuredError: If none came in time.
+            NotMeasuredError: If it took longer; names the workers.
         """
         deadline = time.monotonic() + timeout_s
-        found = False
-        while not found:
+        still = set(names)
+        while still:
             for update in self._read():
-                found = enough(update) or found
-            if not found and time.monotonic() > deadline:
-                raise NotMeasuredError(f"{self._job}: waited {timeout_s:g} s in vain: {what}")
+                still.difference_update(b.worker for b in update.batches if b.offset >= decided)
+            if still and time.monotonic() > deadline:
+                missing = ", ".join(sorted(still))
+                raise NotMeasuredError(f"{self._job}: no batch of {missing} in {timeout_s:g} s")
 
     def measure(self, seconds: float) -> Pace:
         """Count from the next update on, which is not counted itself.

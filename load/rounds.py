@@ -1,0 +1,277 @@
+"""How many updates per second the protocol makes with gradients of no cost, and where time goes.
+
+    python load/rounds.py     # exits 1 below 200 updates/s with the tiny model and 4 workers
+
+Real coordinator and worker processes, K=20, batches of one record from a prepared backlog. Each
+service tells at its end how long its stages took in the mean; what a round took besides is in
+transit: messages on their way through Redis, threads waiting for the processor, decisions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
+from common.connections import open_log
+from common.embedded.services import Service, stop_all
+from common.errors import UserError
+from common.job import job_from_json
+from common.job_file import as_json
+from common.jobs import JobBook
+from common.testing.costless import ENTRYPOINT
+from load import report
+from load.backlog import produce
+from load.processor import Processor
+from load.stack import NotMeasuredError, Servers, await_until, check, servers
+from load.updates import Pace, UpdatesMeter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from common.job import JobSpec
+    from common.ports import Log
+
+_TOPIC = "records"
+_PARTITIONS = 20  # one at least for each worker of the largest scenario
+_GROUP_SIZE = 20  # K
+_WAITING = 200  # batches that a worker may hold: none waits for the standing to look again
+_TINY, _MEGABYTE = 100, 250_000  # weights, float32
+_REQUIRED_PER_S = 200.0
+_PER_S = 1_000  # updates per second that a backlog lasts for
+_WARM_S = 1.0
+_TIMEOUT_S = 60.0
+_END_S = 30.0
+
+
+class Scenario(NamedTuple):
+    """One job to measure."""
+
+    name: str
+    weights: int
+    workers: int
+    required_per_s: float = 0.0
+
+    def job(self) -> JobSpec:
+        """The job."""
+        return job_from_json(
+            as_json(
+                {
+                    "name": self.name,
+                    "streams": [_TOPIC],
+                    "records": {"codec": "tensor", "fields": {"x": {"dtype": "float32"}}},
+                    "task": {"entrypoint": ENTRYPOINT, "weights": self.weights},
+                    "batch_size": 1,
+                    "group_size": _GROUP_SIZE,
+                    "waiting_batches": _WAITING,
+                    "optimizer": {"name": "sgd", "learning_rate": 1e-6},
+                }
+            )
+        )
+
+
+# By number of workers: they are started once and more join later, as 20 take a while to load torch.
+SCENARIOS = (
+    Scenario("megabyte-2", _MEGABYTE, 2),
+    Scenario("tiny-4", _TINY, 4, _REQUIRED_PER_S),
+    Scenario("megabyte-8", _MEGABYTE, 8),
+    Scenario("megabyte-20", _MEGABYTE, 20),
+)
+
+# Where each stage of a round is told: an event's field, and the service that logs it. Per round
+# there is one of each, but K of `sum` at most: one per order, a worker's part of a round.
+STAGES = {
+    "indicator": ("indicator", "worker"),
+    "trigger": ("PostTrigger", "coordinator"),
+    "fetch": ("fetch", "worker"),
+    "gradient": ("gradient", "worker"),
+    "push": ("push", "worker"),
+    "sum": ("AddGradient", "coordinator"),
+    "step": ("Apply", "coordinator"),
+    "audit": ("AppendAudit", "coordinator"),
+    "publish": ("PublishModel", "coordinator"),
+}
+
+
+class Measured(NamedTuple):
+    """What one scenario gave."""
+
+    scenario: Scenario
+    pace: Pace
+    stages_ms: dict[str, float]  # mean of one pass; `sum` is that of all orders of a round
+    cores: dict[str, float]
+
+    @property
+    def transit_ms(self) -> float:
+        """What a round took besides its stages; the indicator is not in its way."""
+        stages = sum(ms for stage, ms in self.stages_ms.items() if stage != "indicator")
+        return 1e3 / self.pace.updates_per_s - stages
+
+    def as_data(self) -> dict[str, Any]:
+        """For the JSON file."""
+        return {
+            **self.scenario._asdict(),
+            "updates_per_s": self.pace.updates_per_s,
+            "round_ms": 1e3 / self.pace.updates_per_s,
+            "stages_ms": self.stages_ms | {"transit": self.transit_ms},
+            "cores": self.cores,
+        }
+
+
+class Fleet:
+    """A coordinator, and as many workers as the scenarios have needed so far."""
+
+    def __init__(self, on: Servers, folder: Path) -> None:
+        self._on = on
+        self._folder = folder
+        self.coordinator = Service("coordinator", "coordinator", on.settings, folder)
+        self.workers = list[Service]()
+
+    @property
+    def services(self) -> list[Service]:
+        """All of them."""
+        return [self.coordinator, *self.workers]
+
+    def pids(self) -> dict[str, int]:
+        """Process ids, by name."""
+        return {service.name: service.pid for service in self.services} | self._on.pids
+
+    def grow(self, workers: int) -> None:
+        """Start workers until there are so many; each takes whatever job there is."""
+        for number in range(len(self.workers), workers):
+            worker = Service("worker", f"worker-{number}", self._on.settings, self._folder)
+            self.workers.append(worker)
+
+    def stage_times(self, job: str) -> dict[str, list[dict[str, Any]]]:
+        """What each kind of service has told of a job."""
+        kinds = {"coordinator": [self.coordinator], "worker": self.workers}
+        return {
+            kind: [entry for service in services for entry in _told(service, job)]
+            for kind, services in kinds.items()
+        }
+
+    def close(self) -> None:
+        """End all."""
+        stop_all(self.services)
+
+
+def measure(scenario: Scenario, fleet: Fleet, log: Log, seconds: float) -> Measured:
+    """Run one scenario from its job's submission to its end."""
+    fleet.grow(scenario.workers)
+    with closing(JobBook(log)) as book:
+        job = book.submit(scenario.job()).spec.name
+        with closing(UpdatesMeter(log, job)) as meter:
+            try:
+                still = {worker.name for worker in fleet.workers}
+                meter.await_workers(still, 0, _TIMEOUT_S)
+            except NotMeasuredError:
+                check(fleet.services)
+                raise
+            meter.measure(_WARM_S)
+            processor = Processor(fleet.pids())
+            pace = meter.measure(seconds)
+            cores = processor.cores()
+        book.want(job, "stopped", "measured")
+
+    def all_told() -> bool:
+        told = fleet.stage_times(job)
+        return len(told["coordinator"]) == 1 and len(told["worker"]) == 2 * scenario.workers
+
+    await_until(all_told, _END_S, f"all services tell of {job}")
+    return Measured(scenario, pace, _stages_ms(fleet.stage_times(job)), _summed(cores))
+
+
+def _told(service: Service, job: str) -> list[dict[str, Any]]:
+    lines = service.log.read_text(errors="replace").splitlines()
+    entries = [json.loads(line) for line in lines if '"stage_times"' in line]
+    return [entry for entry in entries if entry.get("job") == job]
+
+
+def _stages_ms(told: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    found = dict[str, float]()
+    for stage, (field, kind) in STAGES.items():
+        entries = [entry for entry in told[kind] if field in entry]
+        passes = sum(entry[field] for entry in entries)
+        total_ms = sum(entry[field] * entry[f"{field}_ms"] for entry in entries)
+        found[stage] = total_ms / passes if passes else 0.0
+    [leader] = told["coordinator"]
+    found["sum"] *= leader["AddGradient"] / leader["Apply"]
+    return found
+
+
+def _summed(cores: dict[str, float]) -> dict[str, float]:
+    """All workers as one."""
+    workers = sum(used for name, used in cores.items() if name.startswith("worker-"))
+    others = {name: used for name, used in cores.items() if not name.startswith("worker-")}
+    return {"workers": workers, **others}
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    names = [scenario.name for scenario in SCENARIOS]
+    parser.add_argument("--seconds", type=float, default=10.0, help="per scenario")
+    parser.add_argument("--kafka", default="apache", help="apache, embedded, or an address")
+    parser.add_argument("--only", choices=names, nargs="+", default=names)
+    parser.add_argument("--json", type=Path, help="write the result here")
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    """Measure, report, judge."""
+    given = parse()
+    found_machine, found = report.machine(), list[Measured]()
+    with tempfile.TemporaryDirectory(prefix="doll-load-") as name:
+        folder = Path(name)
+        try:
+            with servers(given.kafka, folder, tasks=(ENTRYPOINT,)) as on:
+                log = open_log(on.settings, "load")
+                values = [bytes(4)]  # a zero, float32
+                backlog = int(_PER_S * (given.seconds + 2 * _WARM_S) * _GROUP_SIZE)
+                produce(log, _TOPIC, _PARTITIONS, values, backlog)
+                with closing(Fleet(on, folder)) as fleet:
+                    for scenario in (each for each in SCENARIOS if each.name in given.only):
+                        found.append(measure(scenario, fleet, log, given.seconds))
+                        print(
+                            f"{scenario.name}: {found[-1].pace.updates_per_s:,.0f} updates/s",
+                            flush=True,
+                        )
+        except (NotMeasuredError, UserError) as error:
+            print(f"not measured: {error}", file=sys.stderr)
+            return 2
+    short = [m for m in found if m.pace.updates_per_s < m.scenario.required_per_s]
+    _print(found, on.kafka, given.seconds)
+    print(report.in_words(found_machine))
+    for measured in short:
+        required = measured.scenario.required_per_s
+        print(f"FALLS SHORT: {measured.scenario.name}, required {required:.0f} updates/s")
+    result = {
+        "kafka": on.kafka,
+        "machine": found_machine,
+        "scenarios": [measured.as_data() for measured in found],
+    }
+    report.write(given.json, result)
+    return 1 if short else 0
+
+
+def _print(found: list[Measured], kafka: str, seconds: float) -> None:
+    columns = ("", *(measured.scenario.name for measured in found))
+    rows = [
+        ("updates/s", *(f"{m.pace.updates_per_s:,.0f}" for m in found)),
+        ("round, ms", *(f"{1e3 / m.pace.updates_per_s:.2f}" for m in found)),
+        *((f"  {stage}", *(f"{m.stages_ms[stage]:.2f}" for m in found)) for stage in STAGES),
+        ("  transit", *(f"{m.transit_ms:.2f}" for m in found)),
+        *((f"cores: {name}", *(f"{m.cores[name]:.2f}" for m in found)) for name in found[0].cores),
+    ]
+    title = f"Rounds of K={_GROUP_SIZE}, gradients of no cost; {kafka}; {seconds:g} s each"
+    report.draw(title, columns, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
