@@ -127,7 +127,9 @@ def _coordinate(name: str, settings: Settings, stopping: threading.Event) -> Non
         try:
             if jobs is None or book is None:
                 log = open_log(settings, name)
-                jobs, book = Jobs(name, settings, log, logger), JobBook(log)
+                found = JobBook(log)
+                found.read()  # all of it: by its first records alone, a stopped job seems to run
+                jobs, book = Jobs(name, settings, log, logger), found
             jobs.follow(book.refresh(JOBS_S))
             outage.over()
         except UnavailableError as error:

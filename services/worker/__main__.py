@@ -46,12 +46,14 @@ class Watch:
     def find(self, settings: Settings) -> JobSpec | None:
         """The job to work for, once there is one; None when the process is told to end."""
         while not self._leaving.is_set():
-            jobs = self._book.refresh(JOBS_S)
+            # All of the topic: by its first records alone, a job that was stopped seems to run.
+            jobs = self._book.read()
             running = [r.spec for r in jobs.values() if r.wanted != "stopped"]
             if self._job is not None:
                 running = [spec for spec in running if spec.name == self._job]
             if running:
                 return min(running, key=lambda spec: len(open_board(settings, spec.name).alive()))
+            self._leaving.wait(JOBS_S)
         return None
 
     def goes_on(self, job: str) -> bool:

@@ -10,8 +10,6 @@ from common.job import parse_job
 if TYPE_CHECKING:
     from common.job import JobSpec
 
-PARTITIONS = 2  # of each of the two topics
-
 # Two topics of 8x8 images. 128 records per update and this rate reach 0.98 to 0.99 on held-out
 # digits within 60,000 warped records (0.97 to 0.98 at half the learning rate). A checkpoint every
 # few seconds lets `settled` follow the stream, by which the producer holds back.
@@ -45,6 +43,11 @@ class Plan:
     workers: int
     seed: int
     away_s: float  # how long the preempted worker is gone
+
+    @property
+    def partitions(self) -> int:
+        """Of each topic: some brokers deal out each topic apart, and nobody shall be left out."""
+        return self.workers
 
     def job(self) -> JobSpec:
         """The job's specification."""

@@ -17,7 +17,6 @@ from services.cli import sources
 from services.cli.demo.cast import Cast
 from services.cli.demo.course import mean_accuracy, mean_loss
 from services.cli.demo.observer import Observer
-from services.cli.demo.plan import PARTITIONS
 from services.cli.demo.screen import Glance
 from services.cli.producing import send_all
 from services.cli.schedule import Schedule
@@ -64,7 +63,7 @@ class Demo:
         self.spec = plan.job()
         self.log = open_log(settings, "demo")
         for stream in self.spec.streams:
-            self.log.create_topic(stream, PARTITIONS)
+            self.log.create_topic(stream, plan.partitions)
         self._book = JobBook(self.log)
         self.first = self._book.submit(self.spec).first
         self.ends: Positions = dict(self.first)  # after the last record produced

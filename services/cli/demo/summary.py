@@ -105,9 +105,7 @@ def thinned(values: Sequence[float], width: int) -> list[float]:
     """Means of neighbours, at most `width` of them."""
     count = min(width, len(values))
     edges = [index * len(values) // count for index in range(count + 1)] if count else [0]
-    return [
-        sum(values[start:end]) / (end - start) for start, end in zip(edges, edges[1:], strict=False)
-    ]
+    return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
 
 
 def _several(counts: Account) -> str:
