@@ -41,9 +41,7 @@ class Service:
         self.name = name
         self.log = logs / f"{name}.log"
         self._command = (sys.executable, "-m", f"services.{kind}", "--name", name, *arguments)
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
-        path = os.pathsep.join(filter(None, (str(_ROOT), inherited.get("PYTHONPATH"))))
-        self._environment = {**inherited, "PYTHONPATH": path, **settings.environ()}
+        self._environment = environment_of(settings)
         self._child = self._started()
 
     @property
@@ -86,3 +84,10 @@ def stop_all(services: Sequence[Service]) -> None:
         service.ask_to_end()
     for service in services:
         service.stop()
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """The environment of a process of ours: this one's, but with these settings and no others."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
+    path = os.pathsep.join(filter(None, (str(_ROOT), inherited.get("PYTHONPATH"))))
+    return {**inherited, "PYTHONPATH": path, **settings.environ()}

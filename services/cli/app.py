@@ -16,8 +16,9 @@ from typer.core import TyperGroup
 
 from common.config import read_settings
 from common.errors import DollError, OutsideError, UserError
-from services.cli import audit, exits, job, model, produce
+from services.cli import audit, exits, job, model, produce, serve
 from services.cli.demo.command import demo
+from services.cli.up import up
 
 _SERVERS = " (is it running? choose another with --kafka, --redis or --blobs)"
 
@@ -68,7 +69,10 @@ def settings(
 
 
 app.command()(demo)
+app.command()(up)
 app.command()(produce.produce)
 app.command()(audit.audit)
 app.add_typer(job.app, name="job")
 app.add_typer(model.app, name="model")
+app.command(context_settings=serve.AS_GIVEN)(serve.worker)
+app.command(context_settings=serve.AS_GIVEN)(serve.coordinator)

@@ -26,7 +26,6 @@ class Summary:
     job: str
     account: Account
     flaws: tuple[str, ...]
-    curve: tuple[float, ...]  # prequential accuracy of each update
     updates: int
     takeovers: int
     updates_taken_back: int
@@ -42,6 +41,7 @@ class Summary:
     kafka: str = ""
     redis: str = ""
     seconds: float = 0.0  # the whole command
+    curve: tuple[float, ...] = ()  # prequential accuracy of each update
 
     @property
     def sound(self) -> bool:
@@ -53,7 +53,8 @@ class Summary:
         data = asdict(self)
         for name, count in data.pop("account").items():
             data[f"records_{name}"] = count
-        data["curve"] = [round(value, 4) for value in thinned(self.curve, _CURVE_WIDTH)]
+        curve = data.pop("curve")
+        data["curve"] = [round(value, 4) for value in thinned(curve, _CURVE_WIDTH)]
         return {
             name: round(value, 4) if isinstance(value, float) else value
             for name, value in data.items()

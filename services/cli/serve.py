@@ -1,0 +1,30 @@
+"""`doll worker` and `doll coordinator`: the services, with the settings of the command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+import typer  # noqa: TC002 -- typer reads it when run
+
+from common.embedded.services import environment_of
+from services.cli.outside import outside_of
+
+# What follows the command is the service's own, `--help` too.
+AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def worker(context: typer.Context) -> None:
+    """Run one worker in this process: see `doll worker --help`."""
+    _become("worker", context)
+
+
+def coordinator(context: typer.Context) -> None:
+    """Run one coordinator in this process: see `doll coordinator --help`."""
+    _become("coordinator", context)
+
+
+def _become(service: str, context: typer.Context) -> NoReturn:
+    command = [sys.executable, "-m", f"services.{service}", *context.args]
+    os.execve(sys.executable, command, environment_of(outside_of(context).settings))  # noqa: S606 -- our own program, no shell

@@ -1,0 +1,116 @@
+"""`doll up`: Kafka, Redis, storage and the services on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from common.embedded.services import Service, stop_all
+from common.embedded.stack import EmbeddedStack
+from common.errors import DollError, UserError
+from services.cli.ending import Ending
+from services.cli.outside import outside_of
+
+if TYPE_CHECKING:
+    from common.config import Settings
+
+_LOOK_S = 0.2  # between looks at the processes
+_SHORTEST_LIFE_S = 10.0  # one that ends sooner after its start would only do so again
+_SHOWN = ("DOLL_KAFKA", "DOLL_KAFKA_GROUP_PROTOCOL", "DOLL_REDIS", "DOLL_BLOBS")
+
+
+def up(
+    context: typer.Context,
+    *,
+    workers: Annotated[int, typer.Option(min=0, help="Processes.")] = 2,
+    directory: Annotated[
+        Path | None, typer.Option(help="For storage and logs; a temporary one unless said.")
+    ] = None,
+    kafka_real: Annotated[
+        bool, typer.Option("--kafka-real", help="Apache Kafka itself; needs Java and Maven.")
+    ] = False,
+) -> None:
+    """Run everything on this machine until Ctrl-C; workers take up whatever job is submitted.
+
+    Prints what other terminals must know, and writes it to DIRECTORY/environment.
+
+    Example: [bold]doll up --workers 3 --directory out/up[/]
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    base = outside_of(context).settings
+    with Ending() as ending, ExitStack() as parts:
+        if directory is None:
+            folder = tempfile.TemporaryDirectory(prefix="doll-up-")
+            directory = Path(parts.enter_context(folder))
+        logs = _made(directory / "logs")
+        address = ""
+        if kafka_real:
+            # Its own import: nobody else needs the admin client.
+            from common.embedded.apache_kafka import ApacheKafka, resolve  # noqa: PLC0415 -- above
+
+            broker = ApacheKafka(resolve(), (directory / "kafka").absolute())
+            address = parts.enter_context(broker).settings.bootstrap
+            base = base.model_copy(update={"kafka_group_protocol": "consumer"})
+        stack = EmbeddedStack(base, kafka=address, blobs=directory / "blobs")
+        settings = parts.enter_context(stack).settings
+        environment = directory / "environment"
+        environment.write_text(exports(settings))
+        console.print("Kafka, Redis and storage are up. In another terminal:\n")
+        console.print(exports(settings), style="bold", markup=False)
+        console.print(f"or: . {environment}")
+        services = _start(settings, workers, logs)
+        parts.callback(stop_all, services)
+        console.print(f"1 coordinator and {workers} workers, logs in {logs}; Ctrl-C ends all")
+        _tend(services, ending, console)
+
+
+def exports(settings: Settings) -> str:
+    """What a shell needs to find the servers of these settings."""
+    variables = settings.environ()
+    return "".join(
+        f"export {name}={shlex.quote(variables[name])}\n" for name in _SHOWN if name in variables
+    )
+
+
+def _start(settings: Settings, workers: int, logs: Path) -> list[Service]:
+    own = settings.model_copy(update={"threads": 1})
+    names = [f"worker-{number}" for number in range(1, workers + 1)]
+    return [
+        Service("coordinator", "coordinator-1", own, logs),
+        *(Service("worker", name, own, logs) for name in names),
+    ]
+
+
+def _tend(services: list[Service], ending: Ending, console: Console) -> None:
+    """Start again whatever ends, until this process is asked to end.
+
+    Raises:
+        DollError: If one ends again and again.
+    """
+    started = dict.fromkeys(services, time.monotonic())
+    while not ending.asked:
+        time.sleep(_LOOK_S)
+        for service, at in started.items():
+            if service.exit_code is None:
+                continue
+            console.print(f"{service.name} ended with status {service.exit_code}", style="red")
+            if time.monotonic() < at + _SHORTEST_LIFE_S:
+                console.print(service.last_words(), markup=False)
+                raise DollError(f"{service.name} cannot go on; all it said is in {service.log}")
+            service.restart()
+            started[service] = time.monotonic()
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made: {error}") from error
+    return folder
