@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import base64
 import fcntl
-import os
 import shutil
 import socket
 import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -188,8 +188,10 @@ class ApacheKafka:
         )
 
     def _format(self) -> None:
+        if (self._data / "log" / "meta.properties").exists():
+            return  # it has served before
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        command = self._java("kafka.tools.StorageTool", "format", "--ignore-formatted")
+        command = self._java("kafka.tools.StorageTool", "format")
         command += ["-t", cluster, "-c", str(self._data / "server.properties")]
         ended = subprocess.run(  # noqa: S603 -- our own command line, no shell
             command, capture_output=True, text=True, check=False
@@ -242,13 +244,13 @@ def main() -> None:
     arguments.add_argument("--data", type=Path, required=True, help="folder to keep its logs in")
     arguments.add_argument("--port", type=int, default=9092)
     given = arguments.parse_args()
-    with ApacheKafka(resolve(), given.data.absolute(), given.port) as kafka:
+    with (
+        suppress(KeyboardInterrupt),
+        ApacheKafka(resolve(), given.data.absolute(), given.port) as kafka,
+    ):
         sys.stdout.write(f"Kafka is at {kafka.settings.bootstrap}; Ctrl-C ends it\n")
         sys.stdout.flush()
-        try:
-            kafka.await_end()
-        except KeyboardInterrupt:
-            sys.stdout.write(os.linesep)
+        kafka.await_end()
 
 
 def _free_port() -> int:

@@ -128,7 +128,10 @@ class Complaints:
 
 
 def consume(
-    client: Consumer, max_records: int, timeout_s: float, happened: Callable[[], bool]
+    client: Consumer,
+    max_records: int,
+    timeout_s: float,
+    happened: Callable[[], bool] | None = None,
 ) -> list[Record]:
     """Wait for the first message, then take what else is there; the library would wait for all.
 
@@ -140,11 +143,11 @@ def consume(
     """
     messages = client.consume(max_records, 0)
     deadline = time.monotonic() + timeout_s
-    while not messages and not happened():
+    while not messages and not (happened and happened()):
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             break
-        messages = client.consume(1, min(left_s, _SLICE_S))
+        messages = client.consume(1, min(left_s, _SLICE_S) if happened else left_s)
         if messages and max_records > 1:
             messages += client.consume(max_records - 1, 0)
     return cast("list[Record]", messages)

@@ -44,6 +44,7 @@ class KafkaSpanReader:
             "enable.partition.eof": True,
         }
         self._client = Consumer(properties)
+        self._met = set[str]()  # topics that the client knows
 
     def read(self, span: Span, timeout_s: float) -> Fetched:
         """See the port.
@@ -57,6 +58,7 @@ class KafkaSpanReader:
         deadline = time.monotonic() + timeout_s
         cursor = Cursor(span.place, span.start)
         records: list[Record] = []
+        self._meet(span, timeout_s)
         self._assign(cursor)
         try:
             while cursor.position < span.end:
@@ -66,7 +68,7 @@ class KafkaSpanReader:
                         f"{span} did not come within {timeout_s} s; got up to {cursor.position}"
                     )
                 wanted = min(span.end - cursor.position, _MAX_RECORDS)
-                messages = consume(self._client, wanted, left_s, lambda: False)
+                messages = consume(self._client, wanted, left_s)
                 records += self._continue(cursor, messages, span)
         finally:
             self._client.unassign()
@@ -82,6 +84,16 @@ class KafkaSpanReader:
     def close(self) -> None:
         """See the port."""
         self._client.close()
+
+    def _meet(self, span: Span, timeout_s: float) -> None:
+        """Ask about a topic before its first assignment: the client by itself waits a second."""
+        if span.topic in self._met:
+            return
+        try:
+            self._client.list_topics(span.topic, timeout=timeout_s)
+        except KafkaException as raised:
+            raise as_ours(cause_of(raised), f"reading {span}") from raised
+        self._met.add(span.topic)
 
     def _continue(self, cursor: Cursor, messages: list[Record], span: Span) -> list[Record]:
         """The messages that continue the span; moves the cursor over them and a last hole."""

@@ -85,12 +85,12 @@ class KafkaStreamReader:
         self._complaints.raise_fatal(self._name)
         self._stop(stop=self._paused or max_records < 1)
         self._seek_unsought()
-        self._measure_unmeasured()
         if self._unsought:
             timeout_s = min(timeout_s, _SEAT_RETRY_S)
         messages = consume(self._client, max(max_records, 1), timeout_s, lambda: bool(self._events))
         self._revive_halted()
         runs = self._runs(messages)
+        self._measure_unmeasured()
         events, self._events = (*self._events, *runs), []
         if not events:
             self._complaints.raise_away(self._name)
@@ -195,11 +195,11 @@ class KafkaStreamReader:
         Its thread wakes where a seek changes the partition's state, which one to 0 does not, and
         for every request.
         """
-        if target.offset > 0:
-            self._client.seek(target)
-            return
         with suppress(KafkaException):  # then it wakes later
-            self._client.get_watermark_offsets(target, timeout=_MEASURE_TIMEOUT_S)
+            if target.offset > 0:
+                self._client.seek(target)
+            else:
+                self._client.get_watermark_offsets(target, timeout=_MEASURE_TIMEOUT_S)
 
     def _revive_halted(self) -> None:
         """Start again at their new positions those that the client has stopped for good.
@@ -211,9 +211,12 @@ class KafkaStreamReader:
             return
         for partition in self._unsought & self._halted:
             target = TopicPartition(*partition, self._cursors[partition].position)
-            self._client.incremental_unassign([target])
-            self._client.incremental_assign([target])
-            self._client.resume([target])
+            try:
+                self._client.incremental_unassign([target])
+                self._client.incremental_assign([target])
+                self._client.resume([target])
+            except KafkaException as raised:
+                raise as_ours(cause_of(raised), f"{self._name}, {partition}") from raised
             self._halted.discard(partition)
             self._unsought.discard(partition)
 
@@ -224,8 +227,8 @@ class KafkaStreamReader:
                 low, high = self._client.get_watermark_offsets(
                     TopicPartition(*partition), timeout=_MEASURE_TIMEOUT_S
                 )
-            except KafkaException as raised:
-                raise as_ours(cause_of(raised), f"bounds of {partition}") from raised
+            except KafkaException:
+                continue  # the broker is away: tried again by the next poll
             self._unmeasured.discard(partition)
             cursor = self._cursors.get(partition)
             if cursor is None:

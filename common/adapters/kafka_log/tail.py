@@ -49,7 +49,7 @@ class KafkaTail:
         self._complaints.raise_fatal(doing)
         if self._fell_out:
             self._get_back_in()
-        messages = consume(self._client, max_records, timeout_s, lambda: False)
+        messages = consume(self._client, max_records, timeout_s)
         records = self._records(messages, doing)
         if not records:
             if self._fell_out:
