@@ -8,7 +8,6 @@ partition must tile it without gap or overlap, from where the job began to where
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.history import History
@@ -138,15 +137,15 @@ def _tile(
     flaws = list[Flaw]()
     frontier = dict(first)
     for place, found in by_place.items():
-        origin = Span(*place, first[place], first[place])
-        ordered = [origin, *sorted(found)]
-        for before, after in pairwise(ordered):
-            if after.start > before.end:
-                flaws.append(Flaw("gap", f"{Span(*place, before.end, after.start)}"))
-            elif after.start < before.end:
-                flaws.append(Flaw("overlap", f"{before} and {after}"))
-        for span in ordered:
+        furthest = Span(*place, first[place], first[place])
+        for span in sorted(found):
+            if span.start > furthest.end:
+                flaws.append(Flaw("gap", f"{Span(*place, furthest.end, span.start)}"))
+            elif span.start < furthest.end:
+                flaws.append(Flaw("overlap", f"{furthest} and {span}"))
+            furthest = max(furthest, span, key=lambda each: each.end)
+        for span in sorted(found):
             if span in waiting[place]:
                 break
-            frontier[place] = span.end
+            frontier[place] = max(frontier[place], span.end)
     return frontier, flaws

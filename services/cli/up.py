@@ -62,6 +62,7 @@ def up(
         settings = parts.enter_context(stack).settings
         environment = directory / "environment"
         environment.write_text(exports(settings))
+        parts.callback(environment.unlink, missing_ok=True)  # it names what is about to be gone
         console.print("Kafka, Redis and storage are up. In another terminal:\n")
         console.print(exports(settings), style="bold", markup=False)
         console.print(f"or: . {environment}")

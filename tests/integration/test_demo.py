@@ -1,0 +1,174 @@
+"""`doll demo` and `doll up` on real processes: what they say is true, and nothing outlives them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from services.cli import exits
+from tests.integration.cluster import await_condition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+
+DOLL = (sys.executable, "-m", "services.cli")
+ROOT = Path(__file__).parents[2]
+END_S = 60.0
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Where the command puts its temporary files; short, since sockets are among them."""
+    folder = Path(tempfile.mkdtemp(prefix="demo-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def running(arguments: list[str], temporary: Path, out: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A `doll` command with its output in a file; killed if the test leaves it behind."""
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with (
+        out.open("wb") as output,
+        subprocess.Popen(  # noqa: S603 -- our own interpreter and program
+            [*DOLL, *arguments], cwd=ROOT, env=environment, stdout=output, stderr=output
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below one."""
+    found = set[int]()
+    try:
+        lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    except (FileNotFoundError, ProcessLookupError):  # it ended while we looked
+        return found
+    for child in map(int, " ".join(lists).split()):
+        found |= {child} | descendants(child)
+    return found
+
+
+def left(pids: set[int]) -> set[int]:
+    """Those that still run."""
+    return {pid for pid in pids if _state(pid) not in ("", "Z")}
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def command_line(pid: int) -> str:
+    """How a process was started."""
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def test_a_demo_uses_every_record_once_and_leaves_nothing_running(
+    tmp_path: Path, temporary: Path
+) -> None:
+    seen = set[int]()
+    arguments = ["demo", "--records", "8000", "--rate", "2000", "--away", "2"]
+    with running([*arguments, "--out", str(tmp_path)], temporary, tmp_path / "said") as process:
+
+        def ended() -> bool:
+            seen.update(descendants(process.pid))
+            return process.poll() is not None
+
+        await_condition(ended, "the demo has ended", 150.0)
+        assert process.returncode == 0, (tmp_path / "said").read_text()
+
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["records_produced"] == summary["records_trained"] == 8000
+    assert summary["records_lost"] == summary["records_duplicated"] == 0
+    assert summary["flaws"] == []
+    assert summary["preemptions"] == 1
+    assert summary["updates"] >= 8000 // 128
+    assert summary["test_accuracy"] > 0.7  # of ten classes, after few records
+    assert (summary["kafka"], summary["redis"]) == ("embedded", "embedded")
+    assert len(seen) >= 7  # two servers, a coordinator, three workers, and one of them again
+    assert left(seen) == set()
+    assert list(temporary.glob("doll-*")) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_demo_that_is_told_to_end_leaves_nothing_running(
+    tmp_path: Path, temporary: Path, how: signal.Signals
+) -> None:
+    said = tmp_path / "said"
+    arguments = ["demo", "--seconds", "60", "--out", str(tmp_path)]
+    with running(arguments, temporary, said) as process:
+        await_condition(lambda: "the stream begins" in said.read_text(), "it streams", 120.0)
+        children = descendants(process.pid)
+        assert len(children) == 6
+        process.send_signal(how)
+        assert process.wait(END_S) == 128 + how, said.read_text()
+    assert left(children) == set()
+    assert list(temporary.glob("doll-*")) == []
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_nothing_survives_a_demo_that_is_killed(tmp_path: Path, temporary: Path) -> None:
+    said = tmp_path / "said"
+    with running(["demo", "--out", str(tmp_path)], temporary, said) as process:
+        await_condition(lambda: len(descendants(process.pid)) == 6, "all processes are there")
+        children = descendants(process.pid)
+        process.kill()
+        process.wait(END_S)
+    await_condition(lambda: not left(children), "the kernel has ended them")
+
+
+def test_a_worker_that_dies_unasked_ends_the_demo_and_is_named(
+    tmp_path: Path, temporary: Path
+) -> None:
+    said = tmp_path / "said"
+    arguments = ["demo", "--seconds", "60", "--out", str(tmp_path)]
+    with running(arguments, temporary, said) as process:
+        await_condition(lambda: "the stream begins" in said.read_text(), "it streams", 120.0)
+        children = descendants(process.pid)
+        [victim] = [pid for pid in children if "worker-1" in command_line(pid)]
+        os.kill(victim, signal.SIGKILL)
+        assert process.wait(END_S) == exits.FAILED
+    assert "worker-1 ended by itself with status -9" in said.read_text()
+    assert left(children) == set()
+
+
+def test_what_doll_up_prints_is_all_that_another_terminal_needs(
+    tmp_path: Path, temporary: Path
+) -> None:
+    said, folder = tmp_path / "said", tmp_path / "up"
+    arguments = ["up", "--workers", "1", "--directory", str(folder)]
+    with running(arguments, temporary, said) as process:
+        await_condition(lambda: "Ctrl-C ends all" in said.read_text(), "everything is up")
+        listed = subprocess.run(  # noqa: S603 -- our own program
+            ["/bin/sh", "-c", f'. {folder}/environment && exec "$@"', "sh", *DOLL, "job", "list"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "no jobs yet" in listed.stdout, listed.stderr
+        children = descendants(process.pid)
+        assert len(children) == 4
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(END_S) == 0, said.read_text()
+    assert left(children) == set()
+    assert list(temporary.glob("doll-*")) == []
+    assert sorted(path.name for path in folder.iterdir()) == ["blobs", "logs"]
