@@ -171,4 +171,4 @@ def test_what_doll_up_prints_is_all_that_another_terminal_needs(
         assert process.wait(END_S) == 0, said.read_text()
     assert left(children) == set()
     assert list(temporary.glob("doll-*")) == []
-    assert sorted(path.name for path in folder.iterdir()) == ["blobs", "logs"]
+    assert not (folder / "environment").exists()
