@@ -1,84 +1,120 @@
 """Write dead letters: records that did not decode, and the addresses of quarantined batches.
 
-At least once, identified by topic, partition and offset. A thread apart reads each bad record back,
-so that its dead letter holds the bytes themselves.
+At least once, identified by topic, partition and offset. A thread apart reads bad records back, so
+that each dead letter holds the bytes themselves. A snapshot is published only after the letters
+ordered before it are delivered, because a leader that starts from it will not write them again.
 """
 
 from __future__ import annotations
 
 import threading
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from common import wire
 from common.core.messages import Quarantined, Skipped
 from common.core.spans import Span
 from common.errors import ExpiredError, UnavailableError
+from common.telemetry import Outage
 from common.topics import dead_letter_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable
 
     from common.ports import Log, SpanReader, Writer
     from common.telemetry import EventLogger
 
 READ_S = 5.0
-RETRY_S = 1.0
+RETRY_S = 0.5
 FLUSH_S = 5.0
+
+Letters: TypeAlias = tuple[Skipped, ...] | Quarantined  # of one claim, or one batch
 
 
 class DeadLetters:
-    """One job's dead letters."""
+    """One job's dead letters.
 
-    def __init__(self, log: Log, logger: EventLogger) -> None:
+    Args:
+        log: Kafka.
+        logger: Bound to the job.
+        fail: Ends the job's loop with a fault of the thread.
+    """
+
+    def __init__(
+        self, log: Log, logger: EventLogger, fail: Callable[[BaseException], None]
+    ) -> None:
         self._source = log
         self._log = logger
-        self._queue = SimpleQueue[Skipped | Quarantined | None]()
+        self._fail = fail
+        self._outage = Outage(logger, "dead_letters")
+        self._queue = SimpleQueue[Letters | None]()
+        self._ordered = 0
+        self._delivered = 0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dead-letters", daemon=True)
         self._thread.start()
 
-    def add(self, letters: Iterable[Skipped | Quarantined]) -> None:
-        """Queue dead letters."""
-        for letter in letters:
-            self._queue.put(letter)
+    @property
+    def all_delivered(self) -> bool:
+        """Whether Kafka has everything that was ordered."""
+        return self._delivered == self._ordered
+
+    def add(self, letters: Letters) -> None:
+        """Order dead letters."""
+        self._ordered += 1
+        self._queue.put(letters)
 
     def close(self) -> None:
-        """Write what is queued, for a while, then end."""
+        """Write what is ordered, for a while, then end."""
         self._queue.put(None)
         self._thread.join(FLUSH_S)
         self._closed.set()
 
     def _run(self) -> None:
         spans, writer = self._source.spans(), self._source.writer()
-        while (letter := self._queue.get()) is not None and not self._closed.is_set():
-            if isinstance(letter, Skipped):
-                self._record(letter, spans, writer)
-            else:
-                self._batch(letter, writer)
-        writer.close()
-        spans.close()
+        try:
+            while (letters := self._queue.get()) is not None:
+                self._deliver(letters, spans, writer)
+                self._delivered += 1
+        except BaseException as fault:  # noqa: BLE001 -- raised again by the loop of the job
+            self._fail(fault)
+        finally:
+            writer.close()
+            spans.close()
 
-    def _record(self, bad: Skipped, spans: SpanReader, writer: Writer) -> None:
-        span = Span(bad.topic, bad.partition, bad.offset, bad.offset + 1)
-        self._log.warning("dead_letter", record=str(span), reason=bad.reason)
-        value: bytes | None = None
+    def _deliver(self, letters: Letters, spans: SpanReader, writer: Writer) -> None:
+        """Write until Kafka has them; what comes twice is known by its offset."""
         while not self._closed.is_set():
             try:
-                value = spans.read(span, READ_S).values[0]
-                break
-            except (ExpiredError, IndexError):
-                break  # retention was faster: the letter still says which record it was
-            except UnavailableError:
+                if isinstance(letters, Quarantined):
+                    self._write_batch(letters, writer)
+                else:
+                    self._write_records(letters, spans, writer)
+                if writer.flush(FLUSH_S):
+                    self._outage.over()
+                    return
+            except UnavailableError as error:
+                self._outage.met(error)
                 self._closed.wait(RETRY_S)
-        writer.append(
-            dead_letter_topic(bad.topic),
-            value,
-            headers=_headers(bad.reason, bad.topic, bad.partition, bad.offset),
-        )
-        writer.poll()
 
-    def _batch(self, record: Quarantined, writer: Writer) -> None:
+    def _write_records(self, bad: tuple[Skipped, ...], spans: SpanReader, writer: Writer) -> None:
+        self._log.info("dead_letters", records=len(bad), topic=bad[0].topic, reason=bad[0].reason)
+        for place in sorted({(record.topic, record.partition) for record in bad}):
+            here = [record for record in bad if (record.topic, record.partition) == place]
+            span = Span(*place, here[0].offset, here[-1].offset + 1)
+            try:
+                fetched = spans.read(span, READ_S)
+                values = dict(zip(fetched.offsets, fetched.values, strict=True))
+            except ExpiredError:
+                values = {}  # retention was faster: the letters still say which records they were
+            for record in here:
+                writer.append(
+                    dead_letter_topic(record.topic),
+                    values.get(record.offset),
+                    headers=_headers(record.reason, *place, record.offset),
+                )
+
+    def _write_batch(self, record: Quarantined, writer: Writer) -> None:
         self._log.error("batch_quarantined", batch=record.batch.offset, reason=record.reason)
         for span in record.batch.address:
             headers = _headers(record.reason, span.topic, span.partition, span.start)
@@ -87,7 +123,6 @@ class DeadLetters:
                 wire.encode_audit(record),
                 headers=(*headers, ("end", str(span.end).encode())),
             )
-        writer.poll()
 
 
 def _headers(reason: str, topic: str, partition: int, offset: int) -> tuple[tuple[str, bytes], ...]:

@@ -100,20 +100,22 @@ class Effects:
         self._writer = log.writer()
         self._updates = Partition(updates_topic(self._job), 0)
         self._control = Partition(control_topic(self._job), 0)
-        self._letters = DeadLetters(log, logger)
+        self._letters = DeadLetters(log, logger, fail)
         self._outage = Outage(logger, "board")
         self._times = StageTimes()
         self._readers = list[Reader]()
         self._found = dict[tuple[int, int, int], bytes]()
         self._copy = b""
+        self._unpublished: tuple[Saved, bool] | None = None  # and whether it is a checkpoint
 
     def poll(self) -> None:
-        """Run delivery reports.
+        """Run delivery reports, and publish what waited for them.
 
         Raises:
             DeliveryError: If an audit record was not delivered: this process must not go on.
         """
         self._writer.poll()
+        self._publish()
 
     def close(self) -> None:
         """End all threads; what was appended is delivered."""
@@ -164,11 +166,13 @@ class Effects:
             case do.CopyWeights():
                 self._copy = self._trainer.snapshot()
             case do.PublishSnapshot(snapshot, checkpoint):
-                self._store.put(Saved(snapshot, self._copy), checkpoint=checkpoint)
+                earlier = self._unpublished is not None and self._unpublished[1]
+                self._unpublished = (Saved(snapshot, self._copy), checkpoint or earlier)
+                self._publish()
             case do.DeadLetterRecords(skipped):
                 self._letters.add(skipped)
             case do.DeadLetterBatch(quarantined):
-                self._letters.add([quarantined])
+                self._letters.add(quarantined)
             case do.Drop(reply, reason):
                 self.dropped += 1
                 self._log.debug("reply_dropped", worker=reply.worker, reason=reason)
@@ -178,6 +182,7 @@ class Effects:
                 yield from self._begin(epoch, snapshot)
             case do.StepDown(reason):
                 self._log.warning("steps_down", reason=reason)
+                self._unpublished = None
                 self._stop_readers()
             case do.Hold(reason):
                 self._log.error("job_held", reason=reason)
@@ -190,6 +195,16 @@ class Effects:
         if len(weights) <= INLINE_BYTES:
             trigger = msgspec.structs.replace(trigger, weights=bytes(weights))
         self._board.post_trigger(trigger)
+
+    def _publish(self) -> None:
+        """Publish a snapshot, once the dead letters that it leaves behind are delivered."""
+        if self._unpublished is None or not self._letters.all_delivered:
+            return
+        (saved, checkpoint), self._unpublished = self._unpublished, None
+        try:
+            self._store.put(saved, checkpoint=checkpoint)
+        except UnavailableError as error:
+            self._outage.met(error)
 
     # --- leadership ---------------------------------------------------------------------------
 
@@ -255,6 +270,8 @@ class Effects:
         self._readers = []
 
     def _finish(self, reason: str) -> None:
+        self._letters.close()
+        self._publish()
         self._log.info("job_finished", reason=reason)
         if not self._store.flush(UPLOAD_S):
             self._log.error("last_checkpoint_late", waited_s=UPLOAD_S)
