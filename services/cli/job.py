@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from common.errors import UserError
 from common.job import parse_job
@@ -54,7 +54,13 @@ def list_jobs(context: typer.Context) -> None:
     Example: [bold]doll job list[/]
     """
     jobs = _book(context).read()
-    table = Table("job", "wanted", "task", "streams", "b", "K", "why", box=None)
+    # A name is for copying: never cut it, however narrow the terminal.
+    name_width = max(map(len, jobs), default=0)
+    table = Table(
+        Column("job", min_width=name_width),
+        *("wanted", "task", "streams", "b", "K", "why"),
+        box=None,
+    )
     for name, record in sorted(jobs.items()):
         spec = record.spec
         table.add_row(

@@ -68,7 +68,7 @@ def up(
         console.print(f"or: . {environment}")
         services = _start(settings, workers, logs)
         parts.callback(stop_all, services)
-        console.print(f"1 coordinator and {workers} workers, logs in {logs}; Ctrl-C ends all")
+        console.print(f"workers: {workers}, coordinators: 1; logs in {logs}; Ctrl-C ends all")
         _tend(services, ending, console)
 
 

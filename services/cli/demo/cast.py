@@ -33,9 +33,10 @@ class Cast:
         self.preemptions = 0
         own = settings.model_copy(update={"threads": 1})
         self._services = [Service("coordinator", "coordinator-1", own, logs)]
-        for number in range(1, plan.workers + 1):
-            arguments = ("--job", plan.name)
-            self._services.append(Service("worker", f"worker-{number}", own, logs, arguments))
+        names = [f"worker-{number}" for number in range(1, plan.workers + 1)]
+        self.workers = frozenset(names)
+        arguments = ("--job", plan.name)
+        self._services += [Service("worker", name, own, logs, arguments) for name in names]
         self._victim = self._services[-1]
         self._victim_away = False
 

@@ -28,6 +28,7 @@ from services.cli.outside import outside_of
 if TYPE_CHECKING:
     from common.config import Settings
 
+_LOGS, _MODEL = "logs", "digits.safetensors"
 _SECONDS = 30.0
 # The embedded Kafka keeps 5 MB of a topic of one partition: more updates than these records make
 # (1.1 kB each) would not all be there for the proof.
@@ -37,7 +38,7 @@ _MOST_EMBEDDED = 300_000
 def demo(  # noqa: PLR0913 -- the options of a command
     context: typer.Context,
     *,
-    out: Annotated[Path, typer.Option(help="For summary.json and logs.")] = Path("out/demo"),
+    out: Annotated[Path, typer.Option(help="For summary, model, logs.")] = Path("out/demo"),
     seconds: Annotated[
         float | None, typer.Option(min=1, help=f"How long to stream; {_SECONDS:g} unless said.")
     ] = None,
@@ -75,11 +76,11 @@ def demo(  # noqa: PLR0913 -- the options of a command
         seed=seed,
         away_s=away,
     )
-    logs = _emptied(out / "logs")
+    _emptied(out / _LOGS)
     base = outside_of(context).settings
     with Ending() as ending, EmbeddedStack(base, kafka=kafka, redis=redis) as stack:
         summary = replace(
-            _perform(plan, stack.settings, logs, ending, began),
+            _perform(plan, stack.settings, out, ending, began),
             kafka=kafka or "embedded",
             redis=_host(redis) if redis else "embedded",
         )
@@ -87,22 +88,23 @@ def demo(  # noqa: PLR0913 -- the options of a command
     (out / "summary.json").write_text(json.dumps(summary.as_data(), indent=2) + "\n")
     console = Console(highlight=False)
     console.print(draw(summary))
-    console.print(f"{out / 'summary.json'}, {logs}", style="dim", soft_wrap=True)
+    console.print(f"{out}: summary.json, {_MODEL}, {_LOGS}/", style="dim", soft_wrap=True)
     if not summary.sound:
         raise typer.Exit(exits.AUDIT_BROKEN)
 
 
-def _perform(plan: Plan, settings: Settings, logs: Path, ending: Ending, began: float) -> Summary:
+def _perform(plan: Plan, settings: Settings, out: Path, ending: Ending, began: float) -> Summary:
     with (
         Screen(Console(highlight=False), began) as screen,
-        Demo(plan, settings, logs, screen, ending) as demo,
+        Demo(plan, settings, out / _LOGS, screen, ending) as demo,
     ):
         digits = load_digits()  # while the processes load torch
         checkpoint = demo.run(digits.train)
-        return judge(demo, test_model(demo.spec, checkpoint, digits.held_out))
+        tested = test_model(demo.spec, checkpoint, digits.held_out, out / _MODEL)
+        return judge(demo, tested)
 
 
-def _emptied(logs: Path) -> Path:
+def _emptied(logs: Path) -> None:
     """Make the folder of the logs; an earlier demo's go."""
     try:
         logs.mkdir(parents=True, exist_ok=True)
@@ -110,7 +112,6 @@ def _emptied(logs: Path) -> Path:
             old.unlink()
     except OSError as error:
         raise UserError(f"{logs}: cannot be used for logs: {error}") from error
-    return logs
 
 
 def _host(url: str) -> str:

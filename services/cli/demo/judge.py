@@ -15,6 +15,8 @@ from services.cli.demo.summary import Summary
 from services.cli.reading import read_decoded
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from common.checkpoints import Checkpoint
     from common.datasets.records import Records
     from common.job import JobSpec
@@ -23,15 +25,17 @@ if TYPE_CHECKING:
 _BATCH = 512  # records per forward pass
 
 
-def test_model(spec: JobSpec, checkpoint: Checkpoint, held_out: Records) -> dict[str, float]:
-    """Mean loss and accuracy of a checkpoint's model.
+def test_model(
+    spec: JobSpec, checkpoint: Checkpoint, held_out: Records, output: Path
+) -> dict[str, float]:
+    """Mean loss and accuracy of a checkpoint's model, which is also written to `output`.
 
     Raises:
         CorruptError: If the checkpoint holds no weights of this job.
     """
     # These bring torch, which takes seconds: not while the demo's processes load it too.
     from common.job_task import task_of  # noqa: PLC0415 -- see above
-    from common.learning.checkpoint import unpack  # noqa: PLC0415 -- see above
+    from common.learning.checkpoint import save_weights, unpack  # noqa: PLC0415 -- see above
     from common.learning.evaluate import evaluate  # noqa: PLC0415 -- see above
     from common.learning.parameters import FlatModel  # noqa: PLC0415 -- see above
 
@@ -39,7 +43,9 @@ def test_model(spec: JobSpec, checkpoint: Checkpoint, held_out: Records) -> dict
     if weights is None:
         raise CorruptError("the checkpoint holds no weights")
     task = task_of(spec, ())
-    return evaluate(task, FlatModel(task.build()), weights, held_out, _BATCH)
+    model = FlatModel(task.build())
+    output.write_bytes(save_weights(model.module, weights))
+    return evaluate(task, model, weights, held_out, _BATCH)
 
 
 def judge(demo: Demo, tested: dict[str, float]) -> Summary:

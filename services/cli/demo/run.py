@@ -101,21 +101,16 @@ class Demo:
             typer.Exit: If this process was asked to end.
             DollError: If a process ended by itself, or something did not happen in time.
         """
-        everybody = frozenset(f"worker-{n}" for n in range(1, self.plan.workers + 1))
-        if not self._until(
-            lambda: self._observer.led and self._observer.alive >= everybody, _START_S
-        ):
+        if not self._until(lambda: self._observer.led and self._everybody_alive(), _START_S):
             raise UnavailableError(f"the processes are not at work after {_START_S:g} s")
         self._enter("streaming", f"{self.plan.workers} workers are there: the stream begins")
         began = monotonic()
         self._stream(data)
         self._enter("draining", "all records are sent")
-        whole = self._until(
-            lambda: self._observer.drained(self.ends) and self.cast.complete, _DRAIN_S
-        )
+        whole = self._until(self._at_rest, _DRAIN_S)
         self.streaming_s = self.course.last_at - began
         # If not whole, the audit will tell what is missing.
-        self._enter("judging", "every record is settled" if whole else "gave up waiting")
+        self._enter("judging", "every record is settled" if whole else "something is missing")
         self._book.want(self.plan.name, "stopped", "the demo is over")
         if not self._until(self._checkpointed, _CHECKPOINT_S):
             raise UnavailableError(f"there is no last checkpoint after {_CHECKPOINT_S:g} s")
@@ -175,6 +170,14 @@ class Demo:
     def _enter(self, phase: str, what: str) -> None:
         self._phase = phase
         self._screen.happened(what, monotonic())
+
+    def _everybody_alive(self) -> bool:
+        return self.cast.workers <= self._observer.alive
+
+    def _at_rest(self) -> bool:
+        """Everything sent is settled, and the worker that was preempted is back."""
+        drained = self._observer.drained(self.ends)
+        return drained and self.cast.complete and self._everybody_alive()
 
     def _checkpointed(self) -> bool:
         latest = self._store.latest()
