@@ -8,6 +8,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from common.core import events
+from common.core.commands import ReleaseLease
 from common.core.coordinator import Coordinator
 from common.core.settings import CoordinatorSettings
 from common.job_task import optimizer_of, task_of
@@ -110,7 +111,7 @@ class JobCoordinator:
                 effects.poll()
         finally:
             if not machine.finished:
-                self._feed(events.LeaseAnswered(held=False))
+                list(effects.do(ReleaseLease()))  # another replica need not wait for it to run out
             effects.close()
         if self._fault is not None:
             raise self._fault

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+from functools import partial
 from logging import getLogger
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -69,6 +70,10 @@ class Watch:
             return True
         return record is not None and record.wanted != "stopped"
 
+    def close(self) -> None:
+        """Let go of the jobs topic."""
+        self._book.close()
+
 
 def main() -> int:
     """Run until told to end; returns the exit status."""
@@ -111,16 +116,17 @@ def _work(name: WorkerId, job: str | None, settings: Settings, leaving: threadin
             log = open_log(settings, name)
             watch = Watch(JobBook(log), job, leaving)
             spec = watch.find(settings)
-            outage.over()
             if spec is None:
                 return
             board = open_board(settings, spec.name)
             worker = JobWorker(name, spec, settings, log, board, logger)
+            outage.over()
         except UnavailableError as error:
             outage.met(error)
             leaving.wait(JOBS_S)
             continue
-        worker.run(lambda spec=spec, watch=watch: watch.goes_on(spec.name))  # type: ignore[misc]
+        worker.run(partial(watch.goes_on, spec.name))
+        watch.close()
 
 
 if __name__ == "__main__":
