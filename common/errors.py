@@ -1,7 +1,7 @@
 """Everything that goes wrong on purpose: one small tree, each class says whether waiting helps.
 
-Faults of the user (`UserError`: a bad job file, a topic that does not exist) are another branch than
-faults of the world (`OutsideError`: a broker that is away), so that a command can say which it was.
+Faults of the user (`UserError`: a bad job file, a topic that does not exist) are another branch
+than faults of the world (`OutsideError`: a broker that is away), so that a command can tell.
 """
 
 from __future__ import annotations

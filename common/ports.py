@@ -1,8 +1,8 @@
 """What the product asks of the outside, as protocols: a log, a board, a blob store.
 
-`common.adapters` fulfils them with Kafka, Redis, S3 and a directory, `common.testing` in memory; one
-contract suite per port (tests/contract) holds all of them to the same behaviour. Nothing here is
-thread-safe unless it says so: each object belongs to the thread that made it.
+`common.adapters` fulfils them with Kafka, Redis, S3 and a directory, `common.testing` in memory;
+one contract suite per port (tests/contract) holds all of them to the same behaviour. Nothing here
+is thread-safe unless it says so: each object belongs to the thread that made it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
+from common.core.events import Assigned, Revoked
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from common.core.messages import (
         ModelId,
-        Positions,
         Reply,
         Standing,
         TriggerId,
@@ -40,20 +41,6 @@ class LogRecord(NamedTuple):
     offset: int
     key: bytes | None
     value: bytes | None  # None is a tombstone
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """The group gave these partitions to this member; they stay silent until placed."""
-
-    partitions: tuple[Partition, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Revoked:
-    """The group took these partitions away, with or without asking."""
-
-    partitions: tuple[Partition, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +85,7 @@ class StreamReader(Protocol):
         """
 
     def pause(self) -> None:
-        """Return no records of any partition until `resume`; keep the membership alive by `poll`."""
+        """Return no records of any partition until `resume`; `poll` keeps the membership."""
 
     def resume(self) -> None:
         """Undo `pause`; nothing that was fetched is lost."""
@@ -150,7 +137,7 @@ class Tail(Protocol):
 class Writer(Protocol):
     """An idempotent producer, acks from all in-sync replicas; order per partition is kept."""
 
-    def append(  # noqa: PLR0913 -- the parts of a Kafka record
+    def append(
         self,
         topic: str,
         value: bytes | None,

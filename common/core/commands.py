@@ -66,7 +66,10 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class LookAtStanding:
-    """Run what delivery reports are there, then read the leader's standing."""
+    """Read the leader's standing, then run what delivery reports are there, then report it.
+
+    In this order: what the standing has decided must be known as sent.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,10 @@ class CopyWeights:
 
 @dataclass(frozen=True, slots=True)
 class PublishSnapshot:
-    """Publish the copy: on the board, and to object storage where it is a checkpoint."""
+    """Publish the copy: on the board, and to object storage where it is a checkpoint.
+
+    Dead letters ordered before it must have been delivered: no later leader writes them again.
+    """
 
     snapshot: Snapshot
     checkpoint: bool

@@ -157,6 +157,7 @@ class Coordinator:
                 else:
                     yield from self._step_down("somebody was faster")
         elif counts and self._leader is not None and record is not None:
+            history.forget_before(history.head.version)  # a Lead that goes back ends it all anyway
             yield from self._leader.audit_read(offset, record, now)
 
     def _lead(self, epoch: int, now: float) -> Iterator[CoordinatorCommand]:

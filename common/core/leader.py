@@ -61,8 +61,10 @@ class Leader:
         self._made = snapshot.made
         self._samples = snapshot.samples
         self._ledger = Ledger(snapshot.claimed, snapshot.control_position)
-        self._quarantined = set(quarantined)
-        self._grouper = Grouper(b for b in snapshot.waiting if b.offset not in quarantined)
+        # Their claims may lie above the snapshot's control position and be replayed only now. What
+        # this leader publishes before that must name them: its successor's history begins later.
+        self._quarantined = {*quarantined, *snapshot.quarantined}
+        self._grouper = Grouper(b for b in snapshot.waiting if b.offset not in self._quarantined)
         self._returned = set(snapshot.returned)
         self._suspects = Suspects(settings.strikes, snapshot.strikes)
         self._times = GradientTimes(settings.deadline_floor_s)
@@ -172,6 +174,8 @@ class Leader:
     def due(self) -> float:
         """When `tick` has something to do."""
         times = [self._standing_at + self._settings.standing_s]
+        if self._finishing:
+            return times[0]  # only the audit is waited for
         if self._round is not None:
             times.append(self._round.due() or times[0])
         linger_s = self._settings.group_linger_s
@@ -342,6 +346,9 @@ class Leader:
             strikes=self._suspects.strikes,
             returned=tuple(sorted(self._returned)),
             samples=self._samples,
+            quarantined=tuple(
+                sorted(offset for offset in self._quarantined if offset >= self._ledger.position)
+            ),
         )
 
     def _reached_end(self, now: float) -> str:

@@ -18,7 +18,6 @@ class Departures(NamedTuple):
 
     lost: frozenset[WorkerId]  # gone without notice
     left: frozenset[WorkerId]  # gone after saying that they would
-    leaving: frozenset[WorkerId]  # said so just now, still finishing
 
 
 class Liveness:
@@ -39,11 +38,6 @@ class Liveness:
         """Workers that may be given new work."""
         return frozenset(w for w, status in self._status.items() if status != LEAVING)
 
-    @property
-    def known(self) -> frozenset[WorkerId]:
-        """Workers that may still send what they have in hand."""
-        return frozenset(self._status)
-
     def observe(self, seen: Mapping[WorkerId, str], now: float) -> Departures:
         """Take in all beats that are valid now."""
         if self._status and not seen and now >= self._wiped_until + self._grace_s:
@@ -51,9 +45,8 @@ class Liveness:
         gone = self._status.keys() - seen.keys()
         if now < self._wiped_until:
             gone = set()
-        leaving = {w for w, s in seen.items() if s == LEAVING and self._status.get(w) != LEAVING}
         left = {w for w in gone if self._status[w] == LEAVING}
         for worker in gone:
             del self._status[worker]
         self._status.update(seen)
-        return Departures(frozenset(gone - left), frozenset(left), frozenset(leaving))
+        return Departures(frozenset(gone - left), frozenset(left))

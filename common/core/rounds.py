@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from common.core.messages import Gradient, ModelId
 
 GROWTH = 1.5  # of a deadline with each time that a batch is handed out again
-MAX_GROWTH = 20.0  # a batch is retried at least this often, relative to its first deadline
+MOST_GROWTHS = 7  # times that it grows: to 17 times the first deadline, and no power overflows
 RECENT_TIMES = 64  # gradient times remembered: a few rounds of a small fleet
 QUANTILE = 0.95  # of recent times: one slow gradient in twenty may cost a needless re-dispatch
 
@@ -44,7 +44,7 @@ class GradientTimes:
 
     def allowed_s(self, batches: int, attempt: int) -> float:
         """Time for `batches` in one worker's hands, the `attempt`-th time (from 0)."""
-        growth = min(GROWTH**attempt, MAX_GROWTH)
+        growth = GROWTH ** min(attempt, MOST_GROWTHS)
         return (self._floor_s + self._quantile_s * batches) * growth
 
 
@@ -89,7 +89,8 @@ class Hand:
     worker: WorkerId
     offsets: set[int]
     deadline: float
-    alone: bool  # nothing else was in the worker's hands: what happens to it is this batch's doing
+    alone: bool  # the order was of one batch: what went wrong with it is this batch's doing
+    late: bool = False  # past its deadline: others are asked too, but it may be at it still
 
 
 class Round:
@@ -140,10 +141,11 @@ class Round:
 
     def orders(self, now: float, live: Collection[WorkerId]) -> tuple[Order, ...]:
         """Hand out every batch that is in nobody's hands and can travel now."""
-        held = {offset for hand in self._hands for offset in hand.offsets}
+        awaited = [hand for hand in self._hands if not hand.late]
+        held = {offset for hand in awaited for offset in hand.offsets}
         loads = dict.fromkeys(sorted(live), 0)
         closed = set[WorkerId]()  # has a suspect in hand: nothing may travel with it
-        for hand in self._hands:
+        for hand in awaited:
             if hand.worker in loads:
                 loads[hand.worker] += len(hand.offsets)
             if any(offset in self._suspects for offset in hand.offsets):
@@ -194,31 +196,33 @@ class Round:
     def accuse(self, worker: WorkerId, offsets: Iterable[int]) -> tuple[Batch, ...]:
         """Take an order back, blaming these batches of it; returns those that are poison now."""
         offsets = set(offsets)
-        hands = [h for h in self._hands if h.worker == worker and h.offsets & offsets]
-        poison = []
-        for hand in hands:
-            for offset in sorted(hand.offsets & offsets):
-                poison += [self._todo[offset]] * self._suspects.blame(offset, alone=hand.alone)
+        hands = [hand for hand in self._hands if hand.worker == worker]
+        alone = {offset for hand in hands if hand.alone for offset in hand.offsets}
+        blamed = {offset for hand in hands for offset in hand.offsets} & offsets
         self._drop(worker, offsets)
-        return tuple(poison)
+        return self._blame(blamed, alone)
 
     def vanish(self, worker: WorkerId) -> tuple[Batch, ...]:
         """A worker died without notice; returns the batches that are poison now."""
-        in_hand = {o for hand in self._hands if hand.worker == worker for o in hand.offsets}
-        return self.accuse(worker, in_hand)
+        hands = [hand for hand in self._hands if hand.worker == worker]
+        in_hand = {offset for hand in hands for offset in hand.offsets}
+        alone = in_hand if len(in_hand) == 1 and all(hand.alone for hand in hands) else set[int]()
+        self.release(worker)
+        return self._blame(in_hand, alone)
 
     def release(self, worker: WorkerId) -> None:
         """A worker left as announced: what it had in hand goes to others."""
         self._hands = [hand for hand in self._hands if hand.worker != worker]
 
     def due(self) -> float | None:
-        """The earliest deadline, or None while nothing is in anybody's hands."""
-        return min((hand.deadline for hand in self._hands), default=None)
+        """The earliest deadline that has not passed, or None where there is none."""
+        return min((hand.deadline for hand in self._hands if not hand.late), default=None)
 
     def overdue(self, now: float) -> bool:
-        """Take back what is past its deadline; True where that was anything."""
-        late = [hand for hand in self._hands if hand.deadline <= now]
-        self._hands = [hand for hand in self._hands if hand.deadline > now]
+        """Ask others too for what is past its deadline; True where that is anything."""
+        late = [hand for hand in self._hands if not hand.late and hand.deadline <= now]
+        for hand in late:
+            hand.late = True
         return bool(late)
 
     def settle(self, offset: int) -> Batch | None:
@@ -251,14 +255,17 @@ class Round:
 
     def _give(self, worker: WorkerId, batches: list[Batch], now: float) -> Order:
         offsets = {batch.offset for batch in batches}
-        in_hand = sum(len(hand.offsets) for hand in self._hands if hand.worker == worker)
+        awaited = [h for h in self._hands if h.worker == worker and not h.late]
+        in_hand = sum(len(hand.offsets) for hand in awaited)
         attempt = max(len(self._asked[offset]) for offset in offsets) - 1
         allowed_s = self._times.allowed_s(in_hand + len(offsets), attempt)
-        alone = in_hand == 0 and len(offsets) == 1
-        for hand in self._hands:
-            hand.alone = hand.alone and hand.worker != worker
-        self._hands.append(Hand(worker, offsets, now + allowed_s, alone))
+        self._hands.append(Hand(worker, offsets, now + allowed_s, alone=len(offsets) == 1))
         return Order(worker, tuple(batches))
+
+    def _blame(self, offsets: set[int], alone: set[int]) -> tuple[Batch, ...]:
+        """Suspect these batches; returns those that are poison now."""
+        poison = [o for o in sorted(offsets) if self._suspects.blame(o, alone=o in alone)]
+        return tuple(self._todo[offset] for offset in poison)
 
     def _drop(self, worker: WorkerId, offsets: Iterable[int]) -> None:
         """Void a worker's orders that hold any of these batches: one message answers an order."""

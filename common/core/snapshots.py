@@ -30,6 +30,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     waiting: tuple[Batch, ...] = ()  # accepted, and in no update that its weights contain
     strikes: dict[int, int] = {}
     returned: tuple[int, ...] = ()  # batches put back once by `on_missing: proceed`
+    quarantined: tuple[int, ...] = ()  # by earlier leaders, above `control_position`: see `Leader`
     samples: int = 0  # trained since the job began
 
     @property

@@ -5,9 +5,9 @@ rebalance or a lost race, where the standing says that everything below is claim
 that standing has decided everything that the worker ever announced on the partition.
 
     announced   [0:10]  [10:20]  [20:30]             offsets of p; control offsets 4, 7, 9
-    standing    cpos=8, claimed[p]=20                    4 and 7 decided, 20 is the end of 7: in place
-    standing    cpos=8, claimed[p]=15                    another worker moved it: place lost
-    standing    cpos=10, claimed[p]=35                   all three decided: read on from 35
+    standing    cpos=8, claimed[p]=20                4 and 7 decided, 20 is the end of 7: in place
+    standing    cpos=8, claimed[p]=15                another worker moved it: place lost
+    standing    cpos=10, claimed[p]=35               all three decided: read on from 35
 """
 
 from __future__ import annotations
@@ -34,14 +34,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Own:
-    """A partition that the group gave to this worker."""
-
-    since: int  # announcements with a lower number were made in an earlier life of this ownership
-    sure: int | None = None  # what `claimed` must be while nobody else moves it; None: not placed
-
-
-@dataclass(slots=True)
 class _Sent:
     """An announcement whose outcome is not known, or whose batch is not settled."""
 
@@ -57,7 +49,9 @@ class Worker:
         self._id = worker
         self._settings = settings
         self._batcher = Batcher(settings.batch_size, settings.batch_linger_s)
-        self._own = dict[Partition, _Own]()
+        # Partitions that the group gave to this worker, and what `claimed` must be of each while
+        # nobody else moves it; None until it is placed.
+        self._own = dict[Partition, int | None]()
         self._announced = 0
         self._underway = dict[int, _Sent]()  # not delivered yet, by number
         self._undecided = deque[_Sent]()
@@ -71,8 +65,20 @@ class Worker:
     @property
     def room(self) -> int:
         """Samples that may be read now without passing the bound."""
-        batches = self._settings.bound - len(self._held)
+        batches = self._settings.bound - self._waiting
         return max(batches * self._settings.batch_size - self._batcher.samples, 0)
+
+    @property
+    def _waiting(self) -> int:
+        """How many of its batches may be waiting for an update.
+
+        Not all that it holds: some may have been refused, and nothing says which. They go when the
+        oldest unsettled batch of the job is younger, so counting them could stop this worker for
+        ever while a group lacks the very batch that it does not read. No more can wait than wait
+        in the whole job, and what is not decided yet.
+        """
+        waiting = self._seen.waiting if self._seen is not None else 0
+        return min(len(self._held), waiting + len(self._undecided))
 
     def position(self, partition: Partition) -> int | None:
         """Where it reads a partition next, None while it does not."""
@@ -86,7 +92,7 @@ class Worker:
         """When it wants a `Tick` at the latest."""
         times = [self._beat_at + self._settings.beat_s, self._standing_at + self._look_every_s()]
         linger = self._batcher.due()
-        if linger is not None:
+        if linger is not None and not self._leaving:
             times.append(linger)
         return min(times)
 
@@ -97,8 +103,7 @@ class Worker:
             case events.Tick():
                 yield from self._tick(now)
             case events.Assigned(partitions):
-                for partition in partitions:
-                    self._own[partition] = _Own(since=self._announced)
+                self._own.update(dict.fromkeys(partitions))
             case events.Revoked(partitions):
                 for partition in partitions:
                     self._own.pop(partition, None)
@@ -141,15 +146,19 @@ class Worker:
         yield from self._forget(standing.horizon)
         positions = dict[Partition, int]()
         undecided = {span.place for sent in self._undecided for span in sent.address}
-        for partition, own in self._own.items():
+        underway = self._underway.values()
+        arriving = {(span.place, span.end) for sent in underway for span in sent.address}
+        for partition, sure in self._own.items():
             claimed = standing.claimed.get(partition)
-            if claimed is None:
-                continue  # not a partition of this job
-            if own.sure is not None and own.sure != claimed:
-                own.sure = None  # somebody else moved it, or an announcement was refused
+            if claimed is None or sure == claimed:
+                continue  # not a partition of this job, or all is well
+            if sure is not None and (partition, claimed) in arriving:
+                continue  # its own, decided before the delivery report came: the next one tells
+            if sure is not None:
+                self._own[partition] = None  # somebody else moved it, or a claim was refused
                 yield from self._drop(partition)
-            if own.sure is None and partition not in undecided:
-                own.sure, own.since = claimed, self._announced
+            if partition not in undecided:
+                self._own[partition] = claimed
                 self._batcher.place(partition, claimed)
                 positions[partition] = claimed
         if positions:
@@ -166,9 +175,9 @@ class Worker:
                 return
             self._undecided.popleft()
             for span in sent.address:
-                own = self._own.get(span.place)
-                if own is not None and own.sure is not None and sent.number >= own.since:
-                    own.sure = span.end
+                # While a partition is placed, all undecided claims on it were made since.
+                if self._own.get(span.place) is not None:
+                    self._own[span.place] = span.end
 
     def _forget(self, horizon: int) -> Iterator[WorkerCommand]:
         gone = [sent for sent in self._held if sent.offset is not None and sent.offset < horizon]
@@ -228,12 +237,12 @@ class Worker:
             return "leaving"
         if self._seen is None:
             return "no leader has taken a stand yet"
-        if len(self._held) >= self._settings.bound:
+        if self._waiting >= self._settings.bound:
             return "enough batches wait here"
         if self._seen.waiting > (self._seen.live + 1) * self._settings.bound:
             return "enough batches wait in the whole job"
         return ""
 
     def _look_every_s(self) -> float:
-        hungry = not self._reading or any(own.sure is None for own in self._own.values())
+        hungry = not self._reading or None in self._own.values()
         return self._settings.standing_hungry_s if hungry else self._settings.standing_s
