@@ -1,0 +1,183 @@
+"""When snapshots are taken, and that none is seen before its audit was read back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace as with_
+
+from common.core import commands as do
+from common.core.messages import ModelId, Quarantined, UpdateApplied
+from common.core.publishing import Publisher
+from common.core.snapshots import genesis
+from tests.unit.core.bench import QUIET
+from tests.unit.core.examples import FIRST, SAMPLES, batch, of_kind, the
+
+if TYPE_CHECKING:
+    from common.core.settings import CoordinatorSettings
+    from common.core.snapshots import Snapshot
+
+EPOCH = 4
+AFTER_LEAD = EPOCH + 1
+HOT = replace(QUIET, hot_every_s=1.0)
+
+
+def publisher(settings: CoordinatorSettings = QUIET, now: float = 0.0) -> Publisher:
+    return Publisher(settings, genesis(FIRST), AFTER_LEAD, now)
+
+
+def at(version: int, control_position: int = 0) -> Snapshot:
+    """What the leader copies at this point; where the audit stands it cannot know yet."""
+    made = ModelId(EPOCH, version)
+    return with_(genesis(FIRST), made=made, updates_position=-1, control_position=control_position)
+
+
+def update(version: int) -> UpdateApplied:
+    return UpdateApplied(EPOCH, version, (batch(version),), SAMPLES, loss=2.0)
+
+
+# --- not before its audit was read back ------------------------------------------------------
+
+
+def test_a_snapshot_waits_until_its_audit_was_read_back() -> None:
+    # updates   4: Lead   5: J=1   6: other's   7: J=2   8: J=3
+    # copied                              ^ after J=2, so published at 7 + 1
+    audit = publisher()
+    audit.append(update(1))
+    audit.append(update(2))
+    assert audit.take(at(2), 0.0, checkpoint=False) == (do.CopyWeights(),)
+    audit.append(update(3))
+    assert audit.pending
+
+    assert audit.read_back(5) == ()
+    published = do.PublishSnapshot(with_(at(2), updates_position=8), checkpoint=False)
+    assert audit.read_back(7) == (published,)
+    assert not audit.pending
+    assert audit.read_back(8) == ()
+    assert audit.unread == 0
+
+
+def test_a_snapshot_with_nothing_unread_is_published_at_once() -> None:
+    audit = publisher()
+    first = the(audit.take(at(0, control_position=3), 0.0, checkpoint=True), do.PublishSnapshot)
+    assert first.snapshot.updates_position == AFTER_LEAD
+
+    audit.append(Quarantined(EPOCH, batch(1), "expired"))
+    assert audit.read_back(9) == ()
+    then = the(audit.take(at(0, control_position=4), 0.0, checkpoint=True), do.PublishSnapshot)
+    assert then.snapshot.updates_position == 10
+
+
+def test_a_newer_copy_takes_the_place_of_one_that_still_waits() -> None:
+    audit = publisher()
+    audit.append(update(1))
+    audit.take(at(1), 0.0, checkpoint=False)
+    audit.append(update(2))
+    audit.take(at(2), 0.0, checkpoint=True)
+
+    assert audit.read_back(5) == ()
+    published = the(audit.read_back(6), do.PublishSnapshot)
+    assert published == do.PublishSnapshot(with_(at(2), updates_position=7), checkpoint=True)
+
+
+@given(st.lists(st.sampled_from(["update", "other's record", "read", "copy"]), max_size=60))
+def test_what_is_published_contains_exactly_the_audit_below_its_position(
+    steps: list[str],
+) -> None:
+    audit, version = publisher(), 0
+    topic = [0] * AFTER_LEAD  # the version after each record of the updates topic
+    own, read = list[int](), 0
+    for step in steps:
+        published = list[do.PublishSnapshot]()
+        match step:
+            case "update":
+                version += 1
+                audit.append(update(version))
+                own.append(len(topic))
+                topic.append(version)
+            case "other's record":
+                topic.append(version)
+            case "read" if read < len(own):
+                read += 1
+                published = of_kind(audit.read_back(own[read - 1]), do.PublishSnapshot)
+            case "copy":
+                copied = audit.take(at(version), 0.0, checkpoint=False)
+                published = of_kind(copied, do.PublishSnapshot)
+        for each in published:
+            position = each.snapshot.updates_position
+            assert position == (own[read - 1] + 1 if read else AFTER_LEAD)
+            assert topic[position - 1] == each.snapshot.made.version
+        assert audit.unread == len(own) - read
+
+
+# --- when ------------------------------------------------------------------------------------
+
+
+def test_nothing_is_due_while_nothing_is_new() -> None:
+    # at       1.0        1.5    2.0
+    # version  0          1      1
+    # due      no: again  not    hot
+    #          at 2.0     yet
+    audit = publisher(HOT)
+    assert audit.due() == 1.0
+    assert audit.consider(1.0, version=0, control_position=0) is None
+    assert audit.due() == 2.0
+    assert audit.consider(1.5, version=1, control_position=0) is None
+    assert audit.consider(2.0, version=1, control_position=0) == "hot"
+
+
+def test_accepted_batches_are_news_too() -> None:
+    assert publisher(HOT).consider(1.0, version=0, control_position=1) == "hot"
+
+
+def test_a_snapshot_begins_a_new_interval() -> None:
+    audit = publisher(HOT)
+    audit.take(at(1), 0.7, checkpoint=False)
+    assert audit.due() == pytest.approx(1.7)
+    assert audit.consider(1.6, version=2, control_position=0) is None
+    assert audit.consider(1.7, version=1, control_position=0) is None
+    assert audit.consider(2.7, version=2, control_position=0) == "hot"
+
+
+def test_none_is_due_while_one_waits() -> None:
+    audit = publisher(HOT)
+    audit.append(update(1))
+    audit.take(at(1), 1.0, checkpoint=False)
+    assert audit.due() is None
+    assert audit.consider(9.0, version=2, control_position=0) is None
+    audit.read_back(5)
+    assert audit.consider(9.0, version=2, control_position=0) == "hot"
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        (replace(QUIET, hot_every_s=5.0), "hot"),
+        (replace(QUIET, hot_every_updates=3), "hot"),
+        (replace(QUIET, checkpoint_every_s=5.0), "checkpoint"),
+        (replace(QUIET, checkpoint_every_updates=3), "checkpoint"),
+        (replace(QUIET, checkpoint_every_control_records=50), "checkpoint"),
+        (replace(QUIET, hot_every_s=5.0, checkpoint_every_updates=3), "checkpoint"),
+        (QUIET, None),
+    ],
+)
+def test_intervals_are_of_time_of_updates_or_of_control_records(
+    settings: CoordinatorSettings, kind: str | None
+) -> None:
+    audit = publisher(settings)
+    assert audit.consider(4.9, version=2, control_position=49) is None
+    assert audit.consider(5.0, version=3, control_position=50) == kind
+
+
+def test_a_checkpoint_is_a_hot_snapshot_too_but_not_the_other_way_round() -> None:
+    audit = publisher(replace(QUIET, hot_every_updates=2, checkpoint_every_updates=3))
+    assert audit.consider(0.0, version=2, control_position=0) == "hot"
+    audit.take(at(2), 0.0, checkpoint=False)
+    assert audit.consider(0.0, version=3, control_position=0) == "checkpoint"
+    audit.take(at(3), 0.0, checkpoint=True)
+    assert audit.consider(0.0, version=4, control_position=0) is None
+    assert audit.consider(0.0, version=5, control_position=0) == "hot"

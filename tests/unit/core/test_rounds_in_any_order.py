@@ -1,0 +1,180 @@
+"""One update in flight under any mixture of replies, deaths and delays, beside a plain account."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from msgspec.structs import replace
+
+from common.core.messages import Batch, Gradient, ModelId, Order, WorkerId
+from common.core.rounds import GradientTimes, Round, Suspects
+from tests.unit.core.examples import SAMPLES, A, B, C, answer, batch, gradient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MODEL = ModelId(3, 7)
+LIMIT = 1  # strikes
+LATE_S = 1000.0  # past every deadline
+
+
+@dataclass
+class _Hand:
+    """What one order put into one worker's hands."""
+
+    worker: WorkerId
+    offsets: set[int]
+    alone: bool
+    late: bool = False
+
+
+workers = st.sampled_from([A, B, C])
+some_offsets = st.lists(st.integers(0, 5), max_size=4)
+
+
+class _AnyRound(RuleBasedStateMachine):
+    """A round of up to five batches, beside a plain account of who has what in hand."""
+
+    @initialize(size=st.integers(1, 5))
+    def begin(self, size: int) -> None:
+        self.batches = {offset: batch(offset, [A, B, C][offset % 3]) for offset in range(size)}
+        self.suspects = Suspects(LIMIT)
+        times = GradientTimes(floor_s=0.5)
+        self.round = Round(MODEL, self.batches.values(), self.suspects, times)
+        self.todo, self.counted, self.poison = set(self.batches), set[int](), set[int]()
+        self.hands, self.issued, self.now = list[_Hand](), list[Order](), 0.0
+
+    def held(self, *workers: WorkerId) -> set[int]:
+        mine = [h for h in self.hands if not h.late and h.worker in (workers or (A, B, C))]
+        return {offset for hand in mine for offset in hand.offsets}
+
+    @rule(live=st.sets(workers))
+    def hand_out(self, live: set[WorkerId]) -> None:
+        suspects, waiting = self.suspects.strikes.keys(), self.todo - self.held()
+        for order in self.round.orders(self.now, live):
+            offsets = {each.offset for each in order.batches}
+            assert order.worker in live
+            assert offsets <= waiting  # nobody is asked for what another is at
+            assert not self.held(order.worker) & suspects  # a suspect travels alone
+            assert not offsets & suspects or (len(offsets) == 1 and not self.held(order.worker))
+            self.hands.append(_Hand(order.worker, offsets, alone=len(offsets) == 1))
+            self.issued.append(order)
+            waiting -= offsets
+        for offset in waiting:  # only where nobody may take it
+            for worker in live:
+                assert self.held(worker) & (suspects if offset not in suspects else self.todo)
+
+    @rule(data=st.data())
+    def an_order_is_answered_perhaps_again(self, data: st.DataObject) -> None:
+        if self.issued:
+            self.reply(answer(data.draw(st.sampled_from(self.issued)), MODEL))
+
+    @rule(worker=workers, offsets=some_offsets, short=st.booleans(), old=st.booleans())
+    def a_ghost_answers(
+        self, worker: WorkerId, offsets: list[int], *, short: bool, old: bool
+    ) -> None:
+        model = ModelId(2, 7) if old else MODEL
+        reply = gradient(worker, model, map(batch, offsets))
+        self.reply(replace(reply, samples=reply.samples - short))
+
+    def reply(self, reply: Gradient) -> None:
+        offsets = set(reply.batches)
+        fits = reply.model == MODEL and 0 < len(offsets) == len(reply.batches)
+        right = fits and offsets <= self.todo and reply.samples == SAMPLES * len(offsets)
+        assert (self.round.count(reply) == "") == right
+        if right:
+            self.counted |= offsets
+            self.done_with(offsets)
+        elif fits:
+            self.void(reply.worker, offsets)
+
+    @rule(worker=workers, offsets=some_offsets)
+    def data_could_not_be_had(self, worker: WorkerId, offsets: list[int]) -> None:
+        self.round.excuse(worker, offsets)
+        self.void(worker, set(offsets))
+
+    @rule(worker=workers)
+    def a_worker_leaves(self, worker: WorkerId) -> None:
+        self.round.release(worker)
+        self.void(worker, set(self.batches))
+
+    @rule(worker=workers, offsets=some_offsets)
+    def a_worker_fails(self, worker: WorkerId, offsets: list[int]) -> None:
+        mine = [hand for hand in self.hands if hand.worker == worker]
+        alone = {offset for hand in mine if hand.alone for offset in hand.offsets}
+        self.blame(worker, set(offsets), alone, self.round.accuse)
+
+    @rule(worker=workers)
+    def a_worker_vanishes(self, worker: WorkerId) -> None:
+        mine = [hand for hand in self.hands if hand.worker == worker]
+        everything = {offset for hand in mine for offset in hand.offsets}
+        alone = everything if len(everything) == 1 and all(h.alone for h in mine) else set[int]()
+        self.blame(worker, everything, alone, lambda who, _: self.round.vanish(who))
+
+    def blame(
+        self,
+        worker: WorkerId,
+        offsets: set[int],
+        alone: set[int],
+        accuse: Callable[[WorkerId, set[int]], tuple[Batch, ...]],
+    ) -> None:
+        before = self.suspects.strikes
+        mine = [hand for hand in self.hands if hand.worker == worker]
+        blamed = {offset for hand in mine for offset in hand.offsets} & offsets
+        poison = {each.offset for each in accuse(worker, offsets)}
+        struck = {offset: before.get(offset, 0) + (offset in alone) for offset in blamed}
+        assert self.suspects.strikes == before | struck
+        assert poison == {offset for offset, strikes in struck.items() if strikes > LIMIT}
+        self.void(worker, offsets)
+        for offset in poison:
+            assert self.round.settle(offset) == self.batches[offset]
+        self.poison |= poison
+        self.done_with(poison)
+
+    @rule()
+    def everything_is_late(self) -> None:
+        self.now += LATE_S
+        assert self.round.overdue(self.now) == bool(self.held())
+        for hand in self.hands:
+            hand.late = True
+
+    def void(self, worker: WorkerId, offsets: set[int]) -> None:
+        self.hands = [h for h in self.hands if h.worker != worker or not h.offsets & offsets]
+
+    def done_with(self, offsets: set[int]) -> None:
+        self.todo -= offsets
+        for hand in self.hands:
+            hand.offsets -= offsets
+        self.hands = [hand for hand in self.hands if hand.offsets]
+
+    @invariant()
+    def each_batch_is_counted_at_most_once(self) -> None:
+        assert sorted(each.offset for each in self.round.counted) == sorted(self.counted)
+        assert {each.offset for each in self.round.todo} == self.todo
+        assert self.round.samples == SAMPLES * len(self.counted)
+        assert self.round.loss_sum == 2.0 * self.round.samples
+
+    def teardown(self) -> None:
+        """One worker that is faithful finishes it, whatever happened before."""
+        self.everything_is_late()
+        while self.round.todo:
+            orders = self.round.orders(self.now, {A})
+            assert orders
+            for order in orders:
+                self.reply(answer(order, MODEL))
+        assert self.counted | self.poison == self.batches.keys()
+        assert not self.counted & self.poison
+
+
+def test_whatever_happens_a_round_is_finished_with_exactly_its_batches() -> None:
+    run_state_machine_as_test(_AnyRound, settings=settings(stateful_step_count=40, deadline=None))
