@@ -1,0 +1,262 @@
+"""The stream side of a worker: where it may read, what it announces, when it pauses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.core import commands as do
+from common.core import events
+from common.core.batching import Run
+from common.core.ledger import Ledger
+from common.core.messages import BatchReady, Claim, SpanExpired, Standing
+from common.core.settings import WorkerSettings
+from common.core.worker import Worker
+from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, of_kind, ready, span, the
+
+if TYPE_CHECKING:
+    from common.core.commands import WorkerCommand
+    from common.core.spans import Partition
+
+SETTINGS = WorkerSettings(batch_size=SAMPLES, bound=3)
+READ_ON = do.SetReading(reading=True, reason="")
+
+
+class _Stream(Worker):
+    """A worker's stream side that was given partitions, fed in few words."""
+
+    def __init__(self, *own: Partition, settings: WorkerSettings = SETTINGS) -> None:
+        super().__init__(A, settings)
+        self.on(events.Assigned(own or (P,)), 0.0)
+
+    def read(
+        self, start: int, end: int, partition: Partition = P, now: float = 0.0
+    ) -> tuple[WorkerCommand, ...]:
+        return self.on(events.Decoded(Run(partition, range(start, end), (), 0.0, 0.0)), now)
+
+    def deliver(self, **offsets: int) -> None:
+        """Report control offsets by number of announcement: `_1=4, _2=7`."""
+        for number, offset in offsets.items():
+            self.on(events.Delivered(int(number[1:]), offset), 0.0)
+
+    def stand(
+        self, cpos: int, p: int = 0, *, horizon: int = 0, waiting: int = 0, live: int = 1
+    ) -> tuple[WorkerCommand, ...]:
+        """See a standing that claims partition P up to `p`."""
+        standing = Standing(0, cpos, {P: p, Q: 0}, horizon, waiting, live, {})
+        return self.on(events.StandingSeen(standing), 0.0)
+
+
+def claims(commands: tuple[WorkerCommand, ...]) -> list[Claim]:
+    return [announced.claim for announced in of_kind(commands, do.Announce)]
+
+
+# --- positions -------------------------------------------------------------------------------
+
+
+def test_without_a_standing_nothing_is_read() -> None:
+    stream = _Stream()
+    assert stream.on(events.StandingSeen(None), 0.0) == ()
+    assert stream.read(0, 10) == (do.DropRows(P),)
+    assert stream.stand(0, p=40) == (do.Place({P: 40}), READ_ON)
+    assert stream.position(P) == 40
+
+
+def test_it_reads_on_while_claimed_is_the_end_of_its_own_claims() -> None:
+    # announced  [0:10] at 4   [10:20] at 7   [20:25
+    # standing   cpos=5 claimed=10     cpos=8 claimed=20
+    stream = _Stream()
+    stream.stand(0)
+    assert claims(stream.read(0, 25)) == [ready(A, span(P, 0, 10)), ready(A, span(P, 10, 20))]
+    stream.deliver(_1=4, _2=7)
+    assert stream.stand(5, p=10, waiting=1) == ()
+    assert stream.stand(8, p=20, waiting=2) == ()
+    assert stream.position(P) == 25
+
+
+def test_a_place_that_another_took_is_left_until_all_that_was_sent_is_decided() -> None:
+    # announced  [0:10] at 4   [10:20] at 7   [20:25
+    # standing   cpos=5 claimed=15  lost       cpos=7  not yet       cpos=8 claimed=35  read on
+    stream = _Stream()
+    stream.stand(0)
+    stream.read(0, 25)
+    stream.deliver(_1=4, _2=7)
+    assert stream.stand(5, p=15) == (do.DropRows(P),)
+    assert stream.read(25, 30) == (do.DropRows(P),)
+    assert stream.stand(7, p=35) == ()
+    assert stream.stand(8, p=35) == (do.Place({P: 35}),)
+    assert claims(stream.read(35, 45)) == [ready(A, span(P, 35, 45))]  # [20:25] was dropped
+
+
+def test_what_has_no_delivery_report_may_yet_be_decided() -> None:
+    stream = _Stream()
+    stream.stand(0)
+    stream.read(0, 10)
+    assert stream.stand(9, p=10) == ()  # its own claim, only the report is late
+    assert stream.stand(10, p=30) == (do.DropRows(P),)
+    assert stream.stand(11, p=30) == ()
+    stream.deliver(_1=8)
+    assert stream.stand(11, p=30) == (do.Place({P: 30}),)
+
+
+def test_an_older_standing_is_ignored_whoever_wrote_it() -> None:
+    stream = _Stream()
+    stream.stand(8, p=20)
+    assert stream.stand(7, p=10, waiting=100) == ()
+    assert stream.position(P) == 20
+
+
+def test_a_loss_of_one_partition_leaves_the_others_part_of_the_open_batch() -> None:
+    stream = _Stream(P, Q)
+    stream.stand(0)
+    stream.read(0, 5, P)
+    stream.read(0, 3, Q)
+    assert stream.stand(1, p=50) == (do.DropRows(P), do.Place({P: 50}))
+    assert claims(stream.read(3, 10, Q)) == [ready(A, span(Q, 0, 10))]
+
+
+def test_a_partition_that_comes_back_waits_for_what_was_sent_before() -> None:
+    stream = _Stream()
+    stream.stand(0)
+    stream.read(0, 15)
+    stream.deliver(_1=4)
+    assert stream.on(events.Revoked((P,)), 0.0) == (do.DropRows(P),)
+    stream.on(events.Assigned((P,)), 0.0)
+    assert stream.stand(4, p=0) == ()
+    assert stream.stand(5, p=10) == (do.Place({P: 10}),)
+
+
+steps = st.lists(
+    st.sampled_from(["read", "append", "report", "decide", "stand", "steal", "rebalance"]),
+    max_size=60,
+)
+
+
+@given(steps)
+def test_it_is_placed_only_when_all_it_sent_is_decided_and_always_in_the_end(
+    steps: list[str],
+) -> None:
+    stream, ledger, control = _Stream(), Ledger(FIRST), list[Claim]()
+    sent, appended, reported = list[do.Announce](), dict[int, int](), set[int]()
+    drain = ["append", "report", "decide"] * len(steps) + ["stand"]
+    for step in [*steps, *drain]:
+        commands: tuple[WorkerCommand, ...] = ()
+        match step:
+            case "read":
+                start = stream.position(P) or 0
+                commands = stream.read(start, start + 7)
+            case "append" if len(appended) < len(sent):
+                announced = sent[len(appended)]
+                appended[announced.number] = len(control)
+                control.append(announced.claim)
+            case "report" if len(reported) < len(appended):
+                reported.add(len(reported) + 1)
+                stream.deliver(**{f"_{len(reported)}": appended[len(reported)]})
+            case "decide" if ledger.position < len(control):
+                ledger.decide(ledger.position, control[ledger.position])
+            case "stand":
+                commands = stream.stand(ledger.position, p=ledger.claimed[P])
+                for _ in of_kind(commands, do.Place):
+                    assert len(reported) == len(sent)
+                    assert all(offset < ledger.position for offset in appended.values())
+            case "steal":
+                start = ledger.claimed[P]
+                control.append(ready(B, span(P, start, start + 4)))
+            case "rebalance":
+                stream.on(events.Revoked((P,)), 0.0)
+                stream.on(events.Assigned((P,)), 0.0)
+        sent += of_kind(commands, do.Announce)
+    position = stream.position(P)
+    assert position is not None
+    (claim,) = claims(stream.read(position, position + SAMPLES))[:1]
+    assert ledger.decide(len(control), claim).accepted
+
+
+# --- pace ------------------------------------------------------------------------------------
+
+
+def test_the_bound_pauses_reading_until_batches_are_settled() -> None:
+    stream = _Stream()
+    stream.stand(0)
+    assert stream.room == 30
+    assert the(stream.read(0, 30), do.SetReading).reason == "enough batches wait here"
+    assert stream.room == 0
+    stream.deliver(_1=0, _2=1, _3=2)
+    assert stream.stand(3, p=30, waiting=3) == ()
+    gone = do.Forget(((span(P, 0, 10),),))  # below the horizon
+    assert stream.stand(3, p=30, waiting=2, horizon=1) == (gone, READ_ON)
+
+
+def test_batches_that_were_refused_do_not_fill_the_bound() -> None:
+    stream = _Stream()
+    stream.stand(0)
+    stream.read(0, 30)
+    stream.deliver(_1=1, _2=2, _3=3)
+    stolen = stream.stand(4, p=5, waiting=1)
+    assert stolen == (do.DropRows(P), do.Place({P: 5}), READ_ON)
+
+
+def test_it_pauses_while_more_waits_in_the_job_than_its_workers_can_have() -> None:
+    stream = _Stream()
+    stream.stand(0)
+    assert stream.stand(1, waiting=6, live=1) == ()
+    paused = do.SetReading(reading=False, reason="enough batches wait in the whole job")
+    assert stream.stand(2, waiting=7, live=1) == (paused,)
+    assert stream.stand(3, waiting=7, live=2) == (READ_ON,)
+
+
+def test_expired_records_are_claimed_after_what_was_read() -> None:
+    # read [0:5   retention deleted up to 40: claims [0:5], then [5:40] as expired; reads from 40
+    stream = _Stream()
+    assert stream.on(events.FellBehind(P, 40), 0.0) == ()  # not placed
+    stream.stand(0)
+    stream.read(0, 5)
+    assert stream.on(events.FellBehind(P, 5), 0.0) == ()  # nothing is missing
+    assert stream.on(events.FellBehind(P, 40), 0.0) == (
+        do.Announce(1, BatchReady(A, (span(P, 0, 5),), 5), (5,)),
+        do.Announce(2, SpanExpired(A, (span(P, 5, 40),)), (0,)),
+        do.Place({P: 40}),
+    )
+    stream.deliver(_1=0, _2=1)
+    assert stream.stand(2, p=40, waiting=1) == ()
+
+
+def test_a_partial_batch_lingers_for_its_time_and_not_when_leaving() -> None:
+    stream = _Stream(settings=replace(SETTINGS, batch_linger_s=0.05))
+    stream.on(events.Tick(), 0.0)
+    stream.stand(0)
+    stream.read(0, 4)
+    assert stream.due() == 0.05
+    assert stream.on(events.Tick(), 0.04) == ()
+    assert claims(stream.on(events.Tick(), 0.05)) == [ready(A, span(P, 0, 4), samples=4)]
+
+    stream.read(4, 8, now=0.06)
+    stream.on(events.Leaving(), 0.06)
+    assert claims(stream.on(events.Tick(), 1.0)) == []
+    assert stream.due() > 1.0
+
+
+def test_leaving_stops_reading_and_goes_on_beating() -> None:
+    stream = _Stream()
+    stream.stand(0)
+    paused = do.SetReading(reading=False, reason="leaving")
+    assert stream.on(events.Leaving(), 0.0) == (do.Beat("leaving"), paused)
+    assert stream.on(events.Tick(), 0.0) == (do.Beat("leaving"), do.LookAtStanding())
+
+
+def test_it_looks_often_while_it_waits_for_a_place_and_seldom_while_it_reads() -> None:
+    stream = _Stream()
+    assert stream.on(events.Tick(), 1.0) == (do.Beat("alive"), do.LookAtStanding())
+    assert stream.due() == pytest.approx(1.0 + SETTINGS.standing_hungry_s)
+    stream.stand(0)
+    assert stream.due() == pytest.approx(1.0 + SETTINGS.standing_s)
+
+
+def test_what_a_checkpoint_covers_is_committed_for_the_partitions_that_it_owns() -> None:
+    stream = _Stream(Q)
+    standing = Standing(0, 9, {P: 50, Q: 70}, 9, 0, 1, settled={P: 30, Q: 60})
+    assert of_kind(stream.on(events.StandingSeen(standing), 0.0), do.Commit) == [do.Commit({Q: 60})]
