@@ -147,10 +147,12 @@ class Writer(Protocol):
         headers: Sequence[tuple[str, bytes]] = (),
         on_delivered: Callable[[int], None] | None = None,  # gets the record's offset
     ) -> None:
-        """Queue one record; waits only while the local queue is full.
+        """Queue one record; waits while the local queue is full, and at a topic's first use.
 
         Raises:
             DeliveryError: If an earlier record's delivery failed for good.
+            UnknownTopicError: If there is no such topic.
+            UnavailableError: If the broker is away and the topic has never been seen.
         """
 
     def poll(self) -> None:
@@ -161,14 +163,18 @@ class Writer(Protocol):
         """
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything is delivered and its callbacks ran; False if it took too long."""
+        """Wait until everything is delivered and its callbacks ran; False if it took too long.
+
+        Raises:
+            DeliveryError: If a record's delivery failed for good.
+        """
 
     def close(self) -> None:
         """Flush and let go of the connection."""
 
 
 class Log(Protocol):
-    """Kafka. This object may be shared between threads; what it makes belongs to one thread each."""
+    """Kafka. May be shared between threads; what it makes belongs to one thread each."""
 
     def create_topic(
         self, topic: str, partitions: int, *, kept_forever: bool = False, compacted: bool = False
