@@ -1,0 +1,172 @@
+"""The proof from two topics: what is whole has no flaw, and every flaw is found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from common.core.audit import Audit, Flaw, audit
+from common.core.messages import (
+    GENESIS,
+    Batch,
+    BatchReady,
+    Lead,
+    ModelId,
+    Quarantined,
+    Skipped,
+    SpanExpired,
+    UpdateApplied,
+)
+from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, batch, ready, span
+
+if TYPE_CHECKING:
+    from common.core.messages import AuditRecord, Claim
+
+LEAD = Lead(-1, GENESIS, "c1")  # at offset 0 of every updates topic here
+
+
+def claims(count: int) -> list[Claim | None]:
+    """Claims on P, one after another: `batch(n)` is the n-th."""
+    return [ready(A, *batch(n).address) for n in range(count)]
+
+
+def update(version: int, *batches: Batch, epoch: int = 0) -> UpdateApplied:
+    return UpdateApplied(epoch, version, batches, sum(b.samples for b in batches), 0.5)
+
+
+def audit_of(control: list[Claim | None], *updates: AuditRecord | None) -> Audit:
+    return audit(FIRST, enumerate(control), enumerate(updates))
+
+
+def test_a_clean_pair_of_topics_has_no_flaw() -> None:
+    # control  0       1        2       3       4        5        6         7
+    # claim    A 0:10  B 0:10   B Q0:5  P10:20  garbage  P20:30   P30:40    P40:50
+    #          J=1     refused  bad     J=1              expired  quarant.  waits
+    bad = tuple(Skipped("s", 1, offset, "no label") for offset in range(5))
+    control: list[Claim | None] = [
+        ready(A, span(P, 0, 10)),
+        ready(B, span(P, 0, 10)),
+        BatchReady(B, (span(Q, 0, 5),), 0, bad),
+        ready(B, span(P, 10, 20), samples=7),
+        None,
+        SpanExpired(A, (span(P, 20, 30),)),
+        ready(A, span(P, 30, 40)),
+        ready(A, span(P, 40, 50), samples=8),
+    ]
+    made = update(1, batch(0), Batch(3, B, (span(P, 10, 20),), 7))
+    poison = Quarantined(0, Batch(6, A, (span(P, 30, 40),), SAMPLES), "poison: raised")
+
+    assert audit_of(control, LEAD, None, made, poison) == Audit(
+        updates=(made,),
+        quarantined=(poison,),
+        expired=(span(P, 20, 30),),
+        takeovers=1,
+        taken_back=0,
+        trained=17,
+        skipped=5,
+        unsettled=8,
+        settled={P: 40, Q: 5},
+        flaws=(),
+    )
+
+
+def test_takeovers_and_what_they_took_back_are_counted() -> None:
+    # offset  0     1        2        3        4            5        6
+    # record  Lead  J=1 {0}  J=2 {1}  Lead(0)  J=3 of 0     J=2 {2}  Lead(0)
+    #                        taken    base J=1 comes late   counts   too late
+    found = audit_of(
+        claims(3),
+        LEAD,
+        update(1, batch(0)),
+        update(2, batch(1)),
+        Lead(0, ModelId(0, 1), "c2"),
+        update(3, batch(2)),
+        update(2, batch(2), epoch=3),
+        Lead(0, GENESIS, "c3"),
+    )
+    assert found.updates == (update(1, batch(0)), update(2, batch(2), epoch=3))
+    assert (found.takeovers, found.taken_back) == (2, 2)
+    assert (found.trained, found.unsettled) == (2 * SAMPLES, SAMPLES)  # batch 1 waits again
+    assert found.settled[P] == 10  # behind what waits, nothing is settled yet
+    assert found.flaws == ()
+
+
+def test_a_batch_taken_back_may_be_used_again() -> None:
+    found = audit_of(
+        claims(1), LEAD, update(1, batch(0)), Lead(0, GENESIS, "c2"), update(1, batch(0), epoch=2)
+    )
+    assert (found.trained, found.flaws) == (SAMPLES, ())
+
+
+def test_an_unsettled_tail_is_no_flaw() -> None:
+    found = audit_of(claims(3), LEAD, update(1, batch(0)))
+    assert (found.unsettled, found.settled[P], found.flaws) == (2 * SAMPLES, 10, ())
+
+
+def test_two_empty_topics_prove_nothing_and_have_no_flaw() -> None:
+    found = audit_of([])
+    assert (found.trained, found.settled, found.flaws) == (0, FIRST, ())
+
+
+def test_a_gap_is_found() -> None:
+    # claimed  0 ---- 10 ---- 20 ---- 30
+    # used     0 ---- 10   13-20 ---- 30
+    short = replace(batch(1), address=(span(P, 13, 20),))
+    found = audit_of(claims(3), LEAD, update(1, batch(0), short, batch(2)))
+    assert found.flaws == (
+        Flaw("never claimed", "batch 1 of version 1"),
+        Flaw("gap", "s[0]@10:13"),
+    )
+
+
+def test_an_overlap_is_found() -> None:
+    # claimed  0 ---- 10 ---- 20 ---- 30
+    # used     0 ---- 10
+    #             7 --------- 20 ---- 30
+    long = replace(batch(1), address=(span(P, 7, 20),))
+    found = audit_of(claims(3), LEAD, update(1, batch(0), long, batch(2)))
+    assert found.flaws == (
+        Flaw("never claimed", "batch 1 of version 1"),
+        Flaw("overlap", "s[0]@0:10 and s[0]@7:20"),
+    )
+
+
+def test_a_batch_used_twice_is_found_wherever_it_was_used() -> None:
+    in_two_updates = audit_of(claims(1), LEAD, update(1, batch(0)), update(2, batch(0)))
+    assert Flaw("used twice", "batch 0 again in version 2") in in_two_updates.flaws
+
+    in_one_update = audit_of(claims(1), LEAD, update(1, batch(0), batch(0)))
+    assert Flaw("used twice", "batch 0 again in version 1") in in_one_update.flaws
+
+    in_quarantine = audit_of(
+        claims(1), LEAD, update(1, batch(0)), Quarantined(0, batch(0), "expired")
+    )
+    assert Flaw("used twice", "batch 0 again in quarantine") in in_quarantine.flaws
+
+
+def test_an_update_of_a_batch_that_was_never_claimed_is_found() -> None:
+    flaw = Flaw("never claimed", "batch 1 of version 1")
+    assert audit_of(claims(1), LEAD, update(1, batch(0), batch(1))).flaws == (flaw,)
+
+    refused = [*claims(1), ready(B, span(P, 5, 20))]
+    assert flaw in audit_of(refused, LEAD, update(1, batch(0), batch(1))).flaws
+
+    other_count = replace(batch(0), samples=SAMPLES - 1)
+    flaws = audit_of(claims(1), LEAD, update(1, other_count)).flaws
+    assert flaws == (Flaw("never claimed", "batch 0 of version 1"),)
+
+
+@given(st.permutations(range(6)), st.integers(0, 6), st.integers(1, 3))
+def test_whatever_the_order_of_use_only_what_is_behind_every_waiting_batch_is_settled(
+    order: list[int], used: int, group_size: int
+) -> None:
+    settled = order[:used]
+    groups = [settled[n : n + group_size] for n in range(0, used, group_size)]
+    updates = [update(j, *map(batch, group)) for j, group in enumerate(groups, 1)]
+    found = audit_of(claims(6), LEAD, *updates)
+    assert found.flaws == ()
+    assert found.trained + found.unsettled == 6 * SAMPLES
+    assert found.settled[P] == min(set(range(7)) - set(settled)) * SAMPLES

@@ -1,0 +1,207 @@
+"""Cutting records into batches: by offsets alone, however polls happened to chunk them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.core.batching import MAX_SKIPPED, Batcher, Cut, Run
+from common.core.messages import Skipped
+from tests.unit.core.examples import P, Q, span
+
+if TYPE_CHECKING:
+    from common.core.spans import Partition
+
+BEGIN = {P: 0, Q: 100}
+
+
+class Read(NamedTuple):
+    """A record as it was read."""
+
+    partition: Partition
+    offset: int
+    good: bool
+
+
+def skipped(partition: Partition, offset: int) -> Skipped:
+    return Skipped(*partition, offset, "does not decode")
+
+
+def run(partition: Partition, good: range, bad: range = range(0)) -> Run:
+    return Run(partition, good, tuple(skipped(partition, offset) for offset in bad), 0.0, 0.0)
+
+
+def placed(batch_size: int, linger_s: float | None = None) -> Batcher:
+    batcher = Batcher(batch_size, linger_s)
+    for partition, position in BEGIN.items():
+        batcher.place(partition, position)
+    return batcher
+
+
+def test_a_batch_is_cut_where_its_last_sample_is() -> None:
+    # s[0]   0 1 . . 4 5     (2 and 3 hold no record)
+    # s[1]             100 101 102
+    # b = 3  |---------|-------|--
+    batcher = placed(3)
+    (first,) = batcher.add(Run(P, [0, 1, 4, 5], (), 0.0, 0.0), now=0.0)
+    (second,) = batcher.add(run(Q, range(100, 103)), now=0.0)
+
+    assert first.address == (span(P, 0, 5),)
+    assert (second.address, second.counts) == ((span(P, 5, 6), span(Q, 100, 102)), (1, 2))
+    assert (batcher.samples, batcher.position(P), batcher.position(Q)) == (1, 6, 103)
+
+
+def test_a_hole_belongs_to_the_span_of_the_record_behind_it() -> None:
+    batcher = placed(1)
+    cuts = batcher.add(Run(P, [3, 7], (), 0.0, 0.0), now=0.0)
+    assert [cut.address for cut in cuts] == [(span(P, 0, 4),), (span(P, 4, 8),)]
+
+
+def test_a_dropped_partition_leaves_the_others_open() -> None:
+    batcher = placed(4)
+    batcher.add(run(P, range(2)), now=0.0)
+    batcher.add(run(Q, range(100, 101), bad=range(101, 102)), now=0.0)
+    batcher.drop(P)
+
+    assert (batcher.position(P), batcher.has_open(P), batcher.has_open(Q)) == (None, False, True)
+    assert batcher.samples == 1
+    cut = batcher.close()
+    assert cut is not None
+    assert (cut.address, cut.counts) == ((span(Q, 100, 102),), (1,))
+    assert cut.skipped == (skipped(Q, 101),)
+
+
+def test_a_partition_placed_again_forgets_what_was_open_of_it() -> None:
+    batcher = placed(2)
+    batcher.add(run(P, range(1)), now=0.0)
+    batcher.place(P, 50)
+
+    assert (batcher.samples, batcher.position(P)) == (0, 50)
+    (cut,) = batcher.add(run(P, range(50, 52)), now=0.0)
+    assert cut.address == (span(P, 50, 52),)
+
+
+def test_a_partial_batch_is_due_a_linger_after_its_first_record() -> None:
+    batcher = placed(2, linger_s=5.0)
+    assert batcher.due() is None
+    batcher.add(run(P, range(1)), now=10.0)
+    batcher.add(run(P, range(0)), now=12.0)
+    assert batcher.due() == 15.0
+
+    batcher.add(run(P, range(1, 3)), now=14.0)  # completes it, and opens the next
+    assert batcher.due() == 19.0
+    assert batcher.close() is not None
+    assert (batcher.due(), batcher.close()) == (None, None)
+
+
+def test_without_a_linger_a_partial_batch_is_never_due() -> None:
+    batcher = placed(2)
+    batcher.add(run(P, range(1)), now=10.0)
+    assert batcher.due() is None
+
+
+@pytest.mark.parametrize("again", [run(P, range(2, 5)), run(P, range(5, 6), bad=range(2, 3))])
+def test_a_run_from_below_the_position_is_refused_and_changes_nothing(again: Run) -> None:
+    batcher = placed(10)
+    batcher.add(run(P, range(3)), now=0.0)
+    with pytest.raises(ValueError, match=r"s\[0\] gave offset 2 below its position 3"):
+        batcher.add(again, now=0.0)
+    assert (batcher.samples, batcher.position(P)) == (3, 3)
+
+
+def test_a_partition_without_a_position_is_not_read() -> None:
+    with pytest.raises(ValueError, match=r"s\[0\] was read before it was placed"):
+        Batcher(2).add(run(P, range(1)), now=0.0)
+
+
+def test_a_batch_holds_at_least_one_sample() -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        Batcher(0)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, MAX_SKIPPED, 2 * MAX_SKIPPED + 500])
+def test_a_thousand_bad_records_close_a_batch(chunk: int) -> None:
+    batcher, cuts = placed(3), list[Cut]()
+    batcher.add(run(Q, range(100, 102)), now=0.0)  # two good ones go with the first thousand
+    for start in range(0, 2 * MAX_SKIPPED + 500, chunk):
+        end = min(start + chunk, 2 * MAX_SKIPPED + 500)
+        cuts += batcher.add(run(P, range(0), bad=range(start, end)), now=0.0)
+
+    assert [len(cut.skipped) for cut in cuts] == [MAX_SKIPPED, MAX_SKIPPED]
+    assert [cut.samples for cut in cuts] == [2, 0]
+    assert cuts[1].address == (span(P, MAX_SKIPPED, 2 * MAX_SKIPPED),)
+
+
+@st.composite
+def readings(draw: st.DrawFn) -> list[Read]:
+    """Records of two partitions as they came, with holes between them and bad ones among them."""
+    at, reads = dict(BEGIN), list[Read]()
+    for _ in range(draw(st.integers(0, 40))):
+        partition = draw(st.sampled_from([P, Q]))
+        offset = at[partition] + draw(st.sampled_from([0, 0, 0, 1, 5]))
+        at[partition] = offset + 1
+        reads.append(Read(partition, offset, draw(st.sampled_from([True, True, True, False]))))
+    return reads
+
+
+def chunked(reads: list[Read], breaks: list[bool]) -> list[Run]:
+    """The same records as runs; a run ends at a break, or where the partition changes."""
+    chunks = list[list[Read]]()
+    for read, breaks_here in zip(reads, breaks, strict=True):
+        if breaks_here or not chunks or chunks[-1][-1].partition != read.partition:
+            chunks.append([])
+        chunks[-1].append(read)
+    return [
+        Run(
+            chunk[0].partition,
+            [read.offset for read in chunk if read.good],
+            tuple(skipped(read.partition, read.offset) for read in chunk if not read.good),
+            0.0,
+            0.0,
+        )
+        for chunk in chunks
+    ]
+
+
+def cut_all(batch_size: int, runs: list[Run]) -> tuple[list[Cut], Cut | None]:
+    """The full batches, and the partial one that is left."""
+    batcher = placed(batch_size)
+    return [cut for each in runs for cut in batcher.add(each, now=0.0)], batcher.close()
+
+
+@given(readings(), st.integers(1, 5), st.data())
+def test_any_chunking_of_the_same_records_gives_the_same_batches(
+    reads: list[Read], batch_size: int, data: st.DataObject
+) -> None:
+    size = len(reads)
+    breaks = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    one_by_one = cut_all(batch_size, chunked(reads, [True] * size))
+    assert cut_all(batch_size, chunked(reads, breaks)) == one_by_one
+    assert cut_all(batch_size, chunked(reads, [False] * size)) == one_by_one
+
+
+@given(readings(), st.integers(1, 5))
+def test_batches_tile_what_was_read_and_count_what_decodes(
+    reads: list[Read], batch_size: int
+) -> None:
+    full, rest = cut_all(batch_size, chunked(reads, [False] * len(reads)))
+    assert all(cut.samples == batch_size for cut in full)
+    assert rest is None or rest.samples < batch_size
+
+    end = dict(BEGIN)
+    for cut in [*full, *([rest] if rest else [])]:
+        inside = list[Read]()
+        for each, count in zip(cut.address, cut.counts, strict=True):
+            assert each.start == end[each.place]  # neither a gap nor an overlap
+            end[each.place] = each.end
+            here = [r for r in reads if r.partition == each.place and r.offset in range(*each[2:])]
+            assert count == sum(read.good for read in here)
+            inside += here
+        assert cut.samples == sum(cut.counts)
+        assert cut.skipped == tuple(skipped(r.partition, r.offset) for r in inside if not r.good)
+    for partition, begin in BEGIN.items():
+        last = max((r.offset + 1 for r in reads if r.partition == partition), default=begin)
+        assert end[partition] == last
