@@ -107,7 +107,13 @@ def test_every_file_says_why_it_exists_and_is_short() -> None:
 
 
 def test_the_tree_names_no_machine_and_no_registry() -> None:
-    others = ["Makefile", ".ci/run", "pyproject.toml", "constraints.txt", *ROOT.glob("*.md")]
+    others: list[str | Path] = [
+        "Makefile",
+        ".ci/run",
+        "pyproject.toml",
+        "constraints.txt",
+        *ROOT.glob("*.md"),
+    ]
     others += [*(ROOT / "docs").rglob("*.*"), *(ROOT / "deploy").glob("*/pom.xml")]
     for path in (*sources(*TREES), *(ROOT / other for other in others)):
         text = path.read_text()
