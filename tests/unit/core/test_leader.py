@@ -1,0 +1,216 @@
+"""A leader at work: when a round begins, who is asked, what workers and successors are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from common.core import commands as do
+from common.core import events
+from common.core.messages import BatchReady, Failed, ModelId, Skipped, Standing, TriggerId
+from tests.unit.core.bench import QUIET, Bench
+from tests.unit.core.examples import FIRST, A, B, C, P, Q, answer, batch, of_kind, span, the
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from common.core.commands import CoordinatorCommand
+    from common.core.messages import WorkerId
+    from common.core.settings import CoordinatorSettings
+
+
+def leading(settings: CoordinatorSettings = QUIET, *workers: WorkerId) -> Bench:
+    """A leader that sees A, B and C, unless said otherwise."""
+    bench = Bench(settings)
+    bench.lead()
+    bench.see(*(workers or (A, B, C)))
+    return bench
+
+
+def asked(commands: Iterable[CoordinatorCommand]) -> dict[WorkerId, list[int]]:
+    """Who is asked for which batches by the one trigger among these commands."""
+    orders = the(commands, do.PostTrigger).trigger.orders
+    return {order.worker: [b.offset for b in order.batches] for order in orders}
+
+
+# --- rounds ----------------------------------------------------------------------------------
+
+
+def test_a_leader_begins_with_its_model_its_standing_and_a_look_at_the_workers() -> None:
+    bench = Bench()
+    begin, model, standing, look = bench.lead()
+    assert isinstance(begin, do.Begin)
+    assert model == do.PublishModel(ModelId(0, 0))
+    assert standing == do.PutStanding(Standing(0, 0, FIRST, 0, 0, 0, FIRST))
+    assert look == do.LookForWorkers()
+
+
+def test_the_kth_batch_begins_a_round_and_its_last_gradient_makes_the_update() -> None:
+    bench = leading()
+    assert of_kind(bench.announce(A), do.PostTrigger) == []
+    trigger = the(bench.announce(B), do.PostTrigger).trigger
+    assert (trigger.id, trigger.model) == (TriggerId(0, 1), ModelId(0, 0))
+
+    a, b = trigger.orders
+    assert bench.feed(events.RepliesRead((answer(a, bench.model),))) == (
+        do.AddGradient(answer(a, bench.model)),
+    )
+    _, apply, audit, model = bench.feed(events.RepliesRead((answer(b, bench.model),)))
+    assert isinstance(apply, do.Apply)
+    assert audit == do.AppendAudit(apply.update)
+    assert model == do.PublishModel(ModelId(0, 1))
+    assert (apply.update.epoch, apply.update.version, apply.update.short) == (0, 1, "")
+    assert apply.update.batches == (batch(0, A), batch(1, B))
+    assert (apply.update.samples, apply.update.loss) == (20, 2.0)
+    assert apply.update.metrics == {"right": 1.0}
+
+
+def test_the_next_round_begins_only_when_no_update_is_in_flight() -> None:
+    # batches  a0 b1 begin a round      a2 b3 wait      gradients of 0, 1: a2 b3 begin
+    bench = leading()
+    assert asked(bench.announce(A, B)) == {A: [0], B: [1]}
+    assert of_kind(bench.announce(A, B), do.PostTrigger) == []
+    old = bench.orders
+    said = bench.compute()
+    assert asked(said) == {A: [2], B: [3]}
+    assert said.index(do.PublishModel(bench.model)) < said.index(of_kind(said, do.PostTrigger)[0])
+
+    stale = answer(old[0], ModelId(0, 0))  # it comes again
+    assert bench.feed(events.RepliesRead((stale,))) == (do.Drop(stale, "its round is over"),)
+
+
+def test_a_round_waits_while_too_much_audit_is_unread() -> None:
+    bench = leading(replace(QUIET, unread_audits=1))
+    for _ in range(2):
+        bench.announce(A, B)
+        bench.compute()
+    assert of_kind(bench.announce(A, B), do.PostTrigger) == []
+    assert asked(bench.read_updates(1)) == {A: [4], B: [5]}
+
+
+def test_a_group_that_stays_short_goes_after_its_linger() -> None:
+    bench = leading(replace(QUIET, group_linger_s=1.0))
+    bench.announce(A)
+    assert of_kind(bench.tick(0.9), do.PostTrigger) == []
+    assert asked(bench.tick(1.0)) == {A: [0]}
+    update = the(bench.compute(), do.Apply).update
+    assert (update.short, len(update.batches)) == ("linger", 1)
+
+
+def test_a_lingering_round_takes_in_what_comes_before_its_gradients() -> None:
+    bench = leading(replace(QUIET, group_linger_s=1.0))
+    bench.announce(A)
+    bench.tick(1.0)
+    (first,) = bench.orders
+    assert asked(bench.announce(B)) == {B: [1]}
+    bench.compute()
+    (update,) = of_kind(bench.feed(events.RepliesRead((answer(first, bench.model),))), do.Apply)
+    assert (update.update.short, len(update.update.batches)) == ("", 2)
+
+
+# --- others are asked ------------------------------------------------------------------------
+
+
+def test_the_batches_of_a_dead_worker_go_to_another_with_the_model() -> None:
+    bench = leading()
+    bench.announce(A, B)
+    bench.see(A, C)
+    said = bench.said[-2:]
+    assert said[0] == do.PublishModel(bench.model)
+    assert asked(said) == {C: [1]}
+
+
+def test_a_leaving_worker_may_finish_and_is_not_blamed() -> None:
+    bench = leading(replace(QUIET, strikes=0))
+    bench.announce(A, B)
+    bench.see(A, C, leaving=[B])
+    assert len(of_kind(bench.said, do.PostTrigger)) == 1  # it may be at it still
+    bench.see(A, C)
+    assert asked(bench.said[-2:]) == {C: [1]}
+    assert len(bench.updates) == 1  # the Lead, no Quarantined
+
+
+def test_what_is_overdue_is_asked_of_others_with_the_model() -> None:
+    bench = leading(QUIET, A, B)
+    bench.announce(A, B)
+    assert of_kind(bench.tick(0.4), do.PostTrigger) == []
+    said = bench.tick(0.5)
+    assert asked(said) == {A: [1], B: [0]}
+    assert of_kind(said, do.PublishModel) == [do.PublishModel(bench.model)]
+
+
+def test_a_missing_model_is_published_again() -> None:
+    bench = leading()
+    bench.announce(A, B)
+    failed = Failed(B, bench.model, (1,), "model_missing")
+    said = bench.feed(events.RepliesRead((failed,)))
+    assert said[:2] == (do.Drop(failed, "model_missing"), do.PublishModel(bench.model))
+    assert asked(said) == {C: [1]}
+
+
+def test_with_proceed_a_missing_batch_is_put_back_once_and_then_awaited() -> None:
+    # round   a0 b1       overdue: J=1 of a0     b1 a2       overdue     J=2 of b1 a2
+    # answers a0                                 a2          b1 asked again
+    bench = leading(replace(QUIET, on_missing="proceed", hot_every_updates=1), A, B)
+    bench.announce(A, B)
+    bench.feed(events.RepliesRead((answer(bench.orders[0], bench.model),)))
+    update = the(bench.tick(0.5), do.Apply).update
+    assert (update.short, update.batches) == ("missing", (batch(0, A),))
+    bench.read_updates()
+    assert (bench.published[-1].returned, bench.published[-1].waiting) == ((1,), (batch(1, B),))
+
+    assert asked(bench.announce(A)) == {A: [2], B: [1]}
+    mine = next(order for order in bench.orders if order.worker == A)
+    bench.feed(events.RepliesRead((answer(mine, bench.model),)))
+    said = bench.tick(9.0)
+    assert (of_kind(said, do.Apply), asked(said)) == ([], {A: [1]})
+    update = the(bench.compute(), do.Apply).update
+    assert (update.short, len(update.batches)) == ("", 2)
+    bench.read_updates()
+    assert bench.published[-1].returned == ()
+
+
+# --- what others are told --------------------------------------------------------------------
+
+
+def test_the_standing_says_what_is_decided_and_what_waits() -> None:
+    # control    0: a  1: b  2: a again, refused  3: a
+    bench = leading()
+    bench.announce(A)
+    assert bench.standing == Standing(0, 1, {P: 10, Q: 0}, 0, 1, 3, FIRST)
+    bench.announce(B)
+    bench.read_control(bench.control[0])
+    assert bench.standing == Standing(0, 3, {P: 20, Q: 0}, 0, 2, 3, FIRST)
+    bench.announce(A)
+    bench.compute()
+    bench.tick(0.1)
+    assert bench.standing == Standing(0, 4, {P: 30, Q: 0}, 3, 1, 3, FIRST)
+
+
+def test_a_snapshot_holds_the_round_in_flight_as_waiting() -> None:
+    bench = leading(replace(QUIET, checkpoint_every_s=1.0))
+    bench.announce(A, B, C)
+    bench.feed(events.RepliesRead((answer(bench.orders[0], bench.model),)))
+    bench.tick(1.0)
+    (snapshot,) = bench.published
+    assert snapshot.waiting == (batch(0, A), batch(1, B), batch(2, C))
+    assert (snapshot.made, snapshot.control_position) == (ModelId(-1, 0), 3)
+
+
+def test_lag_tools_are_told_what_a_checkpoint_covers_once_it_is_published() -> None:
+    bench = leading(replace(QUIET, checkpoint_every_updates=1))
+    bench.announce(A, B, C)
+    bench.compute()
+    assert bench.published == []
+    bench.read_updates()
+    assert bench.published[-1].settled == {P: 20, Q: 0}
+    bench.tick(0.1)
+    assert bench.standing.settled == {P: 20, Q: 0}
+
+
+def test_bad_records_are_dead_lettered_once_their_claim_is_accepted() -> None:
+    bad = (Skipped("s", 0, 3, "no label"),)
+    claim = BatchReady(A, (span(P, 0, 10),), 9, bad)
+    bench = leading()
+    said = bench.read_control(claim, claim)
+    assert the(said, do.DeadLetterRecords) == do.DeadLetterRecords(bad)
