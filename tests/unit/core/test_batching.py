@@ -85,13 +85,13 @@ def test_a_partition_placed_again_forgets_what_was_open_of_it() -> None:
 
 
 def test_a_partial_batch_is_due_a_linger_after_its_first_record() -> None:
-    batcher = placed(2, linger_s=5.0)
+    batcher = placed(3, linger_s=5.0)
     assert batcher.due() is None
     batcher.add(run(P, range(1)), now=10.0)
-    batcher.add(run(P, range(0)), now=12.0)
+    batcher.add(run(P, range(1, 2)), now=12.0)
     assert batcher.due() == 15.0
 
-    batcher.add(run(P, range(1, 3)), now=14.0)  # completes it, and opens the next
+    batcher.add(run(P, range(2, 4)), now=14.0)  # completes it, and opens the next
     assert batcher.due() == 19.0
     assert batcher.close() is not None
     assert (batcher.due(), batcher.close()) == (None, None)
@@ -133,6 +133,21 @@ def test_a_thousand_bad_records_close_a_batch(chunk: int) -> None:
     assert [len(cut.skipped) for cut in cuts] == [MAX_SKIPPED, MAX_SKIPPED]
     assert [cut.samples for cut in cuts] == [2, 0]
     assert cuts[1].address == (span(P, MAX_SKIPPED, 2 * MAX_SKIPPED),)
+
+
+def test_what_comes_first_closes_the_batch_its_last_sample_or_a_thousand_bad_records() -> None:
+    samples_first = placed(2).add(run(P, range(2), bad=range(2, 1500)), now=0.0)
+    assert [cut.address for cut in samples_first] == [(span(P, 0, 2),), (span(P, 2, 1002),)]
+
+    (bad_first,) = placed(2).add(run(P, range(1200, 1203), bad=range(1100)), now=0.0)[:1]
+    assert (bad_first.address, bad_first.samples) == ((span(P, 0, MAX_SKIPPED),), 0)
+
+
+def test_bad_records_of_a_dropped_partition_close_nothing() -> None:
+    batcher = placed(3)
+    batcher.add(run(P, range(0), bad=range(MAX_SKIPPED - 1)), now=0.0)
+    batcher.drop(P)
+    assert batcher.add(run(Q, range(0), bad=range(100, 100 + MAX_SKIPPED - 1)), now=0.0) == ()
 
 
 @st.composite
