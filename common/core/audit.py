@@ -101,8 +101,19 @@ def audit(
         skipped=skipped,
         unsettled=sum(b.samples for o, b in accepted.items() if o not in settled),
         settled=frontier,
-        flaws=(*flaws, *holes),
+        flaws=(*flaws, *_miscounted(effective), *holes),
     )
+
+
+def _miscounted(updates: Iterable[UpdateApplied]) -> list[Flaw]:
+    """Updates that say other samples than their batches have."""
+    flaws = list[Flaw]()
+    for update in updates:
+        samples = sum(batch.samples for batch in update.batches)
+        if update.samples != samples:
+            where = f"version {update.version} says {update.samples}, its batches have {samples}"
+            flaws.append(Flaw("miscounted", where))
+    return flaws
 
 
 def _effective(
@@ -127,25 +138,24 @@ def _tile(
 ) -> tuple[Positions, list[Flaw]]:
     """Lay the settled spans side by side; a hole is a flaw unless accepted batches wait there."""
     by_place: dict[Partition, list[Span]] = {partition: [] for partition in first}
-    waiting: dict[Partition, set[Span]] = {partition: set() for partition in first}
-    for span in spans:
-        by_place[span.place].append(span)
-    for batch in unsettled:
-        for span in batch.address:
-            by_place[span.place].append(span)
-            waiting[span.place].add(span)
     flaws = list[Flaw]()
+    waiting = {span for batch in unsettled for span in batch.address}
+    for span in (*spans, *waiting):
+        if span.place in by_place:
+            by_place[span.place].append(span)
+        else:
+            flaws.append(Flaw("foreign", f"{span} is not of this job"))
     frontier = dict(first)
     for place, found in by_place.items():
         furthest = Span(*place, first[place], first[place])
+        whole = True  # up to here, no hole and nothing that waits
         for span in sorted(found):
             if span.start > furthest.end:
                 flaws.append(Flaw("gap", f"{Span(*place, furthest.end, span.start)}"))
             elif span.start < furthest.end:
                 flaws.append(Flaw("overlap", f"{furthest} and {span}"))
+            whole = whole and span not in waiting and span.start <= furthest.end
             furthest = max(furthest, span, key=lambda each: each.end)
-        for span in sorted(found):
-            if span in waiting[place]:
-                break
-            frontier[place] = max(frontier[place], span.end)
+            if whole:
+                frontier[place] = furthest.end
     return frontier, flaws

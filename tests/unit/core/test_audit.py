@@ -20,6 +20,7 @@ from common.core.messages import (
     SpanExpired,
     UpdateApplied,
 )
+from common.core.spans import Partition
 from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, batch, ready, span
 
 if TYPE_CHECKING:
@@ -170,3 +171,20 @@ def test_whatever_the_order_of_use_only_what_is_behind_every_waiting_batch_is_se
     assert found.flaws == ()
     assert found.trained + found.unsettled == 6 * SAMPLES
     assert found.settled[P] == min(set(range(7)) - set(settled)) * SAMPLES
+
+
+def test_an_update_that_counts_other_samples_than_its_batches_is_found() -> None:
+    boasting = replace(update(1, batch(0)), samples=999)
+    where = "version 1 says 999, its batches have 10"
+    assert audit_of(claims(1), LEAD, boasting).flaws == (Flaw("miscounted", where),)
+
+
+def test_a_batch_of_a_partition_that_is_not_the_jobs_is_found() -> None:
+    foreign = Batch(0, A, (span(Partition("other", 0), 0, 10),), SAMPLES)
+    flaws = audit_of([], LEAD, update(1, foreign)).flaws
+    assert [flaw.kind for flaw in flaws] == ["never claimed", "foreign"]
+
+
+def test_nothing_above_a_gap_is_settled() -> None:
+    late = Batch(0, A, (span(P, 3, 10),), 7)
+    assert audit_of(claims(1), LEAD, update(1, late)).settled[P] == 0

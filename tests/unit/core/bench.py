@@ -1,0 +1,141 @@
+"""A coordinator on a bench: its two topics are lists, and nothing happens but what a test does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.core import commands as do
+from common.core import events
+from common.core.coordinator import Coordinator
+from common.core.messages import ModelId
+from common.core.settings import CoordinatorSettings
+from common.core.snapshots import genesis
+from tests.unit.core.examples import FIRST, P, SAMPLES, answer, of_kind, ready, span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from common.core.commands import CoordinatorCommand
+    from common.core.events import CoordinatorEvent
+    from common.core.messages import AuditRecord, Claim, Order, Standing, WorkerId
+    from common.core.snapshots import Snapshot
+
+QUIET = CoordinatorSettings(  # no snapshot unless a test asks for it
+    group_size=2,
+    bound=3,
+    hot_every_s=None,
+    checkpoint_every_s=None,
+    checkpoint_every_updates=None,
+)
+
+
+class Bench:
+    """A coordinator, the topics that it shares with others, and all that it said.
+
+    Args:
+        settings: The job's.
+        updates: The updates topic, shared between the benches of several replicas.
+        control: The control topic, likewise.
+        name: Of the replica.
+    """
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings = QUIET,
+        *,
+        updates: list[AuditRecord | None] | None = None,
+        control: list[Claim | None] | None = None,
+        name: str = "c1",
+    ) -> None:
+        self.machine = Coordinator(name, settings)
+        self.updates = [] if updates is None else updates
+        self.control = [] if control is None else control
+        self.now = 0.0
+        self.said: list[CoordinatorCommand] = []
+        self.published: list[Snapshot] = []
+        self._updates_read = self._control_read = 0
+
+    # --- what it said -------------------------------------------------------------------------
+
+    @property
+    def standing(self) -> Standing:
+        """The newest standing."""
+        return of_kind(self.said, do.PutStanding)[-1].standing
+
+    @property
+    def orders(self) -> tuple[Order, ...]:
+        """The orders of the newest trigger."""
+        return of_kind(self.said, do.PostTrigger)[-1].trigger.orders
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it leads with."""
+        return self.model.epoch
+
+    @property
+    def model(self) -> ModelId:
+        """The weights that it has in hand."""
+        assert self.machine.leader is not None
+        return self.machine.leader.model
+
+    # --- what happens -------------------------------------------------------------------------
+
+    def feed(self, event: CoordinatorEvent) -> tuple[CoordinatorCommand, ...]:
+        """Hand in an event; what it appends stands in the topic at once, and is read later."""
+        commands = self.machine.on(event, self.now)
+        self.said += commands
+        self.updates += [c.record for c in of_kind(commands, do.AppendAudit)]
+        self.published += [c.snapshot for c in of_kind(commands, do.PublishSnapshot)]
+        if of_kind(commands, do.Begin):
+            self._control_read = of_kind(commands, do.Begin)[0].snapshot.control_position
+        return commands
+
+    def tick(self, now: float) -> tuple[CoordinatorCommand, ...]:
+        """Let time pass."""
+        self.now = now
+        return self.feed(events.Tick())
+
+    def stand(self, *snapshots: Snapshot) -> tuple[CoordinatorCommand, ...]:
+        """Get the lease, find these snapshots beside the genesis, append a Lead record."""
+        self.feed(events.LeaseAnswered(held=True))
+        self._updates_read = len(self.updates)
+        updates = tuple(enumerate(self.updates))
+        return self.feed(events.SnapshotsFound((genesis(FIRST), *snapshots), updates))
+
+    def read_updates(self, count: int | None = None) -> tuple[CoordinatorCommand, ...]:
+        """Read the updates topic on, to its end or just some records."""
+        begin = self._updates_read
+        end = len(self.updates) if count is None else begin + count
+        self._updates_read = end
+        return self.feed(events.UpdatesRead(tuple(enumerate(self.updates))[begin:end]))
+
+    def lead(self, *snapshots: Snapshot) -> tuple[CoordinatorCommand, ...]:
+        """Stand, and read the own Lead record back."""
+        self.stand(*snapshots)
+        return self.read_updates()
+
+    def read_control(self, *claims: Claim | None) -> tuple[CoordinatorCommand, ...]:
+        """Append these claims and read the control topic to its end."""
+        self.control += claims
+        records = tuple(enumerate(self.control))[self._control_read :]
+        self._control_read = len(self.control)
+        return self.feed(events.ControlRead(records))
+
+    def see(self, *workers: WorkerId, leaving: Iterable[WorkerId] = ()) -> None:
+        """Look at the workers' beats."""
+        statuses = dict.fromkeys(workers, "alive") | dict.fromkeys(leaving, "leaving")
+        self.feed(events.WorkersSeen(statuses))
+
+    def announce(self, *workers: WorkerId) -> tuple[CoordinatorCommand, ...]:
+        """Let each of these workers claim the next SAMPLES records of partition P, in turn."""
+        start = self.standing.claimed[P]
+        starts = range(start, start + SAMPLES * len(workers), SAMPLES)
+        claims = [
+            ready(w, span(P, s, s + SAMPLES)) for w, s in zip(workers, starts, strict=True)
+        ]
+        return self.read_control(*claims)
+
+    def compute(self) -> tuple[CoordinatorCommand, ...]:
+        """Answer all orders of the newest trigger."""
+        replies = tuple(answer(order, self.model) for order in self.orders)
+        return self.feed(events.RepliesRead(replies))

@@ -1,0 +1,59 @@
+"""Partitions, batches and gradients that many tests of the core share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from common.core.messages import Batch, BatchReady, Gradient, WorkerId
+from common.core.spans import Partition, Span, address_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from common.core.messages import ModelId, Order
+
+Kind = TypeVar("Kind")
+
+A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
+P, Q = Partition("s", 0), Partition("s", 1)
+FIRST = {P: 0, Q: 0}
+SAMPLES = 10  # of every batch here, unless said otherwise
+
+
+def span(partition: Partition, start: int, end: int) -> Span:
+    """Positions of a partition."""
+    return Span(*partition, start, end)
+
+
+def ready(worker: WorkerId, *spans: Span, samples: int = SAMPLES) -> BatchReady:
+    """A claim on these spans."""
+    return BatchReady(worker, address_of(spans), samples)
+
+
+def batch(offset: int, worker: WorkerId = A) -> Batch:
+    """The accepted batch with this control offset; each has an address of its own."""
+    return Batch(offset, worker, (span(P, offset * SAMPLES, (offset + 1) * SAMPLES),), SAMPLES)
+
+
+def gradient(worker: WorkerId, model: ModelId, batches: Iterable[Batch]) -> Gradient:
+    """The gradient of an order over these batches: loss 2 and metric 1 per sample."""
+    batches = tuple(batches)
+    samples = sum(batch.samples for batch in batches)
+    offsets = tuple(batch.offset for batch in batches)
+    return Gradient(worker, model, offsets, samples, 2.0 * samples, {"right": 1.0 * samples}, 0.1)
+
+
+def answer(order: Order, model: ModelId) -> Gradient:
+    """What the worker of an order sends back."""
+    return gradient(order.worker, model, order.batches)
+
+
+def of_kind(commands: Iterable[object], kind: type[Kind]) -> list[Kind]:
+    """The commands of one kind, in order."""
+    return [command for command in commands if isinstance(command, kind)]
+
+
+def the(commands: Iterable[object], kind: type[Kind]) -> Kind:
+    """The one command of a kind; fails where there is none or several."""
+    (command,) = of_kind(commands, kind)
+    return command

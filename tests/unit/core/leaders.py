@@ -1,0 +1,85 @@
+"""Updates topics as several leaders write them: who believes what, and when they find out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hypothesis import strategies as st
+
+from common.core.history import History
+from common.core.messages import GENESIS, Lead, ModelId, Quarantined, UpdateApplied
+from tests.unit.core.examples import batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from common.core.messages import AuditRecord
+
+Topic = list["AuditRecord | None"]
+
+
+def update(epoch: int, version: int, *offsets: int) -> UpdateApplied:
+    """An update of these batches."""
+    return UpdateApplied(epoch, version, tuple(map(batch, offsets)), 10 * len(offsets), 1.0)
+
+
+def read(topic: Iterable[AuditRecord | None], history: History | None = None) -> History:
+    """Feed a topic, or what of it a reader has not seen."""
+    history = History() if history is None else history
+    for offset, record in enumerate(topic):
+        if offset >= history.position:
+            history.feed(offset, record)
+    return history
+
+
+@dataclass
+class Believer:
+    """Somebody who leads, or did, or never has."""
+
+    epoch: int
+    version: int
+
+
+def play(steps: Iterable[tuple[str, int, int]]) -> Topic:
+    """Let candidates and leaders append what an honest process may append, at any time.
+
+    A candidate has read the topic up to some point and starts from an update that was effective
+    there; a leader goes on although it may have been deposed; records come again.
+    """
+    topic: Topic = []
+    believers = list[Believer]()
+    for step, one, two in steps:
+        if step == "lead":
+            known = read(topic[: max(len(topic) - one % 4, 0)])
+            base = known.path[two % len(known.path)]
+            topic.append(Lead(known.epoch, base, f"c{len(topic)}"))
+            believers.append(Believer(len(topic) - 1, base.version))
+        elif step == "update" and believers:
+            leader = believers[-1 - one % min(len(believers), 3)]
+            leader.version += 1
+            topic.append(update(leader.epoch, leader.version, two))
+        elif step == "quarantine" and believers:
+            leader = believers[-1 - one % min(len(believers), 3)]
+            topic.append(Quarantined(leader.epoch, batch(two), "poison: raised"))
+        elif step == "again" and topic:
+            topic.append(topic[one % len(topic)])
+        elif step == "garbage":
+            topic.append(None)
+    return topic
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["lead", "lead", "update", "update", "update", "update", "quarantine", "again"]
+            + ["garbage"]
+        ),
+        st.integers(0, 20),
+        st.integers(0, 20),
+    ),
+    max_size=40,
+)
+topics = steps.map(play)
+
+__all__ = ["GENESIS", "ModelId", "Topic", "play", "read", "topics", "update"]

@@ -1,0 +1,234 @@
+"""Who leads: one at a time, by the updates topic alone, and a successor goes on from a snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from common.core import commands as do
+from common.core import events
+from common.core.audit import audit
+from common.core.coordinator import CANDIDACY_S
+from common.core.history import History
+from common.core.messages import GENESIS, Failed, Lead, ModelId, Quarantined
+from common.core.snapshots import genesis
+from tests.unit.core.bench import QUIET, Bench
+from tests.unit.core.examples import FIRST, A, B, P, batch, of_kind, the
+
+if TYPE_CHECKING:
+    from common.core.messages import AuditRecord
+    from common.core.settings import CoordinatorSettings
+
+HELD = events.LeaseAnswered(held=True)
+NOT_HELD = events.LeaseAnswered(held=False)
+
+
+def two(settings: CoordinatorSettings = QUIET) -> tuple[Bench, Bench]:
+    """Two replicas of one job."""
+    one = Bench(settings)
+    return one, Bench(settings, updates=one.updates, control=one.control, name="c2")
+
+
+def effective(updates: list[AuditRecord | None]) -> tuple[ModelId, ...]:
+    """The updates that count."""
+    history = History()
+    for offset, record in enumerate(updates):
+        history.feed(offset, record)
+    return history.path
+
+
+# --- the way to lead -------------------------------------------------------------------------
+
+
+def test_the_lease_only_says_who_may_try() -> None:
+    # tick: ask   held: find snapshots   found: append Lead   read back as valid: begin
+    bench = Bench()
+    assert bench.tick(0.0) == (do.AskLease(),)
+    assert bench.feed(NOT_HELD) == ()
+    assert bench.feed(HELD) == (do.FindSnapshots(),)
+    assert bench.feed(HELD) == ()  # a renewal, while it searches
+    assert bench.stand() == (do.AppendAudit(Lead(-1, GENESIS, "c1#1")),)
+    assert bench.feed(HELD) == ()  # while it is a candidate
+    assert bench.machine.leader is None
+    assert the(bench.read_updates(), do.Begin).epoch == 0
+    assert bench.machine.leader is not None
+
+
+def test_the_lease_is_asked_for_three_times_in_its_life() -> None:
+    bench = Bench(replace(QUIET, lease_ttl_s=3.0))
+    halves = [half / 2 for half in range(8)]
+    assert [now for now in halves if do.AskLease() in bench.tick(now)] == [0.0, 1.0, 2.0, 3.0]
+    assert bench.machine.due() == 4.0
+
+
+def test_who_reads_anothers_lead_first_was_too_slow() -> None:
+    # updates   0: Lead(-1) of c2   1: Lead(-1) of c1, void
+    one, other = two()
+    other.stand()
+    one.feed(HELD)
+    one.feed(events.SnapshotsFound((genesis(FIRST),), ()))
+    said = one.read_updates()
+    assert said == (do.StepDown("somebody was faster"), do.ReleaseLease())
+    assert other.read_updates(1)[0] == do.Begin(0, genesis(FIRST))
+    assert other.read_updates() == ()  # the void Lead deposes nobody
+    assert other.machine.leader is not None
+    assert one.feed(HELD) == (do.FindSnapshots(),)  # and tries again
+
+
+def test_a_later_valid_lead_deposes_a_leader() -> None:
+    # updates   0: Lead(-1) of c1   1: Lead(0) of c2
+    one, other = two()
+    one.lead()
+    other.lead()
+    assert other.epoch == 1
+    said = one.read_updates()
+    assert said == (do.StepDown("c2#1 leads from offset 1"), do.ReleaseLease())
+    assert one.machine.leader is None
+
+
+def test_a_leader_that_loses_its_lease_steps_down() -> None:
+    bench = Bench()
+    bench.lead()
+    assert bench.feed(NOT_HELD)[0] == do.StepDown("the lease is held by another")
+    assert bench.feed(events.RepliesRead(())) == ()  # meant for the leader that it was
+    assert bench.feed(NOT_HELD) == ()
+
+
+def test_a_candidate_whose_lead_does_not_come_back_tries_afresh() -> None:
+    bench = Bench()
+    bench.stand()
+    assert of_kind(bench.tick(CANDIDACY_S), do.StepDown) == []
+    said = bench.tick(CANDIDACY_S + 0.1)
+    assert of_kind(said, do.StepDown) == [do.StepDown("its Lead record did not come back")]
+    (lead,) = of_kind(bench.stand(), do.AppendAudit)
+    assert lead.record == Lead(0, GENESIS, "c1#2")  # the first was there all the time
+    assert the(bench.read_updates(), do.Begin).epoch == 1
+
+
+def test_an_answer_that_got_lost_is_asked_for_again() -> None:
+    bench = Bench()
+    assert bench.feed(HELD) == (do.FindSnapshots(),)
+    bench.now = CANDIDACY_S + 0.1
+    assert bench.feed(HELD) == (do.FindSnapshots(),)
+
+
+def test_what_was_wanted_before_it_led_is_heeded() -> None:
+    bench = Bench()
+    bench.feed(events.WantedChanged("paused"))
+    bench.lead()
+    bench.see(A, B)
+    assert of_kind(bench.announce(A, B), do.PostTrigger) == []
+
+
+# --- takeovers -------------------------------------------------------------------------------
+
+
+def test_a_successor_takes_back_what_is_above_its_snapshot_and_the_batches_wait_again() -> None:
+    # one   Lead  J=1 of a0 b1 (published)  J=2 of a2 b3       J=3: too late, void
+    # two                                              Lead(0) base J=1      J=2' of a2 b3
+    one, other = two(replace(QUIET, hot_every_updates=1))
+    one.lead()
+    one.see(A, B)
+    one.announce(A, B, A, B, A, B)
+    one.compute()
+    one.read_updates()
+    one.compute()
+    (snapshot,) = one.published
+
+    other.lead(snapshot)
+    one.compute()  # it does not know yet
+    assert one.updates[3] == Lead(0, ModelId(0, 1), "c2#1")
+    assert other.model == ModelId(3, 1)
+
+    other.see(A, B)
+    other.read_control()
+    assert other.standing.waiting == 4
+    update = the(other.compute(), do.Apply).update
+    assert (update.version, {b.offset for b in update.batches}) == (2, {2, 3})
+    assert effective(one.updates) == (GENESIS, ModelId(0, 1), ModelId(3, 2))
+    assert the(one.read_updates(), do.StepDown).reason == "c2#1 leads from offset 3"
+
+
+def test_a_successor_without_a_snapshot_begins_at_the_genesis() -> None:
+    one, other = two()
+    one.lead()
+    one.see(A, B)
+    one.announce(A, B)
+    one.compute()
+    other.lead()
+    other.see(A, B)
+    other.read_control()
+    assert other.standing.claimed[P] == 20
+    other.compute()
+    assert effective(one.updates) == (GENESIS, ModelId(2, 1))
+    assert audit(FIRST, enumerate(one.control), enumerate(one.updates)).flaws == ()
+
+
+def test_a_snapshot_that_a_later_lead_took_back_is_not_begun_with() -> None:
+    # one   Lead J=1 (snapshot s)      two   Lead(0) from the genesis, without having seen s
+    one, other = two(replace(QUIET, hot_every_updates=1))
+    one.lead()
+    one.see(A, B)
+    one.announce(A, B)
+    one.compute()
+    one.read_updates()
+    other.lead()
+    third = Bench(updates=one.updates, control=one.control, name="c3")
+    begin = the(third.lead(*one.published), do.Begin)
+    assert begin.snapshot.made == GENESIS
+
+
+def test_a_quarantine_is_never_taken_back_and_its_dead_letter_written_again() -> None:
+    one, other = two()
+    one.lead()
+    one.see(A, B)
+    one.announce(A, B)
+    one.feed(events.RepliesRead((Failed(B, one.model, (1,), "expired"),)))
+    said = other.lead()
+    assert the(said, do.DeadLetterBatch).record.batch == batch(1, B)
+    other.see(A, B)
+    other.read_control()
+    assert other.standing.waiting == 1
+
+
+def test_a_quarantine_outlives_a_snapshot_taken_before_its_claim_was_replayed() -> None:
+    # one     reads a0 b1, quarantines b1
+    # two     begins at the genesis, reads a0 only, takes a snapshot
+    # three   begins with that, and replays b1: its history is younger than the quarantine
+    one, other = two(replace(QUIET, hot_every_s=1.0))
+    one.lead()
+    one.see(A, B)
+    one.announce(A, B)
+    one.feed(events.RepliesRead((Failed(B, one.model, (1,), "expired"),)))
+
+    other.lead()
+    other.feed(events.ControlRead(((0, one.control[0]),)))
+    other.tick(1.0)
+    (snapshot,) = other.published
+    assert (snapshot.control_position, snapshot.quarantined) == (1, (1,))
+
+    third = Bench(updates=one.updates, control=one.control, name="c3")
+    third.lead(snapshot)
+    third.read_control()
+    assert third.standing.waiting == 1
+
+
+def test_strikes_and_the_count_of_samples_outlive_a_leader() -> None:
+    # one   J=1 of a0 b1   b3 raises: 1 strike   snapshot
+    # two                                                   b3 raises: 2 > 1, poison
+    one, other = two(replace(QUIET, hot_every_s=1.0, strikes=1))
+    one.lead()
+    one.see(A, B)
+    one.announce(A, B, A, B)
+    one.compute()
+    one.read_updates()
+    one.feed(events.RepliesRead((Failed(B, one.model, (3,), "raised"),)))
+    one.tick(1.0)
+    (snapshot,) = one.published
+    assert (snapshot.samples, snapshot.strikes) == (20, {3: 1})
+
+    other.lead(snapshot)
+    other.see(A, B)
+    assert [len(order.batches) for order in other.orders] == [1, 1]
+    said = other.feed(events.RepliesRead((Failed(B, other.model, (3,), "raised"),)))
+    assert isinstance(the(said, do.AppendAudit).record, Quarantined)

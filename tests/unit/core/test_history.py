@@ -1,0 +1,138 @@
+"""The history: one chain of updates, whatever deposed leaders go on writing."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from common.core.history import History
+from common.core.messages import GENESIS, Lead, ModelId, Quarantined, UpdateApplied
+from tests.unit.core.examples import batch
+from tests.unit.core.leaders import Topic, read, topics, update
+
+
+def test_a_takeover_takes_back_what_its_base_does_not_contain() -> None:
+    # offset   0        1      2      3        4      5
+    # record   Lead(-1) J=1    J=2    Lead(0)  J=3    J=2
+    #                                 base J=1 of 0   of 3
+    # path     -        1      1 2    1        1      1 2'
+    topic: Topic = [
+        Lead(-1, GENESIS, "c1"),
+        update(0, 1),
+        update(0, 2),
+        Lead(0, ModelId(0, 1), "c2"),
+        update(0, 3),  # c1 does not know yet
+        update(3, 2),
+    ]
+    history = read(topic)
+
+    assert history.epoch == 3
+    assert history.path == (GENESIS, ModelId(0, 1), ModelId(3, 2))
+
+
+def test_of_two_candidates_the_first_to_write_leads() -> None:
+    history = read([Lead(-1, GENESIS, "c1"), Lead(-1, GENESIS, "c2")])
+
+    assert history.epoch == 0
+
+
+def test_a_record_that_comes_twice_counts_once() -> None:
+    poison = Quarantined(0, batch(7), "poison: raised")
+    history = read([Lead(-1, GENESIS, "c1"), update(0, 1), update(0, 1)])
+
+    assert history.path == (GENESIS, ModelId(0, 1))
+    assert history.feed(3, poison)
+    assert not history.feed(4, poison)
+    assert history.quarantined == {7: poison}
+
+
+def test_a_quarantine_outlives_the_updates_around_it() -> None:
+    topic: Topic = [
+        Lead(-1, GENESIS, "c1"),
+        update(0, 1),
+        Quarantined(0, batch(7), "expired"),
+        Lead(0, GENESIS, "c2"),  # takes J=1 back, but not the quarantine
+    ]
+    history = read(topic)
+
+    assert history.head == GENESIS
+    assert set(history.quarantined) == {7}
+
+
+def test_a_reader_learns_that_its_own_base_was_taken_back() -> None:
+    reader = History(epoch=0, base=ModelId(0, 5), position=6)
+    reader.feed(6, Lead(0, ModelId(0, 3), "c2"))
+
+    assert reader.base_lost
+    assert reader.head == ModelId(0, 3)
+
+
+def test_no_record_is_fed_twice() -> None:
+    history = History(position=4)
+
+    with pytest.raises(ValueError, match="audit record 3 comes after 3 was fed"):
+        history.feed(3, None)
+
+
+def effective(topic: Topic) -> tuple[int, list[ModelId]]:
+    """The fold from its definition: for every record anew, over all that stands before it."""
+    in_force, path = -1, [GENESIS]
+    for offset, record in enumerate(topic):
+        match record:
+            case Lead(after, base) if after == in_force:
+                in_force = offset
+                path = [model for model in path if model.version <= base.version]
+            case UpdateApplied(epoch, version) if epoch == in_force:
+                if version == path[-1].version + 1:
+                    path.append(ModelId(epoch, version))
+            case _:
+                pass
+    return in_force, path
+
+
+@given(topics)
+def test_the_fold_is_what_its_definition_says(topic: Topic) -> None:
+    history = read(topic)
+
+    assert (history.epoch, list(history.path)) == effective(topic)
+    versions = [model.version for model in history.path]
+    assert versions == list(range(len(versions)))  # one chain, without gaps
+
+
+@given(topics)
+def test_late_and_repeated_records_of_deposed_leaders_change_nothing(topic: Topic) -> None:
+    history = read(topic)
+    late = [record for record in topic if getattr(record, "epoch", None) != history.epoch]
+    before = (history.epoch, history.path, history.quarantined)
+    for record in late:
+        history.feed(history.position, record)
+
+    assert (history.epoch, history.path, history.quarantined) == before
+
+
+@given(topics, st.integers(0, 40))
+@example(
+    [Lead(-1, GENESIS, "c1"), update(0, 1), Lead(0, GENESIS, "c2"), update(2, 1)], 2
+)  # the reader starts from an update that is taken back
+def test_readers_that_start_at_different_points_agree_on_what_follows(
+    topic: Topic, start: int
+) -> None:
+    whole = read(topic)
+    then = read(topic[:start])
+    later = read(topic, History(then.epoch, then.head, then.position))
+
+    assert later.epoch == whole.epoch
+    assert later.base_lost == (then.head not in whole.path)
+    if not later.base_lost:
+        assert later.path == whole.path[whole.path.index(then.head) :]
+
+
+@given(topics, st.integers(0, 40))
+def test_a_leader_may_forget_what_lies_behind_it(topic: Topic, start: int) -> None:
+    whole, forgetful = read(topic), read(topic[:start])
+    forgetful.forget_before(forgetful.head.version)
+
+    assert len(forgetful.path) == 1
+    read(topic, forgetful)
+    assert forgetful.epoch == whole.epoch
+    if not forgetful.base_lost:
+        assert forgetful.head == whole.head

@@ -1,0 +1,79 @@
+"""Who may be given work, by beats that may all vanish at once."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.core.liveness import LEAVING, Departures, Liveness
+from common.core.messages import WorkerId
+from tests.unit.core.examples import A, B, C
+
+GRACE_S = 1.5
+NOBODY = Departures(frozenset(), frozenset())
+
+
+def alive(*workers: WorkerId) -> dict[WorkerId, str]:
+    return dict.fromkeys(workers, "alive")
+
+
+def test_a_worker_whose_beat_runs_out_is_lost() -> None:
+    liveness = Liveness(GRACE_S)
+    liveness.observe(alive(A, B), now=0.0)
+
+    assert liveness.observe(alive(B), now=1.0) == Departures(frozenset({A}), frozenset())
+    assert liveness.live == {B}
+
+
+def test_a_worker_that_says_so_gets_no_work_and_is_not_lost() -> None:
+    liveness = Liveness(GRACE_S)
+    liveness.observe(alive(A, B), now=0.0)
+
+    assert liveness.observe({A: LEAVING, B: "alive"}, now=1.0) == NOBODY
+    assert liveness.live == {B}
+    assert liveness.observe(alive(B), now=2.0) == Departures(frozenset(), frozenset({A}))
+
+
+def test_a_wiped_board_is_no_massacre() -> None:
+    # beats   a b     -       a       a b
+    # at      0.0     1.0     1.3     1.6
+    liveness = Liveness(GRACE_S)
+    liveness.observe(alive(A, B), now=0.0)
+
+    assert liveness.observe({}, now=1.0) == NOBODY
+    assert liveness.observe(alive(A), now=1.3) == NOBODY
+    assert liveness.observe(alive(A, B), now=1.6) == NOBODY
+    assert liveness.live == {A, B}
+
+
+def test_workers_that_do_not_come_back_after_a_wipe_are_lost_in_the_end() -> None:
+    liveness = Liveness(GRACE_S)
+    liveness.observe(alive(A, B), now=0.0)
+    liveness.observe({}, now=1.0)
+
+    assert liveness.observe(alive(A), now=1.0 + GRACE_S).lost == {B}
+
+
+def test_all_workers_may_really_be_gone() -> None:
+    liveness = Liveness(GRACE_S)
+    liveness.observe(alive(A, B), now=0.0)
+    liveness.observe({}, now=1.0)
+
+    assert liveness.observe({}, now=1.0 + GRACE_S).lost == {A, B}
+    assert liveness.live == frozenset()
+
+
+statuses = st.dictionaries(st.sampled_from([A, B, C]), st.sampled_from(["alive", LEAVING]))
+
+
+@given(st.lists(st.tuples(statuses, st.floats(0.01, 1.0)), max_size=30))
+def test_nobody_who_beats_is_lost_and_only_those_who_were_there_depart(
+    looks: list[tuple[dict[WorkerId, str], float]],
+) -> None:
+    liveness, now, known = Liveness(GRACE_S), 0.0, set[WorkerId]()
+    for seen, wait_s in looks:
+        now += wait_s
+        departures = liveness.observe(seen, now)
+        gone = departures.lost | departures.left
+        assert gone <= known - seen.keys()
+        known = (known | seen.keys()) - gone
+        assert liveness.live <= known
+        assert {worker for worker, status in seen.items() if status != LEAVING} <= liveness.live

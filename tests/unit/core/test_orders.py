@@ -1,0 +1,65 @@
+"""A worker's orders, by triggers that come late, twice or from a leader that leads no longer."""
+
+from common.core.messages import ModelId, Order, TriggerId, UpdateTrigger, WorkerId
+from common.core.orders import Compute, Orders
+from tests.unit.core.examples import A, B, batch
+
+
+def trigger(epoch: int, number: int, version: int, **orders: tuple[int, ...]) -> UpdateTrigger:
+    """A trigger with these batches for these workers."""
+    return UpdateTrigger(
+        TriggerId(epoch, number),
+        ModelId(epoch, version),
+        tuple(Order(WorkerId(w), tuple(map(batch, offsets))) for w, offsets in orders.items()),
+    )
+
+
+def test_a_worker_takes_its_own_orders_in_order() -> None:
+    orders = Orders(A)
+    orders.hear([trigger(0, 1, 5, a=(1, 2), b=(3,)), trigger(0, 2, 5, a=(4,))])
+
+    assert orders.heard == TriggerId(0, 2)
+    assert orders.next() == Compute(ModelId(0, 5), (batch(1), batch(2)), None)
+    assert orders.next() == Compute(ModelId(0, 5), (batch(4),), None)
+    assert orders.next() is None
+
+
+def test_a_trigger_that_comes_again_or_late_is_not_heard_again() -> None:
+    # ids     0-1   0-3   0-2   0-3
+    # heard   0-1   0-3   -     -
+    orders = Orders(A)
+    orders.hear([trigger(0, 1, 5, a=(1,)), trigger(0, 3, 5, a=(3,))])
+    orders.hear([trigger(0, 2, 5, a=(2,)), trigger(0, 3, 5, a=(3,))])
+
+    assert [compute.batches for compute in orders.drain()] == [(batch(1),), (batch(3),)]
+
+
+def test_a_leader_that_wakes_up_late_is_not_heard() -> None:
+    orders = Orders(A)
+    orders.hear([trigger(7, 1, 5, a=(1,)), trigger(3, 99, 9, a=(2,))])
+
+    assert len(orders) == 1
+    assert orders.heard == TriggerId(7, 1)
+
+
+def test_a_newer_model_makes_older_orders_void() -> None:
+    orders = Orders(A)
+    orders.hear([trigger(0, 1, 5, a=(1,)), trigger(0, 2, 6, b=(2,))])
+
+    assert orders.next() is None  # nobody waits for it any more
+
+
+def test_what_queues_already_is_not_queued_again() -> None:
+    orders = Orders(A)
+    orders.hear([trigger(0, 1, 5, a=(1, 2)), trigger(0, 2, 5, a=(2,)), trigger(0, 3, 5, a=(3,))])
+
+    assert [compute.batches for compute in orders.drain()] == [(batch(1), batch(2)), (batch(3),)]
+
+
+def test_an_order_taken_may_be_ordered_again() -> None:
+    orders = Orders(B)
+    orders.hear([trigger(0, 1, 5, b=(1,))])
+    orders.next()
+    orders.hear([trigger(0, 2, 5, b=(1,))])
+
+    assert len(orders) == 1  # its first answer may have got lost

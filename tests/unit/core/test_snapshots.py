@@ -1,0 +1,91 @@
+"""Which snapshot of several is the one, and what it covers."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.core.history import History
+from common.core.messages import GENESIS, Lead, ModelId
+from common.core.snapshots import Snapshot, choose, genesis
+from tests.unit.core.examples import FIRST, P, Q, batch
+from tests.unit.core.leaders import Topic, read, topics, update
+
+
+def after(history: History) -> Snapshot:
+    """What the leader in force would publish when it has read this far."""
+    return Snapshot(history.epoch, history.head, history.position, 0, FIRST)
+
+
+def test_the_newest_snapshot_of_the_newest_leader_is_chosen() -> None:
+    topic: Topic = [Lead(-1, GENESIS, "c1"), update(0, 1), update(0, 2)]
+    snapshots = [genesis(FIRST), *(after(read(topic[:count])) for count in (2, 3))]
+
+    chosen, history = choose(snapshots, list(enumerate(topic)))
+
+    assert chosen.made == ModelId(0, 2)
+    assert (history.epoch, history.head) == (0, ModelId(0, 2))
+
+
+def test_a_snapshot_that_a_later_lead_took_back_is_not_chosen() -> None:
+    # offset   0         1     2     3
+    # record   Lead(-1)  J=1   J=2   Lead(0) base J=1
+    # found    genesis   J=1   J=2: its upload came late
+    topic: Topic = [Lead(-1, GENESIS, "c1"), update(0, 1), update(0, 2)]
+    snapshots = [genesis(FIRST), *(after(read(topic[:count])) for count in (2, 3))]
+    topic.append(Lead(0, ModelId(0, 1), "c2"))
+
+    chosen, history = choose(snapshots, list(enumerate(topic)))
+
+    assert chosen.made == ModelId(0, 1)
+    assert (history.epoch, history.base_lost) == (3, False)
+
+
+def test_the_genesis_always_holds() -> None:
+    topic: Topic = [Lead(-1, GENESIS, "c1"), update(0, 1), Lead(0, GENESIS, "c2")]
+
+    chosen, _ = choose([genesis(FIRST), after(read(topic[:2]))], list(enumerate(topic)))
+
+    assert chosen == genesis(FIRST)
+
+
+def test_without_the_genesis_nothing_may_hold() -> None:
+    topic: Topic = [Lead(-1, GENESIS, "c1"), update(0, 1), Lead(0, GENESIS, "c2")]
+
+    with pytest.raises(ValueError, match="give the genesis"):
+        choose([after(read(topic[:2]))], list(enumerate(topic)))
+
+
+def test_a_snapshot_covers_what_does_not_wait() -> None:
+    # claimed of P: 40; batches 1 and 3 wait, at [10:20] and [30:40]
+    snapshot = Snapshot(0, GENESIS, 0, 0, {P: 40, Q: 7}, waiting=(batch(1), batch(3)))
+
+    assert snapshot.settled == {P: 10, Q: 7}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a candidate may find, beside the genesis, of a topic."""
+
+    topic: Topic
+    snapshots: list[Snapshot]
+
+
+def found(topic: Topic, points: list[int]) -> Found:
+    """Snapshots published at some points: some arrived, some got lost."""
+    return Found(topic, [after(read(topic[: min(point, len(topic))])) for point in points])
+
+
+@given(st.builds(found, topics, st.lists(st.integers(0, 40), max_size=6)))
+def test_the_chosen_snapshot_is_the_best_that_is_part_of_the_history(found: Found) -> None:
+    whole = read(found.topic)
+    snapshots = [*found.snapshots, genesis(FIRST)]
+    begin = min(snapshot.updates_position for snapshot in snapshots)
+
+    chosen, history = choose(snapshots, list(enumerate(found.topic))[begin:])
+
+    assert chosen.made in whole.path
+    assert (history.epoch, history.head) == (whole.epoch, whole.head)
+    good = [snapshot.made.version for snapshot in snapshots if snapshot.made in whole.path]
+    assert chosen.made.version == max(good)

@@ -1,0 +1,236 @@
+"""Workers and coordinators joined back to back: records in, updates out, every offset once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.core import commands as do
+from common.core import events
+from common.core.audit import Audit, audit
+from common.core.batching import Run
+from common.core.coordinator import Coordinator
+from common.core.messages import Positions, Standing, UpdateTrigger, WorkerId
+from common.core.orders import Orders
+from common.core.settings import WorkerSettings
+from common.core.snapshots import Snapshot, genesis
+from common.core.worker import Worker
+from tests.unit.core.bench import QUIET
+from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, gradient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from common.core.commands import CoordinatorCommand, WorkerCommand
+    from common.core.events import CoordinatorEvent
+    from common.core.messages import AuditRecord, Claim, Gradient
+    from common.core.spans import Partition
+
+STEP_S = 0.05  # of virtual time between two steps of anybody
+PATIENCE = 2000  # steps until everything must have drained
+WORKER = WorkerSettings(batch_size=SAMPLES, bound=3, batch_linger_s=0.2)
+COORDINATOR = replace(QUIET, group_linger_s=0.3, hot_every_updates=2)
+
+
+@dataclass
+class _World:
+    """What they share: the log, the board, and the time."""
+
+    ends: Positions  # of the partitions' logs
+    now: float = 0.0
+    control: list[Claim] = field(default_factory=list)
+    updates: list[AuditRecord] = field(default_factory=list)
+    standing: Standing | None = None
+    triggers: list[UpdateTrigger] = field(default_factory=list)
+    replies: dict[int, list[Gradient]] = field(default_factory=dict)  # by epoch
+    beats: dict[WorkerId, str] = field(default_factory=dict)
+    snapshots: list[Snapshot] = field(default_factory=list)
+    lease: str = "one"
+
+    def audit(self) -> Audit:
+        return audit(FIRST, enumerate(self.control), enumerate(self.updates))
+
+    def wipe(self) -> None:
+        """Everything on the board is gone."""
+        self.standing = None
+        for thing in (self.triggers, self.replies, self.beats, self.snapshots):
+            thing.clear()
+
+
+class _Member:
+    """A worker: its stream side, its orders, and a gradient device that takes no time."""
+
+    def __init__(self, world: _World, name: WorkerId, *own: Partition) -> None:
+        self.world, self.name, self.own = world, name, list[Partition]()
+        self.stream, self.orders, self.reading = Worker(name, WORKER), Orders(name), False
+        self.assign(*own)
+
+    def assign(self, *own: Partition) -> None:
+        self.own += own
+        self.carry_out(self.stream.on(events.Assigned(own), self.world.now))
+
+    def step(self) -> None:
+        self.carry_out(self.stream.on(events.Tick(), self.world.now))
+        for partition in self.own:
+            start = self.stream.position(partition)
+            if start is None or not self.reading:
+                continue
+            end = min(self.world.ends[partition], start + self.stream.room)
+            if start < end:
+                run = Run(partition, range(start, end), (), 0.0, 0.0)
+                self.carry_out(self.stream.on(events.Decoded(run), self.world.now))
+        self.orders.hear(self.world.triggers)
+        while (order := self.orders.next()) is not None:
+            reply = gradient(self.name, order.model, order.batches)
+            self.world.replies.setdefault(order.model.epoch, []).append(reply)
+
+    def carry_out(self, commands: Iterable[WorkerCommand]) -> None:
+        for command in commands:
+            match command:
+                case do.Announce(number, claim):
+                    self.world.control.append(claim)
+                    at = len(self.world.control) - 1
+                    self.carry_out(self.stream.on(events.Delivered(number, at), self.world.now))
+                case do.LookAtStanding():
+                    seen = events.StandingSeen(self.world.standing)
+                    self.carry_out(self.stream.on(seen, self.world.now))
+                case do.SetReading(reading):
+                    self.reading = reading
+                case do.Beat(status):
+                    self.world.beats[self.name] = status
+
+
+class _Replica:
+    """A coordinator; the lease is whose the world says."""
+
+    def __init__(self, world: _World, name: str) -> None:
+        self.world, self.name, self.machine = world, name, Coordinator(name, COORDINATOR)
+        self.epoch = self.updates_read = self.control_read = 0
+
+    def feed(self, event: CoordinatorEvent) -> None:
+        self.carry_out(self.machine.on(event, self.world.now))
+
+    def step(self) -> None:
+        self.feed(events.Tick())
+        updates = tuple(enumerate(self.world.updates))[self.updates_read :]
+        self.updates_read += len(updates)
+        self.feed(events.UpdatesRead(updates))
+        if self.machine.leader is not None:
+            control = tuple(enumerate(self.world.control))[self.control_read :]
+            self.control_read += len(control)
+            self.feed(events.ControlRead(control))
+            self.feed(events.RepliesRead(tuple(self.world.replies.pop(self.epoch, ()))))
+
+    def carry_out(self, commands: Iterable[CoordinatorCommand]) -> None:
+        world = self.world
+        for command in commands:
+            match command:
+                case do.AskLease():
+                    self.feed(events.LeaseAnswered(held=world.lease == self.name))
+                case do.FindSnapshots():
+                    self.updates_read = len(world.updates)
+                    found = (genesis(FIRST), *world.snapshots)
+                    self.feed(events.SnapshotsFound(found, tuple(enumerate(world.updates))))
+                case do.Begin(epoch, snapshot):
+                    self.epoch, self.control_read = epoch, snapshot.control_position
+                case do.AppendAudit(record):
+                    world.updates.append(record)
+                case do.PostTrigger(trigger):
+                    world.triggers.append(trigger)
+                case do.PutStanding(standing):
+                    world.standing = standing
+                case do.PublishSnapshot(snapshot):
+                    world.snapshots.append(snapshot)
+                case do.LookForWorkers():
+                    self.feed(events.WorkersSeen(dict(world.beats)))
+
+
+class _Cluster:
+    """Two workers on a partition each, and two replicas of the coordinator."""
+
+    def __init__(self, p: int, q: int) -> None:
+        self.world = _World({P: p, Q: q})
+        self.members = {"a": _Member(self.world, A, P), "b": _Member(self.world, B, Q)}
+        self.replicas = {name: _Replica(self.world, name) for name in ("one", "two")}
+
+    def step(self, who: str) -> None:
+        """Let one of them live for a moment, if it is there still."""
+        self.world.now += STEP_S
+        actor = self.members.get(who) or self.replicas.get(who)
+        if actor is not None:
+            actor.step()
+
+    def lose_a(self) -> None:
+        """Worker A is gone without a word, and the group gives its partition to B."""
+        if self.members.pop("a", None) is not None:
+            self.world.beats.pop(A, None)
+            self.members["b"].assign(P)
+
+    def take_over(self) -> None:
+        """The lease goes to the other replica; this one does not know yet."""
+        self.world.lease = "two" if self.world.lease == "one" else "one"
+
+    def run(self, until: Callable[[Audit], bool]) -> Audit:
+        for _ in range(PATIENCE // 4):
+            for who in (*self.members, *self.replicas):
+                self.step(who)
+            if until(found := self.world.audit()):
+                return found
+        raise AssertionError(f"nothing moves any more: {self.world.audit()}")
+
+    def drain(self) -> Audit:
+        return self.run(lambda found: found.settled == self.world.ends)
+
+
+def test_records_go_in_and_updates_come_out_and_each_offset_is_in_one() -> None:
+    cluster = _Cluster(p=60, q=60)
+    found = cluster.drain()
+    assert (found.flaws, found.trained, found.taken_back) == ((), 120, 0)
+    assert [update.short for update in found.updates] == [""] * 6
+    assert len(cluster.world.triggers) == 6  # nobody was asked twice
+
+
+def test_a_new_coordinator_goes_on_where_the_old_one_was_lost() -> None:
+    cluster = _Cluster(p=100, q=100)
+    cluster.run(lambda found: len(found.updates) >= 3)
+    cluster.take_over()
+    del cluster.replicas["one"]
+    found = cluster.drain()
+    assert (found.flaws, found.trained, found.takeovers) == ((), 200, 2)
+
+
+def test_a_survivor_takes_over_the_partition_and_the_batches_of_a_lost_worker() -> None:
+    cluster = _Cluster(p=100, q=35)
+    cluster.run(lambda found: len(found.updates) >= 1)
+    cluster.lose_a()
+    found = cluster.drain()
+    assert (found.flaws, found.trained) == ((), 135)
+
+
+happenings = st.lists(
+    st.sampled_from(["a", "b", "one", "two"] * 4 + ["wipe", "lose a", "take over"]), max_size=80
+)
+
+
+@settings(deadline=None)
+@given(happenings, st.integers(0, 90), st.integers(0, 90))
+def test_whoever_is_slow_or_lost_or_replaced_every_offset_is_used_exactly_once(
+    happenings: list[str], p: int, q: int
+) -> None:
+    cluster = _Cluster(p, q)
+    for what in happenings:
+        match what:
+            case "wipe":
+                cluster.world.wipe()
+            case "lose a":
+                cluster.lose_a()
+            case "take over":
+                cluster.take_over()
+            case _:
+                cluster.step(what)
+    found = cluster.drain()
+    assert found.flaws == ()
+    assert found.trained == p + q
