@@ -166,6 +166,8 @@ def test_retention_that_overtakes_a_reader_is_out_of_range(rig: Rig, fresh: str)
     with closing(joined(rig.log, fresh)) as reader:
         reader.place({partition: 2})
         reader.pause()
+        for _ in range(3):  # until nothing fetched is kept
+            assert reader.poll(100, 0.3) == ()
         rig.expire(partition, 7)
         reader.resume()
         assert next_event(reader) == OutOfRange(partition, Bounds(7, 10))

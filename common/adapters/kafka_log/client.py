@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # A rebalance that happens while the client waits for records ends no wait: so wait in slices.
 _SLICE_S = 0.02
+_SHORTEST_S = 0.001  # the client counts whole milliseconds: below one it does not wait but spins
 
 OUT_OF_RANGE = frozenset(
     {
@@ -145,7 +146,7 @@ def consume(
     deadline = time.monotonic() + timeout_s
     while not messages and not (happened and happened()):
         left_s = deadline - time.monotonic()
-        if left_s <= 0:
+        if left_s < _SHORTEST_S:
             break
         messages = client.consume(1, min(left_s, _SLICE_S) if happened else left_s)
         if messages and max_records > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from common.adapters.kafka_log.client import (
     consume,
 )
 from common.adapters.kafka_log.cursor import Cursor
+from common.adapters.kafka_log.lull import Lull
 from common.adapters.kafka_log.settings import member_properties
 from common.core.events import Assigned, Revoked
 from common.core.spans import Partition
@@ -64,7 +66,8 @@ class KafkaStreamReader:
         self._unmeasured: set[Partition] = set()  # out of range, bounds not yet known
         self._halted: set[Partition] = set()  # out of range: the client will not seek there again
         self._paused = False  # asked for by the caller
-        self._stopped = False  # in effect at the client
+        self._lull = Lull()
+        self._stopped = False  # in effect at the client, after a lull that lasted
         self._complaints = Complaints()
         properties = member_properties(settings, group, member, hold=hold)
         self._client = Consumer(properties | {"error_cb": self._complaints})
@@ -83,11 +86,12 @@ class KafkaStreamReader:
             OutsideError: If this member cannot go on (fenced by another of its name, refused).
         """
         self._complaints.raise_fatal(self._name)
-        self._stop(stop=self._paused or max_records < 1)
+        wanted = 0 if self._paused else max_records
+        self._stop(stop=self._lull.lasts(wanted))
         self._seek_unsought()
         if self._unsought:
             timeout_s = min(timeout_s, _SEAT_RETRY_S)
-        messages = consume(self._client, max(max_records, 1), timeout_s, lambda: bool(self._events))
+        messages = self._messages(wanted, timeout_s)
         self._revive_halted()
         runs = self._runs(messages)
         self._measure_unmeasured()
@@ -102,12 +106,12 @@ class KafkaStreamReader:
             self._cursors[partition] = Cursor(partition, positions[partition])
             self._unmeasured.discard(partition)
             self._unsought.add(partition)
+        self._lull.forget(positions.keys())
         self._seek_unsought()
 
     def pause(self) -> None:
         """See the port."""
         self._paused = True
-        self._stop(stop=True)
 
     def resume(self) -> None:
         """See the port."""
@@ -172,6 +176,7 @@ class KafkaStreamReader:
         self._stopped = stop
         if stop:
             self._client.pause([TopicPartition(*partition) for partition in self._cursors])
+            self._runs(self._lull.take_all())  # for the errors among them
         else:
             self._unsought.update(self._cursors)
 
@@ -240,6 +245,20 @@ class KafkaStreamReader:
             self._events.append(OutOfRange(partition, Bounds(low, high)))
 
     # --- records ---------------------------------------------------------------------------------
+
+    def _messages(self, wanted: int, timeout_s: float) -> list[Record]:
+        """Run callbacks and return records that are wanted, those put aside first."""
+        if wanted < 1 and not self._stopped:
+            self._lull.put(consume(self._client, 1, 0.0))
+            if not self._events:
+                time.sleep(timeout_s)
+            return []
+        count = max(wanted, 1)  # to ask for none would run no callbacks; `_runs` drops what comes
+        aside = self._lull.take(count)
+        if len(aside) == count:
+            return aside
+        wait_s = 0.0 if aside else timeout_s
+        return aside + consume(self._client, count - len(aside), wait_s, lambda: bool(self._events))
 
     def _runs(self, messages: list[Record]) -> list[Fetched]:
         """Runs of one partition each; after callbacks, so that only what flows now counts."""
