@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import sys
 from collections import Counter
 from time import perf_counter
@@ -13,33 +12,23 @@ from rich.progress import track
 
 from common.simulation.cluster import Cluster, Outcome
 from common.simulation.scenario import from_seed
+from common.simulation.seeds import run_seeds
 from common.simulation.shrink import shrink
 
 EXAMPLES = """examples:
   python -m common.simulation --seeds 0 1000     check seeds 0 to 999
+  python -m common.simulation --first            stop at the first seed that fails
   python -m common.simulation --story 42         tell what happens under seed 42
-  python -m common.simulation --shrink 42        find the smallest world in which seed 42 still fails
+  python -m common.simulation --shrink 42        find the smallest world that still fails as 42 does
 """
 EXIT_VIOLATED = 1
-
-
-def run_seed(seed: int) -> Outcome:
-    """Run one seed; here, so that a pool can import it."""
-    return Cluster(from_seed(seed)).run()
-
-
-def run_seeds(seeds: range, console: Console) -> list[Outcome]:
-    """Run many on all cores, with a progress bar."""
-    with multiprocessing.Pool() as pool:
-        runs = pool.imap_unordered(run_seed, seeds, chunksize=8)
-        return list(track(runs, "seeds", len(seeds), console=console))
 
 
 def main() -> int:
     """Parse the command line and do what it says; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m common.simulation",
-        description="Run the protocol in virtual time under random faults and check its invariants.",
+        description="Run the protocol in virtual time under random faults; check its invariants.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -47,22 +36,43 @@ def main() -> int:
     what.add_argument("--seeds", nargs=2, type=int, metavar=("FROM", "TO"), default=(0, 1000))
     what.add_argument("--story", type=int, metavar="SEED")
     what.add_argument("--shrink", type=int, metavar="SEED")
+    parser.add_argument("--first", action="store_true", help="stop at the first failure")
     arguments = parser.parse_args()
     console = Console(stderr=True)
     if arguments.story is not None or arguments.shrink is not None:
         return _tell(arguments.story, arguments.shrink, console)
     began = perf_counter()
-    outcomes = run_seeds(range(*arguments.seeds), console)
+    outcomes = _check(range(*arguments.seeds), console, first=arguments.first)
+    _report(outcomes, perf_counter() - began)
+    return EXIT_VIOLATED if any(outcome.failure for outcome in outcomes) else 0
+
+
+def _check(seeds: range, console: Console, *, first: bool) -> list[Outcome]:
+    """Run all seeds with a progress bar, or until one fails."""
+    outcomes = list[Outcome]()
+    for outcome in track(run_seeds(seeds), "seeds", len(seeds), console=console):
+        outcomes.append(outcome)
+        if first and outcome.failure:
+            break
+    return outcomes
+
+
+def _report(outcomes: list[Outcome], seconds: float) -> None:
     failures = [outcome for outcome in outcomes if outcome.failure]
-    print(  # noqa: T201 -- a command's output
-        f"{len(outcomes)} seeds, {len(failures)} failures, "
-        f"{sum(o.updates for o in outcomes)} updates, {sum(o.takeovers for o in outcomes)} leaders, "
-        f"{sum(o.quarantined for o in outcomes)} quarantined, {perf_counter() - began:.1f} s"
+    totals = (
+        f"{len(outcomes)} seeds",
+        f"{len(failures)} failures",
+        f"{sum(outcome.updates for outcome in outcomes)} updates",
+        f"{sum(outcome.takeovers for outcome in outcomes)} leaders",
+        f"{sum(outcome.quarantined for outcome in outcomes)} batches quarantined",
+        f"{sum(outcome.refused for outcome in outcomes)} claims refused",
+        f"{seconds:.1f} s",
     )
+    lines = [", ".join(totals)]
     for kind, times in Counter(outcome.kind for outcome in failures).most_common():
         shortest = min((o for o in failures if o.kind == kind), key=lambda o: o.seconds)
-        print(f"  {kind}: {times}; --story {shortest.seed}: {shortest.failure}")  # noqa: T201 -- likewise
-    return EXIT_VIOLATED if failures else 0
+        lines.append(f"  {kind}: {times}; --story {shortest.seed}: {shortest.failure}")
+    print(*lines, sep="\n")  # noqa: T201 -- a command's output
 
 
 def _tell(story: int | None, to_shrink: int | None, console: Console) -> int:

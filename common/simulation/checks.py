@@ -1,23 +1,41 @@
 """The invariants of the protocol, checked on a simulated world from Kafka's content alone.
 
-Numbers as in docs/protocol.md: 1 nothing lost or twice, 2 one chain of weights, 3 exactly K, 5 replay,
-6 everything drains, 7 bounded queues. (4, no starvation, is a property test of the grouping rule.)
+Numbers as in docs/protocol.md: 1 nothing lost or twice, 2 one chain of weights, 3 exactly K,
+5 replay, 6 everything drains, 7 bounded queues. (4, no starvation, is a property of grouping.)
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from common.core.history import History
 from common.core.ledger import Ledger
-from common.core.messages import GENESIS, Batch, BatchReady, UpdateApplied
-from common.core.spans import Address, Partition
+from common.core.messages import GENESIS, BatchReady, UpdateApplied
+from common.core.spans import Partition
+from common.simulation.scenario import FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
+    from common.core.messages import Batch, Positions, Skipped
+    from common.core.spans import Address
     from common.simulation.world import World
+
+DEADLY = frozenset[FaultKind](  # what may make a batch look like poison, or unreadable
+    (
+        "kill worker",
+        "leave worker",
+        "freeze worker",
+        "wipe redis",
+        "fail over redis",
+        "redis away",
+        "kafka away",
+        "retention",
+    )
+)
+SURE = 3  # strikes: work given to a worker whose death is not known yet earns an innocent batch one
+Place: TypeAlias = tuple[Partition, int]  # one record
 
 
 class Violation(Exception):  # noqa: N818 -- it is what was found, not what went wrong in finding it
@@ -62,14 +80,54 @@ def check_audit(world: World) -> None:
         raise Violation("batch used twice", f"control offsets {twice}")
 
 
+def refused_claims(world: World) -> int:
+    """Count the claims that changed nothing."""
+    ledger = Ledger(dict.fromkeys(world.partitions, 0))
+    decisions = [ledger.decide(offset, claim) for offset, claim in enumerate(world.control)]
+    return sum(not decision.accepted for decision in decisions)
+
+
 def check_drained(world: World) -> None:
     """At the end: every record in exactly one place, and every replay agrees."""
     check_audit(world)
     updates, quarantined = effective_updates(world)
+    used, accepted, claimed = _replay(world)
+    settled = [batch for update in updates for batch in update.batches] + list(quarantined.values())
+    for batch in settled:
+        if accepted.pop(batch.offset, None) != batch:
+            raise Violation("false audit", f"batch {batch.offset} was never accepted so")
+    most_waiting = 0 if world.scenario.linger else world.scenario.group_size - 1
+    if len(accepted) > most_waiting:
+        raise Violation("batch lost", f"{sorted(accepted)} wait, and nobody trains on them")
+    for batch in (*settled, *accepted.values()):
+        used.update(_records(world, batch.address, batch.skipped))
+    for partition, records in world.records.items():
+        for offset, _ in records:
+            times, expected = used[partition, offset], offset < claimed[partition]
+            if times != expected:
+                kind = "record used twice" if times else "record lost"
+                raise Violation(kind, f"{partition}@{offset} is used {times} times")
+    _check_quarantined(world, quarantined)
+
+
+def _check_quarantined(world: World, quarantined: dict[int, Batch]) -> None:
+    """Each has its dead letter; and where only poison kills, no innocent batch is among them."""
+    unwritten = quarantined.keys() - world.dead_batches
+    if unwritten:
+        raise Violation("no dead letter", f"of quarantined batches {sorted(unwritten)}")
+    scenario = world.scenario
+    if scenario.strikes < SURE or any(fault.kind in DEADLY for fault in scenario.faults):
+        return
+    for batch in quarantined.values():
+        if not any(poison.lies_in(batch.address) for poison in scenario.poisons):
+            raise Violation("innocent quarantined", f"{batch}")
+
+
+def _replay(world: World) -> tuple[Counter[Place], dict[int, Batch], Positions]:
+    """Decide the control topic afresh: records that need no update, accepted batches, `claimed`."""
     ledger = Ledger(dict.fromkeys(world.partitions, 0))
-    used = Counter[tuple[Partition, int]]()
-    bad = set[tuple[Partition, int]]()
-    accepted = dict[int, Address]()
+    used = Counter[Place]()
+    accepted: dict[int, Batch] = {}
     for offset, claim in enumerate(world.control):
         stated = world.standings.get(ledger.position)
         if stated is not None and stated != ledger.claimed:
@@ -77,34 +135,24 @@ def check_drained(world: World) -> None:
         decision = ledger.decide(offset, claim)
         if not decision.accepted or claim is None:
             continue
-        skipped = {(s.topic, s.partition, s.offset) for s in getattr(claim, "skipped", ())}
-        places = {(world.partitions[p], o) for _, p, o in skipped}
-        bad |= places
-        used.update(places)
+        skipped = claim.skipped if isinstance(claim, BatchReady) else ()
+        bad = {(Partition(s.topic, s.partition), s.offset) for s in skipped}
+        if bad - world.dead_letters:
+            raise Violation("no dead letter", f"of records {sorted(bad - world.dead_letters)[:3]}")
+        used.update(bad)
         if decision.batch is None:
-            used.update(set(_records(world, claim.address)) - places)
+            used.update(_records(world, claim.address, skipped))
         else:
-            accepted[offset] = claim.address
-    settled = [batch for update in updates for batch in update.batches] + list(quarantined.values())
-    for batch in settled:
-        if accepted.get(batch.offset) != batch.address:
-            raise Violation("false audit", f"batch {batch.offset} was never accepted so")
-        control = world.control[batch.offset]
-        skipped = set(control.skipped) if isinstance(control, BatchReady) else set()
-        places = {(world.partitions[s.partition], s.offset) for s in skipped}
-        used.update(set(_records(world, batch.address)) - places)
-    for partition, records in world.records.items():
-        for offset, _ in records:
-            times = used[partition, offset]
-            if times != 1:
-                kind = "record lost" if times == 0 else "record used twice"
-                raise Violation(kind, f"{partition}@{offset} is used {times} times")
-    if bad - world.dead_letters:
-        raise Violation("no dead letter", f"{sorted(bad - world.dead_letters)[:3]}")
+            accepted[offset] = decision.batch
+    return used, accepted, ledger.claimed
 
 
-def _records(world: World, address: Address) -> Iterable[tuple[Partition, int]]:
+def _records(
+    world: World, address: Address, skipped: tuple[Skipped, ...]
+) -> Iterator[tuple[Partition, int]]:
+    """What a reader of an address trains on."""
+    left_out = {(s.topic, s.partition, s.offset) for s in skipped}
     for span in address:
         for offset, _ in world.records[span.place]:
-            if span.start <= offset < span.end:
+            if span.start <= offset < span.end and (*span.place, offset) not in left_out:
                 yield span.place, offset

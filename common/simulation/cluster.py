@@ -1,11 +1,18 @@
-"""Run a scenario: workers, coordinators and faults in virtual time, until everything has drained."""
+"""Run a scenario: workers, coordinators and faults in virtual time, until all has drained."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.simulation.checks import Violation, check_audit, check_drained, effective_updates
+from common.core.messages import GENESIS, Gradient, WorkerId
+from common.simulation.checks import (
+    Violation,
+    check_audit,
+    check_drained,
+    effective_updates,
+    refused_claims,
+)
 from common.simulation.coordinators import SimulatedCoordinator
 from common.simulation.workers import SimulatedWorker
 from common.simulation.world import World
@@ -13,6 +20,7 @@ from common.simulation.world import World
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.core.events import Wanted
     from common.simulation.scenario import Fault, Scenario
 
 CHECK_S = 1.0
@@ -20,7 +28,7 @@ REPLICAS = 2
 MOST_WORKERS = 5
 SESSION_S = 0.3  # how soon the group notices; long after, both owners believe
 STALL_S = 120.0  # virtual time without any progress that counts as stuck
-FLIGHT = 6  # batches that a worker may still announce after the gate closed, beyond its bound
+GHOST_SAMPLES = 10**6  # more than any batches have
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,7 @@ class Outcome:
     updates: int
     takeovers: int
     quarantined: int
+    refused: int  # claims that changed nothing: work in vain
     seconds: float  # virtual
 
 
@@ -49,6 +58,8 @@ class Cluster:
         self._workers = list[SimulatedWorker]()
         self._coordinators = list[SimulatedCoordinator]()
         self._takeovers = 0
+        self._most_workers = 0
+        self._wanted: Wanted = "running"
         for _ in range(scenario.workers):
             self._join()
         for _ in range(REPLICAS):
@@ -64,14 +75,19 @@ class Cluster:
         except Violation as violation:
             kind, failure = violation.kind, str(violation)
         except Exception as error:
-            kind, failure = "raised", repr(error)
             if self._telling:
                 raise
+            kind, failure = "raised", repr(error)
         updates, quarantined = effective_updates(self.world)
-        takeovers = self._takeovers + sum(c.takeovers for c in self._coordinators)
-        now = self.world.now
         return Outcome(
-            self.scenario.seed, failure, kind, len(updates), takeovers, len(quarantined), now
+            seed=self.scenario.seed,
+            failure=failure,
+            kind=kind,
+            updates=len(updates),
+            takeovers=self._takeovers + sum(c.takeovers for c in self._coordinators),
+            quarantined=len(quarantined),
+            refused=refused_claims(self.world),
+            seconds=self.world.now,
         )
 
     def _run(self) -> None:
@@ -106,28 +122,30 @@ class Cluster:
     def _drained(self) -> bool:
         world = self.world
         standing = world.redis.standing
-        return (
-            standing is not None
-            and any(c.idle for c in self._coordinators)
-            and all(w.idle for w in self._workers)
-            and all(
-                not records or standing.claimed[p] > records[-1][0]
-                for p, records in world.records.items()
-            )
+        if (
+            standing is None
+            or not any(coordinator.idle for coordinator in self._coordinators)
+            or not all(worker.idle for worker in self._workers)
+        ):
+            return False
+        unclaimed = sum(
+            offset >= standing.claimed[partition]
+            for partition, records in world.records.items()
+            for offset, _ in records
+            if self.scenario.linger or (partition.index, offset) not in self.scenario.bad
         )
+        # Without linger every worker may be left with a batch that it cannot fill.
+        part = 0 if self.scenario.linger else self.scenario.batch_size - 1
+        return unclaimed <= part * len(self._live())
 
     def _check_bounds(self) -> None:
+        """A worker may pass the gate once by all that it may hold, with a standing that is old."""
         bound = self.scenario.bound
-        limit = (MOST_WORKERS + 1) * bound + MOST_WORKERS * (bound + FLIGHT)
+        live = max((c.live_most for c in self._coordinators), default=0)
+        limit = (live + 1) * bound + self._most_workers * (bound + 1)
         for coordinator in self._coordinators:
-            # A takeover puts back what was applied since the snapshot, on top of what waits.
-            if coordinator.waiting_most > limit + self.rolled_back:
+            if coordinator.waiting_most > limit:
                 raise Violation("queue unbounded", f"{coordinator.waiting_most} batches wait")
-
-    @property
-    def rolled_back(self) -> int:
-        """Upper limit of the batches that takeovers put back into the queue."""
-        return len(self.world.nodes) * self.scenario.group_size
 
     # --- faults -------------------------------------------------------------------------------
 
@@ -138,12 +156,19 @@ class Cluster:
         self._names += 1
         worker = SimulatedWorker(self.world, self._names, self._rebalance)
         self._workers.append(worker)
+        self._most_workers = max(self._most_workers, len(self._live()))
         self.world.say(f"{worker.id} joins")
         self._rebalance()
 
     def _coordinate(self) -> None:
         self._names += 1
         self._coordinators.append(SimulatedCoordinator(self.world, self._names))
+        self._want(self._wanted)
+
+    def _want(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        for coordinator in self._coordinators:
+            coordinator.wanted = wanted
 
     def _rebalance(self) -> None:
         """Give every partition to somebody who seems alive, some time from now."""
@@ -181,10 +206,7 @@ class Cluster:
             case "rebalance":
                 self._rebalance()
             case "kill coordinator":
-                coordinator.kill()
-                self._takeovers += coordinator.takeovers
-                self._coordinators.remove(coordinator)
-                self._coordinate()
+                self._replace(coordinator)
             case "freeze coordinator":
                 coordinator.freeze(fault.seconds)
             case "lose lease":
@@ -202,10 +224,29 @@ class Cluster:
             case "retention":
                 self._retain(fault.target)
             case "garbage":
-                world.append_control(None)
-                world.append_audit(None)
+                self._litter()
+            case "pause job":
+                self._want("paused")
+                world.later(fault.seconds, lambda: self._want("running"))
             case _:
                 pass  # nobody there to strike
+
+    def _replace(self, coordinator: SimulatedCoordinator) -> None:
+        coordinator.kill()
+        self._takeovers += coordinator.takeovers
+        self._coordinators.remove(coordinator)
+        self._coordinate()
+
+    def _litter(self) -> None:
+        """Garbage in both topics; a gradient of a batch that waits, but of nothing sound."""
+        self.world.append_control(None)
+        self.world.append_audit(None)
+        leaders = [c.machine.leader for c in self._coordinators if c.machine.leader is not None]
+        model = leaders[-1].model if leaders else GENESIS
+        standing = self.world.redis.standing
+        oldest = standing.horizon if standing is not None else 0
+        ghost = Gradient(WorkerId("ghost"), model, (oldest,), GHOST_SAMPLES, 0.0, {}, 0.0)
+        self.world.push(ghost, None)
 
     def _retain(self, target: int) -> None:
         partition = self.world.partitions[target % len(self.world.partitions)]
@@ -220,8 +261,11 @@ class Cluster:
         world.calm = True
         world.say("--- calm")
         world.kafka_back_at = world.redis_back_at = world.now
-        for process in (*self._workers, *self._coordinators):
+        processes: list[SimulatedWorker | SimulatedCoordinator]
+        processes = [*self._workers, *self._coordinators]
+        for process in processes:
             process.frozen_until = min(process.frozen_until, world.now)
+        self._want("running")
         if not self._live():
             self._join()
         self._rebalance()

@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-from itertools import count
 from typing import TYPE_CHECKING
 
 from common.core import commands as do
 from common.core import events
 from common.core.coordinator import Coordinator
-from common.core.messages import GENESIS, AuditRecord, Gradient, Lead, ModelId, UpdateApplied
+from common.core.messages import GENESIS, AuditRecord, Lead, ModelId, UpdateApplied
 from common.core.settings import CoordinatorSettings
 from common.core.snapshots import genesis
 from common.simulation.checks import Violation
 from common.simulation.world import Node, Token
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from common.core.commands import CoordinatorCommand
-    from common.core.events import CoordinatorEvent
+    from common.core.events import CoordinatorEvent, Wanted
+    from common.core.messages import Gradient, Standing
     from common.core.snapshots import Snapshot
+    from common.simulation.scenario import Scenario
     from common.simulation.world import World
 
 GROUP_LINGER_S = 0.7
-SNAPSHOT_S = 0.4
-UPLOAD_S = 2.0  # longest time that a checkpoint takes to arrive
+DEAD_LETTER_S = 0.1  # mean time until a dead letter is delivered
+LEASE_S = 1.0
 MODELS_KEPT = 3
+PROMPT = 0.7  # how often a process that could read a topic does so; a slow one does not know yet
 GENESIS_TOKEN: Token = (GENESIS, 0)
-SERIAL = count(1)
+
+
+def settings_of(scenario: Scenario) -> CoordinatorSettings:
+    """The job's settings, with times that make a few virtual seconds eventful."""
+    return CoordinatorSettings(
+        group_size=scenario.group_size,
+        bound=scenario.bound,
+        group_linger_s=GROUP_LINGER_S if scenario.linger else None,
+        on_missing=scenario.on_missing,
+        deadline_floor_s=0.2,
+        strikes=scenario.strikes,
+        hot_every_s=scenario.hot_s,
+        checkpoint_every_s=1.5,
+        checkpoint_every_updates=None,
+        lease_ttl_s=LEASE_S,
+    )
 
 
 class SimulatedCoordinator:
@@ -34,31 +53,28 @@ class SimulatedCoordinator:
     def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.name = f"c{number}"
-        scenario = world.scenario
-        self.machine = Coordinator(
-            self.name,
-            CoordinatorSettings(
-                group_size=scenario.group_size,
-                bound=scenario.bound,
-                group_linger_s=GROUP_LINGER_S,
-                on_missing=scenario.on_missing,
-                deadline_floor_s=0.2,
-                strikes=3,
-                hot_every_s=SNAPSHOT_S,
-                checkpoint_every_s=1.5,
-                checkpoint_every_updates=None,
-            ),
-        )
+        self.settings = settings_of(world.scenario)
+        self.machine = Coordinator(self.name, self.settings)
+        self.wanted: Wanted = "running"
         self.dead = False
         self.frozen_until = 0.0
+        self._silent_until = 0.0
         self.takeovers = 0
-        self.waiting_most = 0
+        self.waiting_most = 0  # beyond what a takeover put back
+        self.live_most = 0
+        self._told: Wanted = "running"
         self._outbox = list[AuditRecord]()
         self._updates_position = self._control_position = 0
         self._found = dict[tuple[int, int, int], Token]()
         self._token = self._copy = GENESIS_TOKEN
+        self._reply_token: Token | None = None  # the weights that the reply in hand was taken at
         self._sum = list[int]()
-        self._applied = 0
+        self._read_back = 0  # the newest own version that it read in the updates topic
+        self._published = 0  # the newest version in a snapshot of its own
+        self._letters = 0  # dead letters that are not delivered yet
+        self._after_letters: list[Callable[[], None]] = []
+        self._replayed_at = 0  # control position up to which a takeover replays
+        self._put_back = 0  # batches that waited when it had
         world.control_readers.append(self.read)
         world.board_readers.append(self.read)
         self._wake()
@@ -70,15 +86,18 @@ class SimulatedCoordinator:
     def idle(self) -> bool:
         """Whether it leads, and knows and has written all that there is."""
         standing = self.world.redis.standing
+        enough = 1 if self.world.scenario.linger else self.world.scenario.group_size
         return (
             self._up()
             and self.machine.leader is not None
             and not self._outbox
+            and not self._letters
+            and self._published == self.machine.leader.model.version
             and self._updates_position == len(self.world.updates)
             and self._control_position == len(self.world.control)
             and standing is not None
             and standing.cpos == self._control_position
-            and standing.waiting == 0
+            and standing.waiting < enough
         )
 
     # --- inputs -------------------------------------------------------------------------------
@@ -87,19 +106,23 @@ class SimulatedCoordinator:
         if self.dead:
             return
         if self._up():
+            if self._told != self.wanted:
+                self._told = self.wanted
+                self._feed(events.WantedChanged(self.wanted))
             self._feed(events.Tick())
             self.read()
         due = max(self.machine.due(), self.frozen_until, self.world.now + 0.002)
         self.world.later(due - self.world.now + self.world.jitter(0.002), self._wake)
 
     def read(self) -> None:
-        """Read whatever is there, in any order and in pieces of any size."""
+        """Read whatever is there, in any order and in pieces of any size, and not all of it."""
         if not self._up():
             return
         sources = [self._read_updates, self._read_control, self._read_replies]
         self.world.draw.shuffle(sources)
         for source in sources:
-            source()
+            if self.world.chance(PROMPT):
+                source()
 
     def _read_updates(self) -> None:
         updates, position = self.world.updates, self._updates_position
@@ -107,6 +130,9 @@ class SimulatedCoordinator:
             return
         end = min(len(updates), position + self.world.draw.randint(1, 6))
         self._updates_position = end
+        for record in updates[position:end]:
+            if isinstance(record, UpdateApplied) and record.epoch == self._token[0].epoch:
+                self._read_back = max(self._read_back, record.version)
         self._feed(events.UpdatesRead(tuple((o, updates[o]) for o in range(position, end))))
 
     def _read_control(self) -> None:
@@ -124,14 +150,9 @@ class SimulatedCoordinator:
         box = self.world.redis.replies.get(leader.model.epoch, [])
         for reply, token in box[:3]:
             box.pop(0)
-            if isinstance(reply, Gradient) and reply.model == leader.model:
-                self._check_weights(token)
             if self.machine.leader is leader:
+                self._reply_token = token
                 self._feed(events.RepliesRead((reply,)))
-
-    def _check_weights(self, token: Token | None) -> None:
-        if token != self._token:
-            raise Violation("wrong weights", f"a gradient of {token} for a round of {self._token}")
 
     def _feed(self, event: CoordinatorEvent) -> None:
         for command in self.machine.on(event, self.world.now):
@@ -139,43 +160,32 @@ class SimulatedCoordinator:
 
     # --- commands -----------------------------------------------------------------------------
 
-    def _do(self, command: CoordinatorCommand) -> None:  # noqa: C901, PLR0912, PLR0915 -- a case each
+    def _do(self, command: CoordinatorCommand) -> None:  # noqa: C901, PLR0912 -- a case per command
         world = self.world
         match command:
             case do.AskLease():
-                world.later(world.jitter(0.002), self._ask_lease)
+                world.later(world.jitter(world.scenario.board_s), self._ask_lease)
             case do.ReleaseLease():
                 if world.redis.lease is not None and world.redis.lease[0] == self.name:
                     world.redis.lease = None
             case do.FindSnapshots():
-                world.later(world.jitter(0.01), self._find_snapshots)
+                world.later(world.jitter(world.scenario.board_s), self._find_snapshots)
             case do.Begin(epoch, snapshot):
-                world.say(f"{self.name} LEADS with epoch {epoch} from", snapshot.made)
-                self.takeovers += 1
-                self._token = self._copy = self._found[snapshot.rank]
-                self._control_position = snapshot.control_position
-                self._sum = []
+                self._begin(epoch, snapshot)
             case do.AppendAudit(record):
-                self._outbox.append(record)
-                if len(self._outbox) == 1:
-                    world.later(world.jitter(world.scenario.kafka_s), self._send)
+                self._append(record)
             case do.PublishModel(model):
                 if not world.redis_away:
-                    world.redis.models[model] = self._token
-                    for old in list(world.redis.models)[:-MODELS_KEPT]:
-                        del world.redis.models[old]
+                    world.put_model(model, self._token, MODELS_KEPT)
             case do.PostTrigger(trigger):
                 if not world.redis_away:
                     orders = {o.worker: [b.offset for b in o.batches] for o in trigger.orders}
                     world.say(f"{self.name} orders {tuple(trigger.model)}", orders)
                     world.post(trigger)
             case do.PutStanding(standing):
-                self.waiting_most = max(self.waiting_most, standing.waiting)
-                self._check_standing(standing.cpos, standing.claimed)
-                if not world.redis_away:
-                    world.redis.standing = standing
+                self._put_standing(standing)
             case do.AddGradient(gradient):
-                self._sum += gradient.batches
+                self._add(gradient)
             case do.Apply(update):
                 self._apply(update)
             case do.DiscardSum():
@@ -185,44 +195,99 @@ class SimulatedCoordinator:
             case do.PublishSnapshot(snapshot, checkpoint):
                 self._publish(snapshot, checkpoint=checkpoint)
             case do.DeadLetterRecords(skipped):
-                world.dead_letters |= {(world.partitions[s.partition], s.offset) for s in skipped}
+                places = {(world.partitions[s.partition], s.offset) for s in skipped}
+                self._write_letter(lambda: world.dead_letters.update(places))
+            case do.DeadLetterBatch(record):
+                world.say(f"{self.name} quarantines", record.batch, record.reason)
+                self._write_letter(lambda: world.dead_batches.add(record.batch.offset))
             case do.LookForWorkers():
-                world.later(world.jitter(0.002), self._look_for_workers)
+                world.later(world.jitter(world.scenario.board_s), self._look_for_workers)
             case do.StepDown(reason):
                 world.say(f"{self.name} steps down: {reason}")
                 self._sum = []
                 self._outbox = [r for r in self._outbox if not isinstance(r, Lead)]
             case do.Hold(reason):
                 raise Violation("held", reason)
-            case do.DeadLetterBatch(record):
-                world.say(f"{self.name} quarantines", record.batch, record.reason)
             case do.Drop() | do.Finish():
                 pass
 
-    def _check_standing(self, cpos: int, claimed: dict[object, int]) -> None:
-        known = self.world.standings.setdefault(cpos, claimed)  # type: ignore[arg-type]
-        if known != claimed:
-            raise Violation("replay differs", f"claimed at cpos {cpos}: {known} and {claimed}")
+    def _begin(self, epoch: int, snapshot: Snapshot) -> None:
+        self.world.say(f"{self.name} LEADS with epoch {epoch} from", snapshot.made)
+        self.takeovers += 1
+        self._token = self._copy = self._found[snapshot.rank]
+        self._control_position = snapshot.control_position
+        self._replayed_at = len(self.world.control)
+        self._put_back = 0
+        self._read_back = self._published = snapshot.made.version
+        self._sum = []
+
+    def _put_standing(self, standing: Standing) -> None:
+        known = self.world.standings.setdefault(standing.cpos, standing.claimed)
+        if known != standing.claimed:
+            raise Violation(
+                "replay differs", f"claimed at cpos {standing.cpos}: {known}, {standing.claimed}"
+            )
+        if standing.cpos <= self._replayed_at:
+            self._put_back = standing.waiting
+        self.waiting_most = max(self.waiting_most, standing.waiting - self._put_back)
+        self.live_most = max(self.live_most, standing.live)
+        if not self.world.redis_away:
+            self.world.redis.standing = standing
+
+    def _add(self, gradient: Gradient) -> None:
+        if self._reply_token != self._token:
+            raise Violation(
+                "wrong weights", f"a gradient of {self._reply_token} for a round of {self._token}"
+            )
+        self._sum += gradient.batches
 
     def _apply(self, update: UpdateApplied) -> None:
         batches = tuple(batch.offset for batch in update.batches)
         if sorted(batches) != sorted(self._sum):
             raise Violation("wrong sum", f"update of {batches} with gradients of {self._sum}")
-        if len(batches) != self.world.scenario.group_size and not update.short:
+        if len(batches) != self.settings.group_size and not update.short:
             raise Violation("not K", f"{len(batches)} batches, and no reason given")
-        made: Token = (ModelId(update.epoch, update.version), next(SERIAL))
+        unread = update.version - self._read_back
+        if unread > self.settings.unread_audits + 1:
+            raise Violation("audit left behind", f"{unread} updates are not read back yet")
+        made: Token = (ModelId(update.epoch, update.version), next(self.world.serial))
         self.world.nodes[made] = Node(self._token, batches)
         self.world.say(f"{self.name} applies e{update.epoch} J{update.version}", batches)
         self._token, self._sum = made, []
-        self._applied += 1
 
     def _publish(self, snapshot: Snapshot, *, checkpoint: bool) -> None:
         world, token = self.world, self._copy
-        if not world.redis_away:
-            world.redis.snapshots[snapshot.by] = (snapshot, token)
-        if checkpoint:
-            upload_s = world.draw.uniform(0.01, UPLOAD_S)
-            world.later(upload_s, lambda: world.blobs.append((snapshot, token)))
+
+        def publish() -> None:
+            self._published = snapshot.made.version
+            if not world.redis_away:
+                world.redis.snapshots[snapshot.by] = (snapshot, token)
+            if checkpoint:
+                upload_s = world.draw.uniform(0.01, world.scenario.upload_s)
+                world.later(upload_s, lambda: world.blobs.append((snapshot, token)))
+
+        self._after_letters.append(publish)
+        self._letter_delivered(0)
+
+    def _write_letter(self, write: Callable[[], object]) -> None:
+        """Deliver a dead letter later, unless this process dies before."""
+
+        def deliver() -> None:
+            if not self.dead:
+                write()
+                self._letter_delivered(1)
+
+        self._letters += 1
+        self.world.later(self.world.jitter(DEAD_LETTER_S), deliver)
+
+    def _letter_delivered(self, count: int) -> None:
+        self._letters -= count
+        if not self._letters:
+            waiting, self._after_letters = self._after_letters, []
+            for publish in waiting:
+                publish()
+
+    # --- the board ----------------------------------------------------------------------------
 
     def _ask_lease(self) -> None:
         if not self._up() or self.world.redis_away:
@@ -230,7 +295,7 @@ class SimulatedCoordinator:
         redis, now = self.world.redis, self.world.now
         held = redis.lease is None or redis.lease[1] <= now or redis.lease[0] == self.name
         if held:
-            redis.lease = (self.name, now + 1.0)
+            redis.lease = (self.name, now + LEASE_S)
         self._feed(events.LeaseAnswered(held))
 
     def _find_snapshots(self) -> None:
@@ -251,13 +316,20 @@ class SimulatedCoordinator:
             seen = {w: status for w, (status, until) in beats if until > self.world.now}
             self._feed(events.WorkersSeen(seen))
 
+    # --- the updates topic --------------------------------------------------------------------
+
+    def _append(self, record: AuditRecord) -> None:
+        self._outbox.append(record)
+        if len(self._outbox) == 1:
+            self.world.later(self.world.jitter(self.world.scenario.kafka_s), self._send)
+
     def _send(self) -> None:
         """The producer of audit records: in order, now and then written twice."""
         world = self.world
         if not self._outbox:
             return
-        if world.kafka_away:
-            world.later(0.1, self._send)
+        if world.kafka_away or world.now < self._silent_until:
+            world.later(max(self._silent_until - world.now, 0.1), self._send)
             return
         record = self._outbox.pop(0)
         world.append_audit(record)
@@ -278,3 +350,5 @@ class SimulatedCoordinator:
     def freeze(self, seconds: float) -> None:
         """Stop, and go on later as if nothing had happened."""
         self.frozen_until = self.world.now + seconds
+        if self.world.chance(0.5):
+            self._silent_until = self.frozen_until  # what it appended has not left it either

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from common.core.spans import Address
 
 FaultKind: TypeAlias = Literal[
     "kill worker",  # without notice; a part of what it sent still arrives
@@ -26,19 +29,22 @@ FaultKind: TypeAlias = Literal[
     "redis away",
     "kafka away",
     "retention",  # the oldest records of a partition go, read or not
-    "garbage",  # bytes that do not parse, on the control topic and the board
+    "garbage",  # bytes that do not parse, and a gradient that nobody asked for
+    "pause job",  # by its owner, for a while
 ]
 
-COMMON: tuple[FaultKind, ...] = (
-    "kill worker",
-    "leave worker",
-    "freeze worker",
+Harm: TypeAlias = Literal["kills", "raises", "is not finite"]  # a worker, a task, the numbers
+
+HARMLESS: tuple[FaultKind, ...] = (
     "join worker",
     "join worker",
     "rebalance",
     "evict rows",
     "garbage",
+    "pause job",
 )
+COMMON: tuple[FaultKind, ...] = (*HARMLESS, "kill worker", "leave worker", "freeze worker")
+ORPHANS: tuple[FaultKind, ...] = ("kill worker", "join worker")  # their batches wait ownerless
 LEADERSHIP: tuple[FaultKind, ...] = (
     "kill coordinator",
     "freeze coordinator",
@@ -52,6 +58,7 @@ STORES: tuple[FaultKind, ...] = (
     "redis away",
     "kafka away",
 )
+SOON_S = 0.5  # trouble comes in company: how soon after another fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,23 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Poison:
+    """A record that spoils, mostly, whatever gradient it is in."""
+
+    partition: int
+    offset: int
+    does: Harm
+    share: float  # of the gradients that it is in
+
+    def lies_in(self, address: Address) -> bool:
+        """Whether it is one of these records."""
+        return any(
+            span.partition == self.partition and span.start <= self.offset < span.end
+            for span in address
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """A world: the job, the streams, the network, and the faults."""
 
@@ -73,12 +97,17 @@ class Scenario:
     group_size: int
     bound: int
     on_missing: Literal["redispatch", "proceed"]
+    linger: bool  # whether partial batches and groups go at last; not so in the paper
+    hot_s: float | None  # between hot snapshots
     arrivals: tuple[tuple[tuple[int, float], ...], ...]  # per partition: (offset, arrival time)
     bad: frozenset[tuple[int, int]]  # (partition, offset) of records that do not decode
-    poison: tuple[int, int] | None  # a record that kills whoever computes its gradient
+    poisons: tuple[Poison, ...]
+    strikes: int  # that a batch may have before it is quarantined
     workers: int
     gradient_s: float  # mean time of one gradient
     kafka_s: float  # mean delay of an appended record
+    board_s: float  # mean delay of a coordinator's question to the board
+    upload_s: float  # longest time that a checkpoint takes to arrive
     lossy: float  # share of triggers and gradients that are lost; as many come late or twice
     copies: float  # share of Kafka records that are appended again, some much later
     faults: tuple[Fault, ...]
@@ -90,29 +119,30 @@ def from_seed(seed: int) -> Scenario:
     draw = random.Random(seed)  # noqa: S311 -- reproducible, not secret
     group_size = draw.randint(1, 4)
     calm_at = draw.uniform(2.0, 15.0)
-    partitions = draw.randint(1, 4)
-    arrivals = tuple(_arrivals(draw, calm_at) for _ in range(partitions))
+    arrivals = tuple(_arrivals(draw, calm_at) for _ in range(draw.randint(1, 4)))
     every = [(p, offset) for p, records in enumerate(arrivals) for offset, _ in records]
     bad_share = draw.choice([0.0, 0.0, 0.1])
-    kinds = list(COMMON)
-    kinds += LEADERSHIP * draw.choice([0, 1, 2, 5])
-    kinds += STORES * draw.choice([0, 1, 1])
-    kinds += ["retention"] * draw.choice([0, 0, 0, 1])
+    bad = frozenset(record for record in every if draw.random() < bad_share)
     return Scenario(
         seed=seed,
         batch_size=draw.randint(1, 4),
         group_size=group_size,
         bound=group_size + draw.randint(0, 2),
         on_missing=draw.choice(["redispatch", "redispatch", "proceed"]),
+        linger=draw.random() < 0.7,
+        hot_s=draw.choice([0.2, 0.4, None]),
         arrivals=arrivals,
-        bad=frozenset(record for record in every if draw.random() < bad_share),
-        poison=draw.choice(every) if draw.random() < 0.15 else None,
+        bad=bad,
+        poisons=_poisons(draw, sorted(set(every) - bad)) if draw.random() < 0.3 else (),
+        strikes=draw.choice([0, 1, 3]),
         workers=draw.randint(1, 4),
         gradient_s=draw.choice([0.01, 0.05, 0.3]),
-        kafka_s=draw.choice([0.002, 0.01, 0.1]),
+        kafka_s=draw.choice([0.002, 0.01, 0.1, 0.4]),
+        board_s=draw.choice([0.002, 0.002, 0.1]),
+        upload_s=draw.choice([0.1, 2.0, 6.0]),
         lossy=draw.choice([0.0, 0.05, 0.25]),
         copies=draw.choice([0.0, 0.06]),
-        faults=_faults(draw, kinds, calm_at),
+        faults=_faults(draw, calm_at),
         calm_at=calm_at,
     )
 
@@ -131,10 +161,29 @@ def _arrivals(draw: random.Random, calm_at: float) -> tuple[tuple[int, float], .
     return tuple(records)
 
 
-def _faults(draw: random.Random, kinds: list[FaultKind], calm_at: float) -> tuple[Fault, ...]:
+def _poisons(draw: random.Random, decodable: list[tuple[int, int]]) -> tuple[Poison, ...]:
+    harm: list[Harm] = ["is not finite", "raises", "kills", "kills"]
+    share = draw.choice([0.8, 1.0])  # some data fails only now and then
+    records = draw.sample(decodable, min(draw.randint(1, 3), len(decodable)))
+    # At most one is not finite: several in one round would rightly hold the job as diverged.
+    return tuple(Poison(*r, draw.choice(harm[i > 0 :]), share) for i, r in enumerate(records))
+
+
+def _faults(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
+    """Some worlds know more of one kind of trouble than others, and some hardly any."""
+    kinds = list(COMMON if draw.random() < 0.8 else HARMLESS)
+    kinds += ORPHANS * draw.choice([0, 0, 0, 5])
+    kinds += LEADERSHIP * draw.choice([0, 1, 2, 5])
+    kinds += STORES * draw.choice([0, 1, 1, 3])
+    kinds += ["retention"] * draw.choice([0, 0, 0, 1, 5])
     count = int(calm_at * draw.choice([0.3, 1.0, 3.0]))
-    times = sorted(draw.uniform(0, calm_at) for _ in range(count))
+    company = draw.choice([0.0, 0.5])
+    times = list[float]()
+    for _ in range(count):
+        together = times and draw.random() < company
+        times.append(times[-1] + draw.uniform(0, SOON_S) if together else draw.uniform(0, calm_at))
     return tuple(
         Fault(time, draw.choice(kinds), draw.randrange(1000), draw.choice([0.2, 1.0, 4.0]))
-        for time in times
+        for time in sorted(times)
+        if time < calm_at
     )

@@ -25,42 +25,44 @@ def shrink(scenario: Scenario, tell: Callable[[str], None]) -> Scenario:
     progress = True
     while progress:
         progress = False
-        for smaller in _smaller(scenario):
-            if Cluster(smaller).run().kind == kind:
-                scenario, progress = smaller, True
+        for candidate in smaller(scenario):
+            if Cluster(candidate).run().kind == kind:
+                scenario, progress = candidate, True
                 records = sum(map(len, scenario.arrivals))
                 tell(f"{len(scenario.faults)} faults, {records} records: still {kind}")
                 break
     return scenario
 
 
-def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+def smaller(scenario: Scenario) -> Iterator[Scenario]:
     """Scenarios with something less, the largest cuts first."""
+    yield from _fewer_faults(scenario)
+    yield from _fewer_records(scenario)
+    if scenario.workers > 1:
+        yield replace(scenario, workers=scenario.workers - 1)
+    for less in (
+        replace(scenario, bad=frozenset()),
+        replace(scenario, poisons=scenario.poisons[:-1]),
+        replace(scenario, lossy=0.0),
+        replace(scenario, copies=0.0),
+    ):
+        if less != scenario:
+            yield less
+
+
+def _fewer_faults(scenario: Scenario) -> Iterator[Scenario]:
     faults = scenario.faults
     size = len(faults)
     while size >= 1:
         for start in range(0, len(faults), size):
             yield replace(scenario, faults=faults[:start] + faults[start + size :])
         size //= 2
-    if len(scenario.arrivals) > 1:
-        for i in range(len(scenario.arrivals)):
-            rest = tuple(() if j == i else a for j, a in enumerate(scenario.arrivals) if a)
-            if any(rest) and rest != scenario.arrivals:
-                yield replace(scenario, arrivals=rest)
+
+
+def _fewer_records(scenario: Scenario) -> Iterator[Scenario]:
+    """Empty one partition, or halve it."""
     for i, records in enumerate(scenario.arrivals):
-        if len(records) > 1:
-            half = records[: len(records) // 2]
-            yield replace(
-                scenario,
-                arrivals=(*scenario.arrivals[:i], half, *scenario.arrivals[i + 1 :]),
-            )
-    if scenario.workers > 1:
-        yield replace(scenario, workers=scenario.workers - 1)
-    if scenario.bad:
-        yield replace(scenario, bad=frozenset())
-    if scenario.poison is not None:
-        yield replace(scenario, poison=None)
-    if scenario.lossy:
-        yield replace(scenario, lossy=0.0)
-    if scenario.copies:
-        yield replace(scenario, copies=0.0)
+        for rest in ((), records[: len(records) // 2]):
+            arrivals = (*scenario.arrivals[:i], rest, *scenario.arrivals[i + 1 :])
+            if len(rest) < len(records) and any(arrivals):
+                yield replace(scenario, arrivals=arrivals)

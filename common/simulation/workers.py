@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING
 from common.core import commands as do
 from common.core import events
 from common.core.batching import Run
-from common.core.messages import Claim, Failed, Gradient, Skipped, WorkerId
+from common.core.messages import BatchReady, Claim, Failed, Gradient, Skipped, WorkerId
 from common.core.orders import Compute, Orders
 from common.core.settings import WorkerSettings
 from common.core.spans import Address, Partition
 from common.core.worker import Worker
+from common.simulation.checks import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
+    from common.core.messages import Batch, FailedReason
+    from common.simulation.scenario import Poison
     from common.simulation.world import Token, World
 
 BATCH_LINGER_S = 0.5
@@ -25,6 +28,7 @@ BEAT_TTL_S = 1.0
 POLL_S = 0.02  # mean time between polls that find something
 LOAD_S = 0.003  # mean time of a look at the board
 READ_BACK_S = 0.05  # mean time to read an address back
+IN_ONE_POLL = 8  # batches that one poll may complete, beyond the bound
 DUPLICATE_LATE_SHARE = 0.4  # of the records that are appended twice: how many much later
 
 
@@ -36,23 +40,30 @@ class SimulatedWorker:
         self._on_death = on_death
         self.id = WorkerId(f"w{number}")
         scenario = world.scenario
-        settings = WorkerSettings(scenario.batch_size, scenario.bound, BATCH_LINGER_S)
+        linger_s = BATCH_LINGER_S if scenario.linger else None
+        settings = WorkerSettings(scenario.batch_size, scenario.bound, linger_s)
         self.machine = Worker(self.id, settings)
         self.orders = Orders(self.id)
         self.dead = False
         self.frozen_until = 0.0
+        self._silent_until = 0.0
         self.leaving = False
-        self.held_most = 0
         self._own = dict[Partition, int | None]()
         self._reading = False
         self._cache = set[Address]()
         self._outbox = list[tuple[int, Claim]]()
         self._delivered = list[tuple[int, int]]()
+        self._reported_at = 0.0  # when the newest delivery report comes: they keep their order
         self._model: tuple[object, Token] | None = None
         self._busy = False
         world.board_readers.append(self.hear)
         self._wake()
         world.later(0.0, self._poll)
+
+    @property
+    def most_held(self) -> int:
+        """Batches that it may have in memory: its bound, and what others' claims made void."""
+        return 2 * self.world.scenario.bound + IN_ONE_POLL
 
     @property
     def idle(self) -> bool:
@@ -121,12 +132,13 @@ class SimulatedWorker:
         for command in self.machine.on(event, self.world.now):
             self._do(command)
 
-    def _do(self, command: WorkerCommand) -> None:
+    def _do(self, command: WorkerCommand) -> None:  # noqa: C901 -- one case per command
         world = self.world
         match command:
             case do.Announce(number, claim):
                 world.say(f"{self.id} announces #{number}", claim)
-                self._cache.add(claim.address)
+                if isinstance(claim, BatchReady):
+                    self._cache.add(claim.address)
                 self._outbox.append((number, claim))
                 if len(self._outbox) == 1:
                     world.later(world.jitter(world.scenario.kafka_s), self._send)
@@ -151,22 +163,27 @@ class SimulatedWorker:
     def _look(self) -> None:
         if not self._up() or self.world.redis_away:
             return
+        standing = self.world.redis.standing
         delivered, self._delivered = self._delivered, []
         for number, offset in delivered:
             self._feed(events.Delivered(number, offset))
-        self._feed(events.StandingSeen(self.world.redis.standing))
-        self.held_most = max(self.held_most, len(self._cache))
+        self._feed(events.StandingSeen(standing))
+        if len(self._cache) > self.most_held:
+            raise Violation("cache unbounded", f"{self.id} holds {len(self._cache)} batches")
 
     def _send(self) -> None:
         """The producer: in order, retried until acknowledged, now and then written twice."""
         world = self.world
         if not self._outbox:
             return
-        if world.kafka_away:
-            world.later(0.1, self._send)
+        if world.kafka_away or world.now < self._silent_until:
+            world.later(max(self._silent_until - world.now, 0.1), self._send)
             return
         number, claim = self._outbox.pop(0)
-        self._delivered.append((number, world.append_control(claim)))
+        offset = world.append_control(claim)
+        report_s = world.jitter(world.scenario.kafka_s) if world.chance(0.5) else 0.0
+        self._reported_at = max(world.now + report_s, self._reported_at)
+        world.later(self._reported_at - world.now, lambda: self._delivered.append((number, offset)))
         if world.chance(world.scenario.copies):
             late_s = world.draw.uniform(0, 3.0) if world.chance(DUPLICATE_LATE_SHARE) else 0.0
             world.later(late_s, lambda: void(world.append_control(claim)))
@@ -213,32 +230,35 @@ class SimulatedWorker:
             world.later(late_s, lambda: self._computed(compute, token, seconds))
             return
         self._busy = False
-        expired = [b for b in compute.batches if self._is_gone(b.address)]
-        if self._has_poison(compute):
-            world.say(f"{self.id} dies of poison")
-            self.kill()
-        elif expired:
-            world.push(self._failed(compute, "expired", expired), None)
-        else:
-            gradient = Gradient(
-                self.id,
-                compute.model,
-                tuple(batch.offset for batch in compute.batches),
-                sum(batch.samples for batch in compute.batches),
-                1.0,
-                {},
-                seconds,
-            )
-            world.push(gradient, token)
+        self._answer(compute, token, seconds)
         world.later(0.0, self.hear)
 
-    def _failed(self, compute: Compute, reason: str, batches: Iterable[object]) -> Failed:
-        offsets = tuple(b.offset for b in batches)  # type: ignore[attr-defined]
-        return Failed(self.id, compute.model, offsets, reason)  # type: ignore[arg-type]
+    def _answer(self, compute: Compute, token: Token, seconds: float) -> None:
+        world = self.world
+        absent = [batch for batch in compute.batches if batch.address not in self._cache]
+        expired = [batch for batch in absent if self._is_gone(batch.address)]
+        poisons = {b: p for b in compute.batches if (p := self._poison_in(b.address)) is not None}
+        if expired:
+            world.push(self._failed(compute, "expired", expired), None)
+        elif absent and world.chance(world.scenario.lossy):
+            world.push(self._failed(compute, "unreadable", absent), None)
+        elif any(poison.does == "kills" for poison in poisons.values()):
+            world.say(f"{self.id} dies of poison")
+            self.kill()
+        elif poisons:
+            batch, poison = next(iter(poisons.items()))
+            reason: FailedReason = "raised" if poison.does == "raises" else "not_finite"
+            world.push(self._failed(compute, reason, [batch]), None)
+        else:
+            samples = sum(batch.samples for batch in compute.batches)
+            offsets = tuple(batch.offset for batch in compute.batches)
+            gradient = Gradient(self.id, compute.model, offsets, samples, 1.0, {}, seconds)
+            world.push(gradient, token)
+
+    def _failed(self, compute: Compute, reason: FailedReason, batches: Iterable[Batch]) -> Failed:
+        return Failed(self.id, compute.model, tuple(b.offset for b in batches), reason)
 
     def _is_gone(self, address: Address) -> bool:
-        if address in self._cache:
-            return False
         start = self.world.log_start
         return any(
             span.start <= offset < min(span.end, start[span.place])
@@ -246,13 +266,12 @@ class SimulatedWorker:
             for offset, _ in self.world.records[span.place]
         )
 
-    def _has_poison(self, compute: Compute) -> bool:
-        poison = self.world.scenario.poison
-        return poison is not None and any(
-            span.partition == poison[0] and span.start <= poison[1] < span.end
-            for batch in compute.batches
-            for span in batch.address
-        )
+    def _poison_in(self, address: Address) -> Poison | None:
+        """What spoils a gradient over this address, this time."""
+        for poison in self.world.scenario.poisons:
+            if poison.lies_in(address) and self.world.chance(poison.share):
+                return poison
+        return None
 
     # --- faults -------------------------------------------------------------------------------
 
@@ -266,6 +285,8 @@ class SimulatedWorker:
     def freeze(self, seconds: float) -> None:
         """Stop, and go on later as if nothing had happened."""
         self.frozen_until = self.world.now + seconds
+        if self.world.chance(0.5):
+            self._silent_until = self.frozen_until  # what it appended has not left it either
 
     def leave(self) -> None:
         """Leave well: finish what is under way, hand back what is not begun."""

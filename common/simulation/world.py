@@ -1,7 +1,7 @@
 """The outside of the simulated processes: virtual time, Kafka, Redis, object storage, the group.
 
-Nothing here knows the protocol. Redis may be wiped or replaced by a stale copy, Kafka appends after a
-delay, once or twice; both may be away.
+Nothing here knows the protocol. Redis may be wiped or replaced by a stale copy, Kafka appends after
+a delay, once or twice; both may be away.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class World:
         self.calm = False
         self._tell = tell
         self._heap = list[tuple[float, int, "Callable[[], None]"]]()
-        self._serial = count()
+        self.serial = count(1)
         self.partitions = [Partition(TOPIC, i) for i in range(len(scenario.arrivals))]
         self.records = dict(zip(self.partitions, scenario.arrivals, strict=True))
         self.log_start = dict.fromkeys(self.partitions, 0)
@@ -80,7 +80,8 @@ class World:
         self.replica: Redis | None = None
         self.blobs = list[tuple[Snapshot, Token]]()
         self.nodes = dict[Token, Node]()
-        self.dead_letters = set[tuple[Partition, int]]()
+        self.dead_letters = set[tuple[Partition, int]]()  # of records that did not decode
+        self.dead_batches = set[int]()  # control offsets of quarantined batches with a dead letter
         self.owners = dict[Partition, WorkerId]()
         self.standings = dict[int, Positions]()  # every `claimed` that any leader stated, by cpos
         self.control_readers = list["Callable[[], None]"]()
@@ -95,7 +96,7 @@ class World:
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Do something after a delay."""
-        heapq.heappush(self._heap, (self.now + delay_s, next(self._serial), action))
+        heapq.heappush(self._heap, (self.now + delay_s, next(self.serial), action))
 
     def step(self) -> None:
         """Do the next thing."""
@@ -145,14 +146,14 @@ class World:
                     break
         return found
 
-    def next_arrival(self, partition: Partition, position: int) -> float | None:
-        """When the next record from a position on arrives; None if none ever will."""
-        for offset, arrival in self.records[partition]:
-            if offset >= position:
-                return arrival
-        return None
-
     # --- Redis --------------------------------------------------------------------------------
+
+    def put_model(self, model: ModelId, token: Token, kept: int) -> None:
+        """Put weights under a name; the oldest names are forgotten."""
+        models = self.redis.models
+        models[model] = token
+        for old in list(models)[:-kept]:
+            del models[old]
 
     def post(self, trigger: UpdateTrigger) -> None:
         """Post a trigger; some are trimmed before anybody reads them."""
@@ -165,9 +166,9 @@ class World:
             self.later(self.jitter(0.001), wake)
 
     def triggers_after(self, heard: TriggerId) -> list[UpdateTrigger]:
-        """Triggers above an id; now and then some get lost on the way."""
+        """Triggers above an id; now and then some are trimmed before this worker reads them."""
         found = [trigger for trigger in self.redis.triggers if trigger.id > heard]
-        return [] if found and self.chance(self.scenario.lossy * 0.2) else found
+        return [t for t in found if not self.chance(self.scenario.lossy * 0.2)]
 
     def push(self, reply: Reply, token: Token | None) -> None:
         """Send a reply: it may get lost, come late, or twice."""
