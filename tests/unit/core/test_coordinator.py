@@ -13,7 +13,7 @@ from common.core.history import History
 from common.core.messages import GENESIS, Failed, Lead, ModelId, Quarantined
 from common.core.snapshots import genesis
 from tests.unit.core.bench import QUIET, Bench
-from tests.unit.core.examples import FIRST, A, B, P, batch, of_kind, the
+from tests.unit.core.examples import FIRST, A, B, P, answer, batch, of_kind, the
 
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord
@@ -109,6 +109,14 @@ def test_an_answer_that_got_lost_is_asked_for_again() -> None:
     bench = Bench()
     assert bench.feed(HELD) == (do.FindSnapshots(),)
     bench.now = CANDIDACY_S + 0.1
+    assert bench.feed(HELD) == (do.FindSnapshots(),)
+
+
+def test_an_answer_that_comes_after_the_lease_is_lost_changes_nothing() -> None:
+    bench = Bench()
+    bench.feed(HELD)
+    assert bench.feed(NOT_HELD) == ()
+    assert bench.feed(events.SnapshotsFound((genesis(FIRST),), ())) == ()
     assert bench.feed(HELD) == (do.FindSnapshots(),)
 
 
@@ -232,3 +240,24 @@ def test_strikes_and_the_count_of_samples_outlive_a_leader() -> None:
     assert [len(order.batches) for order in other.orders] == [1, 1]
     said = other.feed(events.RepliesRead((Failed(B, other.model, (3,), "raised"),)))
     assert isinstance(the(said, do.AppendAudit).record, Quarantined)
+
+
+def test_a_batch_that_was_put_back_once_is_awaited_by_a_successor_too() -> None:
+    # one   J=1 of a0, b1 is put back      two   group b1 a2: b1 is overdue, and awaited
+    one, other = two(replace(QUIET, hot_every_updates=1, on_missing="proceed"))
+    one.lead()
+    one.see(A, B)
+    one.announce(A, B)
+    one.feed(events.RepliesRead((answer(one.orders[0], one.model),)))
+    one.tick(0.5)
+    one.read_updates()
+    one.announce(A)
+
+    other.lead(*one.published)
+    other.see(A, B)
+    other.read_control()
+    mine = next(order for order in other.orders if order.worker == A)
+    other.feed(events.RepliesRead((answer(mine, other.model),)))
+    said = other.tick(9.0)
+    assert of_kind(said, do.Apply) == []
+    assert [b.offset for order in other.orders for b in order.batches] == [1]

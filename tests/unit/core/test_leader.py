@@ -97,6 +97,16 @@ def test_a_group_that_stays_short_goes_after_its_linger() -> None:
     assert (update.short, len(update.batches)) == ("linger", 1)
 
 
+def test_the_linger_of_a_group_begins_with_the_last_batch_or_update() -> None:
+    # a0 b1 a2 at 0.0   J=1 of a0 b1 at 0.8   a2 goes at 1.8
+    bench = leading(replace(QUIET, group_linger_s=1.0, deadline_floor_s=9.0))
+    bench.announce(A, B, A)
+    bench.now = 0.8
+    bench.compute()
+    assert of_kind(bench.tick(1.7), do.PostTrigger) == []
+    assert asked(bench.tick(1.8)) == {A: [2]}
+
+
 def test_a_lingering_round_takes_in_what_comes_before_its_gradients() -> None:
     bench = leading(replace(QUIET, group_linger_s=1.0))
     bench.announce(A)
@@ -127,7 +137,8 @@ def test_a_leaving_worker_may_finish_and_is_not_blamed() -> None:
     assert len(of_kind(bench.said, do.PostTrigger)) == 1  # it may be at it still
     bench.see(A, C)
     assert asked(bench.said[-2:]) == {C: [1]}
-    assert len(bench.updates) == 1  # the Lead, no Quarantined
+    said = bench.feed(events.WantedChanged("stopped"))
+    assert the(said, do.PublishSnapshot).snapshot.strikes == {}
 
 
 def test_what_is_overdue_is_asked_of_others_with_the_model() -> None:

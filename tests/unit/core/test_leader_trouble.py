@@ -87,6 +87,18 @@ def test_a_round_that_was_quarantined_whole_is_over() -> None:
     assert asked(bench.announce(A, B)) == {A: [2], B: [3]}
 
 
+def test_nothing_is_remembered_of_a_batch_that_was_put_back_and_then_quarantined() -> None:
+    bench = leading(replace(QUIET, on_missing="proceed"))
+    bench.announce(A, B)
+    bench.feed(events.RepliesRead((answer(bench.orders[0], bench.model),)))
+    bench.tick(0.5)  # J=1 of a0, and b1 waits again
+    bench.announce(A)
+    fail(bench, next(o for o in bench.orders if o.batches[0].offset == 1), "expired")
+    bench.feed(events.WantedChanged("stopped"))
+    bench.read_updates()
+    assert (bench.published[-1].returned, bench.published[-1].waiting) == ((), (batch(2, A),))
+
+
 # --- hold, pause, resume ---------------------------------------------------------------------
 
 
@@ -113,6 +125,18 @@ def test_one_bad_batch_is_no_divergence_however_often_it_is_tried() -> None:
         fail(bench, next(o for o in bench.orders if o.batches[0].offset == 1), "not_finite")
     assert of_kind(bench.said, do.Hold) == []
     assert bench.updates[-1] == Quarantined(0, batch(1, B), "poison: not_finite: why")
+
+
+def test_one_bad_batch_in_each_of_two_rounds_is_no_divergence() -> None:
+    bench = leading(replace(QUIET, strikes=0))
+    for _ in range(2):
+        bench.announce(A, B, A)
+        a, b = bench.orders
+        fail(bench, b, "not_finite")  # poison: the third batch comes in
+        bench.compute()
+        bench.feed(events.RepliesRead((answer(a, bench.model),)))
+    assert bench.model.version == 2
+    assert of_kind(bench.said, do.Hold) == []
 
 
 def test_trouble_holds_the_job() -> None:
