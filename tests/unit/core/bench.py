@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 from common.core import commands as do
 from common.core import events
 from common.core.coordinator import Coordinator
-from common.core.messages import ModelId
 from common.core.settings import CoordinatorSettings
 from common.core.snapshots import genesis
-from tests.unit.core.examples import FIRST, P, SAMPLES, answer, of_kind, ready, span
+from tests.unit.core.examples import FIRST, SAMPLES, P, answer, of_kind, ready, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent
-    from common.core.messages import AuditRecord, Claim, Order, Standing, WorkerId
+    from common.core.messages import AuditRecord, Claim, ModelId, Order, Standing, WorkerId
     from common.core.snapshots import Snapshot
 
 QUIET = CoordinatorSettings(  # no snapshot unless a test asks for it
@@ -130,9 +129,7 @@ class Bench:
         """Let each of these workers claim the next SAMPLES records of partition P, in turn."""
         start = self.standing.claimed[P]
         starts = range(start, start + SAMPLES * len(workers), SAMPLES)
-        claims = [
-            ready(w, span(P, s, s + SAMPLES)) for w, s in zip(workers, starts, strict=True)
-        ]
+        claims = [ready(w, span(P, s, s + SAMPLES)) for w, s in zip(workers, starts, strict=True)]
         return self.read_control(*claims)
 
     def compute(self) -> tuple[CoordinatorCommand, ...]:

@@ -72,8 +72,17 @@ def play(steps: Iterable[tuple[str, int, int]]) -> Topic:
 steps = st.lists(
     st.tuples(
         st.sampled_from(
-            ["lead", "lead", "update", "update", "update", "update", "quarantine", "again"]
-            + ["garbage"]
+            [
+                "lead",
+                "lead",
+                "update",
+                "update",
+                "update",
+                "update",
+                "quarantine",
+                "again",
+                "garbage",
+            ]
         ),
         st.integers(0, 20),
         st.integers(0, 20),
