@@ -9,7 +9,7 @@ from load.stack import NotMeasuredError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from common.ports import Log
+    from common.ports import Board, Log
 
 _FLUSH_S = 120.0
 _REPORTS_EVERY = 10_000  # records between two rounds of delivery reports
@@ -44,3 +44,14 @@ def produce(log: Log, topic: str, partitions: int, values: Sequence[bytes], reco
     kept = sum(bound.end - bound.start for bound in bounds)
     if kept != records:
         raise NotMeasuredError(f"the broker keeps {kept:,} of {records:,} records")
+
+
+def check_left(board: Board, records: int) -> None:
+    """Make sure that a job has not claimed the whole backlog: from then on it would wait for more.
+
+    Raises:
+        NotMeasuredError: If it has.
+    """
+    standing = board.get_standing()
+    if standing is not None and sum(standing.claimed.values()) >= records:
+        raise NotMeasuredError(f"the backlog of {records:,} records was too small")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from common.errors import UserError
 from common.job_task import codec_of
 from common.jobs import JobBook
 from load import report
-from load.backlog import partitions_for, produce
+from load.backlog import check_left, partitions_for, produce
 from load.cases import CASES, find_records
 from load.processor import Block, Processor
 from load.reference import LoneReader, PlainLoops, Reference
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.job import JobSpec
+    from load.cases import Case
 
 _WORKERS = 2
 _TOPIC = "records"
@@ -54,6 +55,7 @@ _QUIET_S = 0.5  # a paused job makes no update for so long: none is in flight
 _TIMEOUT_S = 60.0
 _WARM_S = 2.0  # of training before a block, after every worker has announced something new
 _RESERVE = 1.3  # a backlog is larger than needed by this, for a pipeline faster than its reference
+_LOGISTIC_PER_S = 300_000.0  # records/s for which the backlog of the other case lasts
 
 
 class Pipeline:
@@ -62,15 +64,18 @@ class Pipeline:
     Args:
         on: The servers.
         job: The job.
+        records: Its backlog.
         folder: For the services' logs.
     """
 
-    def __init__(self, on: Servers, job: JobSpec, folder: Path) -> None:
+    def __init__(self, on: Servers, job: JobSpec, records: int, folder: Path) -> None:
         self._log = open_log(on.settings, "load")
         self._board = open_board(on.settings, job.name)
         self._book = JobBook(self._log)
         self._job = job.name
+        self._records = records
         self._book.submit(job)
+        self.kafka = on.kafka
         self.services = [
             Service("coordinator", "coordinator", on.settings, folder),
             *(Service("worker", f"worker-{n}", on.settings, folder) for n in range(_WORKERS)),
@@ -91,6 +96,7 @@ class Pipeline:
         processor = Processor(self._pids)
         pace = self._meter.measure(seconds)
         block = Block(pace.samples_per_s, processor.cores())
+        check_left(self._board, self._records)
         self._rest()
         return block
 
@@ -150,28 +156,24 @@ def measure(reference: Reference, pipeline: Pipeline, pairs: int, block_s: float
 
 
 @contextmanager
-def set_up(given: argparse.Namespace, folder: Path) -> Iterator[tuple[Servers, Reference, JobSpec]]:
-    """Start the servers and the reference, and produce the backlog."""
+def set_up(given: argparse.Namespace, folder: Path) -> Iterator[tuple[Pipeline, Reference]]:
+    """Start everything, and produce the backlog before any clock runs."""
     case = CASES[given.case]
-    with servers(given.kafka, folder) as on:
+    with ExitStack() as stack:
+        on = stack.enter_context(servers(given.kafka, folder))
         log, job = open_log(on.settings, "load"), case.job(f"load-{case.name}", _TOPIC)
-        codec = codec_of(job)
-        values = codec.encode(find_records(case, given.data, seed=0))
-        reference: Reference
+        codec, reference = codec_of(job), None
+        per_s = _LOGISTIC_PER_S
         if case.name == "cnn":
-            reference = PlainLoops(case.name, given.data, _WORKERS)
-        else:
-            produce(log, "sample", 4, values, 20 * len(values))
-            reference = LoneReader(log, "sample", codec)
-        with closing(reference):
-            per_s = reference.run(min(given.block_seconds, 2.0)).records_per_s
-            trained_s = (given.pairs + 1) * (given.block_seconds + 2 * _WARM_S)
-            records = int(per_s * trained_s * _RESERVE)
-            print(f"{reference.name}: about {per_s:,.0f} records/s; backlog of {records:,} records")
-            embedded = given.kafka == "embedded"
-            partitions = partitions_for(values, records, embedded=embedded)
-            produce(log, _TOPIC, partitions, values, records)
-            yield on, reference, job
+            reference = stack.enter_context(closing(PlainLoops(case.name, given.data, _WORKERS)))
+            per_s = _RESERVE * reference.run(min(given.block_seconds, 2.0)).records_per_s
+        records = int(per_s * (given.pairs + 1) * (given.block_seconds + 2 * _WARM_S))
+        print(f"{on.kafka}: producing a backlog of {records:,} records", flush=True)
+        values = codec.encode(find_records(case, given.data, seed=0))
+        partitions = partitions_for(values, records, embedded=given.kafka == "embedded")
+        produce(log, _TOPIC, partitions, values, records)
+        pipeline = stack.enter_context(closing(Pipeline(on, job, records, folder)))
+        yield pipeline, reference or LoneReader(log, _TOPIC, codec)
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -196,10 +198,7 @@ def main() -> int:
     found_machine = report.machine()
     with tempfile.TemporaryDirectory(prefix="doll-load-") as folder:
         try:
-            with (
-                set_up(given, Path(folder)) as (on, reference, job),
-                closing(Pipeline(on, job, Path(folder))) as pipeline,
-            ):
+            with set_up(given, Path(folder)) as (pipeline, reference):
                 pairs = measure(reference, pipeline, given.pairs, given.block_seconds)
         except (NotMeasuredError, UserError) as error:
             print(f"not measured: {error}", file=sys.stderr)
@@ -214,12 +213,12 @@ def main() -> int:
         "reference": reference.name,
         "reference_blocks": [_as_data(block) for block in pairs.reference],
         "pipeline_blocks": [_as_data(block) for block in pairs.pipeline],
-        "kafka": on.kafka,
+        "kafka": pipeline.kafka,
         "workers": _WORKERS,
         "block_s": given.block_seconds,
         "machine": found_machine,
     }
-    _print(pairs, result, job)
+    _print(pairs, result, CASES[given.case])
     report.write(given.json, result)
     return 0 if ratios["median"] >= given.require else 1
 
@@ -228,7 +227,7 @@ def _as_data(block: Block) -> dict[str, Any]:
     return block._asdict() | {"cpu_us_per_record": block.cpu_us_per_record}
 
 
-def _print(pairs: Pairs, result: dict[str, Any], job: JobSpec) -> None:
+def _print(pairs: Pairs, result: dict[str, Any], case: Case) -> None:
     sides = ((result["reference"], pairs.reference), ("the pipeline", pairs.pipeline))
     rows = [_row(f"{name}, records/s", [b.records_per_s for b in side]) for name, side in sides]
     rows += [
@@ -237,7 +236,7 @@ def _print(pairs: Pairs, result: dict[str, Any], job: JobSpec) -> None:
     rows += [_row(f"{name}: others", [b.cores["others"] for b in side], 2) for name, side in sides]
     rows.append(_row("ratio of each pair", pairs.ratios, 3))
     title = (
-        f"{result['case']}: b={job.batch_size}, K={job.group_size}, {_WORKERS} workers of one"
+        f"{case.name}: b={case.batch_size}, K={case.group_size}, {_WORKERS} workers of one"
         f" thread; {result['kafka']}; {len(pairs.ratios)} pairs of {result['block_s']:g} s"
     )
     report.draw(title, ("", "min", "quartile", "median", "quartile", "max"), rows)

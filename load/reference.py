@@ -15,8 +15,11 @@ from load.processor import Block, Processor
 from load.stack import NotMeasuredError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from common.core.spans import Partition
     from common.learning.codecs import Codec
-    from common.ports import Log
+    from common.ports import Bounds, Log, StreamReader
 
 _BASELINE = Path(__file__).with_name("baseline.py")
 _POLL_RECORDS = 2000  # as the workers ask for
@@ -31,9 +34,6 @@ class Reference(Protocol):
 
     def run(self, seconds: float) -> Block:
         """Run for a while."""
-
-    def close(self) -> None:
-        """Let go of everything."""
 
 
 class PlainLoops:
@@ -92,39 +92,38 @@ class LoneReader:
         self._codec = codec
 
     def run(self, seconds: float) -> Block:
-        """Join a group of its own, read, leave; the clock runs from the first records on."""
-        start = {
-            place: self._log.bounds(place).start for place in self._log.partitions(self._topic)
-        }
-        reader = self._log.stream("load-reader", [self._topic], "reader")
-        now = time.perf_counter()
-        records, started, joined_by = 0, None, now + _JOIN_S
-        processor = Processor({})
-        try:
-            while started is None or now < started + seconds:
-                found = 0
-                for event in reader.poll(_POLL_RECORDS, _POLL_S):
-                    if isinstance(event, Assigned):
-                        reader.place({place: start[place] for place in event.partitions})
-                    elif isinstance(event, Fetched):
-                        self._codec.decode(event.values)
-                        found += len(event.values)
-                now = time.perf_counter()
-                if started is not None:
-                    records += found
-                elif found:
-                    started, processor = now, Processor({"reader": os.getpid()})
-                elif now > joined_by:
-                    raise NotMeasuredError(f"a reader of {self._topic} got nothing")
-                if started is not None and not found:
-                    break  # the end of the topic
-        finally:
-            cores = processor.cores()
-            reader.close()
-        return Block(records / (now - started), cores)
+        """Join a group of its own, read until the time or the topic is over, leave.
 
-    def close(self) -> None:
-        """It holds nothing between runs."""
+        The clock runs from the first records, which are not counted, to the last.
+        """
+        places = self._log.partitions(self._topic)
+        bounds = {place: self._log.bounds(place) for place in places}
+        left = sum(bound.end - bound.start for bound in bounds.values())
+        reader = self._log.stream("load-reader", [self._topic], "reader")
+        try:
+            left -= self._read(reader, bounds, time.perf_counter() + _JOIN_S)
+            processor, started = Processor({"reader": os.getpid()}), time.perf_counter()
+            records, ended = 0, started
+            while left > records and ended < started + seconds:
+                records += self._read(reader, bounds, ended + _JOIN_S)
+                ended = time.perf_counter()
+            return Block(records / (ended - started), processor.cores())
+        finally:
+            reader.close()
+
+    def _read(self, reader: StreamReader, bounds: Mapping[Partition, Bounds], until: float) -> int:
+        """Wait for records, decode them, and say how many they are."""
+        found = 0
+        while not found:
+            for event in reader.poll(_POLL_RECORDS, _POLL_S):
+                if isinstance(event, Assigned):
+                    reader.place({place: bounds[place].start for place in event.partitions})
+                elif isinstance(event, Fetched):
+                    self._codec.decode(event.values)
+                    found += len(event.values)
+            if not found and time.perf_counter() > until:
+                raise NotMeasuredError(f"a reader of {self._topic} got nothing for {_JOIN_S:g} s")
+        return found
 
 
 def _answer(process: subprocess.Popen[str]) -> float:

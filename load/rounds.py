@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.connections import open_log
+from common.connections import open_board, open_log
 from common.embedded.services import Service, stop_all
 from common.errors import UserError
 from common.job import job_from_json
@@ -27,7 +27,7 @@ from common.job_file import as_json
 from common.jobs import JobBook
 from common.testing.costless import ENTRYPOINT
 from load import report
-from load.backlog import produce
+from load.backlog import check_left, produce
 from load.processor import Processor
 from load.stack import NotMeasuredError, Servers, await_until, check, servers
 from load.updates import Pace, UpdatesMeter
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _TOPIC = "records"
 _PARTITIONS = 20  # one at least for each worker of the largest scenario
 _GROUP_SIZE = 20  # K
-_WAITING = 200  # batches that a worker may hold: none waits for the standing to look again
+_WAITING = 100  # batches that a worker may hold: five groups, so that none waits for the standing
 _TINY, _MEGABYTE = 100, 250_000  # weights, float32
 _REQUIRED_PER_S = 200.0
 _PER_S = 1_000  # updates per second that a backlog lasts for
@@ -130,6 +130,7 @@ class Fleet:
     def __init__(self, on: Servers, folder: Path) -> None:
         self._on = on
         self._folder = folder
+        self.settings = on.settings
         self.coordinator = Service("coordinator", "coordinator", on.settings, folder)
         self.workers = list[Service]()
 
@@ -161,7 +162,7 @@ class Fleet:
         stop_all(self.services)
 
 
-def measure(scenario: Scenario, fleet: Fleet, log: Log, seconds: float) -> Measured:
+def measure(scenario: Scenario, fleet: Fleet, log: Log, backlog: int, seconds: float) -> Measured:
     """Run one scenario from its job's submission to its end."""
     fleet.grow(scenario.workers)
     with closing(JobBook(log)) as book:
@@ -177,6 +178,7 @@ def measure(scenario: Scenario, fleet: Fleet, log: Log, seconds: float) -> Measu
             processor = Processor(fleet.pids())
             pace = meter.measure(seconds)
             cores = processor.cores()
+        check_left(open_board(fleet.settings, job), backlog)
         book.want(job, "stopped", "measured")
 
     def all_told() -> bool:
@@ -237,7 +239,7 @@ def main() -> int:
                 produce(log, _TOPIC, _PARTITIONS, values, backlog)
                 with closing(Fleet(on, folder)) as fleet:
                     for scenario in (each for each in SCENARIOS if each.name in given.only):
-                        found.append(measure(scenario, fleet, log, given.seconds))
+                        found.append(measure(scenario, fleet, log, backlog, given.seconds))
                         print(
                             f"{scenario.name}: {found[-1].pace.updates_per_s:,.0f} updates/s",
                             flush=True,
