@@ -13,7 +13,7 @@ from common.core.history import History
 from common.core.ledger import Ledger
 from common.core.messages import GENESIS, BatchReady, UpdateApplied
 from common.core.spans import Partition
-from common.simulation.scenario import FaultKind
+from common.simulation.scenario import DEADLY, STORES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,18 +22,7 @@ if TYPE_CHECKING:
     from common.core.spans import Address
     from common.simulation.world import World
 
-DEADLY = frozenset[FaultKind](  # what may make a batch look like poison, or unreadable
-    (
-        "kill worker",
-        "leave worker",
-        "freeze worker",
-        "wipe redis",
-        "fail over redis",
-        "redis away",
-        "kafka away",
-        "retention",
-    )
-)
+HARMFUL = {*DEADLY, *STORES, "retention"}  # what may make a batch look like poison, or unreadable
 SURE = 3  # strikes: work given to a worker whose death is not known yet earns an innocent batch one
 Place: TypeAlias = tuple[Partition, int]  # one record
 
@@ -116,7 +105,7 @@ def _check_quarantined(world: World, quarantined: dict[int, Batch]) -> None:
     if unwritten:
         raise Violation("no dead letter", f"of quarantined batches {sorted(unwritten)}")
     scenario = world.scenario
-    if scenario.strikes < SURE or any(fault.kind in DEADLY for fault in scenario.faults):
+    if scenario.strikes < SURE or any(fault.kind in HARMFUL for fault in scenario.faults):
         return
     for batch in quarantined.values():
         if not any(poison.lies_in(batch.address) for poison in scenario.poisons):

@@ -209,8 +209,8 @@ class SimulatedWorker:
         if self._model is None or self._model[0] != compute.model:
             token = world.redis.models.get(compute.model)
             if token is None:
-                world.push(self._failed(compute, "model_missing", compute.batches), None)
-                world.later(0.0, self._compute)
+                self._busy = True
+                world.later(world.jitter(READ_BACK_S), lambda: self._lacks_model(compute))
                 return
             self._model = (compute.model, token)
         token = self._model[1]
@@ -219,6 +219,12 @@ class SimulatedWorker:
         seconds += 0.0 if fetched else world.jitter(READ_BACK_S)
         self._busy = True
         world.later(seconds, lambda: self._computed(compute, token, seconds))
+
+    def _lacks_model(self, compute: Compute) -> None:
+        self._busy = False
+        if not self.dead:
+            self.world.push(self._failed(compute, "model_missing", compute.batches), None)
+            self._compute()
 
     def _computed(self, compute: Compute, token: Token, seconds: float) -> None:
         """The gradient is there; a process that was frozen meanwhile has it when it thaws."""
@@ -240,7 +246,7 @@ class SimulatedWorker:
         poisons = {b: p for b in compute.batches if (p := self._poison_in(b.address)) is not None}
         if expired:
             world.push(self._failed(compute, "expired", expired), None)
-        elif absent and world.chance(world.scenario.lossy):
+        elif absent and world.chance(world.lossy):
             world.push(self._failed(compute, "unreadable", absent), None)
         elif any(poison.does == "kills" for poison in poisons.values()):
             world.say(f"{self.id} dies of poison")

@@ -111,6 +111,11 @@ class World:
         """Whether something happens this time."""
         return share > 0 and self.draw.random() < share
 
+    @property
+    def lossy(self) -> float:
+        """Share of triggers and gradients that get lost; none after the last fault."""
+        return 0.0 if self.calm else self.scenario.lossy
+
     # --- Kafka --------------------------------------------------------------------------------
 
     @property
@@ -158,7 +163,7 @@ class World:
     def post(self, trigger: UpdateTrigger) -> None:
         """Post a trigger; some are trimmed before anybody reads them."""
         triggers = self.redis.triggers
-        if (triggers and trigger.id <= triggers[-1].id) or self.chance(self.scenario.lossy * 0.3):
+        if (triggers and trigger.id <= triggers[-1].id) or self.chance(self.lossy * 0.3):
             return
         triggers.append(trigger)
         del triggers[:-20]
@@ -168,7 +173,7 @@ class World:
     def triggers_after(self, heard: TriggerId) -> list[UpdateTrigger]:
         """Triggers above an id; now and then some are trimmed before this worker reads them."""
         found = [trigger for trigger in self.redis.triggers if trigger.id > heard]
-        return [t for t in found if not self.chance(self.scenario.lossy * 0.2)]
+        return [t for t in found if not self.chance(self.lossy * 0.2)]
 
     def push(self, reply: Reply, token: Token | None) -> None:
         """Send a reply: it may get lost, come late, or twice."""
@@ -178,10 +183,9 @@ class World:
             for wake in self.board_readers:
                 self.later(self.jitter(0.001), wake)
 
-        lossy = self.scenario.lossy
-        if not self.chance(lossy):
-            self.later(self.draw.uniform(0, LATE_S) if self.chance(lossy) else 0.001, arrive)
-        if self.chance(lossy):
+        if not self.chance(self.lossy):
+            self.later(self.draw.uniform(0, LATE_S) if self.chance(self.lossy) else 0.001, arrive)
+        if self.chance(self.lossy):
             self.later(self.draw.uniform(0, LATE_S), arrive)
 
     def wipe_redis(self) -> None:

@@ -1,0 +1,331 @@
+"""Rules of the protocol, each switched off by an edit of the source: what the simulation must find.
+
+A mutant is honest: the package is copied, one rule is edited out of the copy, and the simulation
+runs there. `seeds` is within how many it must fail: several times what it was measured to need.
+Rules that no mutant stands for here are those whose loss costs work, not truth, and those that
+need more seeds than a test has time for; docs/protocol.md names both.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Edit(NamedTuple):
+    """Replace a text that stands exactly once in a file."""
+
+    path: str
+    before: str
+    after: str
+
+
+class Mutant(NamedTuple):
+    """The protocol without one of its rules."""
+
+    rule: str
+    seeds: int
+    edits: tuple[Edit, ...]
+
+
+CORE, SIMULATION = "common/core/", "common/simulation/"
+
+MUTANTS = (
+    # --- claims -------------------------------------------------------------------------------
+    Mutant(
+        "a claim begins where the last accepted one ended, not further on",
+        400,
+        (Edit(CORE + "ledger.py", "if claimed != span.start:", "if claimed > span.start:"),),
+    ),
+    Mutant(
+        "a claim begins where the last accepted one ended, not before",
+        100,
+        (Edit(CORE + "ledger.py", "if claimed != span.start:", "if claimed < span.start:"),),
+    ),
+    Mutant(
+        "a claim counts with all of its spans or with none",
+        300,
+        (
+            Edit(
+                CORE + "ledger.py",
+                "for span in claim.address:\n            claimed = ",
+                "for span in claim.address[:1]:\n            claimed = ",
+            ),
+        ),
+    ),
+    Mutant(
+        "what retention deleted is claimed as expired",
+        100,
+        (Edit(CORE + "worker.py", "if position is None or start <= position:", "if True:"),),
+    ),
+    Mutant(
+        "a worker notices that it lost its place",
+        100,
+        (
+            Edit(
+                CORE + "worker.py",
+                "if claimed is None or sure == claimed:",
+                "if claimed is None or sure is not None:",
+            ),
+        ),
+    ),
+    Mutant(
+        "a worker announces no more batches than its bound",
+        100,
+        (Edit(CORE + "worker.py", "if self._waiting >= self._settings.bound:", "if False:"),),
+    ),
+    Mutant(
+        "batches that may have been refused do not fill the bound",
+        1000,
+        (
+            Edit(
+                CORE + "worker.py",
+                "return min(len(self._held), waiting + len(self._undecided))",
+                "return len(self._held)",
+            ),
+        ),
+    ),
+    Mutant(
+        "a worker forgets what is settled",
+        100,
+        (Edit(CORE + "worker.py", "        if gone:\n", "        if False:\n"),),
+    ),
+    Mutant(
+        "workers pause while orphans wait",
+        1000,
+        (
+            Edit(
+                CORE + "worker.py",
+                "if self._seen.waiting > (self._seen.live + 1) * self._settings.bound:",
+                "if False:",
+            ),
+        ),
+    ),
+    # --- leading ------------------------------------------------------------------------------
+    Mutant(
+        "only the leader in force adds updates",
+        400,
+        (Edit(CORE + "history.py", "if update.epoch != self._epoch or update", "if update"),),
+    ),
+    Mutant(
+        "versions go up by one",
+        100,
+        (Edit(CORE + "history.py", "or update.version != self.head.version + 1", ""),),
+    ),
+    Mutant(
+        "a Lead takes back what lies above its base",
+        100,
+        (
+            Edit(
+                CORE + "history.py",
+                "while len(self._path) > 1 and self._path[-1].version > lead.base.version:",
+                "while False:",
+            ),
+        ),
+    ),
+    Mutant(
+        "a candidate leads only if its Lead counts",
+        1000,
+        (
+            Edit(
+                CORE + "coordinator.py",
+                "if counts:\n                    yield from self._lead(",
+                "if True:\n                    yield from self._lead(",
+            ),
+        ),
+    ),
+    Mutant(
+        "a leader stops when another leads",
+        200,
+        (
+            Edit(
+                CORE + "coordinator.py",
+                "if counts:\n                    yield from self._step_down(",
+                "if False:\n                    yield from self._step_down(",
+            ),
+        ),
+    ),
+    # --- snapshots ----------------------------------------------------------------------------
+    Mutant(
+        "a snapshot waits until its audit was read back",
+        300,
+        (
+            Edit(
+                CORE + "publishing.py",
+                "if pending is None or self._read < pending.after:",
+                "if pending is None:",
+            ),
+        ),
+    ),
+    Mutant(
+        "a snapshot that a later Lead took back is not used",
+        400,
+        (Edit(CORE + "snapshots.py", "if not history.base_lost:", "if True:"),),
+    ),
+    Mutant(
+        "in a snapshot the batches of the round in flight still wait",
+        100,
+        (
+            Edit(
+                CORE + "leader.py",
+                "in_flight = self._round.todo + self._round.counted if",
+                "in_flight = self._round.todo if",
+            ),
+        ),
+    ),
+    Mutant(
+        "a round waits while too much of the audit is not read back",
+        100,
+        (
+            Edit(
+                CORE + "leader.py",
+                " or self._publisher.unread > self._settings.unread_audits:",
+                ":",
+            ),
+        ),
+    ),
+    # --- rounds -------------------------------------------------------------------------------
+    Mutant(
+        "a gradient is of the round's epoch, not only of its version",
+        400,
+        (
+            Edit(
+                CORE + "leader.py",
+                "reply.model != self._round.model:",
+                "reply.model.version != self._round.model.version:",
+            ),
+            Edit(
+                CORE + "rounds.py",
+                "if gradient.model != self.model:",
+                "if gradient.model.version != self.model.version:",
+            ),
+            Edit(SIMULATION + "world.py", "setdefault(reply.model.epoch", "setdefault(0"),
+            Edit(
+                SIMULATION + "coordinators.py", "replies.get(leader.model.epoch,", "replies.get(0,"
+            ),
+        ),
+    ),
+    Mutant(
+        "a model is cached by its epoch, not only by its version",
+        300,
+        (
+            Edit(
+                SIMULATION + "workers.py",
+                "self._model[0] != compute.model:",
+                "self._model[0].version != compute.model.version:",
+            ),
+        ),
+    ),
+    Mutant(
+        "a gradient counts whole or not at all",
+        100,
+        (
+            Edit(
+                CORE + "rounds.py",
+                "for offset in gradient.batches if offset not in self._todo]",
+                "for offset in gradient.batches if offset not in {**self._todo, **self._counted}]",
+            ),
+        ),
+    ),
+    Mutant(
+        "a gradient has all the samples of its batches",
+        100,
+        (
+            Edit(
+                CORE + "rounds.py",
+                "gradient.samples != sum(self._todo[o].samples for o in gradient.batches):",
+                "False:",
+            ),
+        ),
+    ),
+    Mutant(
+        "a model that is gone is put back",
+        200,
+        (
+            Edit(CORE + "leader.py", 'if failed.reason == "model_missing":', "if False:"),
+            Edit(CORE + "leader.py", "if round_.asked_again:", "if False:"),
+        ),
+    ),
+    Mutant(
+        "what is overdue is handed out again",
+        100,
+        (
+            Edit(
+                CORE + "leader.py",
+                "if self._round is not None and self._round.overdue(now):",
+                "if False:",
+            ),
+        ),
+    ),
+    # --- trouble with data --------------------------------------------------------------------
+    Mutant(
+        "what the dead had in hand is suspected",
+        100,
+        (Edit(CORE + "leader.py", "for batch in self._round.vanish(worker):", "for batch in ():"),),
+    ),
+    Mutant(
+        "poison is quarantined in the end",
+        100,
+        (Edit(CORE + "rounds.py", "return self._strikes[offset] > self._limit", "return False"),),
+    ),
+    Mutant(
+        "a suspect travels alone, and only then is struck",
+        400,
+        (
+            Edit(CORE + "rounds.py", "suspect = batch.offset in self._suspects", "suspect = False"),
+            Edit(
+                CORE + "rounds.py",
+                "            if any(offset in self._suspects for offset in hand.offsets):",
+                "            if False:",
+            ),
+            Edit(
+                CORE + "rounds.py",
+                "self._strikes.get(offset, 0) + alone",
+                "self._strikes.get(offset, 0) + 1",
+            ),
+        ),
+    ),
+    Mutant(
+        "what was quarantined is not trained on after a takeover",
+        300,
+        (
+            Edit(
+                CORE + "leader.py",
+                "if decision.batch is not None and offset not in self._quarantined:",
+                "if decision.batch is not None:",
+            ),
+        ),
+    ),
+    Mutant(
+        "what was quarantined after a snapshot is not trained on either",
+        100,
+        (
+            Edit(
+                CORE + "leader.py",
+                "for b in snapshot.waiting if b.offset not in self._quarantined",
+                "for b in snapshot.waiting",
+            ),
+        ),
+    ),
+    Mutant(
+        "a quarantine stays when updates are taken back",
+        200,
+        (
+            Edit(
+                CORE + "history.py",
+                "        self._epoch = offset\n        return True",
+                "        self._epoch, self._quarantined = offset, {}\n        return True",
+            ),
+        ),
+    ),
+    Mutant(
+        "a new leader writes dead letters again",
+        1000,
+        (
+            Edit(
+                CORE + "leader.py",
+                "            yield do.DeadLetterBatch(record)\n\n    # --- events",
+                "            pass\n\n    # --- events",
+            ),
+        ),
+    ),
+)
