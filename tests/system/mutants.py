@@ -135,7 +135,7 @@ MUTANTS = (
     ),
     Mutant(
         "a leader stops when another leads",
-        200,
+        500,
         (
             Edit(
                 CORE + "coordinator.py",
@@ -186,7 +186,7 @@ MUTANTS = (
     # --- rounds -------------------------------------------------------------------------------
     Mutant(
         "a gradient is of the round's epoch, not only of its version",
-        400,
+        1000,
         (
             Edit(
                 CORE + "leader.py",
@@ -286,7 +286,7 @@ MUTANTS = (
     ),
     Mutant(
         "what was quarantined is not trained on after a takeover",
-        300,
+        2000,
         (
             Edit(
                 CORE + "leader.py",
@@ -319,7 +319,7 @@ MUTANTS = (
     ),
     Mutant(
         "a new leader writes dead letters again",
-        1000,
+        2000,
         (
             Edit(
                 CORE + "leader.py",

@@ -1,39 +1,150 @@
-"""The protocol in virtual time: under every fault that we know, every invariant holds."""
+"""The protocol under a thousand schedules of faults; and that the simulation bites."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common.simulation.cluster import Cluster
-from common.simulation.scenario import from_seed
-from common.simulation.seeds import run_seeds
+from common.simulation.scenario import FaultKind, Poison, Scenario, from_seed
+from common.simulation.seeds import run_seed, run_seeds
+from common.simulation.shrink import shrink, smaller
+from tests.system.mutants import MUTANTS, Mutant
 
-SEEDS = 1000
+ROOT = Path(__file__).parents[2]
+SEEDS = range(1000)
+FEW_SEEDS = range(20)
+EXIT_VIOLATED = 1
 
 
-def test_a_thousand_seeds_violate_nothing() -> None:
-    outcomes = list(run_seeds(range(SEEDS)))
-    failures = [
-        f"{outcome.failure}  (python -m common.simulation --story {outcome.seed})"
+def test_a_thousand_schedules_of_faults_break_no_invariant() -> None:
+    outcomes = list(run_seeds(SEEDS))
+
+    assert not [
+        f"{outcome.failure}; replay: python -m common.simulation --story {outcome.seed}"
         for outcome in outcomes
         if outcome.failure
     ]
-    assert failures == []
-    assert len(outcomes) == SEEDS
-    assert sum(outcome.takeovers for outcome in outcomes) > SEEDS  # they did not pass idly
+    assert len(outcomes) == len(SEEDS)
+    # They have been through something.
+    assert sum(outcome.updates for outcome in outcomes) > 10 * len(SEEDS)
+    assert sum(outcome.takeovers for outcome in outcomes) > len(SEEDS)
+    assert sum(outcome.quarantined for outcome in outcomes) > len(SEEDS) // 2
 
 
-def test_a_seed_is_one_story() -> None:
-    def told(seed: int) -> list[str]:
+def test_every_kind_of_fault_befalls_some_world() -> None:
+    met = Counter(fault.kind for seed in SEEDS for fault in from_seed(seed).faults)
+
+    assert met.keys() == set(get_args(FaultKind))
+    assert min(met.values()) > len(SEEDS) // 5
+
+
+def test_a_seed_tells_the_same_story_every_time() -> None:
+    def story(seed: int) -> list[str]:
         lines = list[str]()
         Cluster(from_seed(seed), lambda now, text: lines.append(f"{now} {text}")).run()
         return lines
 
-    assert told(7) == told(7)
-    assert told(7) != told(8)
+    assert all(story(seed) == story(seed) for seed in FEW_SEEDS)
+    assert all(run_seed(seed) == run_seed(seed) for seed in FEW_SEEDS)
 
 
-def test_without_faults_nothing_is_quarantined_and_one_leader_is_enough() -> None:
-    calm = replace(from_seed(3), faults=(), lossy=0.0, copies=0.0, bad=frozenset(), poisons=())
-    outcome = Cluster(calm).run()
-    assert (outcome.failure, outcome.takeovers, outcome.quarantined) == ("", 1, 0)
+def test_without_faults_one_leader_is_enough_and_nothing_is_quarantined() -> None:
+    for seed in FEW_SEEDS:
+        calm = replace(
+            from_seed(seed),
+            faults=(),
+            lossy=0.0,
+            copies=0.0,
+            poisons=(),
+            kafka_s=0.01,
+            board_s=0.002,
+        )
+        outcome = Cluster(calm).run()
+        assert (outcome.failure, outcome.takeovers, outcome.quarantined) == ("", 1, 0)
+
+
+# --- the shrinker --------------------------------------------------------------------------------
+
+
+def diverging() -> Scenario:
+    """A busy world in which all batches of the first round are not finite: the job is held."""
+    busy = next(s for s in map(from_seed, SEEDS) if len(s.faults) > 30 and len(s.arrivals) > 1)
+    records = tuple((offset, 0.0) for offset in range(20))
+    return replace(
+        busy,
+        batch_size=1,
+        group_size=2,
+        bound=4,
+        arrivals=(records, *busy.arrivals[1:]),
+        poisons=tuple(Poison(0, offset, "is not finite", 1.0) for offset in range(20)),
+    )
+
+
+def test_the_shrinker_leaves_what_the_failure_needs_and_nothing_else() -> None:
+    said = list[str]()
+
+    least = shrink(diverging(), said.append)
+
+    assert Cluster(least).run().kind == "held"
+    assert not least.faults
+    assert sum(map(len, least.arrivals)) == len(least.poisons) == 2  # one batch each, K = 2
+    assert said[-1].endswith("still held")
+
+
+def test_there_is_nothing_to_shrink_where_nothing_fails() -> None:
+    with pytest.raises(ValueError, match="seed 0 does not fail"):
+        shrink(from_seed(0), lambda _: None)
+
+
+def size(scenario: Scenario) -> tuple[float, ...]:
+    """How much there is of each thing that the shrinker may leave out."""
+    return (
+        len(scenario.faults),
+        sum(map(len, scenario.arrivals)),
+        scenario.workers,
+        len(scenario.bad),
+        len(scenario.poisons),
+        scenario.lossy,
+        scenario.copies,
+    )
+
+
+@given(st.integers(0, 10_000))
+def test_each_step_of_the_shrinker_leaves_out_one_kind_of_thing(seed: int) -> None:
+    scenario = from_seed(seed)
+
+    for candidate in smaller(scenario):
+        before, after = size(scenario), size(candidate)
+        assert sum(x != y for x, y in zip(before, after, strict=True)) == 1
+        assert all(y <= x for x, y in zip(before, after, strict=True))  # so it comes to an end
+
+
+# --- the simulation bites ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
+def test_without_a_rule_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
+    for package in ("core", "simulation"):
+        shutil.copytree(ROOT / "common" / package, tmp_path / "common" / package)
+    for path, before, after in mutant.edits:
+        text = (tmp_path / path).read_text()
+        assert text.count(before) == 1, f"{path} reads otherwise now: {before}"
+        (tmp_path / path).write_text(text.replace(before, after))
+
+    command = (sys.executable, "-m", "common.simulation", "--first", "--seeds", "0")
+    run = subprocess.run(  # noqa: S603 -- our own command line
+        [*command, str(mutant.seeds)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert run.returncode == EXIT_VIOLATED, run.stdout + run.stderr
+    assert "1 failures" in run.stdout, run.stderr  # it ran, and did not just break

@@ -134,3 +134,47 @@ def test_nobody_is_blamed_for_leaving_or_for_data_that_could_not_be_had() -> Non
     assert asked(round_.orders(0.0, {C})) == {C: [0]}
     assert round_.accuse(A, [0]) == ()  # it has nothing in hand
     assert suspects.strikes == {}
+
+
+def test_a_worker_that_dies_after_its_deadline_is_not_forgotten() -> None:
+    # deadlines are shorter than the time in which a death is noticed:
+    # asked    A: 0   (overdue)   B: 0   (A has died)   (B answers)
+    # strikes                                0 1            acquitted
+    suspects = Suspects(LIMIT)
+    round_ = round_of(batch(0), suspects=suspects)
+    round_.orders(0.0, {A, B})
+    assert round_.overdue(LATE_S)
+    assert asked(round_.orders(LATE_S, {A, B})) == {B: [0]}
+    assert round_.vanish(A) == ()
+    assert suspects.strikes == {0: 1}
+
+    assert round_.count(gradient(B, MODEL, [batch(0)])) == ""
+    assert suspects.strikes == {}
+
+
+def test_what_is_overdue_may_be_what_a_worker_dies_of() -> None:
+    # asked    A: 0   (overdue, given to B)   A: 1   (A has died: of 0 or of 1?)
+    suspects = Suspects(LIMIT)
+    round_ = round_of(batch(0), suspects=suspects)
+    round_.orders(0.0, {A})
+    round_.overdue(LATE_S)
+    assert asked(round_.orders(LATE_S, {B})) == {B: [0]}
+    round_.fill([batch(1)])
+    assert asked(round_.orders(LATE_S, {A})) == {A: [1]}
+
+    assert round_.vanish(A) == ()
+    assert suspects.strikes == {0: 0, 1: 0}  # suspected, not struck
+
+
+def test_a_failure_is_about_its_own_order_whatever_else_is_overdue() -> None:
+    suspects = Suspects(LIMIT)
+    round_ = round_of(batch(0), suspects=suspects)
+    round_.orders(0.0, {A})
+    round_.overdue(LATE_S)
+    round_.orders(LATE_S, {B})
+    round_.fill([batch(1)])
+    round_.orders(LATE_S, {A})
+
+    round_.accuse(A, [1])  # it raised
+
+    assert suspects.strikes == {1: 1}
