@@ -79,7 +79,9 @@ def find_records(case: Case, data: Path | None, seed: int) -> Records:
     if case.name == "cnn" and data is not None:
         digits = read_records(data / _IMAGES)
         rows = rng.permutation(len(digits["label"]))[:_RECORDS]
-        return {name: column[rows] for name, column in digits.items()}
+        # Copied to have the strides that decoded records have: numpy's choice for the one channel
+        # would let torch take it for its channels-last format, with gradients 25 % faster.
+        return {name: column[rows].copy() for name, column in digits.items()}
     labels = rng.integers(0, 2, _RECORDS)
     if case.name == "cnn":
         images = rng.integers(0, 256, (_RECORDS, 1, 28, 28), np.uint8)
