@@ -69,12 +69,25 @@ class StandingSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundBegan:
+    """A trigger was heard: the update before it is applied, and the standing will say so."""
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """This machine will be gone soon."""
 
 
 WorkerEvent: TypeAlias = (
-    Tick | Assigned | Revoked | Decoded | FellBehind | Delivered | StandingSeen | Leaving
+    Tick
+    | Assigned
+    | Revoked
+    | Decoded
+    | FellBehind
+    | Delivered
+    | StandingSeen
+    | RoundBegan
+    | Leaving
 )
 
 # --- the coordinator -------------------------------------------------------------------------

@@ -58,6 +58,7 @@ class Worker:
         self._held = deque[_Sent]()  # batches in memory: announced, not below the horizon
         self._seen: Standing | None = None
         self._reading = False
+        self._news = False  # a standing that was not seen yet may give room
         self._leaving = False
         self._beat_at = float("-inf")
         self._standing_at = float("-inf")
@@ -121,6 +122,8 @@ class Worker:
             case events.StandingSeen(standing):
                 if standing is not None:
                     yield from self._stand(standing)
+            case events.RoundBegan():
+                self._news = True
             case events.Leaving():
                 self._leaving = True
                 yield do.Beat("leaving")
@@ -131,6 +134,7 @@ class Worker:
             yield do.Beat("leaving" if self._leaving else "alive")
         if now >= self._standing_at + self._look_every_s():
             self._standing_at = now
+            self._news = False
             yield do.LookAtStanding()
         linger = self._batcher.due()
         if linger is not None and now >= linger and not self._leaving:
@@ -246,5 +250,5 @@ class Worker:
         return ""
 
     def _look_every_s(self) -> float:
-        hungry = not self._reading or None in self._own.values()
+        hungry = None in self._own.values() or (self._news and not self._reading)
         return self._settings.standing_hungry_s if hungry else self._settings.standing_s

@@ -52,6 +52,7 @@ class GradientDesk:
         board: The job's board.
         logger: Bound to job and worker.
         wait: Waits so many seconds, less if the job ends; for when the board is away.
+        round_began: Told when a trigger is heard.
     """
 
     def __init__(  # noqa: PLR0913 -- the parts of the shell, each used once
@@ -65,6 +66,7 @@ class GradientDesk:
         board: Board,
         logger: EventLogger,
         wait: Callable[[float], object],
+        round_began: Callable[[], None],
     ) -> None:
         self._id = worker
         self._computer = computer
@@ -74,6 +76,7 @@ class GradientDesk:
         self._board = board
         self._log = logger
         self._wait = wait
+        self._round_began = round_began
         self._orders = Orders(worker)
         self._loaded: ModelId | None = None
         self._board_outage = Outage(logger, "board")
@@ -83,8 +86,11 @@ class GradientDesk:
         """One turn of the loop: hear what is new, carry out one order."""
         try:
             timeout_s = 0.0 if len(self._orders) else LISTEN_S
-            self._orders.hear(self._board.triggers(self._orders.heard, timeout_s))
+            triggers = self._board.triggers(self._orders.heard, timeout_s)
             self._board_outage.over()
+            if triggers:
+                self._orders.hear(triggers)
+                self._round_began()
         except UnavailableError as error:
             self._board_outage.met(error)
             self._wait(LISTEN_S)

@@ -65,16 +65,6 @@ class JobWorker:
         )
         codec = codec_of(spec)
         cache = BatchCache(spec.memory_mib << 20)
-        self._desk = GradientDesk(
-            worker,
-            computer,
-            codec=codec,
-            cache=cache,
-            spans=log.spans(),
-            board=board,
-            logger=self._log,
-            wait=self._ended.wait,
-        )
         self._stream = Stream(
             worker,
             spec.name,
@@ -87,6 +77,17 @@ class JobWorker:
             logger=self._log,
             streams=spec.streams,
             hold=spec.on_preemption == "hold",
+        )
+        self._desk = GradientDesk(
+            worker,
+            computer,
+            codec=codec,
+            cache=cache,
+            spans=log.spans(),
+            board=board,
+            logger=self._log,
+            wait=self._ended.wait,
+            round_began=self._stream.round_began,
         )
         self._thread = threading.Thread(target=self._compute, name="gradients", daemon=True)
 

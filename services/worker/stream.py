@@ -85,10 +85,18 @@ class Stream:
         self._kafka_outage = Outage(logger, "kafka")
         self._board_outage = Outage(logger, "board")
         self._delivered = list[tuple[int, int]]()
+        self._round_began = False
         self._times = StageTimes()
+
+    def round_began(self) -> None:
+        """A trigger was heard; from any thread."""
+        self._round_began = True
 
     def turn(self) -> None:
         """One turn of the loop: due decisions, one poll, delivery reports."""
+        if self._round_began:
+            self._round_began = False
+            self._feed(events.RoundBegan())
         now = monotonic()
         if now >= self._machine.due():
             self._feed(events.Tick())

@@ -78,6 +78,7 @@ def make_world(poison: int = -1) -> World:
         board=board,
         logger=EventLogger(logging.getLogger("test")),
         wait=lambda _: None,
+        round_began=lambda: None,
     )
     return World(log, board, cache, desk, codec)
 
