@@ -120,6 +120,9 @@ def test_keys_and_tombstones_come_back_as_they_were(rig: Rig, fresh: str) -> Non
 
 def test_a_partition_is_chosen_by_key_or_spread_evenly_without_one(rig: Rig, fresh: str) -> None:
     rig.log.create_topic(fresh, 3)
+    for partition in range(3):  # a client spreads over partitions whose leader it has learned
+        rig.writer.append(fresh, b"first", partition=partition)
+    assert rig.writer.flush(PATIENCE_S)
     for _ in range(50):
         rig.writer.append(fresh, b"keyed", partition=None, key=b"same")
     for _ in range(300):
