@@ -74,7 +74,7 @@ class Leader:
         self._round: Round | None = None
         self._not_finite = set[int]()  # batches of the round that gave no finite gradient
         self._triggers = 0
-        self._losses = deque[float](maxlen=LOSS_WINDOW)
+        self._losses = deque[float](snapshot.losses, maxlen=LOSS_WINDOW)
         self._wanted: Wanted = "running"
         self._finishing = ""  # why the job ends, once it does
         self._finished = False
@@ -346,6 +346,7 @@ class Leader:
             strikes=self._suspects.strikes,
             returned=tuple(sorted(self._returned)),
             samples=self._samples,
+            losses=tuple(self._losses),
             quarantined=tuple(
                 sorted(offset for offset in self._quarantined if offset >= self._ledger.position)
             ),

@@ -32,11 +32,17 @@ class Snapshot(msgspec.Struct, frozen=True):
     returned: tuple[int, ...] = ()  # batches put back once by `on_missing: proceed`
     quarantined: tuple[int, ...] = ()  # by earlier leaders, above `control_position`: see `Leader`
     samples: int = 0  # trained since the job began
+    losses: tuple[float, ...] = ()  # of the last updates, mean per sample each, oldest first
 
     @property
     def rank(self) -> tuple[int, int, int]:
         """Later is better: by leader, then by version, then by how much audit it has seen."""
         return (self.by, self.made.version, self.updates_position)
+
+    @property
+    def loss(self) -> float | None:
+        """Mean prequential loss of the last updates, None before the first."""
+        return sum(self.losses) / len(self.losses) if self.losses else None
 
     @property
     def settled(self) -> Positions:

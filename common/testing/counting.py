@@ -7,6 +7,7 @@ exactly -1: -2 is a record used twice, 0 is a record lost.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,11 +37,13 @@ class CountingTask:
     Args:
         records: How many ids there are, from 0.
         poison: An id whose batch always raises, -1 for none.
+        seconds: How long the gradient of one batch takes, by a timed wait.
     """
 
-    def __init__(self, records: int, poison: int = -1) -> None:
+    def __init__(self, records: int, poison: int = -1, seconds: float = 0.0) -> None:
         self._records = records
         self._poison = poison
+        self._seconds = seconds
 
     def build(self) -> nn.Module:
         """Make the model."""
@@ -54,6 +57,7 @@ class CountingTask:
         """
         if self._poison in records["id"]:
             raise ValueError(f"record {self._poison} is poison")
+        time.sleep(self._seconds)
         outputs: Tensor = module(records["id"])
         return outputs
 

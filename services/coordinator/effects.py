@@ -16,7 +16,6 @@ from common import wire
 from common.core import commands as do
 from common.core import events
 from common.core.messages import Lead
-from common.core.snapshots import genesis
 from common.core.spans import Partition
 from common.errors import CorruptError, UnavailableError
 from common.saved import Saved
@@ -211,7 +210,8 @@ class Effects:
     def _find_snapshots(self) -> events.SnapshotsFound:
         """Read all snapshots and the audit from the lowest of them on; follow it from there."""
         self._stop_readers()
-        found = [Saved(genesis(self._record.first), b""), *self._store.find()]
+        first = self._store.first(self._record.first)
+        found = [first, *self._store.hot(), *self._store.lasting()]
         self._found = {saved.snapshot.rank: saved.trainer for saved in found}
         begin = min(saved.snapshot.updates_position for saved in found)
         updates, position = self._read_updates(begin)

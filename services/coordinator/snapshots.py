@@ -7,14 +7,14 @@ from time import time
 from typing import TYPE_CHECKING
 
 from common.core.messages import ModelId
+from common.core.snapshots import genesis
 from common.errors import CorruptError, UnavailableError
 from common.saved import Saved, from_bytes, from_parts, to_bytes, to_parts
 from common.telemetry import Outage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from common.checkpoints import CheckpointStore
+    from common.core.messages import Positions
     from common.ports import Board
     from common.telemetry import EventLogger
 
@@ -47,24 +47,39 @@ class SnapshotStore:
         if checkpoints is not None:
             self._thread.start()
 
-    def find(self) -> Iterator[Saved]:
-        """Every snapshot that can be read whole.
+    def hot(self) -> list[Saved]:
+        """Every hot snapshot that can be read whole.
 
         Raises:
-            UnavailableError: If the board or object storage is away: a better one might be there.
+            UnavailableError: If the board is away: a better one might be there.
         """
+        found = list[Saved]()
         for data in self._board.snapshots():
             try:
-                yield from_bytes(data)
+                found.append(from_bytes(data))
             except CorruptError as error:
                 self._log.warning("hot_snapshot_unreadable", reason=str(error))
+        return found
+
+    def lasting(self) -> list[Saved]:
+        """Every checkpoint that can be read whole.
+
+        Raises:
+            UnavailableError: If object storage is away: a better one might be there.
+        """
+        found = list[Saved]()
         if self._checkpoints is None:
-            return
+            return found
         for name in self._checkpoints.candidates():
             try:
-                yield from_parts(self._checkpoints.load(name).parts)
+                found.append(from_parts(self._checkpoints.load(name).parts))
             except CorruptError as error:
                 self._log.warning("checkpoint_unreadable", name=tuple(name), reason=str(error))
+        return found
+
+    def first(self, positions: Positions) -> Saved:
+        """What the job begins with, where nothing was learned yet."""
+        return Saved(genesis(positions), b"")
 
     def put(self, saved: Saved, *, checkpoint: bool) -> None:
         """Publish a snapshot; a checkpoint is uploaded later, the newest where several wait.
