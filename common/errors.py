@@ -51,3 +51,10 @@ class CorruptError(OutsideError):
 
 class WireError(DollError):
     """Bytes from another process do not parse as the message they should be."""
+
+
+class FutureFormatError(WireError):
+    """Well-formed, but of a format later than this program knows: a newer one wrote it.
+
+    It must not be passed over, as garbage is: what it says counts for the newer program.
+    """
