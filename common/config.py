@@ -13,6 +13,10 @@
 | DOLL_TASKS                | entrypoints that jobs may name, between commas      | none           |
 | DOLL_DEVICE               | `auto`, `cpu` or `cuda`, whatever the job says      | the job's      |
 | DOLL_THREADS              | CPU threads of one gradient; 0: all cores           | 0              |
+| DOLL_NOTICES              | where a machine hears of its end: `none` or `ec2`   | none           |
+| DOLL_METADATA_ENDPOINT    | URL of EC2's instance metadata service              | link-local     |
+| DOLL_ON_REBALANCE         | `leave` or `stay` when the end is only likely       | leave          |
+| DOLL_LEAVE_S              | longest wait, when leaving, for gradients under way | 20             |
 | DOLL_LOG_FORMAT           | `text` or `json`                                    | text           |
 | DOLL_LOG_LEVEL            | `debug`, `info`, `warning` or `error`               | info           |
 """
@@ -21,6 +25,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
@@ -34,6 +39,7 @@ _PREFIX = "DOLL_"
 _SECURITY = re.compile(r"DOLL_KAFKA_((SECURITY|SASL|SSL)_\w+)")
 _EMBEDDED = "embedded:"
 _BLOBS = re.compile(r"file:///.*|s3://[^/]+(/.*)?")
+_ENDPOINT = re.compile(r"http://([\w-]{1,63}(\.[\w-]{1,63})*|\[[\da-fA-F:.]+\])(:\d+)?/?", re.ASCII)
 _REDIS = re.compile(r"(redis|rediss|unix)://.+")
 
 
@@ -59,6 +65,14 @@ class Settings(BaseModel):
     tasks: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     device: Literal["auto", "cpu", "cuda"] | None = None
     threads: int = Field(default=0, ge=0)
+    notices: Literal["none", "ec2"] = "none"
+    # Not the AWS_ variable of the same purpose: whoever sets that one often names a server that
+    # hands out credentials and nothing else, at which no notice would ever be found.
+    metadata_endpoint: str = "http://169.254.169.254"
+    on_rebalance: Literal["leave", "stay"] = "leave"
+    # A gradient takes up to seconds and a spot notice gives 120 s; with the last announcements, it
+    # is still over before Kubernetes loses patience, 30 s after its SIGTERM.
+    leave_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -72,6 +86,14 @@ class Settings(BaseModel):
     def _legal_blobs(cls, value: str) -> str:
         if value and not _BLOBS.fullmatch(value):
             raise ValueError(f"must be file:///directory or s3://bucket/prefix, got {value!r}")
+        return value
+
+    @field_validator("metadata_endpoint")
+    @classmethod
+    def _legal_endpoint(cls, value: str) -> str:
+        # The port is checked where it is read: that raises a `ValueError` of its own.
+        if not _ENDPOINT.fullmatch(value) or urlsplit(value).port == 0:
+            raise ValueError(f"must be http://host or http://host:port, got {value!r}")
         return value
 
     @field_validator("redis")

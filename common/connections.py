@@ -15,7 +15,7 @@ from common.errors import UserError
 
 if TYPE_CHECKING:
     from common.config import Settings
-    from common.ports import Blobs, Board, Log
+    from common.ports import Blobs, Board, Log, Notices
 
 
 def open_log(settings: Settings, client_id: str = "doll") -> Log:
@@ -69,3 +69,12 @@ def open_blobs(settings: Settings) -> Blobs:
     raise UserError(
         "no object storage is named: set DOLL_BLOBS to file:///directory or s3://bucket/prefix"
     )
+
+
+def open_notices(settings: Settings) -> Notices | None:
+    """Open where this machine hears of its end, or None; it is not asked before the first look."""
+    if settings.notices == "none":
+        return None
+    from common.adapters.ec2_notice import Ec2Notices  # noqa: PLC0415 -- see above
+
+    return Ec2Notices(settings.metadata_endpoint)

@@ -1,14 +1,14 @@
-"""What the product asks of the outside, as protocols: a log, a board, a blob store.
+"""What the product asks of the outside, as protocols: a log, a board, a blob store, notices.
 
-`common.adapters` fulfils them with Kafka, Redis, S3 and a directory, `common.testing` in memory;
-one contract suite per port (tests/contract) holds all of them to the same behaviour. Nothing here
-is thread-safe unless it says so: each object belongs to the thread that made it.
+`common.adapters` fulfils them with Kafka, Redis, S3, a directory and EC2, `common.testing` in
+memory; one contract suite per port (tests/contract) holds all of them to the same behaviour.
+Nothing here is thread-safe unless it says so: each object belongs to the thread that made it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from common.core.events import Assigned, Revoked
 
@@ -313,4 +313,36 @@ class Blobs(Protocol):
         """Write only if the content still has this tag (None: only if there is none yet).
 
         False where somebody else was faster.
+        """
+
+
+# --- the machine's own end -------------------------------------------------------------------
+
+
+class Notice(NamedTuple):
+    """Whoever lends this machine says that it will be taken back, or that it may well be."""
+
+    kind: Literal["interruption", "rebalance"]
+    at_s: float  # since 1970: when the machine goes; of a rebalance, when it was recommended
+    detail: str  # of an interruption what becomes of the machine: terminate, stop, hibernate
+
+
+class Notices(Protocol):
+    """Where a preemptible machine hears that its end is near. For one thread at a time.
+
+    What does not parse is left out, logged and counted in `rejected`.
+    """
+
+    @property
+    def rejected(self) -> int:
+        """Notices read so far that did not parse."""
+
+    def look(self) -> Notice | None:
+        """The most urgent notice that stands: an interruption before a rebalance; None for none.
+
+        A notice stands from when it is given on: whoever looks again finds it again.
+
+        Raises:
+            UnavailableError: If the source is away or slow; look again.
+            OutsideError: If it refuses, or is no such source at all.
         """

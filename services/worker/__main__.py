@@ -16,20 +16,21 @@ from typing import TYPE_CHECKING
 import torch
 
 from common.config import Settings, read_settings
-from common.connections import open_board, open_log
+from common.connections import open_board, open_log, open_notices
 from common.core.messages import WorkerId
 from common.errors import UnavailableError, UserError
 from common.jobs import JobBook
 from common.telemetry import EventLogger, Outage, set_up_logging
 from services.worker.loop import JobWorker
 from services.worker.memory import keep_freed_memory
+from services.worker.notices import NoticeWatch
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from common.job import JobSpec
 
-EXIT_OK = 0
+EXIT_OK = 0  # it left because it was told to: by a signal, or by notice that the machine goes
 EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
 EXIT_USAGE = 2  # settings or job make no sense; starting again will not help
 JOBS_S = 0.5  # between looks at the jobs topic
@@ -98,7 +99,11 @@ def main() -> int:
         set_up_logging(settings)
         keep_freed_memory()
         torch.set_num_threads(settings.threads or 1)
-        _work(name, arguments.job, settings, leaving)
+        logger = EventLogger(getLogger("worker")).bind(worker=name)
+        notices = open_notices(settings)
+        if notices is not None:  # a notice that stands already keeps the worker from joining
+            NoticeWatch(notices, leaving, settings.on_rebalance, logger).start()
+        _work(name, arguments.job, settings, leaving, logger)
     except UserError as error:
         print(f"worker: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it
         return EXIT_USAGE
@@ -108,8 +113,13 @@ def main() -> int:
     return EXIT_OK
 
 
-def _work(name: WorkerId, job: str | None, settings: Settings, leaving: threading.Event) -> None:
-    logger = EventLogger(getLogger("worker")).bind(worker=name)
+def _work(
+    name: WorkerId,
+    job: str | None,
+    settings: Settings,
+    leaving: threading.Event,
+    logger: EventLogger,
+) -> None:
     outage = Outage(logger, "servers")
     while not leaving.is_set():
         try:

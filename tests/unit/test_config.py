@@ -22,6 +22,10 @@ FULL = {
     "DOLL_TASKS": "a.b:C, d:E",
     "DOLL_DEVICE": "cpu",
     "DOLL_THREADS": "2",
+    "DOLL_NOTICES": "ec2",
+    "DOLL_METADATA_ENDPOINT": "http://[fd00:ec2::254]:80",
+    "DOLL_ON_REBALANCE": "stay",
+    "DOLL_LEAVE_S": "7.5",
     "DOLL_LOG_FORMAT": "json",
     "DOLL_LOG_LEVEL": "debug",
 }
@@ -38,6 +42,7 @@ def test_every_variable_has_its_place() -> None:
     }
     assert settings.tasks == ("a.b:C", "d:E")
     assert settings.threads == 2
+    assert settings.leave_s == 7.5
 
 
 def test_an_empty_environment_is_one_machine_with_kafka_and_redis() -> None:
@@ -63,6 +68,10 @@ def test_an_embedded_broker_is_named_by_its_socket() -> None:
         ("DOLL_THREADS", "-1", 'DOLL_THREADS: must be at least 0, got "-1"'),
         ("DOLL_DEVICE", "tpu", "DOLL_DEVICE: must be 'auto', 'cpu' or 'cuda', got \"tpu\""),
         ("DOLL_BLOBS", "/tmp", "DOLL_BLOBS: must be file:///directory or s3://bucket/prefix, g"),  # noqa: S108 -- only a text
+        ("DOLL_NOTICES", "gce", "DOLL_NOTICES: must be 'none' or 'ec2', got \"gce\""),
+        ("DOLL_ON_REBALANCE", "no", "DOLL_ON_REBALANCE: must be 'leave' or 'stay', got \"no\""),
+        ("DOLL_LEAVE_S", "-1", 'DOLL_LEAVE_S: must be at least 0.0, got "-1"'),
+        ("DOLL_LEAVE_S", "inf", 'DOLL_LEAVE_S: must be a finite number, got "inf"'),
         ("DOLL_REDIS", "r:6379", "DOLL_REDIS: must be redis://host:port/db, rediss://... or unix"),
     ],
 )
@@ -72,6 +81,39 @@ def test_a_value_that_makes_no_sense_is_refused_by_its_variable(
     with pytest.raises(UserError) as caught:
         read_settings({name: value})
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://169.254.169.254", "http://[fd00:ec2::254]/", "http://metadata.local:8080"]
+)
+def test_a_metadata_service_is_named_by_host_and_port(endpoint: str) -> None:
+    assert read_settings({"DOLL_METADATA_ENDPOINT": endpoint}).metadata_endpoint == endpoint
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        *(
+            "169.254.169.254",
+            "https://a",
+            "http://",
+            "http://a/latest",
+            "http://a:0",
+            "http://a..b",
+        ),
+        *(
+            "http://a:70000",
+            "http://u@a",
+            "http://a b",
+            "http://ä",
+            "http://" + 64 * "a",
+            "http://[",
+        ),
+    ],
+)
+def test_what_names_no_metadata_service_is_refused(endpoint: str) -> None:
+    with pytest.raises(UserError, match="DOLL_METADATA_ENDPOINT: "):
+        read_settings({"DOLL_METADATA_ENDPOINT": endpoint})
 
 
 def test_passwords_are_not_shown() -> None:

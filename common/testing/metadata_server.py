@@ -1,0 +1,180 @@
+"""An instance metadata service on this machine, as strict about tokens as that of EC2."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import threading
+import time
+from datetime import UTC, datetime
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+TOKEN = "/latest/api/token"  # noqa: S105 -- the path to ask at
+INTERRUPTION = "/latest/meta-data/spot/instance-action"
+REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+_TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 -- a header's name
+_TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
+_LONGEST_TTL_S = 21_600
+_POLL_S = 0.01  # how soon the server notices that it is closed
+
+
+class MetadataServer:
+    """Serves from a thread on a free port of the loopback; notices are given by hand.
+
+    Args:
+        clock: Tells when tokens run out.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.issued = 0  # tokens
+        self.refused = 0  # requests without a valid one
+        self._clock = clock
+        self._valid_until = dict[str, float]()  # by token
+        self._answers = dict[str, tuple[int, bytes]]()  # by path, instead of the usual one
+        self._raw: bytes | None = None  # sent in place of any answer, then the connection is closed
+        self._free = threading.Event()  # unset while the server is frozen
+        self._free.set()
+        self._server = _Server(self)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,))
+        self._thread.start()
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    # --- what a test tells it ------------------------------------------------------------------
+
+    def interrupt(self, at_s: float, action: str = "terminate") -> None:
+        """Give notice: the machine goes then."""
+        self.answer(INTERRUPTION, _json(action=action, time=_instant(at_s)))
+
+    def recommend_rebalance(self, at_s: float) -> None:
+        """Say that the machine is likely to go, as of then."""
+        self.answer(REBALANCE, _json(noticeTime=_instant(at_s)))
+
+    def talk_nonsense(self) -> None:
+        """Say something that is no notice, where an interruption would stand."""
+        self.answer(INTERRUPTION, b"nonsense")
+
+    def answer(self, path: str, body: bytes, status: int = HTTPStatus.OK) -> None:
+        """From now on answer so at a path, to who has a token."""
+        self._answers[path] = status, body
+
+    def say(self, raw: bytes) -> None:
+        """From now on send these bytes, be they HTTP or not, and hang up."""
+        self._raw = raw
+
+    def go_away(self) -> None:
+        """Hang up on everybody without a word."""
+        self.say(b"")
+
+    def come_back(self) -> None:
+        """Answer as usual again."""
+        self._raw = None
+        self._free.set()
+
+    def freeze(self) -> None:
+        """Accept connections, and answer none of them until it comes back."""
+        self._free.clear()
+
+    def forget_tokens(self) -> None:
+        """Make all tokens invalid that were issued."""
+        self._valid_until.clear()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._free.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- what a request gets -------------------------------------------------------------------
+
+    def outburst(self) -> bytes | None:
+        """What is sent in place of an answer, if anything is; waits while the server is frozen."""
+        self._free.wait()
+        return self._raw
+
+    def token(self, ttl: str | None) -> tuple[int, bytes]:
+        """Status and body for who asks for a token."""
+        if ttl is None or not ttl.isdecimal() or not 1 <= int(ttl) <= _LONGEST_TTL_S:
+            return HTTPStatus.BAD_REQUEST, b""
+        if TOKEN in self._answers:
+            return self._answers[TOKEN]
+        self.issued += 1
+        token = secrets.token_urlsafe()
+        self._valid_until[token] = self._clock() + int(ttl)
+        return HTTPStatus.OK, token.encode()
+
+    def metadata(self, path: str, token: str | None) -> tuple[int, bytes]:
+        """Status and body for who asks for metadata."""
+        if self._clock() >= self._valid_until.get(token or "", float("-inf")):
+            self.refused += 1
+            return HTTPStatus.UNAUTHORIZED, b""
+        return self._answers.get(path, (HTTPStatus.NOT_FOUND, b"Not Found"))
+
+
+class _Server(ThreadingHTTPServer):
+    """Knows whose requests it serves."""
+
+    daemon_threads = True
+
+    def __init__(self, service: MetadataServer) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.service = service
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: _Server
+
+    def do_PUT(self) -> None:
+        """Issue a token."""
+        self._reply(lambda: self.server.service.token(self.headers[_TTL_HEADER]))
+
+    def do_GET(self) -> None:
+        """Give metadata away."""
+        self._reply(lambda: self.server.service.metadata(self.path, self.headers[_TOKEN_HEADER]))
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing: a test that fails shows what it looked at itself."""
+
+    def _reply(self, answer: Callable[[], tuple[int, bytes]]) -> None:
+        raw = self.server.service.outburst()
+        with contextlib.suppress(ConnectionError):  # who asked would not wait
+            if raw is not None:
+                self.wfile.write(raw)
+                return
+            status, body = answer()
+            self.send_response_only(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+
+def _json(**fields: str) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def _instant(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,51 @@
+"""Notices in memory, given by hand."""
+
+from __future__ import annotations
+
+from common.errors import UnavailableError
+from common.ports import Notice
+
+
+class MemoryNotices:
+    """A machine whose lender is the test."""
+
+    def __init__(self) -> None:
+        self.looks = 0  # how often somebody looked
+        self.rejected = 0
+        self._away = False
+        self._interruption: Notice | None = None
+        self._rebalance: Notice | None = None
+        self._nonsense = False
+
+    def look(self) -> Notice | None:
+        """The most urgent notice that stands, or None.
+
+        Raises:
+            UnavailableError: While it is away.
+        """
+        self.looks += 1
+        if self._away:
+            raise UnavailableError("the lender does not answer")
+        if self._nonsense:
+            self.rejected += 1
+        return self._interruption or self._rebalance
+
+    def interrupt(self, at_s: float, action: str = "terminate") -> None:
+        """Give notice: the machine goes then."""
+        self._interruption, self._nonsense = Notice("interruption", at_s, action), False
+
+    def recommend_rebalance(self, at_s: float) -> None:
+        """Say that the machine is likely to go, as of then."""
+        self._rebalance = Notice("rebalance", at_s, "")
+
+    def talk_nonsense(self) -> None:
+        """Say something that is no notice, where an interruption would stand."""
+        self._interruption, self._nonsense = None, True
+
+    def go_away(self) -> None:
+        """Answer no more."""
+        self._away = True
+
+    def come_back(self) -> None:
+        """Answer again."""
+        self._away = False

@@ -1,0 +1,93 @@
+"""The contract of notices, in memory and against EC2's instance metadata service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.adapters.ec2_notice import Ec2Notices
+from common.errors import UnavailableError
+from common.ports import Notice
+from common.testing.metadata_server import MetadataServer
+from common.testing.notices import MemoryNotices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.ports import Notices
+
+PATIENCE_S = 20.0  # no test of what must be answered waits so long
+AT_S = 1_800_000_000.0
+SOONER_S = AT_S - 600.0
+TERMINATE = Notice("interruption", AT_S, "terminate")
+
+
+@dataclass
+class Machine:
+    """Who gives notices, and where the worker looks for them."""
+
+    lender: MemoryNotices | MetadataServer
+    notices: Notices
+
+
+@pytest.fixture(params=["memory", "ec2"])
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    if request.param == "memory":
+        memory = MemoryNotices()
+        yield Machine(memory, memory)
+        return
+    with MetadataServer() as server:
+        yield Machine(server, Ec2Notices(server.endpoint, PATIENCE_S))
+
+
+def test_no_notice_stands_at_first(machine: Machine) -> None:
+    assert machine.notices.look() is None
+    assert machine.notices.rejected == 0
+
+
+@pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
+def test_an_interruption_says_when_and_what_becomes_of_the_machine(
+    machine: Machine, action: str
+) -> None:
+    machine.lender.interrupt(AT_S, action)
+    assert machine.notices.look() == Notice("interruption", AT_S, action)
+
+
+def test_a_rebalance_says_since_when(machine: Machine) -> None:
+    machine.lender.recommend_rebalance(SOONER_S)
+    assert machine.notices.look() == Notice("rebalance", SOONER_S, "")
+
+
+def test_a_notice_stands_until_the_end(machine: Machine) -> None:
+    machine.lender.interrupt(AT_S)
+    assert [machine.notices.look() for _ in range(3)] == [TERMINATE] * 3
+
+
+def test_an_interruption_comes_before_a_rebalance(machine: Machine) -> None:
+    machine.lender.recommend_rebalance(SOONER_S)
+    assert machine.notices.look() is not None
+    machine.lender.interrupt(AT_S)
+    assert machine.notices.look() == TERMINATE
+
+
+def test_a_source_that_is_away_says_so_until_it_is_back(machine: Machine) -> None:
+    machine.lender.interrupt(AT_S)
+    machine.lender.go_away()
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            machine.notices.look()
+    machine.lender.come_back()
+    assert machine.notices.look() == TERMINATE
+
+
+def test_nonsense_is_counted_and_hides_nothing_else(machine: Machine) -> None:
+    machine.lender.talk_nonsense()
+    assert machine.notices.look() is None
+    machine.lender.recommend_rebalance(SOONER_S)
+    assert machine.notices.look() == Notice("rebalance", SOONER_S, "")
+    assert machine.notices.rejected == 2
+    machine.lender.interrupt(AT_S)
+    assert machine.notices.look() == TERMINATE
+    assert machine.notices.rejected == 2

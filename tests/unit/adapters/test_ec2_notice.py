@@ -1,0 +1,197 @@
+"""EC2's metadata service as it is: tokens that run out, refusals, and answers of any kind."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.adapters.ec2_notice import Ec2Notices
+from common.errors import OutsideError, UnavailableError
+from common.ports import Notice
+from common.testing.clock import HandClock
+from common.testing.metadata_server import INTERRUPTION, REBALANCE, TOKEN, MetadataServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+
+PATIENCE_S = 20.0  # no test of what must be answered waits so long
+AT_S = 1_800_000_000.0
+NOTICE = Notice("interruption", AT_S, "terminate")
+SIX_HOURS_S = 6 * 3600.0
+DEAD_PROXY = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def server(clock: HandClock) -> Iterator[MetadataServer]:
+    with MetadataServer(clock) as server:
+        server.interrupt(AT_S)
+        yield server
+
+
+@pytest.fixture
+def notices(server: MetadataServer, clock: HandClock) -> Ec2Notices:
+    return Ec2Notices(server.endpoint, PATIENCE_S, clock)
+
+
+def test_one_token_serves_many_looks(server: MetadataServer, notices: Ec2Notices) -> None:
+    for _ in range(5):
+        notices.look()
+    assert (server.issued, server.refused) == (1, 0)
+
+
+def test_a_token_is_renewed_before_it_runs_out(
+    server: MetadataServer, notices: Ec2Notices, clock: HandClock
+) -> None:
+    for _ in range(360):
+        assert notices.look() == NOTICE
+        clock.advance(SIX_HOURS_S / 300)
+    assert (server.issued, server.refused) == (2, 0)
+
+
+def test_a_token_that_is_refused_is_renewed_at_once(
+    server: MetadataServer, notices: Ec2Notices
+) -> None:
+    notices.look()
+    server.forget_tokens()
+    assert notices.look() == NOTICE
+    assert (server.issued, server.refused) == (2, 1)
+
+
+def test_a_service_that_refuses_every_token_is_asked_twice(
+    server: MetadataServer, notices: Ec2Notices
+) -> None:
+    server.answer(TOKEN, b"not-one-of-its-own")
+    with pytest.raises(OutsideError, match="instance-action answered with status 401"):
+        notices.look()
+    assert server.refused == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "passing"),
+    [(400, False), (403, False), (301, False), (404, False), (429, True), (500, True), (503, True)],
+)
+def test_a_service_that_gives_no_token_refuses_or_is_busy(
+    server: MetadataServer, notices: Ec2Notices, status: int, *, passing: bool
+) -> None:
+    server.answer(TOKEN, b"no", status)
+    with pytest.raises(OutsideError, match=f"api/token answered with status {status}") as caught:
+        notices.look()
+    assert isinstance(caught.value, UnavailableError) == passing
+
+
+@pytest.mark.parametrize("token", [b"", b"two words", b"two\r\nHeaders: of one", b"\xff"])
+def test_what_could_be_no_header_is_no_token(
+    server: MetadataServer, notices: Ec2Notices, token: bytes
+) -> None:
+    server.answer(TOKEN, token)
+    with pytest.raises(OutsideError, match="gave no token"):
+        notices.look()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"nonsense",
+        b"\xff\xfe",
+        b"[]",
+        b"{}",
+        b'{"action": "stop"}',
+        b'{"action": 3, "time": "2027-01-15T08:00:00Z"}',
+        b'{"action": "stop", "time": "soon"}',
+        b'{"action": "stop", "time": "2027-01-15T08:00:00"}',
+        b'{"action": "stop", "time": "2027-01-15T08:00:00Z", "more": "' + b"x" * 9000 + b'"}',
+    ],
+)
+def test_what_is_no_notice_is_left_out_and_counted(
+    server: MetadataServer, notices: Ec2Notices, body: bytes
+) -> None:
+    server.answer(INTERRUPTION, body)
+    server.answer(REBALANCE, body)
+    assert notices.look() is None
+    assert notices.rejected == 2
+
+
+def test_a_notice_may_say_more_than_we_know(server: MetadataServer, notices: Ec2Notices) -> None:
+    server.answer(INTERRUPTION, b'{"action": "x", "time": "2027-01-15T09:00:00+01:00", "n": [1]}')
+    assert notices.look() == Notice("interruption", AT_S, "x")
+
+
+def test_a_service_that_does_not_answer_in_time_is_away(server: MetadataServer) -> None:
+    server.freeze()
+    impatient = Ec2Notices(server.endpoint, timeout_s=0.02)
+    with pytest.raises(UnavailableError, match="timed out"):
+        impatient.look()
+    server.come_back()
+
+
+def test_a_port_where_nobody_listens_is_away() -> None:
+    with MetadataServer() as server:
+        endpoint = server.endpoint
+    with pytest.raises(UnavailableError, match="refused"):
+        Ec2Notices(endpoint).look()
+
+
+def test_no_proxy_is_asked(notices: Ec2Notices, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, DEAD_PROXY)
+    assert notices.look() == NOTICE
+
+
+def test_what_is_no_http_is_no_metadata_service(
+    server: MetadataServer, notices: Ec2Notices
+) -> None:
+    server.say(b"-ERR unknown command 'PUT'\r\n")
+    with pytest.raises(OutsideError, match="no metadata service") as caught:
+        notices.look()
+    assert not caught.value.retriable
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    raw=st.binary(max_size=40)
+    | st.builds(
+        b"HTTP/1.1 %d OK\r\n%b: %b\r\n\r\n%b".__mod__,
+        st.tuples(
+            st.sampled_from([200, 200, 404, 500, 999]),
+            st.sampled_from([b"Content-Length", b"Transfer-Encoding", b"X"]),
+            st.sampled_from([b"-1", b"7", b"chunked", b"x\r\n folded"]),
+            st.binary(max_size=30),
+        ),
+    )
+)
+def test_whatever_comes_back_is_no_notice_or_an_error_of_ours(
+    server: MetadataServer, notices: Ec2Notices, raw: bytes
+) -> None:
+    server.say(raw)
+    try:
+        assert notices.look() is None
+    except OutsideError as error:
+        assert str(error)  # noqa: PT017 -- both ends are right
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(instant=st.datetimes(timezones=st.just(UTC)), hours=st.integers(-23, 23), action=st.text())
+def test_any_instant_that_can_be_written_can_be_told(
+    server: MetadataServer, notices: Ec2Notices, instant: datetime, hours: int, action: str
+) -> None:
+    written = f"{instant.replace(tzinfo=None).isoformat()}{hours:+03}:30"
+    server.answer(INTERRUPTION, json.dumps({"action": action, "time": written}).encode())
+    notice = notices.look()
+    assert notice is None or (notice.detail == action and time.gmtime(notice.at_s))

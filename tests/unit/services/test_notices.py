@@ -1,0 +1,114 @@
+"""A notice makes the worker leave, is told once, and its absence or nonsense harms nobody."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from common.telemetry import EventLogger
+from common.testing.notices import MemoryNotices
+from services.worker.notices import NoticeWatch
+
+AT_S = 1_800_000_000.0
+PATIENCE_S = 20.0
+
+
+class Bench:
+    """A watch with everything around it in its hands."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+        self.notices = MemoryNotices()
+        self.leaving = threading.Event()
+        self._caplog = caplog
+
+    def watch(self, *, stays: bool = False) -> NoticeWatch:
+        """Make the watch."""
+        logger = EventLogger(logging.getLogger("worker"))
+        return NoticeWatch(self.notices, self.leaving, "stay" if stays else "leave", logger)
+
+    def events(self) -> list[str]:
+        """What was logged."""
+        return [record.getMessage() for record in self._caplog.records]
+
+    def fields(self) -> list[dict[str, object]]:
+        """The keys and values of each event."""
+        return [vars(record)["doll_fields"] for record in self._caplog.records]
+
+
+@pytest.fixture
+def bench(caplog: pytest.LogCaptureFixture) -> Bench:
+    return Bench(caplog)
+
+
+def test_an_interruption_is_told_once_and_makes_the_worker_leave(bench: Bench) -> None:
+    watch = bench.watch()
+    watch.look()
+    assert not bench.leaving.is_set()
+    bench.notices.interrupt(AT_S, "stop")
+    watch.look()
+    watch.look()
+    assert bench.leaving.is_set()
+    assert bench.events() == ["notice_received"]
+    at = "2027-01-15T08:00:00Z"
+    assert bench.fields() == [{"kind": "interruption", "at": at, "detail": "stop", "leaves": True}]
+
+
+def test_a_worker_that_stays_on_a_rebalance_leaves_on_the_interruption(bench: Bench) -> None:
+    watch = bench.watch(stays=True)
+    bench.notices.recommend_rebalance(AT_S)
+    watch.look()
+    watch.look()
+    assert not bench.leaving.is_set()
+    bench.notices.interrupt(AT_S)
+    watch.look()
+    assert bench.leaving.is_set()
+    assert [fields["leaves"] for fields in bench.fields()] == [False, True]
+
+
+def test_a_worker_leaves_on_a_rebalance_unless_told_to_stay(bench: Bench) -> None:
+    bench.notices.recommend_rebalance(AT_S)
+    bench.watch().look()
+    assert bench.leaving.is_set()
+
+
+def test_an_outage_is_told_when_it_begins_and_ends_and_ends_nobody(bench: Bench) -> None:
+    watch = bench.watch()
+    bench.notices.go_away()
+    for _ in range(3):
+        watch.look()
+    bench.notices.come_back()
+    for _ in range(3):
+        watch.look()
+    assert bench.events() == ["notices_away", "notices_back"]
+    assert not bench.leaving.is_set()
+    bench.notices.interrupt(AT_S)
+    watch.look()
+    assert bench.leaving.is_set()
+
+
+def test_a_notice_that_stands_is_found_before_any_work_is_begun(bench: Bench) -> None:
+    bench.notices.interrupt(AT_S)
+    thread = bench.watch().start(every_s=600.0)
+    assert bench.leaving.is_set()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_the_watch_goes_on_through_an_outage_until_the_worker_leaves(bench: Bench) -> None:
+    bench.notices.go_away()
+    thread = bench.watch().start(every_s=0.001)
+    bench.notices.interrupt(AT_S)
+    bench.notices.come_back()
+    assert bench.leaving.wait(PATIENCE_S)
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_the_watch_ends_with_whatever_makes_the_worker_leave(bench: Bench) -> None:
+    thread = bench.watch().start(every_s=600.0)
+    bench.leaving.set()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
