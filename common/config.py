@@ -17,6 +17,8 @@
 | DOLL_METADATA_ENDPOINT    | URL of EC2's instance metadata service              | link-local     |
 | DOLL_ON_REBALANCE         | `leave` or `stay` when the end is only likely       | leave          |
 | DOLL_LEAVE_S              | longest wait, when leaving, for gradients under way | 20             |
+| DOLL_METRICS_PORT         | where the coordinator serves its metrics; 0: not    | 0              |
+| DOLL_METRICS_HOST         | the address that it does so on                      | 127.0.0.1      |
 | DOLL_LOG_FORMAT           | `text` or `json`                                    | text           |
 | DOLL_LOG_LEVEL            | `debug`, `info`, `warning` or `error`               | info           |
 """
@@ -73,6 +75,8 @@ class Settings(BaseModel):
     # A gradient takes up to seconds and a spot notice gives 120 s; with the last announcements, it
     # is still over before Kubernetes loses patience, 30 s after its SIGTERM.
     leave_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    metrics_host: str = "127.0.0.1"
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

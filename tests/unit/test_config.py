@@ -26,6 +26,8 @@ FULL = {
     "DOLL_METADATA_ENDPOINT": "http://[fd00:ec2::254]:80",
     "DOLL_ON_REBALANCE": "stay",
     "DOLL_LEAVE_S": "7.5",
+    "DOLL_METRICS_PORT": "9464",
+    "DOLL_METRICS_HOST": "::1",
     "DOLL_LOG_FORMAT": "json",
     "DOLL_LOG_LEVEL": "debug",
 }
