@@ -254,20 +254,21 @@ class Board(Protocol):
     def drop_replies(self, below_epoch: int) -> None:
         """Forget what was sent to earlier leaders."""
 
-    def put_standing(self, standing: Standing) -> None:
-        """Write the leader's standing."""
+    def put_standing(self, standing: Standing) -> bool:
+        """Write the leader's standing; False where none was there."""
 
     def get_standing(self) -> Standing | None:
         """Read the standing, or None where there is none."""
 
     def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
-        """Say that a worker lives, for `ttl_s`: status "alive" or "leaving"."""
+        """Say that a worker lives, for `ttl_s`: status "alive" or "leaving".
 
-    def forget(self, worker: WorkerId) -> None:
-        """Take a worker's liveness away at once: it has left."""
+        A board that is closed, or whose process dies, takes its beats with it where the server
+        notices; what ends without a sign, such as a machine, is missed when the time has run out.
+        """
 
     def alive(self) -> dict[WorkerId, str]:
-        """Status of every worker whose beat has not run out."""
+        """Status of every worker whose beat has not run out, and whose process is there."""
 
     def hold_lease(self, holder: str, ttl_s: float) -> bool:
         """Take or prolong the lease that says who may try to lead; False if another holds it."""
@@ -283,6 +284,9 @@ class Board(Protocol):
 
     def wipe(self) -> None:
         """Forget everything of this job."""
+
+    def close(self) -> None:
+        """Let go of all connections."""
 
 
 # --- object storage --------------------------------------------------------------------------

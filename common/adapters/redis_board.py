@@ -8,6 +8,7 @@ Only commands of Redis 6.2 and no scripts: correctness never depends on what is 
     doll:{job}:standing
     doll:{job}:gradients:<epoch>          list of replies      doll:{job}:gradients   its epochs
     doll:{job}:alive:<worker>             status, expires      doll:{job}:workers     their names
+                                          and a channel of this name, to which the worker listens
     doll:{job}:snapshot:<epoch>           newest of a leader   doll:{job}:snapshots   its epochs
     doll:{job}:lease                      who may try to lead
 """
@@ -19,7 +20,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from common import wire
-from common.adapters.redis_server import RedisServer
+from common.adapters.redis_server import Attendance, RedisServer
 from common.core.messages import ModelId, Reply, Standing, TriggerId, UpdateTrigger, WorkerId
 from common.errors import OutsideError
 from common.rejections import Rejections
@@ -36,6 +37,7 @@ _MODEL_TTL_MS = 3_600_000  # an hour: those of a leader that is gone; a living o
 _REPLIES_TTL_MS = 600_000  # ten minutes after the last: longer than any round waits for one
 _SHORTEST_S = 0.002  # 0.001 is zero to Redis 6.2, which cuts off what it computes: wait for ever
 _STATUSES = (b"alive", b"leaving")
+_ATTENDS = "+"  # behind the status of a worker that also listens to the channel of its name
 _STALE_ID = "equal or smaller than the target stream top item"  # XADD's way to say: not newer
 
 
@@ -56,6 +58,7 @@ class RedisBoard:
         self._wait_s = timeout_s / 2  # one blocking command; longer waits are several of them
         self._rejections = Rejections()
         self._server = RedisServer(url, self._keys, self._reject_key, timeout_s)
+        self._attendances = dict[WorkerId, Attendance]()
 
     @property
     def rejected(self) -> int:
@@ -64,6 +67,8 @@ class RedisBoard:
 
     def close(self) -> None:
         """Let go of all connections."""
+        for attendance in self._attendances.values():
+            attendance.end()
         self._server.close()
 
     # --- models ----------------------------------------------------------------------------------
@@ -173,9 +178,11 @@ class RedisBoard:
 
     # --- standing --------------------------------------------------------------------------------
 
-    def put_standing(self, standing: Standing) -> None:
-        """Write the leader's standing."""
-        self._server.ask(("SET", self._keys + "standing", wire.encode_standing(standing)))
+    def put_standing(self, standing: Standing) -> bool:
+        """Write the leader's standing; False where none was there."""
+        key = self._keys + "standing"
+        before = self._server.ask(("SET", key, wire.encode_standing(standing), "GET"))[0]
+        return before is not None
 
     def get_standing(self) -> Standing | None:
         """Read the standing, or None where there is none."""
@@ -188,17 +195,17 @@ class RedisBoard:
 
     def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
         """Say that a worker lives, for `ttl_s`: status "alive" or "leaving"."""
+        key = self._alive(worker)
+        if worker not in self._attendances:
+            self._attendances[worker] = self._server.attendance(key)
+        attends = self._attendances[worker].keep()
         self._server.ask(
-            ("SET", self._alive(worker), status, "PX", _milliseconds(ttl_s)),
+            ("SET", key, status + _ATTENDS * attends, "PX", _milliseconds(ttl_s)),
             ("SADD", self._keys + "workers", worker),
         )
 
-    def forget(self, worker: WorkerId) -> None:
-        """Take a worker's liveness away at once: it has left."""
-        self._server.ask(("UNLINK", self._alive(worker)), ("SREM", self._keys + "workers", worker))
-
     def alive(self) -> dict[WorkerId, str]:
-        """Status of every worker whose beat has not run out."""
+        """Status of every worker whose beat has not run out, and whose process is there."""
         index = self._keys + "workers"
         workers = self._members(index, lambda name: WorkerId(name.decode()))
         if not workers:
@@ -216,14 +223,20 @@ class RedisBoard:
                 statuses.update(back)
         return {worker: status for worker, status in statuses.items() if status}
 
-    def _beats(self, workers: Iterable[WorkerId]) -> list[str | None]:
-        """Statuses in the same order: None where a beat has run out, "" for nonsense."""
-        values = self._server.ask(("MGET", *map(self._alive, workers)))[0]
-        return [None if value is None else self._status(value) for value in values]
+    def _beats(self, workers: list[WorkerId]) -> list[str | None]:
+        """Statuses in the same order: None where a beat has run out, "" for who is not there."""
+        keys = [self._alive(worker) for worker in workers]
+        values, listeners = self._server.ask(("MGET", *keys), ("PUBSUB", "NUMSUB", *keys))
+        there = listeners[1::2]  # after each channel's name the number of those who listen
+        return [
+            None if value is None else self._status(value, listens=bool(count))
+            for value, count in zip(values, there, strict=True)
+        ]
 
-    def _status(self, value: bytes) -> str:
-        if value in _STATUSES:
-            return value.decode()
+    def _status(self, value: bytes, *, listens: bool) -> str:
+        status = value.removesuffix(_ATTENDS.encode())
+        if status in _STATUSES:
+            return status.decode() if listens or status == value else ""
         self._rejections.reject("status", f"alive is {value[:40]!r}, expected one of {_STATUSES}")
         return ""
 

@@ -84,6 +84,7 @@ class MemoryBoard:
         self._server = server
         self._job = job
         self._rejections = Rejections()
+        self._workers = set[WorkerId]()  # that beat through this board
 
     @property
     def rejected(self) -> int:
@@ -155,10 +156,12 @@ class MemoryBoard:
             for epoch in [epoch for epoch in gradients if epoch < below_epoch]:
                 del gradients[epoch]
 
-    def put_standing(self, standing: Standing) -> None:
-        """Write the leader's standing."""
+    def put_standing(self, standing: Standing) -> bool:
+        """Write the leader's standing; False where none was there."""
         with self._server.changed:
-            self._notices().standing = wire.encode_standing(standing)
+            notices = self._notices()
+            before, notices.standing = notices.standing, wire.encode_standing(standing)
+            return before is not None
 
     def get_standing(self) -> Standing | None:
         """Read the standing, or None where there is none."""
@@ -172,14 +175,10 @@ class MemoryBoard:
         """Say that a worker lives, for `ttl_s`: status "alive" or "leaving"."""
         with self._server.changed:
             self._notices().beats[worker] = (status, self._server.clock() + ttl_s)
-
-    def forget(self, worker: WorkerId) -> None:
-        """Take a worker's liveness away at once: it has left."""
-        with self._server.changed:
-            self._notices().beats.pop(worker, None)
+            self._workers.add(worker)
 
     def alive(self) -> dict[WorkerId, str]:
-        """Status of every worker whose beat has not run out."""
+        """Status of every worker whose beat has not run out, and whose process is there."""
         with self._server.changed:
             beats, now = self._notices().beats, self._server.clock()
             for worker in [worker for worker, (_, until) in beats.items() if until <= now]:
@@ -227,6 +226,12 @@ class MemoryBoard:
         with self._server.changed:
             self._notices()
             del self._server.jobs[self._job]
+
+    def close(self) -> None:
+        """Take its beats with it, as the end of its process would."""
+        with self._server.changed:
+            for worker in self._workers:
+                self._server.jobs[self._job].beats.pop(worker, None)
 
     def _notices(self) -> Notices:
         if self._server.away:

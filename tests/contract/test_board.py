@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,6 @@ from common.core.messages import (
     Gradient,
     ModelId,
     Order,
-    Reply,
     Standing,
     TriggerId,
     UpdateTrigger,
@@ -301,10 +302,10 @@ def test_a_waiting_leader_is_woken_by_the_first_reply(server: Server) -> None:
 
 
 def test_each_reply_reaches_one_of_two_takers(server: Server) -> None:
-    def take_all(board: Board) -> list[Reply]:
-        taken: list[Reply] = []
+    def take_all(board: Board) -> list[Failed]:
+        taken: list[Failed] = []
         while popped := board.pop_replies(3, 2, 0.05):
-            taken += popped
+            taken += [reply for reply in popped if isinstance(reply, Failed)]
         return taken
 
     for offset in range(100):
@@ -339,6 +340,15 @@ def test_the_newest_standing_is_read(board: Board) -> None:
     assert board.get_standing() == standing(5)
 
 
+def test_whoever_puts_a_standing_learns_whether_one_was_there(server: Server) -> None:
+    board = server.board()
+    assert not board.put_standing(standing(4))
+    assert board.put_standing(standing(5))
+    server.kill()
+    server.restart()
+    assert not board.put_standing(standing(6))
+
+
 def test_a_worker_is_alive_until_its_beat_runs_out(board: Board) -> None:
     board.beat(WORKER, "alive", LONG_S * 10)
     board.beat(OTHER, "alive", 0.03)
@@ -347,12 +357,29 @@ def test_a_worker_is_alive_until_its_beat_runs_out(board: Board) -> None:
     assert board.alive() == {WORKER: "alive", OTHER: "alive"}
 
 
-def test_a_worker_says_that_it_is_leaving_and_is_gone_at_once(board: Board) -> None:
+def test_a_worker_says_that_it_is_leaving(board: Board) -> None:
     board.beat(WORKER, "alive", LONG_S * 10)
     board.beat(WORKER, "leaving", LONG_S * 10)
     assert board.alive() == {WORKER: "leaving"}
-    board.forget(WORKER)
-    assert board.alive() == {}
+
+
+def test_a_board_that_is_closed_takes_its_beats_with_it(server: Server) -> None:
+    one, two = server.board(), server.board()
+    one.beat(WORKER, "alive", LONG_S * 10)
+    two.beat(OTHER, "alive", LONG_S * 10)
+    assert two.alive() == {WORKER: "alive", OTHER: "alive"}
+    one.close()
+    eventually(lambda: two.alive() == {OTHER: "alive"})
+
+
+def test_a_worker_that_comes_back_under_its_name_is_alive_at_once(server: Server) -> None:
+    one, two = server.board(), server.board()
+    one.beat(WORKER, "alive", LONG_S * 10)
+    one.close()
+    eventually(lambda: two.alive() == {})
+    again = server.board()
+    again.beat(WORKER, "alive", LONG_S * 10)
+    assert two.alive() == {WORKER: "alive"}
 
 
 def test_workers_that_beat_are_never_taken_for_dead(server: Server) -> None:
@@ -595,6 +622,45 @@ def test_a_trigger_under_a_false_id_is_left_out(embedded_redis: EmbeddedRedis) -
         client.xadd("doll:{forged}:triggers", {"trigger": forged}, "9-1")
     assert board.triggers(TriggerId(0, 0), 0) == []
     assert board.rejected == 1
+
+
+def test_a_worker_whose_process_is_killed_is_gone_at_once(embedded_redis: EmbeddedRedis) -> None:
+    made = f"RedisBoard({embedded_redis.url!r}, 'killed')"
+    beat = f"board = {made}\nboard.beat('w1', 'alive', 600.0)\ninput()"
+    code = f"from common.adapters.redis_board import RedisBoard\n{beat}"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)  # noqa: S603 -- our own
+    board = RedisBoard(embedded_redis.url, "killed")
+    eventually(lambda: board.alive() == {WORKER: "alive"})
+    process.kill()
+    process.communicate()
+    eventually(lambda: board.alive() == {})
+
+
+def test_a_worker_that_lost_its_connection_is_back_with_its_next_beat(
+    embedded_redis: EmbeddedRedis,
+) -> None:
+    board = RedisBoard(embedded_redis.url, "cut")
+    board.beat(WORKER, "alive", LONG_S * 10)
+    with redis.Redis.from_url(embedded_redis.url) as client:
+        client.client_kill_filter(_type="pubsub")
+    assert board.alive() == {}
+
+    def back() -> bool:
+        board.beat(WORKER, "alive", LONG_S * 10)
+        return board.alive() == {WORKER: "alive"}
+
+    eventually(back)
+
+
+def test_where_channels_are_forbidden_the_beat_alone_counts(embedded_redis: EmbeddedRedis) -> None:
+    with redis.Redis.from_url(embedded_redis.url) as client:
+        client.execute_command(
+            "ACL", "SETUSER", "narrow", "on", ">pass", "~*", "+@all", "resetchannels"
+        )
+    url = embedded_redis.url.replace("unix://", "unix://narrow:pass@")
+    board = RedisBoard(url, "narrow")
+    board.beat(WORKER, "alive", LONG_S * 10)
+    assert board.alive() == {WORKER: "alive"}
 
 
 def test_keys_of_another_type_are_garbage_too(embedded_redis: EmbeddedRedis) -> None:
