@@ -3,6 +3,9 @@
 Kafka carries JSON, which any Kafka tool shows; Redis carries msgpack; a gradient's vector travels
 behind its header as raw little-endian float32. Both directions check that a message makes sense: a
 nonsense record in the audit trail would be there for ever.
+
+What is decided stays in Kafka for programs yet to be written. Fields that older programs may ignore
+are simply added; a record that they must not ignore, or would misread, carries `"format": 2`.
 """
 
 from __future__ import annotations
@@ -17,14 +20,13 @@ import numpy as np
 from common.core.messages import (
     AuditRecord,
     Claim,
-    Failed,
     Gradient,
     Reply,
     Standing,
     UpdateTrigger,
     Vector,
 )
-from common.errors import WireError
+from common.errors import FutureFormatError, WireError
 from common.wire_checks import (
     check_audit,
     check_claim,
@@ -49,6 +51,10 @@ class _Tagged(msgspec.Struct):
     """What all messages of a union have in common, whatever else a later format puts in them."""
 
     type: str
+    format: int = 1
+
+
+FORMAT = 1  # of the records in Kafka: the latest that this program knows
 
 
 class _Codec(Generic[T]):
@@ -61,7 +67,7 @@ class _Codec(Generic[T]):
         check: Callable[[T], None],
         tags: tuple[str, ...] = (),
     ) -> None:
-        json = isinstance(decoder, msgspec.json.Decoder)
+        self._json = json = isinstance(decoder, msgspec.json.Decoder)
         self._kind = kind
         self._check = check
         self._tags = tags
@@ -88,7 +94,10 @@ class _Codec(Generic[T]):
 
         Raises:
             WireError: If the bytes are not such a message, or it makes no sense.
+            FutureFormatError: If a newer program wrote it.
         """
+        if self._json and b'"format"' in bytes(data):
+            self._check_format(data)
         try:
             message = self._decoder.decode(data)
         except _MALFORMED as error:
@@ -102,6 +111,17 @@ class _Codec(Generic[T]):
         except WireError as error:
             raise WireError(f"{self._kind}: {type(message).__name__}.{error}") from error
 
+    def _check_format(self, data: bytes | memoryview) -> None:
+        try:
+            found = self._tagged.decode(data)
+        except _MALFORMED:
+            return  # it will not be read as a message either
+        if found.format > FORMAT:
+            raise FutureFormatError(
+                f"{self._kind}: {reprlib.repr(found.type)} of format {found.format},"
+                f" expected at most {FORMAT}"
+            )
+
     def _unknown_tag(self, data: bytes | memoryview) -> str:
         try:
             tag = self._tagged.decode(data).type
@@ -110,7 +130,7 @@ class _Codec(Generic[T]):
         if not self._tags or tag in self._tags:
             return ""
         known = ", ".join(self._tags)
-        return f"type is {reprlib.repr(tag)}, expected {known}: a record of a later format?"
+        return f"type is {reprlib.repr(tag)}, expected {known}"
 
 
 _CLAIM = _Codec("claim", msgspec.json.Decoder(Claim), check_claim, ("batch", "expired"))
@@ -119,7 +139,9 @@ _AUDIT = _Codec(
 )
 _STANDING = _Codec("standing", msgspec.msgpack.Decoder(Standing), check_standing)
 _TRIGGER = _Codec("trigger", msgspec.msgpack.Decoder(UpdateTrigger), check_trigger)
-_REPLY = _Codec("reply", msgspec.msgpack.Decoder(Reply), check_reply, ("gradient", "failed"))
+_REPLY = _Codec(
+    "reply", msgspec.msgpack.Decoder(Reply), check_reply, ("gradient", "failed", "farewell")
+)
 
 encode_claim, decode_claim = _CLAIM.encode, _CLAIM.decode
 encode_audit, decode_audit = _AUDIT.encode, _AUDIT.decode
@@ -128,12 +150,12 @@ encode_trigger, decode_trigger = _TRIGGER.encode, _TRIGGER.decode
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """Write a gradient or a failure; the vector is copied once.
+    """Write a reply; a gradient's vector is copied once.
 
     Raises:
         WireError: If it makes no sense, or its vector is not one of float32.
     """
-    if isinstance(reply, Failed):
+    if not isinstance(reply, Gradient):
         return frame(_REPLY.encode(reply), b"")
     vector = reply.vector
     if not (isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.ndim == 1):
@@ -144,16 +166,17 @@ def encode_reply(reply: Reply) -> bytes:
 
 
 def decode_reply(data: bytes | memoryview) -> Reply:
-    """Read a gradient or a failure; the vector is a read-only, aligned view of `data`.
+    """Read a reply; a gradient's vector is a read-only, aligned view of `data`.
 
     Raises:
-        WireError: If the bytes are neither, or make no sense.
+        WireError: If the bytes are none, or make no sense.
     """
     header, body = unframe(data)
-    reply = _REPLY.decode(header)
-    if isinstance(reply, Failed):
+    reply: Reply = _REPLY.decode(header)
+    if not isinstance(reply, Gradient):
         if body:
-            raise WireError(f"reply: Failed is followed by {len(body)} bytes, expected none")
+            kind = type(reply).__name__
+            raise WireError(f"reply: {kind} is followed by {len(body)} bytes, expected none")
         return reply
     if len(body) % 4 or not body:
         raise WireError(f"reply: Gradient.vector is {len(body)} bytes, expected 4 for each number")

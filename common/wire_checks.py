@@ -14,6 +14,7 @@ from common.core.messages import (
     Batch,
     BatchReady,
     Claim,
+    Farewell,
     Gradient,
     Lead,
     ModelId,
@@ -176,9 +177,13 @@ def check_trigger(trigger: UpdateTrigger) -> None:
 
 
 def check_reply(reply: Reply) -> None:
-    """Refuse a gradient or failure that is about nothing or is not finite."""
+    """Refuse a reply that is about nothing or is not finite."""
     _check_worker(reply.worker)
     _check_model("model", reply.model)
+    if isinstance(reply, Farewell):
+        for offset in reply.finishing:
+            _check_count("finishing", offset)
+        return
     _check_offsets(reply.batches)
     if isinstance(reply, Gradient):
         _check_count("samples", reply.samples)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from common.core.events import Source
     from common.core.messages import (
         AuditRecord,
         Claim,
@@ -105,12 +106,21 @@ class ReleaseLease:
 
 @dataclass(frozen=True, slots=True)
 class FindSnapshots:
-    """Read every snapshot that is whole, and the updates topic to its end, and report."""
+    """Read every snapshot of a source, and the updates topic from the lowest on, and report."""
+
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreSnapshot:
+    """Take the weights and the optimizer state of one of them in hand, and report."""
+
+    snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Lead with this epoch: load the snapshot's weights, read control and updates from it on."""
+    """Lead with this epoch and the weights in hand: read control and replies from here on."""
 
     epoch: int
     snapshot: Snapshot
@@ -208,7 +218,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Stop beginning rounds until a person resumes the job."""
+    """Say that the job waits for a person, who looks at the reason and resumes it."""
 
     reason: str
 
@@ -231,6 +241,7 @@ CoordinatorCommand: TypeAlias = (
     AskLease
     | ReleaseLease
     | FindSnapshots
+    | RestoreSnapshot
     | Begin
     | AppendAudit
     | PublishModel

@@ -1,22 +1,25 @@
 """The coordinator of one job: who leads, by compare-and-set in the updates topic.
 
-    standby ──lease──▶ candidate ──own Lead read back as valid──▶ leading ──▶ finished
-       ▲                   │ somebody was faster                     │ a later valid Lead counts,
-       └───────────────────┴─────────────────────────────────────────┘ or the lease went to another
+    standby ──lease──▶ searching ──weights in hand──▶ candidate ──own Lead read back──▶ leading
+       ▲                   │                              │ somebody was faster            │ a later
+       └───────────────────┴──────────────────────────────┴────────────────────────────────┘ Lead
+                                                          counts, or the lease went to another
 
-The lease in Redis only says who may try. What a leader decides is in `leader`; this file never
-learns of batches or gradients. The shell carries out commands in order and reports back by events.
+The lease in Redis only says who may try. Where a candidate starts is found by `search`, what a
+leader decides is in `leader`; this file never learns of batches or gradients. The shell carries out
+commands in order and reports back by events.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from common.core import commands as do
 from common.core import events
 from common.core.leader import Leader
 from common.core.messages import Lead
-from common.core.snapshots import Snapshot, choose
+from common.core.search import Chosen, Search, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,9 +29,19 @@ if TYPE_CHECKING:
     from common.core.history import History
     from common.core.messages import AuditRecord
     from common.core.settings import CoordinatorSettings
+    from common.core.snapshots import Snapshot
 
-CANDIDACY_S = 5.0  # a Lead that is not read back by then will not be: Kafka is away, try afresh
+CANDIDACY_S = 5.0  # an answer or a Lead that has not come by then will not: try afresh
 RENEWALS = 3  # lease renewals per lifetime: two may fail
+
+
+@dataclass(slots=True)
+class _Candidacy:
+    """A candidate's base, and how far it is."""
+
+    snapshot: Snapshot
+    since: float
+    mark: str = ""  # of its Lead record, once that is appended
 
 
 class Coordinator:
@@ -46,10 +59,12 @@ class Coordinator:
         self._candidacies = 0
         self._lease_at = float("-inf")
         self._alive_at = float("-inf")
-        self._candidate: tuple[Snapshot, str, float] | None = None  # base, mark, since when
+        self._search = Search(settings.lease_ttl_s)
         self._searching_since: float | None = None
+        self._candidacy: _Candidacy | None = None
         self._history: History | None = None
         self._leader: Leader | None = None
+        self._held = False  # it met trouble, and waits for a person
         self.finished = False
 
     @property
@@ -70,14 +85,14 @@ class Coordinator:
 
     def due(self) -> float:
         """When it wants a `Tick` at the latest."""
-        if self.finished:
+        if self.finished or self._held:
             return float("inf")
         times = [self._lease_at + self._settings.lease_ttl_s / RENEWALS]
         if self._leader is not None:
             times += [self._leader.due(), self._alive_at + self._settings.alive_s]
         return min(times)
 
-    def _on(  # noqa: C901 -- one case per event, each a line
+    def _on(  # noqa: C901, PLR0912 -- one case per event, each a line or two
         self, event: CoordinatorEvent, now: float
     ) -> Iterator[CoordinatorCommand]:
         leader = self._leader
@@ -87,28 +102,37 @@ class Coordinator:
             case events.LeaseAnswered(held):
                 yield from self._lease_answered(now, held=held)
             case events.SnapshotsFound():
-                yield from self._stand(event, now)
+                yield from self._found(event, now)
+            case events.SnapshotRestored():
+                yield from self._stand()
+            case events.SnapshotTorn(snapshot):
+                yield from self._torn(snapshot, now)
             case events.UpdatesRead(records):
                 for offset, record in records:
                     yield from self._update_read(offset, record, now)
             case events.WantedChanged(wanted):
                 self._wanted = wanted
+                self._held = self._held and wanted == "paused"
                 if leader is not None:
                     yield from leader.want(wanted, now)
+            case events.Trouble(reason):
+                yield from self._hold(reason)
             case events.ControlRead(claims) if leader is not None:
                 yield from leader.control_read(claims, now)
             case events.RepliesRead(replies) if leader is not None:
                 yield from leader.replies_read(replies, now)
             case events.WorkersSeen(statuses) if leader is not None:
                 yield from leader.workers_seen(statuses, now)
-            case events.Trouble(reason) if leader is not None:
-                yield from leader.hold(reason)
+            case events.BoardWiped() if leader is not None:
+                yield from leader.board_wiped(now)
             case _:
                 pass  # meant for the leader that this process was
 
     def _tick(self, now: float) -> Iterator[CoordinatorCommand]:
-        if self._candidate is not None and now - self._candidate[2] > CANDIDACY_S:
-            yield from self._step_down("its Lead record did not come back")
+        if self._held:
+            return
+        if self._candidacy is not None and now - self._candidacy.since > CANDIDACY_S:
+            yield from self._step_down("its candidacy came to nothing")
         if now >= self._lease_at + self._settings.lease_ttl_s / RENEWALS:
             self._lease_at = now
             yield do.AskLease()
@@ -120,25 +144,49 @@ class Coordinator:
 
     def _lease_answered(self, now: float, *, held: bool) -> Iterator[CoordinatorCommand]:
         if not held:
-            if self._leader is not None or self._candidate is not None:
+            if self._leader is not None or self._candidacy is not None:
                 yield from self._step_down("the lease is held by another")
             self._searching_since = None
-        elif self._leader is None and self._candidate is None:
+        elif self._leader is None and self._candidacy is None and not self._held:
             since = self._searching_since
             if since is None or now - since > CANDIDACY_S:  # the answer may have got lost
                 self._searching_since = now
-                yield do.FindSnapshots()
+                yield self._search.begin()
 
-    def _stand(self, found: events.SnapshotsFound, now: float) -> Iterator[CoordinatorCommand]:
-        """Stand as a candidate, on the best snapshot there is."""
-        if self._searching_since is None:
+    # --- from the lease to the Lead record ---------------------------------------------------
+
+    def _found(self, found: events.SnapshotsFound, now: float) -> Iterator[CoordinatorCommand]:
+        if self._searching_since is None or found.source != self._search.source:
             return
-        self._searching_since = None
-        snapshot, self._history = choose(found.snapshots, found.updates)
+        match self._search.found(found, now):
+            case Chosen(snapshot, history):
+                self._searching_since = None
+                self._history = history
+                self._candidacy = _Candidacy(snapshot, now)
+                yield do.RestoreSnapshot(snapshot)
+            case Wait():
+                self._searching_since = None
+                # Asks again one lifetime from now.
+                self._lease_at = now + self._settings.lease_ttl_s * (1 - 1 / RENEWALS)
+                yield do.ReleaseLease()
+            case further:
+                yield further
+
+    def _torn(self, snapshot: Snapshot, now: float) -> Iterator[CoordinatorCommand]:
+        if self._candidacy is not None and not self._candidacy.mark:
+            self._search.leave_out(snapshot)
+            self._candidacy = self._history = None
+            self._searching_since = now
+            yield self._search.begin()
+
+    def _stand(self) -> Iterator[CoordinatorCommand]:
+        """Stand as a candidate: the weights are in hand."""
+        if self._candidacy is None or self._candidacy.mark or self._history is None:
+            return
         self._candidacies += 1
-        mark = f"{self._name}#{self._candidacies}"
-        self._candidate = (snapshot, mark, now)
-        yield do.AppendAudit(Lead(self._history.epoch, snapshot.made, mark))
+        self._candidacy.mark = f"{self._name}#{self._candidacies}"
+        snapshot = self._candidacy.snapshot
+        yield do.AppendAudit(Lead(self._history.epoch, snapshot.made, self._candidacy.mark))
 
     def _update_read(
         self, offset: int, record: AuditRecord | None, now: float
@@ -148,23 +196,27 @@ class Coordinator:
             return
         counts = history.feed(offset, record)
         if isinstance(record, Lead):
-            if self._leader is not None:
-                if counts:
-                    yield from self._step_down(f"{record.candidate} leads from offset {offset}")
-            elif self._candidate is not None and record.candidate == self._candidate[1]:
-                if counts:
-                    yield from self._lead(offset, now)
-                else:
-                    yield from self._step_down("somebody was faster")
+            yield from self._lead_read(offset, record, now, counts=counts)
         elif counts and self._leader is not None and record is not None:
             history.forget_before(history.head.version)  # a Lead that goes back ends it all anyway
             yield from self._leader.audit_read(offset, record, now)
 
-    def _lead(self, epoch: int, now: float) -> Iterator[CoordinatorCommand]:
-        if self._candidate is None or self._history is None:
+    def _lead_read(
+        self, offset: int, lead: Lead, now: float, *, counts: bool
+    ) -> Iterator[CoordinatorCommand]:
+        candidacy = self._candidacy
+        own = candidacy is not None and lead.candidate == candidacy.mark
+        if self._leader is not None and counts:
+            yield from self._step_down(f"{lead.candidate} leads from offset {offset}")
+        elif candidacy is not None and own and counts:
+            yield from self._lead(candidacy.snapshot, offset, now)
+        elif candidacy is not None and (own or (counts and not candidacy.mark)):
+            yield from self._step_down("somebody was faster")
+
+    def _lead(self, snapshot: Snapshot, epoch: int, now: float) -> Iterator[CoordinatorCommand]:
+        if self._history is None:
             raise AssertionError("only a candidate begins to lead")
-        snapshot = self._candidate[0]
-        self._candidate = None
+        self._candidacy = None
         quarantined = self._history.quarantined
         self._leader = Leader(epoch, snapshot, quarantined, self._settings, now)
         self._alive_at = now
@@ -172,11 +224,24 @@ class Coordinator:
         yield from self._leader.begin(quarantined.values(), now)
         yield from self._leader.want(self._wanted, now)
 
+    # --- and back ----------------------------------------------------------------------------
+
+    def _hold(self, reason: str) -> Iterator[CoordinatorCommand]:
+        """What no machine may decide alone: leave everything as it is, until a person resumes."""
+        if self._held:
+            return
+        if self._wanted == "stopped":
+            yield do.Finish(f"stopped by its owner; {reason}")
+            return
+        yield do.Hold(reason)
+        yield from self._step_down(reason)
+        self._held = True
+
     def _step_down(self, reason: str) -> Iterator[CoordinatorCommand]:
         self._reset()
         yield do.StepDown(reason)
         yield do.ReleaseLease()
 
     def _reset(self) -> None:
-        self._leader = self._candidate = self._history = None
+        self._leader = self._candidacy = self._history = None
         self._searching_since = None

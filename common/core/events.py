@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from common.core.spans import Partition
 
 Wanted: TypeAlias = Literal["running", "paused", "stopped"]
+Source: TypeAlias = Literal["hot", "all", "genesis"]  # of snapshots: board; and storage; the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,24 @@ class LeaseAnswered:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotsFound:
-    """All snapshots that could be read whole, and the updates topic from the lowest of them on."""
+    """All snapshots of a source that could be read, and what the updates topic says after them."""
 
-    snapshots: tuple[Snapshot, ...]  # the genesis among them
-    updates: tuple[tuple[int, AuditRecord | None], ...]
+    source: Source
+    snapshots: tuple[Snapshot, ...]
+    updates: tuple[tuple[int, AuditRecord | None], ...]  # from the lowest of them on
+    end: int  # of the updates topic; 0: nobody ever led
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRestored:
+    """The weights of the snapshot that was asked for are in hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTorn:
+    """They cannot be read: another snapshot must do."""
+
+    snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +152,11 @@ class WorkersSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class BoardWiped:
+    """The board no longer has what this leader put there: Redis came back empty."""
+
+
+@dataclass(frozen=True, slots=True)
 class WantedChanged:
     """What the job's owner wants of it now."""
 
@@ -154,10 +174,13 @@ CoordinatorEvent: TypeAlias = (
     Tick
     | LeaseAnswered
     | SnapshotsFound
+    | SnapshotRestored
+    | SnapshotTorn
     | UpdatesRead
     | ControlRead
     | RepliesRead
     | WorkersSeen
+    | BoardWiped
     | WantedChanged
     | Trouble
 )

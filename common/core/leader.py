@@ -6,14 +6,15 @@ flight, begin the next. There is one round in flight (s = 0, the paper's synchro
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from common.core import commands as do
+from common.core.goal import Goal
 from common.core.grouping import Grouper
 from common.core.ledger import Ledger
 from common.core.liveness import Liveness
 from common.core.messages import (
+    Farewell,
     Gradient,
     ModelId,
     Quarantined,
@@ -21,6 +22,7 @@ from common.core.messages import (
     TriggerId,
     UpdateApplied,
     UpdateTrigger,
+    WorkerId,
 )
 from common.core.publishing import Publisher
 from common.core.rounds import GradientTimes, Round, Suspects
@@ -31,10 +33,8 @@ if TYPE_CHECKING:
 
     from common.core.commands import CoordinatorCommand
     from common.core.events import Wanted
-    from common.core.messages import AuditRecord, Batch, Claim, Failed, Reply, WorkerId
+    from common.core.messages import AuditRecord, Batch, Claim, Failed, Reply
     from common.core.settings import CoordinatorSettings
-
-LOSS_WINDOW = 20  # updates over which `stop_loss` is judged: one lucky batch does not end a job
 
 
 class Leader:
@@ -74,7 +74,7 @@ class Leader:
         self._round: Round | None = None
         self._not_finite = set[int]()  # batches of the round that gave no finite gradient
         self._triggers = 0
-        self._losses = deque[float](snapshot.losses, maxlen=LOSS_WINDOW)
+        self._goal = Goal(settings, snapshot.losses)
         self._wanted: Wanted = "running"
         self._finishing = ""  # why the job ends, once it does
         self._finished = False
@@ -93,6 +93,8 @@ class Leader:
         yield do.LookForWorkers()
         for record in quarantined:
             yield do.DeadLetterBatch(record)
+        # At once: a successor then finds one of the leader in force, unless the board was wiped.
+        yield from self._take_snapshot(now, checkpoint=False)
 
     # --- events ------------------------------------------------------------------------------
 
@@ -116,6 +118,12 @@ class Leader:
     def replies_read(self, replies: Iterable[Reply], now: float) -> Iterator[CoordinatorCommand]:
         """Count gradients, learn of failures."""
         for reply in replies:
+            if isinstance(reply, Farewell):
+                self._liveness.leave(reply.worker)
+                if self._round is not None:
+                    self._round.release(reply.worker, reply.finishing)
+                continue
+            self._liveness.trust(reply.worker)
             if self._round is None or reply.model != self._round.model:
                 yield do.Drop(reply, "its round is over")
             elif isinstance(reply, Gradient):
@@ -147,6 +155,16 @@ class Leader:
         yield from self._published(self._publisher.read_back(offset))
         yield from self._advance(now)
 
+    def board_wiped(self, now: float) -> Iterator[CoordinatorCommand]:
+        """The board was found empty: what it must hold is put there again, from memory.
+
+        Orders and gradients on their way are gone too; the deadline of their round asks again.
+        """
+        self._liveness.wiped(now)
+        yield do.PublishModel(self.model)
+        if not self._finishing:
+            yield from self._take_snapshot(now, checkpoint=False)
+
     def want(self, wanted: Wanted, now: float) -> Iterator[CoordinatorCommand]:
         """The owner wants the job running, paused or stopped."""
         self._wanted = wanted
@@ -162,11 +180,12 @@ class Leader:
 
     def tick(self, now: float) -> Iterator[CoordinatorCommand]:
         """Time has passed."""
-        if self._round is not None and self._round.overdue(now):
+        if self._round is not None and (late := self._round.overdue(now)):
+            self._liveness.doubt(late, now)
             yield from self._proceed(self._round, now)
         if now >= self._standing_at + self._settings.standing_s:
             yield self._standing(now)
-        reason = self._reached_end(now)
+        reason = self._goal.reached(self._made.version, now)
         if reason:
             yield from self._finish_job(reason, now)
         yield from self._advance(now)
@@ -218,7 +237,7 @@ class Leader:
         if missing > 0 and len(self._grouper):
             round_.fill(self._grouper.take(missing))
         if round_.todo:
-            orders = round_.orders(now, self._liveness.live)
+            orders = round_.orders(now, self._liveness.trusted(now))
             if orders:
                 if round_.asked_again:
                     yield do.PublishModel(round_.model)
@@ -247,11 +266,11 @@ class Leader:
         self._made = ModelId(update.epoch, update.version)
         self._samples += update.samples
         self._returned.difference_update(batch.offset for batch in update.batches)
-        self._losses.append(update.loss)
+        self._goal.observe(update.loss)
         yield do.Apply(update)
         yield self._publisher.append(update)
         yield do.PublishModel(self.model)
-        reason = self._reached_end(now)
+        reason = self._goal.reached(self._made.version, now)
         if reason:
             yield from self._finish_job(reason, now)
         else:
@@ -270,7 +289,7 @@ class Leader:
             failed, f"{failed.reason}: {failed.detail}" if failed.detail else failed.reason
         )
         match failed.reason:
-            case "model_missing" | "unreadable" | "leaving":
+            case "model_missing" | "unreadable":
                 round_.excuse(failed.worker, failed.batches)
                 if failed.reason == "model_missing":
                     yield do.PublishModel(round_.model)
@@ -295,7 +314,6 @@ class Leader:
     def _quarantine(self, batch: Batch, reason: str) -> Iterator[CoordinatorCommand]:
         if self._round is None or self._round.settle(batch.offset) is None:
             return
-        self._quarantined.add(batch.offset)
         self._returned.discard(batch.offset)
         yield self._publisher.append(Quarantined(self._epoch, batch, reason))
 
@@ -346,23 +364,11 @@ class Leader:
             strikes=self._suspects.strikes,
             returned=tuple(sorted(self._returned)),
             samples=self._samples,
-            losses=tuple(self._losses),
+            losses=self._goal.losses,
             quarantined=tuple(
                 sorted(offset for offset in self._quarantined if offset >= self._ledger.position)
             ),
         )
-
-    def _reached_end(self, now: float) -> str:
-        settings = self._settings
-        if settings.stop_updates is not None and self._made.version >= settings.stop_updates:
-            return f"{self._made.version} updates applied"
-        if settings.stop_loss is not None and len(self._losses) == LOSS_WINDOW:
-            loss = sum(self._losses) / LOSS_WINDOW
-            if loss <= settings.stop_loss:
-                return f"loss {loss:.4g} over the last {LOSS_WINDOW} updates"
-        if settings.stop_at is not None and now >= settings.stop_at:
-            return "its deadline has come"
-        return ""
 
     def _finish_job(self, reason: str, now: float) -> Iterator[CoordinatorCommand]:
         """Put the round in flight back, and take the last checkpoint."""

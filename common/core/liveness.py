@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.core.messages import WorkerId
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 LEAVING = "leaving"
@@ -26,17 +26,42 @@ class Liveness:
     Args:
         grace_s: How long all beats may be gone before that means that all workers are. Until then
             a wiped Redis is the likelier cause; longer than two beats, so that everybody is back.
+            A worker that is overdue is doubted for as long: by then its beat runs out, or it lives.
     """
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._status = dict[WorkerId, str]()
         self._wiped_until = float("-inf")
+        self._doubted_until = dict[WorkerId, float]()
 
     @property
     def live(self) -> frozenset[WorkerId]:
         """Workers that may be given new work."""
         return frozenset(w for w, status in self._status.items() if status != LEAVING)
+
+    def trusted(self, now: float) -> frozenset[WorkerId]:
+        """Those of them that are not in doubt; all of them where each one is."""
+        live = self.live
+        trusted = {w for w in live if now >= self._doubted_until.get(w, now)}
+        return frozenset(trusted) or live
+
+    def doubt(self, workers: Iterable[WorkerId], now: float) -> None:
+        """They did not do in time what they were asked to: others are asked first for a while."""
+        self._doubted_until.update(dict.fromkeys(workers, now + self._grace_s))
+
+    def trust(self, worker: WorkerId) -> None:
+        """It was heard of."""
+        self._doubted_until.pop(worker, None)
+
+    def leave(self, worker: WorkerId) -> None:
+        """It said that it leaves."""
+        if worker in self._status:
+            self._status[worker] = LEAVING
+
+    def wiped(self, now: float) -> None:
+        """The board is empty, of beats too: who lives will beat again soon."""
+        self._wiped_until = now + self._grace_s
 
     def observe(self, seen: Mapping[WorkerId, str], now: float) -> Departures:
         """Take in all beats that are valid now."""
@@ -48,5 +73,6 @@ class Liveness:
         left = {w for w in gone if self._status[w] == LEAVING}
         for worker in gone:
             del self._status[worker]
+            self.trust(worker)  # if it comes back, it does so anew
         self._status.update(seen)
         return Departures(frozenset(gone - left), frozenset(left))

@@ -174,7 +174,6 @@ FailedReason: TypeAlias = Literal[
     "expired",  # Kafka will never give them again: quarantine
     "raised",  # the task raised on this data
     "not_finite",  # loss or gradient is not finite
-    "leaving",  # the worker is on its way out
 ]
 
 
@@ -188,4 +187,12 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     detail: str = ""
 
 
-Reply: TypeAlias = Gradient | Failed
+class Farewell(msgspec.Struct, frozen=True, tag="farewell"):
+    """The worker leaves: it begins no further gradient, and others may have its batches at once."""
+
+    worker: WorkerId
+    model: ModelId  # of the newest trigger that it heard; the epoch says which leader is meant
+    finishing: tuple[int, ...] = ()  # control offsets that it still sends a gradient of
+
+
+Reply: TypeAlias = Gradient | Failed | Farewell

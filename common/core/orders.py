@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.core.messages import TriggerId
+from common.core.messages import Farewell, TriggerId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,12 +26,15 @@ class Compute(NamedTuple):
 
 
 class Orders:
-    """What one worker has been told to compute and has not begun."""
+    """What one worker has been told to compute, and the one of these that is under way."""
 
     def __init__(self, worker: WorkerId) -> None:
         self._worker = worker
         self._heard = TriggerId(-1, 0)
+        self._model: ModelId | None = None  # of the newest trigger
         self._queue = deque[Compute]()
+        self._under_way: Compute | None = None
+        self._left = False
 
     @property
     def heard(self) -> TriggerId:
@@ -46,7 +49,7 @@ class Orders:
         for trigger in triggers:
             if trigger.id <= self._heard:
                 continue
-            self._heard = trigger.id
+            self._heard, self._model = trigger.id, trigger.model
             if self._queue and self._queue[0].model != trigger.model:
                 self._queue.clear()
             for order in trigger.orders:
@@ -55,14 +58,26 @@ class Orders:
                     self._queue.append(compute)
 
     def next(self) -> Compute | None:
-        """Take the next order off the queue."""
-        return self._queue.popleft() if self._queue else None
+        """Begin the next order; none is begun after the worker said farewell."""
+        self._under_way = self._queue.popleft() if self._queue and not self._left else None
+        return self._under_way
 
-    def drain(self) -> tuple[Compute, ...]:
-        """Take all orders off the queue: the worker is leaving."""
-        orders = tuple(self._queue)
+    def done(self) -> None:
+        """The order under way has its answer."""
+        self._under_way = None
+
+    def leave(self, *, finish: bool = True) -> Farewell | None:
+        """Give back what is not begun; returns what to tell the leader, if one was ever heard.
+
+        Args:
+            finish: Whether the order under way will still be answered.
+        """
+        self._left = True
         self._queue.clear()
-        return orders
+        if self._model is None:
+            return None
+        batches = self._under_way.batches if self._under_way is not None and finish else ()
+        return Farewell(self._worker, self._model, tuple(batch.offset for batch in batches))
 
     def _knows(self, compute: Compute) -> bool:
         """The same batches may be ordered again while the first order still queues here."""

@@ -114,7 +114,8 @@ class Publisher:
     def take(
         self, snapshot: Snapshot, now: float, *, checkpoint: bool
     ) -> tuple[CopyWeights | PublishSnapshot, ...]:
-        """Take a snapshot now; what was pending is replaced by it."""
+        """Take a snapshot now; one that was pending is replaced by it, and its purpose kept."""
+        checkpoint = checkpoint or (self._pending is not None and self._pending.checkpoint)
         mark = _Mark(now, snapshot.made.version, snapshot.control_position)
         self._hot = mark
         if checkpoint:

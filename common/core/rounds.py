@@ -129,7 +129,7 @@ class Round:
 
     @property
     def asked_again(self) -> bool:
-        """Whether some batch was given to more than one worker."""
+        """Whether some batch was handed out more than once."""
         return any(len(asked) > 1 for asked in self._asked.values())
 
     def __len__(self) -> int:
@@ -210,20 +210,25 @@ class Round:
         self.release(worker)
         return self._blame(in_hand, alone)
 
-    def release(self, worker: WorkerId) -> None:
-        """A worker left as announced: what it had in hand goes to others."""
-        self._hands = [hand for hand in self._hands if hand.worker != worker]
+    def release(self, worker: WorkerId, but: Collection[int] = ()) -> None:
+        """A worker leaves as announced: what it had in hand goes to others.
+
+        Args:
+            worker: Who leaves.
+            but: Batches that it still sends a gradient of.
+        """
+        self._hands = [h for h in self._hands if h.worker != worker or (h.offsets & set(but))]
 
     def due(self) -> float | None:
         """The earliest deadline that has not passed, or None where there is none."""
         return min((hand.deadline for hand in self._hands if not hand.late), default=None)
 
-    def overdue(self, now: float) -> bool:
-        """Ask others too for what is past its deadline; True where that is anything."""
+    def overdue(self, now: float) -> frozenset[WorkerId]:
+        """Ask others too for what is past its deadline; returns in whose hands it is."""
         late = [hand for hand in self._hands if not hand.late and hand.deadline <= now]
         for hand in late:
             hand.late = True
-        return bool(late)
+        return frozenset(hand.worker for hand in late)
 
     def settle(self, offset: int) -> Batch | None:
         """Take a batch out of the round for good (quarantine); None if it has no place in it."""

@@ -41,5 +41,5 @@ class CoordinatorSettings:
     checkpoint_every_control_records: int = 100_000  # what a takeover replays at most, about 20 MB
     lease_ttl_s: float = 1.0  # how long a dead leader is waited for
     standing_s: float = 0.1
-    alive_s: float = 0.2  # between looks at the workers' beats
+    alive_s: float = 0.05  # between looks at the workers' beats: how late a death is noticed
     beats_grace_s: float = 1.5  # all beats gone for this long: the workers are

@@ -61,15 +61,15 @@ def genesis(first: Positions) -> Snapshot:
 
 def choose(
     snapshots: Iterable[Snapshot], updates: Sequence[tuple[int, AuditRecord | None]]
-) -> tuple[Snapshot, History]:
+) -> tuple[Snapshot, History] | None:
     """Find the best snapshot that no later Lead took back, and the history from it on.
 
     Args:
-        snapshots: All that could be read whole, the genesis among them.
+        snapshots: Some that could be read.
         updates: The updates topic, offsets ascending, from their lowest `updates_position` on.
 
-    Raises:
-        ValueError: If not even one holds: the genesis was left out.
+    Returns:
+        None if not even one holds; the genesis always does.
     """
     for snapshot in sorted(snapshots, key=lambda s: s.rank, reverse=True):
         history = History(snapshot.by, snapshot.made, snapshot.updates_position)
@@ -78,4 +78,4 @@ def choose(
                 history.feed(offset, record)
         if not history.base_lost:
             return snapshot, history
-    raise ValueError("no snapshot holds: give the genesis, which always does")
+    return None

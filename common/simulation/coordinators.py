@@ -69,6 +69,7 @@ class SimulatedCoordinator:
         self._token = self._copy = GENESIS_TOKEN
         self._reply_token: Token | None = None  # the weights that the reply in hand was taken at
         self._sum = list[int]()
+        self._stated = False  # whether this leader has put its standing
         self._read_back = 0  # the newest own version that it read in the updates topic
         self._published = 0  # the newest version in a snapshot of its own
         self._letters = 0  # dead letters that are not delivered yet
@@ -160,7 +161,7 @@ class SimulatedCoordinator:
 
     # --- commands -----------------------------------------------------------------------------
 
-    def _do(self, command: CoordinatorCommand) -> None:  # noqa: C901, PLR0912 -- a case per command
+    def _do(self, command: CoordinatorCommand) -> None:  # noqa: C901, PLR0912, PLR0915 -- so many cases
         world = self.world
         match command:
             case do.AskLease():
@@ -168,8 +169,12 @@ class SimulatedCoordinator:
             case do.ReleaseLease():
                 if world.redis.lease is not None and world.redis.lease[0] == self.name:
                     world.redis.lease = None
-            case do.FindSnapshots():
-                world.later(world.jitter(world.scenario.board_s), self._find_snapshots)
+            case do.FindSnapshots(source):
+                world.later(
+                    world.jitter(world.scenario.board_s), lambda: self._find_snapshots(source)
+                )
+            case do.RestoreSnapshot(snapshot):
+                world.later(world.jitter(world.scenario.board_s), lambda: self._restore(snapshot))
             case do.Begin(epoch, snapshot):
                 self._begin(epoch, snapshot)
             case do.AppendAudit(record):
@@ -214,7 +219,7 @@ class SimulatedCoordinator:
     def _begin(self, epoch: int, snapshot: Snapshot) -> None:
         self.world.say(f"{self.name} LEADS with epoch {epoch} from", snapshot.made)
         self.takeovers += 1
-        self._token = self._copy = self._found[snapshot.rank]
+        self._stated = False
         self._control_position = snapshot.control_position
         self._replayed_at = len(self.world.control)
         self._put_back = 0
@@ -229,10 +234,18 @@ class SimulatedCoordinator:
             )
         if standing.cpos <= self._replayed_at:
             self._put_back = standing.waiting
-        self.waiting_most = max(self.waiting_most, standing.waiting - self._put_back)
+        if standing.epoch >= self.world.newest_lead:  # one that wakes up has all that others used
+            self.waiting_most = max(self.waiting_most, standing.waiting - self._put_back)
         self.live_most = max(self.live_most, standing.live)
         if not self.world.redis_away:
+            if self.world.redis.standing is None and self._stated:
+                self.world.later(0.0, self._notice_wipe)
             self.world.redis.standing = standing
+            self._stated = True
+
+    def _notice_wipe(self) -> None:
+        if self._up():
+            self._feed(events.BoardWiped())
 
     def _add(self, gradient: Gradient) -> None:
         if self._reply_token != self._token:
@@ -298,17 +311,29 @@ class SimulatedCoordinator:
             redis.lease = (self.name, now + LEASE_S)
         self._feed(events.LeaseAnswered(held))
 
-    def _find_snapshots(self) -> None:
-        if not self._up():
-            return
+    def _find_snapshots(self, source: events.Source) -> None:
         world = self.world
-        first = dict.fromkeys(world.partitions, 0)
-        found = [*world.redis.snapshots.values(), *world.blobs, (genesis(first), GENESIS_TOKEN)]
+        if not self._up() or (source != "genesis" and world.redis_away):
+            return
+        hot = list(world.redis.snapshots.values())
+        first = (genesis(dict.fromkeys(world.partitions, 0)), GENESIS_TOKEN)
+        found = {"hot": hot, "all": [*world.blobs, *hot], "genesis": [first]}[source]
         self._found = {snapshot.rank: token for snapshot, token in found}
-        begin = min(snapshot.updates_position for snapshot, _ in found)
-        self._updates_position = len(world.updates)
-        updates = tuple((o, world.updates[o]) for o in range(begin, len(world.updates)))
-        self._feed(events.SnapshotsFound(tuple(snapshot for snapshot, _ in found), updates))
+        snapshots = tuple(snapshot for snapshot, _ in found)
+        end = self._updates_position = len(world.updates)
+        begin = min((snapshot.updates_position for snapshot in snapshots), default=end)
+        updates = tuple((o, world.updates[o]) for o in range(begin, end))
+        self._feed(events.SnapshotsFound(source, snapshots, updates, end))
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        """Load the weights; sometimes they turn out to be torn."""
+        if not self._up() or snapshot.rank not in self._found:
+            return
+        if snapshot.by >= 0 and self.world.chance(self.world.scenario.torn):
+            self._feed(events.SnapshotTorn(snapshot))
+            return
+        self._token = self._copy = self._found[snapshot.rank]
+        self._feed(events.SnapshotRestored())
 
     def _look_for_workers(self) -> None:
         if self._up() and not self.world.redis_away:

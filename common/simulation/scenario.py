@@ -110,6 +110,7 @@ class Scenario:
     board_s: float  # mean delay of a coordinator's question to the board
     upload_s: float  # longest time that a checkpoint takes to arrive
     lossy: float  # share of triggers and gradients that are lost; as many come late or twice
+    torn: float  # share of snapshots whose weights cannot be read
     copies: float  # share of Kafka records that are appended again, some much later
     faults: tuple[Fault, ...]
     calm_at: float  # no fault begins after this
@@ -143,6 +144,7 @@ def from_seed(seed: int) -> Scenario:
         board_s=draw.choice([0.002, 0.002, 0.1]),
         upload_s=draw.choice([0.1, 2.0, 6.0]),
         lossy=draw.choice([0.0, 0.05, 0.25]),
+        torn=draw.choice([0.0, 0.0, 0.3]),
         copies=draw.choice([0.0, 0.06]),
         faults=_faults(draw, calm_at, quiet=quiet),
         calm_at=calm_at,

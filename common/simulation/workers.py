@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 BATCH_LINGER_S = 0.5
 BEAT_TTL_S = 1.0
+NOTICED = 0.7  # how often the board sees at once that a process ended: a machine ends silently
+LEAVE_S = 1.0  # that a worker has for the gradient under way
 POLL_S = 0.02  # mean time between polls that find something
 LOAD_S = 0.003  # mean time of a look at the board
 READ_BACK_S = 0.05  # mean time to read an address back
@@ -224,6 +226,7 @@ class SimulatedWorker:
         self._busy = False
         if not self.dead:
             self.world.push(self._failed(compute, "model_missing", compute.batches), None)
+            self.orders.done()
             self._compute()
 
     def _computed(self, compute: Compute, token: Token, seconds: float) -> None:
@@ -237,6 +240,7 @@ class SimulatedWorker:
             return
         self._busy = False
         self._answer(compute, token, seconds)
+        self.orders.done()
         world.later(0.0, self.hear)
 
     def _answer(self, compute: Compute, token: Token, seconds: float) -> None:
@@ -283,10 +287,8 @@ class SimulatedWorker:
 
     def kill(self) -> None:
         """Die at once; what the network already has still arrives."""
-        self.dead = True
         self._outbox = self._outbox[: self.world.draw.randint(0, len(self._outbox))]
-        self.world.board_readers.remove(self.hear)
-        self._on_death()
+        self._end()
 
     def freeze(self, seconds: float) -> None:
         """Stop, and go on later as if nothing had happened."""
@@ -300,15 +302,27 @@ class SimulatedWorker:
             return
         self.leaving = True
         self._feed(events.Leaving())
-        for compute in self.orders.drain():
-            self.world.push(self._failed(compute, "leaving", compute.batches), None)
-        self.world.later(1.0, self._gone)
+        self._say_farewell(finish=True)
+        self.world.later(LEAVE_S, self._gone)
+
+    def _say_farewell(self, *, finish: bool) -> None:
+        farewell = self.orders.leave(finish=finish)
+        if farewell is not None:
+            self.world.push(farewell, None)
 
     def _gone(self) -> None:
         if not self.dead:
-            self.dead = True
-            self.world.board_readers.remove(self.hear)
-            self._on_death()
+            if self._busy:
+                self._say_farewell(finish=False)  # its time is over
+            self._end()
+
+    def _end(self) -> None:
+        """The process is no more; the board mostly notices at once."""
+        self.dead = True
+        self.world.board_readers.remove(self.hear)
+        if self.world.chance(NOTICED):
+            self.world.redis.alive.pop(self.id, None)
+        self._on_death()
 
     def evict(self) -> None:
         """Lose every row in memory; addresses are read back."""

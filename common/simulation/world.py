@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from common.core.messages import (
     AuditRecord,
     Claim,
+    Lead,
     ModelId,
     Positions,
     Reply,
@@ -75,6 +76,7 @@ class World:
         self.log_start = dict.fromkeys(self.partitions, 0)
         self.control = list[Claim | None]()
         self.updates = list[AuditRecord | None]()
+        self.newest_lead = -1
         self.kafka_back_at = self.redis_back_at = 0.0
         self.redis = Redis()
         self.replica: Redis | None = None
@@ -137,6 +139,8 @@ class World:
 
     def append_audit(self, record: AuditRecord | None) -> None:
         """Append to the updates topic now."""
+        if isinstance(record, Lead):
+            self.newest_lead = len(self.updates)
         self.updates.append(record)
         for wake in self.control_readers:
             self.later(self.jitter(self.scenario.kafka_s), wake)

@@ -74,14 +74,13 @@ def newest(
         for saved in by_rank.values()
         if version is None or saved.snapshot.made.version == version
     ]
-    try:
-        snapshot, _ = choose(asked, updates)
-    except ValueError as error:
+    choice = choose(asked, updates)
+    if choice is None:
         versions = sorted({saved.snapshot.made.version for saved in kept})
         listed = ", ".join(map(str, versions)) or "none yet"
         what = "no model" if version is None else f"no version {version}"
-        raise UserError(f"{what} is kept that counts by the audit; kept: {listed}") from error
-    return by_rank[snapshot.rank]
+        raise UserError(f"{what} is kept that counts by the audit; kept: {listed}")
+    return by_rank[choice[0].rank]
 
 
 def _kept(outside: Outside, job: str) -> list[Saved]:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from queue import SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from common import wire
 from common.core import commands as do
 from common.core import events
-from common.core.messages import Lead
+from common.core.messages import AuditRecord, Lead
 from common.core.spans import Partition
-from common.errors import CorruptError, UnavailableError
-from common.saved import Saved
+from common.errors import CorruptError, FutureFormatError, UnavailableError
+from common.saved import Saved, Stored
 from common.telemetry import Outage, StageTimes
 from common.topics import control_topic, updates_topic
 from services.coordinator.dead_letters import DeadLetters
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from common.ports import Board, Log
     from common.telemetry import EventLogger
     from services.coordinator.snapshots import SnapshotStore
+
+Updates: TypeAlias = tuple[tuple[int, AuditRecord | None], ...]  # by offset
 
 INLINE_BYTES = 64 << 10  # a model up to here travels inside its trigger: one round trip less
 READ_RECORDS = 2000
@@ -103,7 +105,9 @@ class Effects:
         self._outage = Outage(logger, "board")
         self._times = StageTimes()
         self._readers = list[Reader]()
-        self._found = dict[tuple[int, int, int], bytes]()
+        self._found = dict[tuple[int, int, int], Stored]()  # by rank
+        self._found_in: events.Source = "hot"
+        self._stated = False  # whether this leader has put its standing
         self._copy = b""
         self._unpublished: tuple[Saved, bool] | None = None  # and whether it is a checkpoint
 
@@ -136,7 +140,7 @@ class Effects:
             self._outage.met(error)
         self._times.add(type(command).__name__, started)
 
-    def _do(self, command: CoordinatorCommand) -> Iterator[events.CoordinatorEvent]:  # noqa: C901, PLR0912 -- one case per command
+    def _do(self, command: CoordinatorCommand) -> Iterator[events.CoordinatorEvent]:  # noqa: C901, PLR0912, PLR0915 -- one case per command
         match command:
             case do.PostTrigger(trigger):
                 self._post(trigger)
@@ -155,7 +159,11 @@ class Effects:
             case do.PublishModel(model):
                 self._board.put_model(model, self._trainer.weights())
             case do.PutStanding(standing):
-                self._board.put_standing(standing)
+                there = self._board.put_standing(standing)
+                if not there and self._stated:
+                    self._log.warning("board_wiped")
+                    yield events.BoardWiped()
+                self._stated = True
             case do.LookForWorkers():
                 yield events.WorkersSeen(self._board.alive())
             case do.AskLease():
@@ -175,17 +183,18 @@ class Effects:
             case do.Drop(reply, reason):
                 self.dropped += 1
                 self._log.debug("reply_dropped", worker=reply.worker, reason=reason)
-            case do.FindSnapshots():
-                yield self._find_snapshots()
+            case do.FindSnapshots(source):
+                yield self._find_snapshots(source)
+            case do.RestoreSnapshot(snapshot):
+                yield self._restore(snapshot)
             case do.Begin(epoch, snapshot):
-                yield from self._begin(epoch, snapshot)
+                self._begin(epoch, snapshot)
             case do.StepDown(reason):
                 self._log.warning("steps_down", reason=reason)
                 self._unpublished = None
                 self._stop_readers()
             case do.Hold(reason):
-                self._log.error("job_held", reason=reason)
-                self._book.want(self._job, "paused", reason)
+                self._hold(reason)
             case do.Finish(reason):
                 self._finish(reason)
 
@@ -205,55 +214,82 @@ class Effects:
         except UnavailableError as error:
             self._outage.met(error)
 
+    def _hold(self, reason: str) -> None:
+        self._log.error("job_held", reason=reason)
+        if self._book.get(self._job).wanted == "running":
+            self._book.want(self._job, "paused", reason)
+
     # --- leadership ---------------------------------------------------------------------------
 
-    def _find_snapshots(self) -> events.SnapshotsFound:
-        """Read all snapshots and the audit from the lowest of them on; follow it from there."""
+    def _find_snapshots(self, source: events.Source) -> events.CoordinatorEvent:
+        """Read a source's snapshots and the audit from the lowest of them on; follow it on."""
         self._stop_readers()
-        first = self._store.first(self._record.first)
-        found = [first, *self._store.hot(), *self._store.lasting()]
-        self._found = {saved.snapshot.rank: saved.trainer for saved in found}
-        begin = min(saved.snapshot.updates_position for saved in found)
-        updates, position = self._read_updates(begin)
-        self.leadership += 1
+        try:
+            found = self._snapshots(source)
+            begin = min((saved.snapshot.updates_position for saved in found), default=None)
+            updates, position = self._read_updates(begin)
+        except (CorruptError, FutureFormatError) as error:
+            return events.Trouble(str(error))
+        self._found = {saved.snapshot.rank: saved for saved in found}
+        self._found_in = source
         ear = self._ear()
         self._start(TopicReader(self._source, self._updates, position, decoded_updates, ear))
-        return events.SnapshotsFound(tuple(saved.snapshot for saved in found), updates.records)
+        snapshots = tuple(saved.snapshot for saved in found)
+        return events.SnapshotsFound(source, snapshots, updates, position)
 
-    def _read_updates(self, begin: int) -> tuple[events.UpdatesRead, int]:
+    def _snapshots(self, source: events.Source) -> list[Stored]:
+        match source:
+            case "hot":
+                return self._store.hot()
+            case "all":
+                return [*self._store.lasting(), *self._store.hot()]
+            case "genesis":
+                return [self._store.first(self._record.first)]
+
+    def _read_updates(self, begin: int | None) -> tuple[Updates, int]:
+        """Read the updates topic from a position to its end; nothing of it without one."""
         end = self._source.bounds(self._updates).end
+        if begin is None:
+            return (), end
         tail = self._source.tail(self._updates, begin)
         records = list[tuple[int, bytes | None]]()
         try:
             while tail.position() < end:
                 read = tail.read(READ_RECORDS, READ_S)
                 records += ((record.offset, record.value) for record in read)
-            return decoded_updates(tuple(records)), tail.position()
+            return decoded_updates(tuple(records)).records, tail.position()
         finally:
             tail.close()
 
-    def _begin(self, epoch: int, snapshot: Snapshot) -> Iterator[events.CoordinatorEvent]:
-        self._trainer = self._make_trainer()
-        training = self._found[snapshot.rank]
-        self._found = {}
-        if training:
-            try:
-                self._trainer.restore(training)
-            except CorruptError as error:
-                yield events.Trouble(f"the snapshot of version {snapshot.made.version}: {error}")
-                return
+    def _restore(self, snapshot: Snapshot) -> events.CoordinatorEvent:
+        """Take a snapshot's weights in hand, before anybody is told that it is the base."""
+        name = f"the snapshot of version {snapshot.made.version}"
+        for partition, claimed in snapshot.claimed.items():
+            end = self._source.bounds(partition).end
+            if end < claimed:
+                return events.Trouble(
+                    f"{partition} ends at {end}, but {name} has it up to {claimed}"
+                )
+        saved, trainer = self._found[snapshot.rank], self._make_trainer()
+        try:
+            if saved.trainer:
+                trainer.restore(saved.trainer)
+        except CorruptError as error:
+            if self._found_in == "hot":  # anybody can write to the board
+                self._log.warning("hot_snapshot_unreadable", reason=str(error))
+                return events.SnapshotTorn(snapshot)
+            return events.Trouble(f"{name}: {error}")
+        self._trainer, self._found = trainer, {}
+        return events.SnapshotRestored()
+
+    def _begin(self, epoch: int, snapshot: Snapshot) -> None:
         self._log.info("leads", epoch=epoch, version=snapshot.made.version)
-        self._board.drop_replies(epoch)
+        self._stated = False
         ear, position = self._ear(), snapshot.control_position
         self._start(TopicReader(self._source, self._control, position, decoded_claims, ear))
         length = len(self._trainer.weights()) // 4
         self._start(ReplyReader(self._board, epoch, length, ear))
-        for partition, claimed in snapshot.claimed.items():
-            end = self._source.bounds(partition).end
-            if end < claimed:
-                yield events.Trouble(
-                    f"{partition} ends at {end}, below what was claimed: {claimed}"
-                )
+        self._board.drop_replies(epoch)  # last: the board may be away
 
     def _ear(self) -> Ear:
         return Ear(self.heard, self.leadership, self._log, self._fail)

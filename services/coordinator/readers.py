@@ -15,7 +15,13 @@ import numpy as np
 from common import wire
 from common.core import events
 from common.core.messages import Failed, Gradient
-from common.errors import ExpiredError, TruncatedError, UnavailableError, WireError
+from common.errors import (
+    ExpiredError,
+    FutureFormatError,
+    TruncatedError,
+    UnavailableError,
+    WireError,
+)
 from common.telemetry import Outage
 
 if TYPE_CHECKING:
@@ -106,12 +112,16 @@ class TopicReader(Reader):
     def _read(self) -> None:
         try:
             records = self._tail.read(READ_RECORDS, WAIT_S)
+            if records:
+                self._ear.tell(self._decode(tuple((r.offset, r.value) for r in records)))
         except (ExpiredError, TruncatedError) as error:
-            self._ear.tell(events.Trouble(f"acknowledged records were lost: {error}"))
-            self.stopped.set()
-            return
-        if records:
-            self._ear.tell(self._decode(tuple((r.offset, r.value) for r in records)))
+            self._give_up(f"acknowledged records were lost: {error}")
+        except FutureFormatError as error:
+            self._give_up(f"{self.name}: {error}; run a newer coordinator")
+
+    def _give_up(self, reason: str) -> None:
+        self._ear.tell(events.Trouble(reason))
+        self.stopped.set()
 
     def _close(self) -> None:
         self._tail.close()
@@ -157,17 +167,31 @@ class ReplyReader(Reader):
 
 
 def decoded_updates(records: RawRecords) -> events.UpdatesRead:
-    """Parse records of the updates topic."""
-    return events.UpdatesRead(tuple((o, _parsed(wire.decode_audit, value)) for o, value in records))
+    """Parse records of the updates topic.
+
+    Raises:
+        FutureFormatError: If a newer program wrote one of them.
+    """
+    return events.UpdatesRead(
+        tuple((o, _parsed(wire.decode_audit, o, value)) for o, value in records)
+    )
 
 
 def decoded_claims(records: RawRecords) -> events.ControlRead:
-    """Parse records of the control topic."""
-    return events.ControlRead(tuple((o, _parsed(wire.decode_claim, value)) for o, value in records))
+    """Parse records of the control topic.
+
+    Raises:
+        FutureFormatError: If a newer program wrote one of them.
+    """
+    return events.ControlRead(
+        tuple((o, _parsed(wire.decode_claim, o, value)) for o, value in records)
+    )
 
 
-def _parsed(decode: Callable[[bytes], T], value: bytes | None) -> T | None:
+def _parsed(decode: Callable[[bytes], T], offset: int, value: bytes | None) -> T | None:
     try:
         return None if value is None else decode(value)
+    except FutureFormatError as error:
+        raise FutureFormatError(f"the record at offset {offset} is {error}") from error
     except WireError:
         return None

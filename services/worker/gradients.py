@@ -6,6 +6,7 @@ is not in memory is read back from Kafka by its address and must give exactly it
 
 from __future__ import annotations
 
+import threading
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,7 @@ class GradientDesk:
         self._wait = wait
         self._round_began = round_began
         self._orders = Orders(worker)
+        self._lock = threading.Lock()  # guards the orders
         self._loaded: ModelId | None = None
         self._board_outage = Outage(logger, "board")
         self._times = StageTimes()
@@ -89,20 +91,29 @@ class GradientDesk:
             triggers = self._board.triggers(self._orders.heard, timeout_s)
             self._board_outage.over()
             if triggers:
-                self._orders.hear(triggers)
+                with self._lock:
+                    self._orders.hear(triggers)
                 self._round_began()
         except UnavailableError as error:
             self._board_outage.met(error)
             self._wait(LISTEN_S)
-        compute = self._orders.next()
+        with self._lock:
+            compute = self._orders.next()
         if compute is not None:
             self._send(self._carry_out(compute))
+            with self._lock:
+                self._orders.done()
 
-    def hand_back(self) -> None:
-        """Give up what has not been begun: the worker leaves, others can begin at once."""
-        for compute in self._orders.drain():
-            offsets = tuple(batch.offset for batch in compute.batches)
-            self._send(Failed(self._id, compute.model, offsets, "leaving"))
+    def leave(self, *, finish: bool = True) -> None:
+        """Begin no further order, and tell the leader, so that others can; from any thread.
+
+        Args:
+            finish: Whether there is time to finish the order under way.
+        """
+        with self._lock:
+            farewell = self._orders.leave(finish=finish)
+        if farewell is not None:
+            self._send(farewell)
 
     def close(self) -> None:
         """Let go of the reader."""

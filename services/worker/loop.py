@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from common.ports import Board, Log
     from common.telemetry import EventLogger
 
-LEAVE_S = (
-    20.0  # for the gradient under way when the machine is about to go: a spot notice gives 120
-)
-
 
 class JobWorker:
     """One worker at one job.
@@ -54,6 +50,7 @@ class JobWorker:
         logger: EventLogger,
     ) -> None:
         self._log = logger.bind(job=spec.name)
+        self._leave_s = settings.leave_s
         self._ended = threading.Event()  # no further gradient is begun
         self._fault: BaseException | None = None
         task = task_of(spec, settings.tasks)
@@ -106,13 +103,16 @@ class JobWorker:
             raise self._fault
 
     def _leave(self) -> None:
-        """Say so, finish the gradient under way, hand the rest back, leave the group."""
+        """Say so, finish the gradient under way if there is time, leave the group."""
         self._stream.leave()
         self._ended.set()
-        deadline = monotonic() + LEAVE_S
+        self._desk.leave()
+        deadline = monotonic() + self._leave_s
         while self._thread.is_alive() and monotonic() < deadline:
             self._stream.turn()  # goes on giving signs of life
-        self._desk.hand_back()
+        if self._thread.is_alive():
+            self._log.warning("gradient_given_up", after_s=self._leave_s)
+            self._desk.leave(finish=False)
         self._stream.close()
         self._log.info("worker_left")
 

@@ -251,7 +251,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "if self._round is not None and self._round.overdue(now):",
+                "if self._round is not None and (late := self._round.overdue(now)):",
                 "if False:",
             ),
         ),

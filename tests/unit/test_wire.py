@@ -15,6 +15,7 @@ from common.core.messages import (
     Batch,
     BatchReady,
     Failed,
+    Farewell,
     Gradient,
     Lead,
     ModelId,
@@ -29,7 +30,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Address, Partition, Span, address_of
-from common.errors import WireError
+from common.errors import FutureFormatError, WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,8 +101,9 @@ gradients = st.builds(
     Gradient, workers, models, offsets, counts, finite, metrics, st.floats(0, 1e9), vectors
 )
 failures = st.builds(
-    Failed, workers, models, offsets, st.sampled_from(["raised", "leaving"]), texts
+    Failed, workers, models, offsets, st.sampled_from(["raised", "expired"]), texts
 )
+farewells = st.builds(Farewell, workers, models, offsets | st.just(()))
 
 
 class Way(NamedTuple):
@@ -117,7 +119,7 @@ WAYS = {
     "audit": Way(wire.encode_audit, wire.decode_audit, audits),
     "standing": Way(wire.encode_standing, wire.decode_standing, standings),
     "trigger": Way(wire.encode_trigger, wire.decode_trigger, triggers),
-    "reply": Way(wire.encode_reply, wire.decode_reply, gradients | failures),
+    "reply": Way(wire.encode_reply, wire.decode_reply, gradients | failures | farewells),
 }
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 
@@ -141,9 +143,9 @@ def test_a_message_comes_back_as_it_was(kind: str, data: st.DataObject) -> None:
     assert WAYS[kind].decode(WAYS[kind].encode(message)) == message
 
 
-@given(failures)
-def test_a_failure_comes_back_as_it_was(failure: Failed) -> None:
-    assert wire.decode_reply(wire.encode_reply(failure)) == failure
+@given(failures | farewells)
+def test_a_failure_or_a_farewell_comes_back_as_it_was(reply: Failed | Farewell) -> None:
+    assert wire.decode_reply(wire.encode_reply(reply)) == reply
 
 
 @given(gradients)
@@ -172,6 +174,36 @@ def test_claims_and_audit_records_can_be_read_by_any_kafka_tool() -> None:
         wire.encode_claim(claim)
         == b'{"type":"expired","worker":"w1","address":[["clicks",0,10,20]]}'
     )
+
+
+# --- later formats -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["claim", "audit"])
+@given(data=st.data())
+def test_a_record_of_a_later_format_is_no_garbage(kind: str, data: st.DataObject) -> None:
+    whole = WAYS[kind].encode(data.draw(WAYS[kind].messages))
+    later = whole[:-1] + b',"format":2,"more":[]}'
+    with pytest.raises(FutureFormatError, match="of format 2, expected at most 1"):
+        WAYS[kind].decode(later)
+
+
+def test_a_record_of_a_later_format_may_be_of_a_kind_that_nobody_knows() -> None:
+    with pytest.raises(FutureFormatError, match="'merged' of format 3"):
+        wire.decode_claim(b'{"type":"merged","format":3}')
+
+
+@pytest.mark.parametrize("data", [b'{"format":2}', b'{"type":"batch","format":"2"}', b'"format"'])
+def test_what_only_mentions_a_format_is_garbage(data: bytes) -> None:
+    with pytest.raises(WireError) as refused:
+        wire.decode_claim(data)
+    assert not isinstance(refused.value, FutureFormatError)
+
+
+def test_fields_that_may_be_ignored_are() -> None:
+    claim = SpanExpired(WorkerId("format"), (Span("clicks", 0, 10, 20),))
+    more = wire.encode_claim(claim)[:-1] + b',"more":1,"format":1}'
+    assert wire.decode_claim(more) == claim
 
 
 # --- nothing else gets through -------------------------------------------------------------------
@@ -331,7 +363,7 @@ def test_nonsense_is_never_written(kind: str, message: object, reason: str) -> N
 @pytest.mark.parametrize(
     ("kind", "data", "reasons"),
     [
-        ("claim", b'{"type":"merged"}', ["type is 'merged'", "batch, expired", "later format"]),
+        ("claim", b'{"type":"merged"}', ["type is 'merged'", "batch, expired"]),
         ("claim", b'{"worker":"w"}', ["missing required field `type`"]),
         ("claim", b'{"type":"expired","worker":3,"address":[]}', ["$.worker", "`str`", "`int`"]),
         (

@@ -47,6 +47,7 @@ class Bench:
         name: str = "c1",
     ) -> None:
         self.machine = Coordinator(name, settings)
+        self.lease_ttl_s = settings.lease_ttl_s
         self.updates = [] if updates is None else updates
         self.control = [] if control is None else control
         self.now = 0.0
@@ -95,11 +96,23 @@ class Bench:
         return self.feed(events.Tick())
 
     def stand(self, *snapshots: Snapshot) -> tuple[CoordinatorCommand, ...]:
-        """Get the lease, find these snapshots beside the genesis, append a Lead record."""
-        self.feed(events.LeaseAnswered(held=True))
-        self._updates_read = len(self.updates)
-        updates = tuple(enumerate(self.updates))
-        return self.feed(events.SnapshotsFound((genesis(FIRST), *snapshots), updates))
+        """Get the lease, find these snapshots wherever it looks, append a Lead record.
+
+        Where none is of the leader in force, that one is waited for, for the life of a lease.
+        """
+        said = self.feed(events.LeaseAnswered(held=True))
+        while find := of_kind(said, do.FindSnapshots):
+            said = self.find(find[-1].source, *snapshots)
+            if of_kind(said, do.ReleaseLease):
+                self.now += self.lease_ttl_s
+                said = self.feed(events.LeaseAnswered(held=True))
+        return self.feed(events.SnapshotRestored())
+
+    def find(self, source: events.Source, *snapshots: Snapshot) -> tuple[CoordinatorCommand, ...]:
+        """Report these snapshots as what a source holds; the genesis is what it is."""
+        self._updates_read = end = len(self.updates)
+        found = (genesis(FIRST),) if source == "genesis" else snapshots
+        return self.feed(events.SnapshotsFound(source, found, tuple(enumerate(self.updates)), end))
 
     def read_updates(self, count: int | None = None) -> tuple[CoordinatorCommand, ...]:
         """Read the updates topic on, to its end or just some records."""
@@ -111,7 +124,9 @@ class Bench:
     def lead(self, *snapshots: Snapshot) -> tuple[CoordinatorCommand, ...]:
         """Stand, and read the own Lead record back."""
         self.stand(*snapshots)
-        return self.read_updates()
+        said = self.read_updates()
+        self.published.clear()  # the one that each leader begins with
+        return said
 
     def read_control(self, *claims: Claim | None) -> tuple[CoordinatorCommand, ...]:
         """Append these claims and read the control topic to its end."""

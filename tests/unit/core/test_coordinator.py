@@ -41,13 +41,15 @@ def effective(updates: list[AuditRecord | None]) -> tuple[ModelId, ...]:
 
 
 def test_the_lease_only_says_who_may_try() -> None:
-    # tick: ask   held: find snapshots   found: append Lead   read back as valid: begin
+    # tick: ask   held: find   found: restore   restored: append Lead   read back as valid: begin
     bench = Bench()
     assert bench.tick(0.0) == (do.AskLease(),)
     assert bench.feed(NOT_HELD) == ()
-    assert bench.feed(HELD) == (do.FindSnapshots(),)
+    assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
     assert bench.feed(HELD) == ()  # a renewal, while it searches
-    assert bench.stand() == (do.AppendAudit(Lead(-1, GENESIS, "c1#1")),)
+    assert bench.find("hot") == (do.FindSnapshots("genesis"),)  # nobody ever led
+    assert bench.find("genesis") == (do.RestoreSnapshot(genesis(FIRST)),)
+    assert bench.feed(events.SnapshotRestored()) == (do.AppendAudit(Lead(-1, GENESIS, "c1#1")),)
     assert bench.feed(HELD) == ()  # while it is a candidate
     assert bench.machine.leader is None
     assert the(bench.read_updates(), do.Begin).epoch == 0
@@ -64,15 +66,26 @@ def test_the_lease_is_asked_for_three_times_in_its_life() -> None:
 def test_who_reads_anothers_lead_first_was_too_slow() -> None:
     # updates   0: Lead(-1) of c2   1: Lead(-1) of c1, void
     one, other = two()
+    one.stand()
+    one.updates.clear()  # its Lead is still on its way
     other.stand()
-    one.feed(HELD)
-    one.feed(events.SnapshotsFound((genesis(FIRST),), ()))
+    one.updates.append(Lead(-1, GENESIS, "c1#1"))
     said = one.read_updates()
     assert said == (do.StepDown("somebody was faster"), do.ReleaseLease())
     assert other.read_updates(1)[0] == do.Begin(0, genesis(FIRST))
     assert other.read_updates() == ()  # the void Lead deposes nobody
     assert other.machine.leader is not None
-    assert one.feed(HELD) == (do.FindSnapshots(),)  # and tries again
+    assert one.feed(HELD) == (do.FindSnapshots("hot"),)  # and tries again
+
+
+def test_who_reads_anothers_lead_while_it_loads_its_snapshot_does_not_stand_at_all() -> None:
+    one, other = two()
+    one.feed(HELD)
+    one.find("hot")
+    one.find("genesis")
+    other.lead()
+    assert one.read_updates() == (do.StepDown("somebody was faster"), do.ReleaseLease())
+    assert one.feed(events.SnapshotRestored()) == ()
 
 
 def test_a_later_valid_lead_deposes_a_leader() -> None:
@@ -99,7 +112,7 @@ def test_a_candidate_whose_lead_does_not_come_back_tries_afresh() -> None:
     bench.stand()
     assert of_kind(bench.tick(CANDIDACY_S), do.StepDown) == []
     said = bench.tick(CANDIDACY_S + 0.1)
-    assert of_kind(said, do.StepDown) == [do.StepDown("its Lead record did not come back")]
+    assert of_kind(said, do.StepDown) == [do.StepDown("its candidacy came to nothing")]
     (lead,) = of_kind(bench.stand(), do.AppendAudit)
     assert lead.record == Lead(0, GENESIS, "c1#2")  # the first was there all the time
     assert the(bench.read_updates(), do.Begin).epoch == 1
@@ -107,17 +120,17 @@ def test_a_candidate_whose_lead_does_not_come_back_tries_afresh() -> None:
 
 def test_an_answer_that_got_lost_is_asked_for_again() -> None:
     bench = Bench()
-    assert bench.feed(HELD) == (do.FindSnapshots(),)
+    assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
     bench.now = CANDIDACY_S + 0.1
-    assert bench.feed(HELD) == (do.FindSnapshots(),)
+    assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
 
 
 def test_an_answer_that_comes_after_the_lease_is_lost_changes_nothing() -> None:
     bench = Bench()
     bench.feed(HELD)
     assert bench.feed(NOT_HELD) == ()
-    assert bench.feed(events.SnapshotsFound((genesis(FIRST),), ())) == ()
-    assert bench.feed(HELD) == (do.FindSnapshots(),)
+    assert bench.find("hot") == ()
+    assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
 
 
 def test_what_was_wanted_before_it_led_is_heeded() -> None:
@@ -211,7 +224,7 @@ def test_a_quarantine_outlives_a_snapshot_taken_before_its_claim_was_replayed() 
 
     other.lead()
     other.feed(events.ControlRead(((0, one.control[0]),)))
-    other.tick(1.0)
+    other.tick(other.now + 1.0)
     (snapshot,) = other.published
     assert (snapshot.control_position, snapshot.quarantined) == (1, (1,))
 

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 from common.core import commands as do
 from common.core import events
-from common.core.messages import BatchReady, Failed, ModelId, Skipped, Standing, TriggerId
+from common.core.messages import (
+    GENESIS,
+    BatchReady,
+    Failed,
+    Farewell,
+    ModelId,
+    Skipped,
+    Standing,
+    TriggerId,
+)
+from common.core.snapshots import Snapshot
 from tests.unit.core.bench import QUIET, Bench
 from tests.unit.core.examples import FIRST, A, B, C, P, Q, answer, batch, of_kind, span, the
 
@@ -38,11 +48,13 @@ def asked(commands: Iterable[CoordinatorCommand]) -> dict[WorkerId, list[int]]:
 
 def test_a_leader_begins_with_its_model_its_standing_and_a_look_at_the_workers() -> None:
     bench = Bench()
-    begin, model, standing, look = bench.lead()
+    begin, model, standing, look, copy, publish = bench.lead()
     assert isinstance(begin, do.Begin)
     assert model == do.PublishModel(ModelId(0, 0))
     assert standing == do.PutStanding(Standing(0, 0, FIRST, 0, 0, 0, FIRST))
     assert look == do.LookForWorkers()
+    assert copy == do.CopyWeights()
+    assert publish == do.PublishSnapshot(Snapshot(0, GENESIS, 1, 0, FIRST), checkpoint=False)
 
 
 def test_the_kth_batch_begins_a_round_and_its_last_gradient_makes_the_update() -> None:
@@ -171,6 +183,7 @@ def test_with_proceed_a_missing_batch_is_put_back_once_and_then_awaited() -> Non
     bench.read_updates()
     assert (bench.published[-1].returned, bench.published[-1].waiting) == ((1,), (batch(1, B),))
 
+    bench.feed(events.RepliesRead((Failed(B, bench.model, (1,), "raised"),)))  # it lives
     assert asked(bench.announce(A)) == {A: [2], B: [1]}
     mine = next(order for order in bench.orders if order.worker == A)
     bench.feed(events.RepliesRead((answer(mine, bench.model),)))
@@ -180,6 +193,54 @@ def test_with_proceed_a_missing_batch_is_put_back_once_and_then_awaited() -> Non
     assert (update.short, len(update.batches)) == ("", 2)
     bench.read_updates()
     assert bench.published[-1].returned == ()
+
+
+# --- who leaves, who is in doubt, what is gone -------------------------------------------------
+
+
+def test_what_a_leaving_worker_does_not_finish_goes_to_others_at_once() -> None:
+    # a has 0 and 2 in two orders, says that it finishes 0, and leaves
+    bench = leading(replace(QUIET, group_size=3), A, B)
+    bench.announce(A, B, A)
+    first, second = bench.orders
+    assert [len(first.batches), len(second.batches)] == [2, 1]
+    assert asked(bench.feed(events.RepliesRead((Farewell(A, bench.model),)))) == {B: [0, 2]}
+    bench.feed(events.RepliesRead((answer(second, bench.model),)))
+    update = the(bench.compute(), do.Apply).update
+    assert {b.offset for b in update.batches} == {0, 1, 2}
+
+
+def test_what_a_leaving_worker_finishes_is_not_asked_of_others() -> None:
+    bench = leading(QUIET, A, B)
+    bench.announce(A, B)
+    assert bench.feed(events.RepliesRead((Farewell(A, bench.model, (0,)),))) == ()
+    said = bench.compute()
+    assert the(said, do.Apply).update.version == 1
+    assert asked(bench.announce(A, B)) == {B: [2, 3]}  # nothing new for who leaves
+
+
+def test_who_is_overdue_is_asked_last_until_it_is_heard_of() -> None:
+    bench = leading(QUIET, A, B)
+    bench.announce(A, B)
+    bench.feed(events.RepliesRead((answer(bench.orders[0], bench.model),)))
+    late = bench.model
+    assert asked(bench.tick(0.6)) == {A: [1]}  # b is late
+    bench.compute()
+    assert asked(bench.announce(A, B)) == {A: [2, 3]}
+    bench.feed(events.RepliesRead((Failed(B, late, (1,), "raised"),)))
+    bench.compute()
+    assert asked(bench.announce(A, B)) == {A: [4], B: [5]}
+
+
+def test_an_emptied_board_gets_back_the_model_and_a_snapshot() -> None:
+    bench = leading(QUIET, A, B)
+    bench.announce(A, B)
+    bench.compute()
+    assert bench.feed(events.BoardWiped()) == (do.PublishModel(ModelId(0, 1)), do.CopyWeights())
+    said = bench.read_updates()
+    assert the(said, do.PublishSnapshot).snapshot.made == ModelId(0, 1)
+    bench.see()  # nobody has beaten yet: they are given time
+    assert asked(bench.announce(A, B)) == {A: [2], B: [3]}
 
 
 # --- what others are told --------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from common.core import commands as do
 from common.core import events
-from common.core.leader import LOSS_WINDOW
+from common.core.goal import LOSS_WINDOW
 from common.core.messages import Failed, FailedReason, Order, Quarantined
 from tests.unit.core.bench import QUIET, Bench
 from tests.unit.core.examples import A, B, C, P, answer, batch, of_kind, the
@@ -65,7 +65,7 @@ def test_a_batch_whose_workers_die_of_it_is_poison() -> None:
     assert bench.standing.waiting == 1
 
 
-@pytest.mark.parametrize("reason", ["model_missing", "unreadable", "leaving"])
+@pytest.mark.parametrize("reason", ["model_missing", "unreadable"])
 def test_failures_that_are_not_the_datas_fault_earn_no_strike(reason: FailedReason) -> None:
     bench = leading(replace(QUIET, strikes=0))
     bench.announce(A, B)
@@ -93,7 +93,7 @@ def test_nothing_is_remembered_of_a_batch_that_was_put_back_and_then_quarantined
     bench.feed(events.RepliesRead((answer(bench.orders[0], bench.model),)))
     bench.tick(0.5)  # J=1 of a0, and b1 waits again
     bench.announce(A)
-    fail(bench, next(o for o in bench.orders if o.batches[0].offset == 1), "expired")
+    bench.feed(events.RepliesRead((Failed(A, bench.model, (1,), "expired"),)))
     bench.feed(events.WantedChanged("stopped"))
     bench.read_updates()
     assert (bench.published[-1].returned, bench.published[-1].waiting) == ((), (batch(2, A),))
@@ -142,9 +142,24 @@ def test_one_bad_batch_in_each_of_two_rounds_is_no_divergence() -> None:
 def test_trouble_holds_the_job() -> None:
     bench = leading()
     bench.announce(A, B)
-    said = bench.feed(events.Trouble("the control topic ends below what was read"))
-    assert said == (do.DiscardSum(), do.Hold("the control topic ends below what was read"))
-    assert of_kind(bench.announce(A, B), do.PostTrigger) == []
+    reason = "the control topic ends below what was read"
+    said = bench.feed(events.Trouble(reason))
+    assert said == (do.Hold(reason), do.StepDown(reason), do.ReleaseLease())
+    assert bench.feed(events.Trouble(reason)) == ()
+    assert bench.tick(10.0) == ()  # nobody leads before a person has looked
+    assert bench.feed(events.WantedChanged("paused")) == ()
+    assert bench.tick(11.0) == ()
+    bench.feed(events.WantedChanged("running"))
+    assert bench.tick(12.0) == (do.AskLease(),)
+
+
+def test_a_job_in_trouble_that_its_owner_stops_is_finished() -> None:
+    bench = leading()
+    bench.machine.on(events.Trouble("a checkpoint of another model"), 0.0)
+    bench.feed(events.WantedChanged("stopped"))
+    said = bench.feed(events.Trouble("a checkpoint of another model"))
+    reason = "stopped by its owner; a checkpoint of another model"
+    assert said == (do.Finish(reason), do.ReleaseLease())
 
 
 def test_a_pause_lets_the_round_in_flight_finish() -> None:

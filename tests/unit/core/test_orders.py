@@ -1,6 +1,6 @@
 """A worker's orders, by triggers that come late, twice or from a leader that leads no longer."""
 
-from common.core.messages import ModelId, Order, TriggerId, UpdateTrigger, WorkerId
+from common.core.messages import Farewell, ModelId, Order, TriggerId, UpdateTrigger, WorkerId
 from common.core.orders import Compute, Orders
 from tests.unit.core.examples import A, B, batch
 
@@ -12,6 +12,11 @@ def trigger(epoch: int, number: int, version: int, **orders: tuple[int, ...]) ->
         ModelId(epoch, version),
         tuple(Order(WorkerId(w), tuple(map(batch, offsets))) for w, offsets in orders.items()),
     )
+
+
+def taken(orders: Orders) -> list[tuple[int, ...]]:
+    """The batches of all orders that are left."""
+    return [tuple(batch.offset for batch in c.batches) for c in iter(orders.next, None)]
 
 
 def test_a_worker_takes_its_own_orders_in_order() -> None:
@@ -31,7 +36,7 @@ def test_a_trigger_that_comes_again_or_late_is_not_heard_again() -> None:
     orders.hear([trigger(0, 1, 5, a=(1,)), trigger(0, 3, 5, a=(3,))])
     orders.hear([trigger(0, 2, 5, a=(2,)), trigger(0, 3, 5, a=(3,))])
 
-    assert [compute.batches for compute in orders.drain()] == [(batch(1),), (batch(3),)]
+    assert taken(orders) == [(1,), (3,)]
 
 
 def test_a_leader_that_wakes_up_late_is_not_heard() -> None:
@@ -53,7 +58,7 @@ def test_what_queues_already_is_not_queued_again() -> None:
     orders = Orders(A)
     orders.hear([trigger(0, 1, 5, a=(1, 2)), trigger(0, 2, 5, a=(2,)), trigger(0, 3, 5, a=(3,))])
 
-    assert [compute.batches for compute in orders.drain()] == [(batch(1), batch(2)), (batch(3),)]
+    assert taken(orders) == [(1, 2), (3,)]
 
 
 def test_an_order_taken_may_be_ordered_again() -> None:
@@ -63,3 +68,23 @@ def test_an_order_taken_may_be_ordered_again() -> None:
     orders.hear([trigger(0, 2, 5, b=(1,))])
 
     assert len(orders) == 1  # its first answer may have got lost
+
+
+def test_who_leaves_says_what_it_still_finishes_and_begins_nothing_more() -> None:
+    orders = Orders(A)
+    assert orders.leave() is None  # no leader ever spoke
+    orders = Orders(A)
+    orders.hear([trigger(0, 1, 5, a=(1, 2)), trigger(0, 2, 5, a=(3,))])
+    orders.next()
+    assert orders.leave() == Farewell(A, ModelId(0, 5), (1, 2))
+    orders.hear([trigger(0, 3, 5, a=(4,))])
+    assert orders.next() is None
+
+
+def test_who_has_answered_or_has_no_time_left_finishes_nothing() -> None:
+    orders = Orders(A)
+    orders.hear([trigger(0, 1, 5, a=(1,))])
+    orders.next()
+    assert orders.leave(finish=False) == Farewell(A, ModelId(0, 5))
+    orders.done()
+    assert orders.leave() == Farewell(A, ModelId(0, 5))

@@ -84,6 +84,15 @@ def test_a_newer_copy_takes_the_place_of_one_that_still_waits() -> None:
     assert published == do.PublishSnapshot(with_(at(2), updates_position=7), checkpoint=True)
 
 
+def test_a_checkpoint_that_still_waits_stays_one_when_a_newer_copy_replaces_it() -> None:
+    audit = publisher()
+    audit.append(update(1))
+    audit.take(at(1), 0.0, checkpoint=True)
+    audit.take(at(1, 7), 0.1, checkpoint=False)
+    (published,) = audit.read_back(AFTER_LEAD)
+    assert (published.checkpoint, published.snapshot.control_position) == (True, 7)
+
+
 @given(st.lists(st.sampled_from(["update", "other's record", "read", "copy"]), max_size=60))
 def test_what_is_published_contains_exactly_the_audit_below_its_position(
     steps: list[str],

@@ -144,7 +144,7 @@ class _AnyRound(RuleBasedStateMachine):
     @rule()
     def everything_is_late(self) -> None:
         self.now += LATE_S
-        assert self.round.overdue(self.now) == bool(self.held())
+        assert bool(self.round.overdue(self.now)) == bool(self.held())
         for hand in self.hands:
             hand.late = True
 

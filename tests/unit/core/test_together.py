@@ -134,16 +134,20 @@ class _Replica:
             self.feed(events.ControlRead(control))
             self.feed(events.RepliesRead(tuple(self.world.replies.pop(self.epoch, ()))))
 
-    def carry_out(self, commands: Iterable[CoordinatorCommand]) -> Iterator[CoordinatorEvent]:
+    def carry_out(  # noqa: C901 -- one case per command
+        self, commands: Iterable[CoordinatorCommand]
+    ) -> Iterator[CoordinatorEvent]:
         world = self.world
         for command in commands:
             match command:
                 case do.AskLease():
                     yield events.LeaseAnswered(held=world.lease == self.name)
-                case do.FindSnapshots():
-                    self.updates_read = len(world.updates)
-                    found = (genesis(FIRST), *world.snapshots)
-                    yield events.SnapshotsFound(found, tuple(enumerate(world.updates)))
+                case do.FindSnapshots(source):
+                    self.updates_read = end = len(world.updates)
+                    found = (genesis(FIRST),) if source == "genesis" else tuple(world.snapshots)
+                    yield events.SnapshotsFound(source, found, tuple(enumerate(world.updates)), end)
+                case do.RestoreSnapshot():
+                    yield events.SnapshotRestored()
                 case do.Begin(epoch, snapshot):
                     self.epoch, self.control_read = epoch, snapshot.control_position
                 case do.AppendAudit(record):

@@ -12,6 +12,7 @@ import torch
 from common.core.messages import (
     Batch,
     Failed,
+    Farewell,
     Gradient,
     ModelId,
     Order,
@@ -167,12 +168,18 @@ def test_a_loss_that_is_not_finite_is_named_with_its_batch(world: World) -> None
     assert failure(reply) == ("not_finite", (2,))
 
 
-def test_orders_that_were_not_begun_are_handed_back(world: World) -> None:
+def test_a_desk_that_leaves_gives_back_what_is_not_begun_and_begins_nothing(world: World) -> None:
     orders = (Order(W, (batch(0, 1, offset=1),)), Order(W, (batch(1, 2, offset=2),)))
     publish(world)
     world.board.post_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, orders))
     world.desk.turn()
-    world.desk.hand_back()
-    gradient, left = world.board.pop_replies(3, 10, 1.0)
+    world.desk.leave()
+    world.desk.turn()
+    gradient, farewell = world.board.pop_replies(3, 10, 1.0)
     assert used(gradient) == [0]
-    assert failure(left) == ("leaving", (2,))
+    assert farewell == Farewell(W, MODEL)
+
+
+def test_a_desk_that_never_heard_of_a_leader_leaves_without_a_word(world: World) -> None:
+    world.desk.leave()
+    assert world.board.pop_replies(3, 10, 0.0) == []

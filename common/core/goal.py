@@ -1,0 +1,48 @@
+"""When a job is done: after so many updates, at such a loss, or when its time is over."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from common.core.settings import CoordinatorSettings
+
+LOSS_WINDOW = 20  # updates over which the loss is judged: one lucky batch does not end a job
+
+
+class Goal:
+    """A job's end, as its owner set it, and the losses that it is judged by.
+
+    Args:
+        settings: The job's.
+        losses: Of the last updates that a snapshot contains, oldest first.
+    """
+
+    def __init__(self, settings: CoordinatorSettings, losses: Iterable[float]) -> None:
+        self._settings = settings
+        self._losses = deque[float](losses, maxlen=LOSS_WINDOW)
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Of the last updates, mean per sample each, oldest first."""
+        return tuple(self._losses)
+
+    def observe(self, loss: float) -> None:
+        """Take in the loss of an update."""
+        self._losses.append(loss)
+
+    def reached(self, version: int, now: float) -> str:
+        """Why the job is done; empty while it is not."""
+        settings = self._settings
+        if settings.stop_updates is not None and version >= settings.stop_updates:
+            return f"{version} updates applied"
+        if settings.stop_loss is not None and len(self._losses) == LOSS_WINDOW:
+            loss = sum(self._losses) / LOSS_WINDOW
+            if loss <= settings.stop_loss:
+                return f"loss {loss:.4g} over the last {LOSS_WINDOW} updates"
+        if settings.stop_at is not None and now >= settings.stop_at:
+            return "its deadline has come"
+        return ""
