@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -36,20 +36,46 @@ class Processor:
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = pids
         self._started = time.perf_counter()
-        self._own_s = {name: _used_s(pid) for name, pid in pids.items()}
+        self._own_s = {name: used_s(pid) for name, pid in pids.items()}
         self._busy_s, self._idle_s = _machine_s()
 
     def cores(self) -> dict[str, float]:
         """How many cores each process kept busy in the mean, and how many were left."""
         seconds = time.perf_counter() - self._started
-        own = {name: _used_s(pid) - self._own_s[name] for name, pid in self._pids.items()}
+        own = {name: used_s(pid) - self._own_s[name] for name, pid in self._pids.items()}
         busy_s, idle_s = _machine_s()
         others = max(busy_s - self._busy_s - sum(own.values()), 0.0)
         used = own | {"others": others, "idle": idle_s - self._idle_s}
         return {name: used_s / seconds for name, used_s in used.items()}
 
 
-def _used_s(pid: int) -> float:
+class Neighbours:
+    """Counts what processes other than this one and its children use, from when it is made.
+
+    Unlike `Processor` it allows for children that end and come back meanwhile.
+
+    Args:
+        running: Gives the process ids of all children that run.
+    """
+
+    def __init__(self, running: Callable[[], Iterable[int]]) -> None:
+        self._running = running
+        self._started = time.perf_counter()
+        self._others_s = self._so_far_s()
+
+    def cores(self) -> float:
+        """How many cores they kept busy in the mean."""
+        seconds = time.perf_counter() - self._started
+        return max(self._so_far_s() - self._others_s, 0.0) / seconds
+
+    def _so_far_s(self) -> float:
+        own = os.times()  # with those of our children that have ended
+        ended_s = own.children_user + own.children_system
+        ours_s = own.user + own.system + ended_s + sum(map(used_s, self._running()))
+        return _machine_s()[0] - ours_s
+
+
+def used_s(pid: int) -> float:
     """Processor time of a process so far, all of its threads together."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(words[11]) + int(words[12])) / _TICKS_PER_S  # utime, stime

@@ -1,0 +1,241 @@
+"""How soon training goes on when a worker or the leader goes, and what leaving on notice costs.
+
+    python load/recovery.py                            # all three; exits 1 where one falls short
+    python load/recovery.py --only worker --kills 10   # one of them, shorter
+
+Real coordinator and worker processes on real servers: 4 workers, K=4, each gradient a timed wait of
+50 ms, K batches always waiting. One process at a time is disturbed in the middle of a round and is
+back at work before the next. All is seen from outside, on the board and in the updates topic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from statistics import quantiles
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
+from common.errors import UserError
+from common.testing.counting import ENTRYPOINT
+from load import report
+from load.drill import Conditions, Drill
+from load.losses import ask_to_leave, kill_workers
+from load.processor import Neighbours
+from load.stack import NotMeasuredError, Servers, servers
+from load.takeovers import kill_leaders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+_START_S = 60.0
+_PER_DISTURBANCE_S = 40.0  # the backlog lasts so long: to load torch on a busy machine, to join
+_UNLIMITED_MS = float("inf")
+
+
+class Disturbance(Protocol):
+    """One process that was disturbed, and what came of it."""
+
+    @property
+    def values_ms(self) -> list[float]:
+        """What is judged."""
+
+    @property
+    def parts_ms(self) -> dict[str, float]:
+        """What else was timed, by what it is."""
+
+    @property
+    def note(self) -> str:
+        """What is counted instead."""
+
+    def _asdict(self) -> dict[str, Any]:
+        """All of it."""
+
+
+class Measurement(NamedTuple):
+    """What to do how often, and what must come of it."""
+
+    title: str
+    value: str  # what is judged
+    times: int
+    disturb: Callable[[Drill, int], Iterator[Disturbance]]
+    coordinators: int
+    median_ms: float  # at most
+    max_ms: float
+
+
+def measurements(conditions: Conditions) -> dict[str, Measurement]:
+    """All of them by name; each with what it must reach."""
+    gradient_ms = 1e3 * conditions.gradient_s
+    return {
+        "worker": Measurement(
+            "a worker is killed in the middle of its gradient",
+            "kill to the update in flight",
+            30,
+            kill_workers,
+            coordinators=1,
+            median_ms=300.0,
+            max_ms=1000.0,
+        ),
+        "notice": Measurement(
+            "a worker is asked to leave in the middle of a round",
+            "delay of an update until it has left",
+            10,
+            ask_to_leave,
+            coordinators=1,
+            median_ms=_UNLIMITED_MS,
+            max_ms=gradient_ms,
+        ),
+        "takeover": Measurement(
+            "the leader is killed, its standby is warm",
+            "kill to the new leader's first trigger",
+            10,
+            kill_leaders,
+            coordinators=2,
+            median_ms=_UNLIMITED_MS,
+            max_ms=2000.0,
+        ),
+    }
+
+
+class Measured(NamedTuple):
+    """What one measurement gave."""
+
+    name: str
+    measurement: Measurement
+    found: list[Disturbance]
+    others: float  # cores that other processes used meanwhile
+
+    @property
+    def values_ms(self) -> list[float]:
+        """What is judged, in the order in which it happened."""
+        return [value for each in self.found for value in each.values_ms]
+
+    @property
+    def missed(self) -> list[str]:
+        """Where it falls short, in words."""
+        found = spread(self.values_ms)
+        limits = {"median": self.measurement.median_ms, "max": self.measurement.max_ms}
+        return [
+            f"{self.name}: {which} {found[which]:.0f} ms, required {limit:.0f} ms"
+            for which, limit in limits.items()
+            if found[which] > limit
+        ]
+
+    def as_data(self) -> dict[str, Any]:
+        """For the JSON file."""
+        return {
+            "values_ms": self.values_ms,
+            "spread_ms": spread(self.values_ms),
+            "missed": self.missed,
+            "each": [each._asdict() for each in self.found],
+            "others": self.others,
+        }
+
+    def draw(self, on: Servers) -> None:
+        """Print it as a table."""
+        rows = [
+            _row(self.measurement.value, self.values_ms),
+            *(
+                _row(f"  {part}", [each.parts_ms[part] for each in self.found])
+                for part in self.found[0].parts_ms
+            ),
+        ]
+        title = f"{self.name}: {self.measurement.title}, {len(self.found)} times; {on.kafka}"
+        report.draw(title, ("ms", "median", "p95", "max"), rows)
+        notes = Counter(each.note for each in self.found)
+        told = ", ".join(f"{note} {count}x" for note, count in notes.items() if note)
+        print(f"{told or 'nothing else to say'}; others used {self.others:.2f} cores meanwhile")
+        print("each, ms: " + " ".join(f"{value:.0f}" for value in self.values_ms))
+
+
+def measure(
+    name: str, wanted: Measurement, on: Servers, conditions: Conditions, folder: Path
+) -> Measured:
+    """Run one measurement, on a job and processes of its own."""
+    seconds = _START_S + wanted.times * _PER_DISTURBANCE_S
+    found = list[Disturbance]()
+    with Drill(
+        on, name, conditions, folder, seconds=seconds, coordinators=wanted.coordinators
+    ) as drill:
+        neighbours = Neighbours(lambda: [*on.pids.values(), *drill.pids()])
+        for each in wanted.disturb(drill, wanted.times):
+            found.append(each)
+            values = " ".join(f"{value:.0f}" for value in each.values_ms)
+            print(f"{name} {len(found)}/{wanted.times}: {values} ms {each.note}", flush=True)
+        return Measured(name, wanted, found, neighbours.cores())
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, 95th percentile and greatest of some values."""
+    twentieths = (
+        quantiles(values, n=20, method="inclusive") if len(values) > 1 else [values[0]] * 19
+    )
+    return {"median": twentieths[9], "p95": twentieths[18], "max": max(values)}
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    standard, names = Conditions(), list(measurements(Conditions()))
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="example: python load/recovery.py --only worker --kills 5 --json recovery.json",
+    )
+    parser.add_argument("--only", choices=names, nargs="+", default=names, help="default: all")
+    parser.add_argument("--kills", type=int, help="disturbances of each; default: 30, 10, 10")
+    parser.add_argument("--workers", type=int, default=standard.workers, help="default: 4")
+    parser.add_argument("--group-size", type=int, default=standard.group_size, help="K; default: 4")
+    parser.add_argument(
+        "--floor",
+        type=float,
+        default=standard.deadline_floor_s,
+        help="of deadlines, s; default: 0.5",
+    )
+    parser.add_argument("--kafka", default="apache", help="apache, embedded, or an address")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, report, judge."""
+    given = parse(words)
+    conditions = Conditions(given.workers, given.group_size, deadline_floor_s=given.floor)
+    found_machine, found = report.machine(), list[Measured]()
+    with tempfile.TemporaryDirectory(prefix="doll-load-") as name:
+        folder = Path(name)
+        try:
+            with servers(given.kafka, folder, tasks=(ENTRYPOINT,)) as on:
+                for each, wanted in measurements(conditions).items():
+                    if each in given.only:
+                        chosen = wanted._replace(times=given.kills or wanted.times)
+                        found.append(measure(each, chosen, on, conditions, folder))
+        except (NotMeasuredError, UserError) as error:
+            print(f"not measured: {error}", file=sys.stderr)
+            return 2
+    for measured in found:
+        measured.draw(on)
+    print(report.in_words(conditions.as_data()))
+    print(report.in_words(found_machine))
+    missed = [words for measured in found for words in measured.missed]
+    for each in missed:
+        print(f"FALLS SHORT: {each}")
+    result: Mapping[str, Any] = {
+        "kafka": on.kafka,
+        "machine": found_machine,
+        "conditions": conditions.as_data(),
+        "measurements": {measured.name: measured.as_data() for measured in found},
+    }
+    report.write(given.json, result)
+    return 1 if missed else 0
+
+
+def _row(name: str, values: list[float]) -> tuple[str, ...]:
+    return (name, *(f"{value:,.0f}" for value in spread(values).values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
