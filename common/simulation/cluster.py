@@ -181,7 +181,7 @@ class Cluster:
 
         world.later(world.jitter(SESSION_S), assign)
 
-    def _strike(self, fault: Fault) -> None:  # noqa: C901, PLR0912 -- one case per kind of fault
+    def _strike(self, fault: Fault) -> None:  # noqa: C901, PLR0912, PLR0915 -- one case per kind
         world = self.world
         if world.calm:
             return
@@ -199,6 +199,15 @@ class Cluster:
                 worker.freeze(fault.seconds)
                 self._rebalance()
                 world.later(fault.seconds, self._rebalance)
+            case "kill all workers":
+                for each in workers:
+                    each.kill()
+                world.later(fault.seconds, self._join)
+            case "cut worker off redis" if worker is not None:
+                worker.cut_off_redis(fault.seconds)
+            case "cut worker off kafka" if worker is not None:
+                worker.cut_off_kafka(fault.seconds)
+                self._rebalance()
             case "join worker" if len(workers) < MOST_WORKERS:
                 self._join()
             case "evict rows" if worker is not None:
@@ -209,6 +218,8 @@ class Cluster:
                 self._replace(coordinator)
             case "freeze coordinator":
                 coordinator.freeze(fault.seconds)
+            case "cut coordinator off redis":
+                coordinator.redis_back_at = world.now + fault.seconds
             case "lose lease":
                 world.redis.lease = None
             case "wipe redis":
@@ -221,6 +232,8 @@ class Cluster:
                 world.redis_back_at = world.now + fault.seconds
             case "kafka away":
                 world.kafka_back_at = world.now + fault.seconds
+            case "storage away":
+                world.storage_back_at = world.now + fault.seconds
             case "retention":
                 self._retain(fault.target)
             case "garbage":
@@ -260,7 +273,11 @@ class Cluster:
         world = self.world
         world.calm = True
         world.say("--- calm")
-        world.kafka_back_at = world.redis_back_at = world.now
+        world.kafka_back_at = world.redis_back_at = world.storage_back_at = world.now
+        for worker in self._workers:
+            worker.redis_back_at = worker.kafka_back_at = world.now
+        for coordinator in self._coordinators:
+            coordinator.redis_back_at = world.now
         processes: list[SimulatedWorker | SimulatedCoordinator]
         processes = [*self._workers, *self._coordinators]
         for process in processes:

@@ -59,6 +59,7 @@ class SimulatedCoordinator:
         self.dead = False
         self.frozen_until = 0.0
         self._silent_until = 0.0
+        self.redis_back_at = 0.0  # while it is cut off
         self.takeovers = 0
         self.waiting_most = 0  # beyond what a takeover put back
         self.live_most = 0
@@ -82,6 +83,10 @@ class SimulatedCoordinator:
 
     def _up(self) -> bool:
         return not self.dead and self.world.now >= self.frozen_until
+
+    @property
+    def _redis_away(self) -> bool:
+        return self.world.redis_away or self.world.now < self.redis_back_at
 
     @property
     def idle(self) -> bool:
@@ -146,7 +151,7 @@ class SimulatedCoordinator:
 
     def _read_replies(self) -> None:
         leader = self.machine.leader
-        if leader is None or self.world.redis_away:
+        if leader is None or self._redis_away:
             return
         box = self.world.redis.replies.get(leader.model.epoch, [])
         for reply, token in box[:3]:
@@ -166,7 +171,7 @@ class SimulatedCoordinator:
         match command:
             case do.AskLease():
                 world.later(world.jitter(world.scenario.board_s), self._ask_lease)
-            case do.ReleaseLease():
+            case do.ReleaseLease() if not self._redis_away:
                 if world.redis.lease is not None and world.redis.lease[0] == self.name:
                     world.redis.lease = None
             case do.FindSnapshots(source):
@@ -180,10 +185,10 @@ class SimulatedCoordinator:
             case do.AppendAudit(record):
                 self._append(record)
             case do.PublishModel(model):
-                if not world.redis_away:
+                if not self._redis_away:
                     world.put_model(model, self._token, MODELS_KEPT)
             case do.PostTrigger(trigger):
-                if not world.redis_away:
+                if not self._redis_away:
                     orders = {o.worker: [b.offset for b in o.batches] for o in trigger.orders}
                     world.say(f"{self.name} orders {tuple(trigger.model)}", orders)
                     world.post(trigger)
@@ -213,7 +218,7 @@ class SimulatedCoordinator:
                 self._outbox = [r for r in self._outbox if not isinstance(r, Lead)]
             case do.Hold(reason):
                 raise Violation("held", reason)
-            case do.Drop() | do.Finish():
+            case do.Drop() | do.Finish() | do.ReleaseLease():
                 pass
 
     def _begin(self, epoch: int, snapshot: Snapshot) -> None:
@@ -237,7 +242,7 @@ class SimulatedCoordinator:
         if standing.epoch >= self.world.newest_lead:  # one that wakes up has all that others used
             self.waiting_most = max(self.waiting_most, standing.waiting - self._put_back)
         self.live_most = max(self.live_most, standing.live)
-        if not self.world.redis_away:
+        if not self._redis_away:
             if self.world.redis.standing is None and self._stated:
                 self.world.later(0.0, self._notice_wipe)
             self.world.redis.standing = standing
@@ -273,10 +278,11 @@ class SimulatedCoordinator:
 
         def publish() -> None:
             self._published = snapshot.made.version
-            if not world.redis_away:
+            if not self._redis_away:
                 world.redis.snapshots[snapshot.by] = (snapshot, token)
             if checkpoint:
                 upload_s = world.draw.uniform(0.01, world.scenario.upload_s)
+                upload_s += max(world.storage_back_at - world.now, 0.0)
                 world.later(upload_s, lambda: world.blobs.append((snapshot, token)))
 
         self._after_letters.append(publish)
@@ -303,7 +309,7 @@ class SimulatedCoordinator:
     # --- the board ----------------------------------------------------------------------------
 
     def _ask_lease(self) -> None:
-        if not self._up() or self.world.redis_away:
+        if not self._up() or self._redis_away:
             return
         redis, now = self.world.redis, self.world.now
         held = redis.lease is None or redis.lease[1] <= now or redis.lease[0] == self.name
@@ -313,7 +319,9 @@ class SimulatedCoordinator:
 
     def _find_snapshots(self, source: events.Source) -> None:
         world = self.world
-        if not self._up() or (source != "genesis" and world.redis_away):
+        if not self._up() or (source != "genesis" and self._redis_away):
+            return
+        if world.kafka_away or (source == "all" and world.storage_away):
             return
         hot = list(world.redis.snapshots.values())
         first = (genesis(dict.fromkeys(world.partitions, 0)), GENESIS_TOKEN)
@@ -336,7 +344,7 @@ class SimulatedCoordinator:
         self._feed(events.SnapshotRestored())
 
     def _look_for_workers(self) -> None:
-        if self._up() and not self.world.redis_away:
+        if self._up() and not self._redis_away:
             beats = self.world.redis.alive.items()
             seen = {w: status for w, (status, until) in beats if until > self.world.now}
             self._feed(events.WorkersSeen(seen))

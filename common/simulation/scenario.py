@@ -20,14 +20,19 @@ FaultKind: TypeAlias = Literal[
     "join worker",
     "evict rows",  # a worker loses its cache and reads addresses back
     "rebalance",  # for no reason; the old owner does not notice at once
+    "kill all workers",  # one is back a while later
+    "cut worker off redis",
+    "cut worker off kafka",
     "kill coordinator",
     "freeze coordinator",
+    "cut coordinator off redis",
     "lose lease",
     "wipe redis",
     "copy redis",  # a replica that lags behind from here on
     "fail over redis",  # to that replica
     "redis away",
     "kafka away",
+    "storage away",
     "retention",  # the oldest records of a partition go, read or not
     "garbage",  # bytes that do not parse, and a gradient that nobody asked for
     "pause job",  # by its owner, for a while
@@ -43,12 +48,19 @@ HARMLESS: tuple[FaultKind, ...] = (
     "garbage",
     "pause job",
 )
-DEADLY: tuple[FaultKind, ...] = ("kill worker", "leave worker", "freeze worker")
+DEADLY: tuple[FaultKind, ...] = (
+    "kill worker",
+    "leave worker",
+    "freeze worker",
+    "cut worker off redis",
+    "cut worker off kafka",
+)
 ORPHANS: tuple[FaultKind, ...] = ("kill worker", "join worker")  # their batches wait ownerless
 LEADERSHIP: tuple[FaultKind, ...] = (
     "kill coordinator",
     "freeze coordinator",
     "freeze coordinator",
+    "cut coordinator off redis",
     "lose lease",
     "lose lease",
 )
@@ -58,6 +70,8 @@ STORES: tuple[FaultKind, ...] = (
     "fail over redis",
     "redis away",
     "kafka away",
+    "storage away",
+    "kill all workers",
 )
 SOON_S = 0.5  # trouble comes in company: how soon after another fault
 

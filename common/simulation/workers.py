@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
-    from common.core.messages import Batch, FailedReason
+    from common.core.messages import Batch, FailedReason, Reply
     from common.simulation.scenario import Poison
     from common.simulation.world import Token, World
 
 BATCH_LINGER_S = 0.5
 BEAT_TTL_S = 1.0
 NOTICED = 0.7  # how often the board sees at once that a process ended: a machine ends silently
+HELD = 0.5  # how often a message outlives the cut of a line
 LEAVE_S = 1.0  # that a worker has for the gradient under way
 POLL_S = 0.02  # mean time between polls that find something
 LOAD_S = 0.003  # mean time of a look at the board
@@ -49,6 +50,7 @@ class SimulatedWorker:
         self.dead = False
         self.frozen_until = 0.0
         self._silent_until = 0.0
+        self.redis_back_at = self.kafka_back_at = 0.0  # while it is cut off
         self.leaving = False
         self._own = dict[Partition, int | None]()
         self._reading = False
@@ -74,6 +76,22 @@ class SimulatedWorker:
 
     def _up(self) -> bool:
         return not self.dead and self.world.now >= self.frozen_until
+
+    @property
+    def _redis_away(self) -> bool:
+        return self.world.redis_away or self.world.now < self.redis_back_at
+
+    @property
+    def _kafka_away(self) -> bool:
+        return self.world.kafka_away or self.world.now < self.kafka_back_at
+
+    def _push(self, reply: Reply, token: Token | None) -> None:
+        """Send a reply; one that a cut line holds up arrives after it, or never."""
+        held_s = self.redis_back_at - self.world.now
+        if held_s <= 0:
+            self.world.push(reply, token)
+        elif self.world.chance(HELD):
+            self.world.later(held_s, lambda: self.world.push(reply, token))
 
     # --- stream side --------------------------------------------------------------------------
 
@@ -107,7 +125,7 @@ class SimulatedWorker:
         if self.dead:
             return
         placed = [(p, position) for p, position in self._own.items() if position is not None]
-        if self._up() and self._reading and placed and not world.kafka_away:
+        if self._up() and self._reading and placed and not self._kafka_away:
             partition, position = world.draw.choice(placed)
             if position < world.log_start[partition]:
                 self._feed(events.FellBehind(partition, world.log_start[partition]))
@@ -153,7 +171,7 @@ class SimulatedWorker:
             case do.SetReading(reading, _):
                 self._reading = reading
             case do.Beat(status):
-                if not world.redis_away:
+                if not self._redis_away:
                     world.redis.alive[self.id] = (status, world.now + BEAT_TTL_S)
             case do.LookAtStanding():
                 world.later(world.jitter(LOAD_S), self._look)
@@ -163,7 +181,7 @@ class SimulatedWorker:
                 pass
 
     def _look(self) -> None:
-        if not self._up() or self.world.redis_away:
+        if not self._up() or self._redis_away:
             return
         standing = self.world.redis.standing
         delivered, self._delivered = self._delivered, []
@@ -178,7 +196,7 @@ class SimulatedWorker:
         world = self.world
         if not self._outbox:
             return
-        if world.kafka_away or world.now < self._silent_until:
+        if self._kafka_away or world.now < self._silent_until:
             world.later(max(self._silent_until - world.now, 0.1), self._send)
             return
         number, claim = self._outbox.pop(0)
@@ -196,7 +214,7 @@ class SimulatedWorker:
 
     def hear(self) -> None:
         """Something was posted on the board."""
-        if not self._up() or self.world.redis_away:
+        if not self._up() or self._redis_away:
             return
         self.orders.hear(self.world.triggers_after(self.orders.heard))
         self._compute()
@@ -209,7 +227,7 @@ class SimulatedWorker:
             return
         world = self.world
         if self._model is None or self._model[0] != compute.model:
-            token = world.redis.models.get(compute.model)
+            token = None if self._redis_away else world.redis.models.get(compute.model)
             if token is None:
                 self._busy = True
                 world.later(world.jitter(READ_BACK_S), lambda: self._lacks_model(compute))
@@ -225,7 +243,7 @@ class SimulatedWorker:
     def _lacks_model(self, compute: Compute) -> None:
         self._busy = False
         if not self.dead:
-            self.world.push(self._failed(compute, "model_missing", compute.batches), None)
+            self._push(self._failed(compute, "model_missing", compute.batches), None)
             self.orders.done()
             self._compute()
 
@@ -249,21 +267,21 @@ class SimulatedWorker:
         expired = [batch for batch in absent if self._is_gone(batch.address)]
         poisons = {b: p for b in compute.batches if (p := self._poison_in(b.address)) is not None}
         if expired:
-            world.push(self._failed(compute, "expired", expired), None)
-        elif absent and world.chance(world.lossy):
-            world.push(self._failed(compute, "unreadable", absent), None)
+            self._push(self._failed(compute, "expired", expired), None)
+        elif absent and (self._kafka_away or world.chance(world.lossy)):
+            self._push(self._failed(compute, "unreadable", absent), None)
         elif any(poison.does == "kills" for poison in poisons.values()):
             world.say(f"{self.id} dies of poison")
             self.kill()
         elif poisons:
             batch, poison = next(iter(poisons.items()))
             reason: FailedReason = "raised" if poison.does == "raises" else "not_finite"
-            world.push(self._failed(compute, reason, [batch]), None)
+            self._push(self._failed(compute, reason, [batch]), None)
         else:
             samples = sum(batch.samples for batch in compute.batches)
             offsets = tuple(batch.offset for batch in compute.batches)
             gradient = Gradient(self.id, compute.model, offsets, samples, 1.0, {}, seconds)
-            world.push(gradient, token)
+            self._push(gradient, token)
 
     def _failed(self, compute: Compute, reason: FailedReason, batches: Iterable[Batch]) -> Failed:
         return Failed(self.id, compute.model, tuple(b.offset for b in batches), reason)
@@ -308,7 +326,7 @@ class SimulatedWorker:
     def _say_farewell(self, *, finish: bool) -> None:
         farewell = self.orders.leave(finish=finish)
         if farewell is not None:
-            self.world.push(farewell, None)
+            self._push(farewell, None)
 
     def _gone(self) -> None:
         if not self.dead:
@@ -323,6 +341,16 @@ class SimulatedWorker:
         if self.world.chance(NOTICED):
             self.world.redis.alive.pop(self.id, None)
         self._on_death()
+
+    def cut_off_redis(self, seconds: float) -> None:
+        """No line to the board for a while; its server may notice that the connection broke."""
+        self.redis_back_at = self.world.now + seconds
+        if self.world.chance(NOTICED):
+            self.world.redis.alive.pop(self.id, None)
+
+    def cut_off_kafka(self, seconds: float) -> None:
+        """No line to the broker for a while; the group may believe that it is gone."""
+        self.kafka_back_at = self.world.now + seconds
 
     def evict(self) -> None:
         """Lose every row in memory; addresses are read back."""

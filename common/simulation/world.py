@@ -77,7 +77,7 @@ class World:
         self.control = list[Claim | None]()
         self.updates = list[AuditRecord | None]()
         self.newest_lead = -1
-        self.kafka_back_at = self.redis_back_at = 0.0
+        self.kafka_back_at = self.redis_back_at = self.storage_back_at = 0.0
         self.redis = Redis()
         self.replica: Redis | None = None
         self.blobs = list[tuple[Snapshot, Token]]()
@@ -129,6 +129,11 @@ class World:
     def redis_away(self) -> bool:
         """Whether the board is down."""
         return self.now < self.redis_back_at
+
+    @property
+    def storage_away(self) -> bool:
+        """Whether object storage is down."""
+        return self.now < self.storage_back_at
 
     def append_control(self, claim: Claim | None) -> int:
         """Append to the control topic now; returns the offset."""
