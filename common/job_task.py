@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from common.learning.codecs import Codec, make_codec
 from common.learning.optimizers import OptimizerSettings
-from common.learning.tasks import Task, check_fields, make_task
+from common.learning.parameters import FlatModel
+from common.learning.tasks import Task, build_model, check_fields, make_task
+from common.learning.trainer import Trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from common.job import JobSpec
 
@@ -38,3 +40,15 @@ def optimizer_of(spec: JobSpec) -> OptimizerSettings:
     """The job's optimizer, as settings."""
     optimizer = spec.optimizer
     return OptimizerSettings(optimizer.name, optimizer.learning_rate, optimizer.options)
+
+
+def trainer_of(spec: JobSpec, allowed: Collection[str]) -> Callable[[], Trainer]:
+    """How to make trainers with the weights of version 0, which the specification determines.
+
+    Raises:
+        UserError: If the task or the optimizer cannot be made.
+    """
+    model = FlatModel(build_model(task_of(spec, allowed), spec.seed))
+    weights, parameter_count = model.vector.copy(), model.parameter_count
+    optimizer = optimizer_of(spec)
+    return lambda: Trainer(weights, parameter_count, optimizer, spec.reduction)

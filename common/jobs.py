@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from time import monotonic, time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from common import topics
 from common.core.events import Wanted  # noqa: TC001 -- msgspec reads it when run
@@ -33,6 +34,18 @@ _READ_S = 0.2
 _PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """The checkpoint of another job with whose weights a job begins, copied into its own folder."""
+
+    job: str
+    epoch: Annotated[int, Meta(ge=0)]
+    version: Annotated[int, Meta(ge=0)]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # of the copy
+
+    def __str__(self) -> str:
+        return f"{self.job}@{self.version}"
+
+
 class JobRecord(NamedTuple):
     """One job as the topic has it."""
 
@@ -41,9 +54,10 @@ class JobRecord(NamedTuple):
     first: Positions  # where every partition of the job begins, resolved once, before anybody leads
     reason: str  # why it is wanted so
     submitted_s: float  # since 1970; its deadline counts from here
+    origin: Origin | None = None  # without one, it begins with what the specification makes
 
 
-class _Stored(msgspec.Struct):
+class _Stored(msgspec.Struct, omit_defaults=True):
     """A job record as JSON: positions as triples, since JSON has no keys but text."""
 
     spec: msgspec.Raw
@@ -51,6 +65,7 @@ class _Stored(msgspec.Struct):
     first: list[tuple[str, int, int]]
     reason: str = ""
     submitted_s: float = 0.0
+    origin: Origin | None = None
 
 
 class JobBook:
@@ -94,24 +109,38 @@ class JobBook:
             raise UserError(f'there is no job "{job}"; jobs: {known}')
         return jobs[job]
 
-    def submit(self, spec: JobSpec) -> JobRecord:
+    def check_free(self, job: str) -> None:
+        """Check that no job has this name.
+
+        Raises:
+            UserError: If one has.
+            UnavailableError: If Kafka is away for long.
+        """
+        taken = self.read().get(job)
+        if taken is not None:
+            raise UserError(
+                f'the name "{job}" belongs to a job that is {taken.wanted}: its history stays in'
+                " Kafka, so choose another name"
+            )
+
+    def submit(self, spec: JobSpec, origin: Origin | None = None) -> JobRecord:
         """Make a job: its topics, its first positions, its record.
+
+        Args:
+            spec: What it is.
+            origin: What it begins with, kept in its folder already.
 
         Raises:
             UserError: If the name is taken or a stream does not exist, or if somebody else wrote a
                 job of this name in the same moment.
             UnavailableError: If Kafka is away for long.
         """
-        taken = self.read().get(spec.name)
-        if taken is not None:
-            raise UserError(
-                f'the name "{spec.name}" belongs to a job that is {taken.wanted}: its history stays'
-                " in Kafka, so choose another name"
-            )
+        self.check_free(spec.name)
         check_streams(spec, self._log)
         self._make_topics(spec)
         first = first_positions(spec, self._log)
-        return self._write(JobRecord(spec, "running", first, "submitted", self._clock()))
+        reason = "submitted" if origin is None else f"submitted, begins with {origin}"
+        return self._write(JobRecord(spec, "running", first, reason, self._clock(), origin))
 
     def want(self, job: str, wanted: Wanted, reason: str) -> JobRecord:
         """Change what is wanted of a job; a stopped one goes on where it was.
@@ -226,7 +255,9 @@ def encode_job(record: JobRecord) -> bytes:
     """Write a job record."""
     spec = msgspec.Raw(record.spec.model_dump_json().encode())
     first = [(place.topic, place.index, position) for place, position in record.first.items()]
-    stored = _Stored(spec, record.wanted, sorted(first), record.reason, record.submitted_s)
+    stored = _Stored(
+        spec, record.wanted, sorted(first), record.reason, record.submitted_s, record.origin
+    )
     return msgspec.json.encode(stored)
 
 
@@ -246,4 +277,4 @@ def decode_job(key: bytes | None, value: bytes) -> JobRecord:
     first = {Partition(topic, index): position for topic, index, position in stored.first}
     if {place.topic for place in first} != set(spec.streams) or min(first.values()) < 0:
         raise WireError("job record: first positions are not those of its streams")
-    return JobRecord(spec, stored.wanted, first, stored.reason, stored.submitted_s)
+    return JobRecord(spec, stored.wanted, first, stored.reason, stored.submitted_s, stored.origin)

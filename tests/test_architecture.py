@@ -33,6 +33,7 @@ HOMES = {  # a client library has one home
     "confluent_kafka": ("common/adapters/kafka_log/", "common/embedded/"),
     "redis": ("common/adapters/redis_", "common/embedded/redis.py"),
     "boto3": ("common/adapters/s3_blobs.py",),
+    "prometheus_client": ("common/metrics.py",),
     "torch": ("common/learning/", "common/testing/", "services/worker/", "services/coordinator/"),
     "typer": ("services/cli/",),
     "rich": ("services/cli/", "common/simulation/__main__.py"),
@@ -40,7 +41,8 @@ HOMES = {  # a client library has one home
 SECRETS = ("/" + "work/", "/" + "root/", "python" + "hosted", "pypi" + ".org", "maven" + ".org")
 PEEK = """
 import importlib, sys, threading
-for library in ("boto3", "confluent_kafka.admin", "pydantic", "redis", "rich.console", "torch"):
+for library in ("boto3", "confluent_kafka.admin", "prometheus_client", "pydantic", "redis",
+                "rich.console", "torch"):
     importlib.import_module(library)  # what these do when they are imported is their affair
 began = []
 starts = {"socket.__new__", "subprocess.Popen", "os.fork", "os.putenv", "open"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from common.errors import CorruptError
@@ -16,6 +18,25 @@ if TYPE_CHECKING:
     from common.core.messages import Vector
 
 Reduction: TypeAlias = Literal["mean", "sum"]
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    """What a snapshot must agree in with whoever goes on from it."""
+
+    optimizer: str
+    parameters: int  # P
+    buffers: int  # B
+
+    def __str__(self) -> str:
+        return f"{self.optimizer}, {self.parameters:,} parameters, {self.buffers:,} buffers"
+
+
+class _Held(NamedTuple):
+    """What a snapshot holds."""
+
+    kind: _Kind
+    weights: Vector  # (P + B,) float32
+    state: dict[str, npt.NDArray[Any]]  # of the optimizer, empty before the first update
 
 
 class Trainer:
@@ -106,41 +127,76 @@ class Trainer:
         """Copy weights and optimizer state; what was added since the last update is not in it."""
         state = self._optimizer.state[self._parameter]
         tensors = {
-            f"optimizer.{name}": value.numpy()
+            _STATE + name: value.numpy()
             for name, value in state.items()
             if isinstance(value, torch.Tensor)
         }
-        return pack({"weights": self._weights, **tensors}, self._metadata())
+        kind = msgspec.json.encode(self._kind).decode()
+        return pack({"weights": self._weights, **tensors}, {"trainer": kind})
 
     def restore(self, data: bytes) -> None:
         """Go on from a snapshot as if nothing had happened, bit for bit; or raise, unchanged.
 
         Raises:
-            CorruptError: If the bytes are not a snapshot of this model and optimizer.
+            CorruptError: If the bytes are not a snapshot, or not of this model and optimizer.
         """
-        tensors, metadata = unpack(data)
-        if metadata != self._metadata():
-            raise CorruptError(f"the snapshot is of {metadata}, expected {self._metadata()}")
-        weights = tensors.pop("weights", np.empty(0, np.float32))
-        expected = STATE_NAMES[self._settings.name]
-        found = {name.removeprefix("optimizer.") for name in tensors}
-        if found and found != expected:
-            raise CorruptError(f"the snapshot holds {sorted(found)}, expected {sorted(expected)}")
-        shapes = {name: value.shape for name, value in tensors.items() if value.shape}
-        if weights.shape != self._weights.shape or any(
-            shape != (self._split,) for shape in shapes.values()
-        ):
+        held = _unpacked(data)
+        if held.kind != self._kind:
             raise CorruptError(
-                f"the snapshot has {weights.shape} weights and optimizer state {shapes}, expected "
-                f"{self._weights.shape} and ({self._split},)"
+                f"it holds {held.kind}, but this job's model has {self._kind}: bring back the"
+                " task's code and options of then, or submit a new job"
             )
+        self._take(held.weights, held.state)
+
+    def adopt(self, data: bytes) -> str:
+        """Begin with the weights of another job's snapshot; or raise, unchanged.
+
+        The optimizer's state comes along where it is of this kind.
+
+        Returns:
+            The other's optimizer.
+
+        Raises:
+            CorruptError: If the bytes are not a snapshot, or of a model of another size.
+        """
+        held = _unpacked(data)
+        if held.kind != msgspec.structs.replace(self._kind, optimizer=held.kind.optimizer):
+            raise CorruptError(f"it holds {held.kind}, but this job's model has {self._kind}")
+        same = held.kind == self._kind
+        self._take(held.weights, held.state if same else {})
+        return held.kind.optimizer
+
+    @property
+    def _kind(self) -> _Kind:
+        return _Kind(self._settings.name, self._split, len(self._weights) - self._split)
+
+    def _take(self, weights: Vector, state: dict[str, npt.NDArray[Any]]) -> None:
         self._weights[:] = weights
         self._optimizer.state[self._parameter] = {
-            name.removeprefix("optimizer."): torch.from_numpy(value)
-            for name, value in tensors.items()
+            name: torch.from_numpy(value) for name, value in state.items()
         }
         self.discard()
 
-    def _metadata(self) -> dict[str, str]:
-        buffers = len(self._weights) - self._split
-        return {"trainer": f"{self._settings.name}, {self._split} parameters, {buffers} buffers"}
+
+_STATE = "optimizer."  # what the names of the optimizer's tensors begin with
+
+
+def _unpacked(data: bytes) -> _Held:
+    """Read a snapshot, and check that it fits itself."""
+    tensors, metadata = unpack(data)
+    try:
+        kind = msgspec.json.decode(metadata.get("trainer", ""), type=_Kind)
+    except msgspec.DecodeError as error:
+        raise CorruptError(f"it does not say whose snapshot it is: {error}") from error
+    weights = tensors.pop("weights", np.empty(0, np.float32))
+    length = kind.parameters + kind.buffers
+    if weights.shape != (length,) or weights.dtype != np.float32:
+        raise CorruptError(f"its weights are {weights.dtype} {weights.shape}, expected ({length},)")
+    state = {name.removeprefix(_STATE): value for name, value in tensors.items()}
+    expected = STATE_NAMES.get(kind.optimizer)
+    if state and state.keys() != expected:
+        raise CorruptError(f"{kind.optimizer} comes with {sorted(state)}, expected {expected}")
+    for name, value in state.items():
+        if value.shape not in ((), (kind.parameters,)):
+            raise CorruptError(f"its {name} has shape {value.shape}, expected ({kind.parameters},)")
+    return _Held(kind, weights, state)

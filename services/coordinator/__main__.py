@@ -19,6 +19,7 @@ from common.config import Settings, read_settings
 from common.connections import open_blobs, open_board, open_log
 from common.errors import UnavailableError, UserError
 from common.jobs import JobBook, JobRecord
+from common.metrics import Metrics
 from common.telemetry import EventLogger, Outage, set_up_logging
 from services.coordinator.loop import JobCoordinator
 
@@ -37,10 +38,13 @@ END_S = 10.0  # for all jobs to end in order
 class Jobs:
     """The jobs that this replica takes part in, one thread each."""
 
-    def __init__(self, name: str, settings: Settings, log: Log, logger: EventLogger) -> None:
+    def __init__(
+        self, name: str, settings: Settings, log: Log, metrics: Metrics, logger: EventLogger
+    ) -> None:
         self._name = name
         self._settings = settings
         self._source = log
+        self._metrics = metrics
         self._log = logger
         self._running = dict[str, tuple[JobCoordinator, threading.Thread]]()
         self.fault: Exception | None = None
@@ -72,6 +76,7 @@ class Jobs:
             board=open_board(settings, job),
             checkpoints=store,
             book=JobBook(self._source),
+            metrics=self._metrics,
             logger=self._log,
         )
         thread = threading.Thread(target=self._run, args=(coordinator,), name=job, daemon=True)
@@ -121,6 +126,9 @@ def main() -> int:
 def _coordinate(name: str, settings: Settings, stopping: threading.Event) -> None:
     logger = EventLogger(getLogger("coordinator")).bind(replica=name)
     outage = Outage(logger, "kafka")
+    metrics = Metrics()
+    if settings.metrics_port:
+        metrics.serve(settings.metrics_host, settings.metrics_port)
     jobs: Jobs | None = None
     book: JobBook | None = None
     while not stopping.is_set():
@@ -129,7 +137,7 @@ def _coordinate(name: str, settings: Settings, stopping: threading.Event) -> Non
                 log = open_log(settings, name)
                 found = JobBook(log)
                 found.read()  # all of it: by its first records alone, a stopped job seems to run
-                jobs, book = Jobs(name, settings, log, logger), found
+                jobs, book = Jobs(name, settings, log, metrics, logger), found
             jobs.follow(book.refresh(JOBS_S))
             outage.over()
         except UnavailableError as error:

@@ -226,15 +226,15 @@ class Effects:
         self._stop_readers()
         try:
             found = self._snapshots(source)
-            begin = min((saved.snapshot.updates_position for saved in found), default=None)
+            begin = min((stored.snapshot.updates_position for stored in found), default=None)
             updates, position = self._read_updates(begin)
         except (CorruptError, FutureFormatError) as error:
             return events.Trouble(str(error))
-        self._found = {saved.snapshot.rank: saved for saved in found}
+        self._found = {stored.snapshot.rank: stored for stored in found}
         self._found_in = source
         ear = self._ear()
         self._start(TopicReader(self._source, self._updates, position, decoded_updates, ear))
-        snapshots = tuple(saved.snapshot for saved in found)
+        snapshots = tuple(stored.snapshot for stored in found)
         return events.SnapshotsFound(source, snapshots, updates, position)
 
     def _snapshots(self, source: events.Source) -> list[Stored]:
@@ -263,22 +263,25 @@ class Effects:
 
     def _restore(self, snapshot: Snapshot) -> events.CoordinatorEvent:
         """Take a snapshot's weights in hand, before anybody is told that it is the base."""
-        name = f"the snapshot of version {snapshot.made.version}"
+        stored, trainer = self._found[snapshot.rank], self._make_trainer()
         for partition, claimed in snapshot.claimed.items():
             end = self._source.bounds(partition).end
             if end < claimed:
                 return events.Trouble(
-                    f"{partition} ends at {end}, but {name} has it up to {claimed}"
+                    f"{partition} ends at {end}, but {stored.title} has it up to {claimed}"
                 )
-        saved, trainer = self._found[snapshot.rank], self._make_trainer()
         try:
-            if saved.trainer:
-                trainer.restore(saved.trainer)
+            weights = stored.trainer()
+        except CorruptError:  # the store has told why
+            return events.SnapshotTorn(snapshot)
+        try:
+            if weights:
+                trainer.restore(weights)
         except CorruptError as error:
             if self._found_in == "hot":  # anybody can write to the board
                 self._log.warning("hot_snapshot_unreadable", reason=str(error))
                 return events.SnapshotTorn(snapshot)
-            return events.Trouble(f"{name}: {error}")
+            return events.Trouble(f"{stored.title}: {error}")
         self._trainer, self._found = trainer, {}
         return events.SnapshotRestored()
 

@@ -11,22 +11,17 @@ from common.core import events
 from common.core.commands import ReleaseLease
 from common.core.coordinator import Coordinator
 from common.core.settings import CoordinatorSettings
-from common.job_task import optimizer_of, task_of
-from common.learning.parameters import FlatModel
-from common.learning.tasks import build_model
-from common.learning.trainer import Trainer
+from common.job_task import trainer_of
 from services.coordinator.effects import Effects
 from services.coordinator.readers import Heard
 from services.coordinator.snapshots import SnapshotStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     from common.checkpoints import CheckpointStore
     from common.config import Settings
     from common.core.events import Wanted
-    from common.job import JobSpec
     from common.jobs import JobBook, JobRecord
+    from common.metrics import Metrics
     from common.ports import Board, Log
     from common.telemetry import EventLogger
 
@@ -44,6 +39,7 @@ class JobCoordinator:
         board: The job's board.
         checkpoints: The job's checkpoints, None without object storage.
         book: The jobs topic; for this thread alone.
+        metrics: Of the process.
         logger: Bound to the replica.
     """
 
@@ -57,21 +53,27 @@ class JobCoordinator:
         board: Board,
         checkpoints: CheckpointStore | None,
         book: JobBook,
+        metrics: Metrics,
         logger: EventLogger,
     ) -> None:
         spec = record.spec
+        self._job = spec.name
         self._log = logger.bind(job=spec.name)
         self._stopping = threading.Event()
         self._fault: BaseException | None = None
         self._protocol = protocol_settings(record)
         self._machine = Coordinator(name, self._protocol)
         self._wanted: Wanted = record.wanted
+        self._metrics = metrics
+        self._store = SnapshotStore(
+            record, board, checkpoints, logger=self._log, metrics=metrics, fail=self._fail
+        )
         self._effects = Effects(
             record,
             trainer_of(spec, settings.tasks),
             log,
             board,
-            SnapshotStore(board, checkpoints, spec.checkpoint.keep, self._log),
+            self._store,
             book,
             name=name,
             lease_ttl_s=self._protocol.lease_ttl_s,
@@ -96,6 +98,7 @@ class JobCoordinator:
             BaseException: Whatever ended a thread of this job, or an audit record's delivery.
         """
         machine, effects = self._machine, self._effects
+        self._metrics.follow(self._job, self._checkpoint_age_s)
         self._feed(events.WantedChanged(self._wanted))
         try:
             while not self._stopping.is_set() and not machine.finished and self._fault is None:
@@ -113,6 +116,7 @@ class JobCoordinator:
             if not machine.finished:
                 list(effects.do(ReleaseLease()))  # another replica need not wait for it to run out
             effects.close()
+            self._metrics.forget(self._job)
         if self._fault is not None:
             raise self._fault
 
@@ -121,6 +125,10 @@ class JobCoordinator:
         while waiting:
             for command in self._machine.on(waiting.pop(0), monotonic()):
                 waiting += self._effects.do(command)
+
+    def _checkpoint_age_s(self) -> float | None:
+        """Told by the leader alone; asked by the thread that answers scrapes."""
+        return None if self._machine.leader is None else self._store.age_s()
 
     def _fail(self, fault: BaseException) -> None:
         self._fault = fault
@@ -147,11 +155,3 @@ def protocol_settings(record: JobRecord) -> CoordinatorSettings:
         checkpoint_every_s=spec.checkpoint.every_s,
         checkpoint_every_updates=spec.checkpoint.every_updates,
     )
-
-
-def trainer_of(spec: JobSpec, allowed: Collection[str]) -> Callable[[], Trainer]:
-    """How to make trainers with the genesis' weights, which the specification alone determines."""
-    model = FlatModel(build_model(task_of(spec, allowed), spec.seed))
-    weights, parameter_count = model.vector.copy(), model.parameter_count
-    optimizer = optimizer_of(spec)
-    return lambda: Trainer(weights, parameter_count, optimizer, spec.reduction)

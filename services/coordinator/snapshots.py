@@ -3,83 +3,164 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import ModelId
 from common.core.snapshots import genesis
-from common.errors import CorruptError, UnavailableError
-from common.saved import Saved, from_bytes, from_parts, to_bytes, to_parts
+from common.errors import CorruptError, DollError
+from common.manifest import told
+from common.saved import Saved, Stored, from_bytes, from_store, in_hand, to_bytes, to_parts
 from common.telemetry import Outage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from common.checkpoints import CheckpointStore
     from common.core.messages import Positions
+    from common.jobs import JobRecord
+    from common.metrics import Metrics
     from common.ports import Board
     from common.telemetry import EventLogger
 
 RETRY_S = 2.0  # between attempts while object storage is away
 
 
+class _Made(NamedTuple):
+    """A snapshot that is to become a checkpoint, and when it was made."""
+
+    saved: Saved
+    at_s: float
+
+
 class SnapshotStore:
     """Where one job's snapshots go, and come from.
 
     Args:
+        record: The job.
         board: For the hot ones.
         checkpoints: For the lasting ones, None where the settings name no object storage.
-        keep: Checkpoints kept.
         logger: Bound to the job.
+        metrics: Where failures are counted.
+        fail: Ends the job's loop with a fault of the thread.
+        clock: Seconds since 1970.
     """
 
     def __init__(
-        self, board: Board, checkpoints: CheckpointStore | None, keep: int, logger: EventLogger
+        self,
+        record: JobRecord,
+        board: Board,
+        checkpoints: CheckpointStore | None,
+        *,
+        logger: EventLogger,
+        metrics: Metrics,
+        fail: Callable[[BaseException], None],
+        clock: Callable[[], float] = time,
     ) -> None:
+        self._record = record
         self._board = board
         self._checkpoints = checkpoints
-        self._keep = keep
         self._log = logger
+        self._metrics = metrics
+        self._fail = fail
+        self._clock = clock
         self._outage = Outage(logger, "checkpoints")
-        self._next: Saved | None = None
+        self._unreadable = dict[ModelId, str]()  # checkpoints that were passed over, and why
+        self._begun: ModelId | None = None  # the first snapshot of the leader that writes here
+        self._newest_s: float | None = None  # when the newest checkpoint was made
+        self._next: _Made | None = None
+        self._look = False  # a leader has begun: see what is there
         self._changed = threading.Condition()
         self._busy = False
         self._closed = False
-        self._thread = threading.Thread(target=self._upload, name="checkpoints", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         if checkpoints is not None:
             self._thread.start()
 
-    def hot(self) -> list[Saved]:
+    # --- what a candidate finds --------------------------------------------------------------
+
+    def hot(self) -> list[Stored]:
         """Every hot snapshot that can be read whole.
 
         Raises:
+            FutureFormatError: If a newer program wrote one.
             UnavailableError: If the board is away: a better one might be there.
         """
-        found = list[Saved]()
+        found = list[Stored]()
         for data in self._board.snapshots():
             try:
-                found.append(from_bytes(data))
+                found.append(in_hand(from_bytes(data)))
             except CorruptError as error:
                 self._log.warning("hot_snapshot_unreadable", reason=str(error))
         return found
 
-    def lasting(self) -> list[Saved]:
-        """Every checkpoint that can be read whole.
+    def lasting(self) -> list[Stored]:
+        """Every checkpoint, all but its weights; those that cannot be read are passed over.
 
         Raises:
+            FutureFormatError: If a newer program wrote one.
             UnavailableError: If object storage is away: a better one might be there.
         """
-        found = list[Saved]()
         if self._checkpoints is None:
-            return found
-        for name in self._checkpoints.candidates():
-            try:
-                found.append(from_parts(self._checkpoints.load(name).parts))
-            except CorruptError as error:
-                self._log.warning("checkpoint_unreadable", name=tuple(name), reason=str(error))
-        return found
+            return []
+        found, unreadable = from_store(self._checkpoints)
+        known = self._unreadable
+        self._unreadable = {name: known[name] for name in known.keys() & found.keys()}
+        for name, reason in unreadable.items():
+            self._pass_over(name, reason)
+        return [
+            stored._replace(trainer=partial(self._read, name, stored.trainer))
+            for name, stored in found.items()
+        ]
 
-    def first(self, positions: Positions) -> Saved:
-        """What the job begins with, where nothing was learned yet."""
-        return Saved(genesis(positions), b"")
+    def first(self, positions: Positions) -> Stored:
+        """What the job begins with, where nothing was learned yet.
+
+        Raises:
+            CorruptError: If checkpoints were passed over because they cannot be read: to begin
+                again in silence would take back all that they hold. Or if it is to begin with
+                another job's weights, and these are not what was written.
+            UnavailableError: If object storage is away, which has these weights.
+        """
+        if self._unreadable:
+            reasons = "; ".join(
+                f"{told(name)}: {why}" for name, why in sorted(self._unreadable.items())
+            )
+            self._unreadable = {}  # whoever resumes the job has perhaps brought them back
+            raise CorruptError(
+                f"there are checkpoints, but none to go on from ({reasons}): bring them back, or"
+                f" delete them to begin again with version 0"
+            )
+        data = self._origin()
+        return Stored("version 0", genesis(positions), lambda: data)
+
+    def _origin(self) -> bytes:
+        origin = self._record.origin
+        if origin is None:
+            return b""
+        if self._checkpoints is None:
+            raise CorruptError(
+                f"the job begins with the weights of {origin}, which are in object storage: set"
+                " DOLL_BLOBS as it was when the job was submitted"
+            )
+        try:
+            return self._checkpoints.origin(origin.sha256)
+        except CorruptError as error:
+            raise CorruptError(f"the job begins with the weights of {origin}: {error}") from error
+
+    def _read(self, name: ModelId, trainer: Callable[[], bytes]) -> bytes:
+        try:
+            return trainer()
+        except CorruptError as error:
+            self._pass_over(name, str(error))
+            raise
+
+    def _pass_over(self, name: ModelId, reason: str) -> None:
+        self._unreadable[name] = reason
+        self._log.warning("checkpoint_unreadable", name=told(name), reason=reason)
+
+    # --- what a leader leaves ----------------------------------------------------------------
 
     def put(self, saved: Saved, *, checkpoint: bool) -> None:
         """Publish a snapshot; a checkpoint is uploaded later, the newest where several wait.
@@ -87,11 +168,22 @@ class SnapshotStore:
         Raises:
             UnavailableError: If the board is away.
         """
-        if checkpoint and self._checkpoints is not None:
+        if self._checkpoints is not None:
             with self._changed:
-                self._next = saved
+                if self._begun is None or self._begun.epoch != saved.snapshot.by:
+                    self._begun, self._newest_s, self._look = saved.name, self._clock(), True
+                if checkpoint:
+                    self._next = _Made(saved, self._clock())
                 self._changed.notify_all()
         self._board.put_snapshot(saved.snapshot.by, to_bytes(saved))
+
+    def age_s(self) -> float | None:
+        """Seconds since the newest checkpoint was made; None where there is nothing to tell.
+
+        Until storage has said when that was, they count from the moment when the leader began.
+        """
+        newest_s = self._newest_s
+        return None if newest_s is None else max(0.0, self._clock() - newest_s)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the last checkpoint has arrived; False if it took too long."""
@@ -104,34 +196,53 @@ class SnapshotStore:
             self._closed = True
             self._changed.notify_all()
 
-    def _upload(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._next is not None or self._closed)
-                if self._next is None:
-                    return
-                saved, self._next, self._busy = self._next, None, True
-            try:
-                self._write(saved)
-                self._outage.over()
-            except UnavailableError as error:
-                self._outage.met(error)
-                self._again(saved)
-            finally:
-                with self._changed:
-                    self._busy = False
-                    self._changed.notify_all()
+    def _run(self) -> None:
+        try:
+            while self._work():
+                pass
+        except BaseException as fault:  # noqa: BLE001 -- raised again by the loop of the job
+            self._fail(fault)
 
-    def _again(self, saved: Saved) -> None:
+    def _work(self) -> bool:
+        """Wait for something to do, and do it; False at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._next or self._look or self._closed)
+            if self._closed:
+                return False
+            made, self._next, self._look, self._busy = self._next, None, False, True
+        try:
+            self._write(made)
+            self._outage.over()
+        except DollError as error:  # storage is away, or does not let us in: that may be mended
+            self._metrics.checkpoint_failed(self._record.spec.name)
+            self._outage.met(error)
+            self._again(made)
+        finally:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+        return True
+
+    def _again(self, made: _Made | None) -> None:
         """Try the same one later, unless a newer one has come by then."""
         with self._changed:
-            self._next = self._next or saved
+            self._next, self._look = self._next or made, True
             self._changed.wait_for(lambda: self._closed, RETRY_S)
 
-    def _write(self, saved: Saved) -> None:
+    def _write(self, made: _Made | None) -> None:
+        """Write a checkpoint, if there is one to write, and clear away what is too many."""
         if self._checkpoints is None:
             return
-        name = ModelId(saved.snapshot.by, saved.snapshot.made.version)
-        self._checkpoints.save(name, to_parts(saved), time())
-        self._checkpoints.keep(self._keep)
-        self._log.info("checkpoint_written", epoch=name.epoch, version=name.version)
+        if made is not None:
+            saved, name = made.saved, made.saved.name
+            self._checkpoints.save(
+                name,
+                to_parts(saved),
+                made.at_s,
+                samples=saved.snapshot.samples,
+                loss=saved.snapshot.loss,
+            )
+            self._log.info("checkpoint_written", epoch=name.epoch, version=name.version)
+        kept = self._checkpoints.keep(self._record.spec.checkpoint.keep, self._begun)
+        if kept:
+            self._newest_s = kept[0].manifest.created_s

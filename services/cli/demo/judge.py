@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from common import topics
 from common.core.audit import audit
 from common.errors import CorruptError
-from common.saved import from_parts
+from common.saved import from_checkpoint
 from common.wire import decode_audit, decode_claim
 from services.cli.demo.account import account
 from services.cli.demo.course import mean_accuracy
@@ -39,7 +39,7 @@ def test_model(
     from common.learning.evaluate import evaluate  # noqa: PLC0415 -- see above
     from common.learning.parameters import FlatModel  # noqa: PLC0415 -- see above
 
-    weights = unpack(from_parts(checkpoint.parts).trainer)[0].get("weights")
+    weights = unpack(from_checkpoint(checkpoint).trainer())[0].get("weights")
     if weights is None:
         raise CorruptError("the checkpoint holds no weights")
     task = task_of(spec, ())

@@ -114,10 +114,10 @@ class Demo:
         self._book.want(self.plan.name, "stopped", "the demo is over")
         if not self._until(self._checkpointed, _CHECKPOINT_S):
             raise UnavailableError(f"there is no last checkpoint after {_CHECKPOINT_S:g} s")
-        checkpoint, _ = self._store.best()
-        if checkpoint is None:
-            raise CorruptError("no checkpoint can be read whole")
-        return checkpoint
+        latest = self._store.latest()
+        if latest is None:
+            raise CorruptError("the last checkpoint is gone")
+        return self._store.open(latest)
 
     def _stream(self, data: Records) -> None:
         plan, writer = self.plan, self.log.writer()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 import safetensors.torch
@@ -11,14 +12,14 @@ import safetensors.torch
 from common.checkpoints import CheckpointStore
 from common.core.messages import GENESIS, Lead, ModelId
 from common.core.snapshots import Snapshot
-from common.errors import CorruptError
+from common.errors import CorruptError, FutureFormatError
 from common.job import parse_job
 from common.job_task import optimizer_of, task_of
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
-from common.saved import Saved, from_bytes, from_parts, to_bytes, to_parts
-from common.wire import encode_audit
+from common.saved import Saved, from_bytes, from_checkpoint, to_bytes, to_parts
+from common.wire import encode_audit, frame
 from services.cli import exits
 from tests.unit.cli.test_audit import LEAD, batch, update
 from tests.unit.cli.test_job import JOB, submitted
@@ -31,17 +32,18 @@ if TYPE_CHECKING:
 SPEC = parse_job(JOB)
 
 
-def saved(by: int, made: ModelId, updates_position: int, filled_with: float) -> Saved:
+def saved(
+    by: int, made: ModelId, updates_position: int, filled_with: float, *losses: float
+) -> Saved:
     """A snapshot whose weights are all one number, to tell it apart."""
     flat = FlatModel(build_model(task_of(SPEC, ()), 0))
     weights = np.full_like(flat.vector, filled_with)
     trainer = Trainer(weights, len(weights), optimizer_of(SPEC))
-    return Saved(Snapshot(by, made, updates_position, 0, {}), trainer.snapshot())
+    return Saved(Snapshot(by, made, updates_position, 0, {}, losses=losses), trainer.snapshot())
 
 
 def keep(world: World, kept: Saved) -> None:
-    name = ModelId(kept.snapshot.by, kept.snapshot.made.version)
-    CheckpointStore(world.blobs, "digits").save(name, to_parts(kept), 0.0)
+    CheckpointStore(world.blobs, "digits").save(kept.name, to_parts(kept), 0.0)
 
 
 def pulled(world: World, path: Path, *options: str) -> float:
@@ -86,6 +88,22 @@ def test_a_version_can_be_asked_for(led: World, tmp_path: Path) -> None:
     assert pulled(led, tmp_path, "--version", "0") == 0.5
 
 
+def test_the_best_is_the_one_of_lowest_loss_that_counts(led: World, tmp_path: Path) -> None:
+    keep(led, saved(0, GENESIS, 1, 0.5))  # made no update yet: it has no loss
+    keep(led, saved(0, ModelId(0, 1), 2, 1.0, 0.5, 0.3))
+    keep(led, saved(0, ModelId(0, 2), 3, 2.0, 0.1))  # taken back by the second leader
+    keep(led, saved(3, ModelId(3, 2), 5, 3.0, 0.6))
+    led.write("doll.digits.updates", encode_audit(update(2, batch(1, 2, 4), epoch=3)))
+    assert pulled(led, tmp_path) == 3.0
+    assert pulled(led, tmp_path, "--version", "best") == 1.0
+
+
+def test_a_version_that_makes_no_sense_is_refused(led: World, tmp_path: Path) -> None:
+    arguments = ("model", "pull", "digits", "-o", str(tmp_path / "m"), "--version", "-1")
+    result = led.run(*arguments, code=exits.REFUSED)
+    assert 'a version is a number, "newest" or "best", got "-1"' in result.stderr
+
+
 def test_a_version_that_is_not_kept_is_answered_with_those_that_are(
     led: World, tmp_path: Path
 ) -> None:
@@ -123,19 +141,35 @@ def test_a_file_that_cannot_be_written_is_named(led: World, tmp_path: Path) -> N
     assert "cannot be written" in result.stderr
 
 
-def test_a_snapshot_survives_both_ways_of_keeping_it() -> None:
+def test_a_snapshot_survives_both_ways_of_keeping_it(world: World) -> None:
     kept = saved(0, ModelId(0, 1), 2, 1.0)
+    keep(world, kept)
+    stored = from_checkpoint(CheckpointStore(world.blobs, "digits").open(kept.name))
     assert from_bytes(to_bytes(kept)) == kept
-    assert from_parts(to_parts(kept)) == kept
+    assert stored.title == "the checkpoint 0-1"
+    assert Saved(stored.snapshot, stored.trainer()) == kept
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"\x05\x00\x00\x00", to_bytes(Saved(Snapshot(0, GENESIS, 0, 0, {}), b""))[:9]]
 )
-def test_torn_bytes_are_no_snapshot(data: bytes) -> None:
+def test_torn_bytes_are_no_snapshot(world: World, data: bytes) -> None:
+    store = CheckpointStore(world.blobs, "digits")
+    store.save(ModelId(0, 1), {"protocol.msgpack": data, "trainer.safetensors": b""}, 0.0)
+    store.save(ModelId(0, 2), {"protocol.msgpack": data}, 0.0)
     with pytest.raises(CorruptError):
         from_bytes(data)
-    with pytest.raises(CorruptError):
-        from_parts({"protocol.msgpack": data, "trainer.safetensors": b""})
+    with pytest.raises(CorruptError, match="does not parse"):
+        from_checkpoint(store.open(ModelId(0, 1)))
     with pytest.raises(CorruptError, match=r"without trainer.safetensors"):
-        from_parts({"protocol.msgpack": data})
+        from_checkpoint(store.open(ModelId(0, 2)))
+
+
+def test_what_a_newer_program_wrote_is_told_from_what_is_torn(world: World) -> None:
+    newer = msgspec.msgpack.encode({"format": 2, "everything": "else"})
+    store = CheckpointStore(world.blobs, "digits")
+    store.save(ModelId(0, 1), {"protocol.msgpack": newer, "trainer.safetensors": b""}, 0.0)
+    with pytest.raises(FutureFormatError, match="format 2, expected at most 1"):
+        from_bytes(frame(newer, b""))
+    with pytest.raises(FutureFormatError, match="the checkpoint 0-1 has format 2"):
+        from_checkpoint(store.open(ModelId(0, 1)))

@@ -1,0 +1,102 @@
+"""The manifest of a checkpoint: what it must hold, by which a torn or altered one is found out."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import msgspec
+
+from common.core.messages import ModelId
+from common.errors import CorruptError, FutureFormatError
+
+MANIFEST = "manifest.json"
+FORMAT = 1  # the latest that this program knows
+_FOLDER = re.compile(r"([0-9]{20})-([0-9]{12})")
+_PART = re.compile(r"[a-z0-9_][a-z0-9_.-]*")
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One part of a checkpoint, as it was written."""
+
+    bytes: int
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.bytes} bytes of sha256 {self.sha256[:16]}"
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """All that can be known of a checkpoint without reading it."""
+
+    format: int
+    epoch: int
+    version: int
+    created_s: float  # since 1970
+    parts: dict[str, Part]
+    samples: int = 0  # trained since the job began
+    loss: float | None = None  # mean prequential loss of the last updates, None before the first
+
+
+class _Format(msgspec.Struct):
+    """What the manifests of all formats have in common."""
+
+    format: int
+
+
+def describe(data: bytes | memoryview) -> Part:
+    """What a manifest says of these bytes."""
+    return Part(memoryview(data).nbytes, hashlib.sha256(data).hexdigest())
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Write a manifest."""
+    return msgspec.json.encode(manifest)
+
+
+def decode_manifest(data: bytes, name: ModelId) -> Manifest:
+    """Read the manifest of a checkpoint.
+
+    Raises:
+        CorruptError: If it does not parse, or is that of another checkpoint.
+        FutureFormatError: If a newer program wrote it.
+    """
+    try:
+        found = msgspec.json.decode(data, type=_Format).format
+        if found > FORMAT:
+            raise FutureFormatError(
+                f"the checkpoint {told(name)} has format {found}, expected at most {FORMAT}:"
+                " a newer program wrote it, so run that"
+            )
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except _MALFORMED as error:
+        raise CorruptError(f"{MANIFEST} does not parse: {error}") from error
+    if (manifest.epoch, manifest.version) != name:
+        other = told(ModelId(manifest.epoch, manifest.version))
+        raise CorruptError(f"{MANIFEST} is that of {other}, expected {told(name)}")
+    strange = [part for part in manifest.parts if not is_part(part)]
+    if strange:
+        raise CorruptError(f"{MANIFEST} lists {strange[0]!r}, expected names of parts")
+    return manifest
+
+
+def is_part(name: str) -> bool:
+    """Whether a part may have this name."""
+    return name != MANIFEST and _PART.fullmatch(name) is not None
+
+
+def folder_of(name: ModelId) -> str:
+    """A checkpoint's folder; leading zeros make folders sort as their checkpoints rank."""
+    return f"{name.epoch:020}-{name.version:012}"
+
+
+def named_by(folder: str) -> ModelId | None:
+    """Which checkpoint has this folder, None where it is none of ours."""
+    match = _FOLDER.fullmatch(folder)
+    return ModelId(int(match[1]), int(match[2])) if match else None
+
+
+def told(name: ModelId) -> str:
+    """A checkpoint's name as people read it."""
+    return f"{name.epoch}-{name.version}"

@@ -1,0 +1,91 @@
+"""What is kept of a job's model, and which of it a person wants: newest, best, a version."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import typer
+
+from common.checkpoints import CheckpointStore
+from common.core.snapshots import choose
+from common.errors import CorruptError, UserError
+from common.manifest import told
+from common.saved import Stored, from_bytes, from_store, in_hand
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from common.core.messages import AuditRecord
+    from common.ports import Blobs, Board
+
+Wish: TypeAlias = int | Literal["newest", "best"]  # a version, or one of these
+Updates: TypeAlias = "Sequence[tuple[int, AuditRecord | None]]"
+
+
+def wish_of(text: str) -> Wish:
+    """Read which version a person wants.
+
+    Raises:
+        UserError: If it is none.
+    """
+    if text in ("newest", "best"):
+        return "newest" if text == "newest" else "best"
+    if not (text.isascii() and text.isdigit()):
+        raise UserError(f'a version is a number, "newest" or "best", got "{text}"')
+    return int(text)
+
+
+def on_board(board: Board) -> list[Stored]:
+    """Every hot snapshot that can be read.
+
+    Raises:
+        FutureFormatError: If a newer program wrote one.
+        UnavailableError: If the board is away.
+    """
+    found = list[Stored]()
+    for data in board.snapshots():
+        try:
+            found.append(in_hand(from_bytes(data)))
+        except CorruptError as error:
+            typer.echo(f"without a hot snapshot: {error}", err=True)
+    return found
+
+
+def in_storage(blobs: Blobs, job: str) -> list[Stored]:
+    """Every checkpoint that can be read, newest first.
+
+    Raises:
+        FutureFormatError: If a newer program wrote one.
+        UnavailableError: If storage is away.
+    """
+    found, unreadable = from_store(CheckpointStore(blobs, job))
+    for name, reason in unreadable.items():
+        typer.echo(f"without the checkpoint {told(name)}: {reason}", err=True)
+    return list(found.values())
+
+
+def pick(kept: Iterable[Stored], updates: Updates, wish: Wish) -> tuple[Stored, bytes]:
+    """The one that is wanted, of those whose updates count by the audit, and its trainer's part.
+
+    One whose weights cannot be read is passed over, as a coordinator would.
+
+    Raises:
+        UserError: If there is none; names the versions that there are.
+    """
+    counting = [stored for stored in kept if choose([stored.snapshot], updates) is not None]
+    wanted = sorted(counting, key=lambda stored: stored.snapshot.rank, reverse=True)
+    if wish == "best":
+        wanted = [stored for stored in wanted if stored.snapshot.loss is not None]
+        wanted.sort(key=lambda stored: stored.snapshot.loss or 0.0)  # of equals, the newest
+    elif wish != "newest":
+        wanted = [stored for stored in wanted if stored.snapshot.made.version == wish]
+    for stored in wanted:
+        try:
+            return stored, stored.trainer()
+        except CorruptError as error:
+            typer.echo(f"without {stored.title}: {error}", err=True)
+            counting.remove(stored)
+    versions = sorted({stored.snapshot.made.version for stored in counting})
+    listed = ", ".join(map(str, versions)) or "none yet"
+    what = f"no version {wish}" if isinstance(wish, int) else "no model"
+    raise UserError(f"{what} is kept that counts by the audit; kept: {listed}")
