@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -115,6 +116,14 @@ class Cluster:
     def kill(self, name: str) -> None:
         """Kill a process without notice."""
         self._children.pop(name).kill()
+
+    def freeze(self, name: str) -> None:
+        """Let a process do nothing at all until `thaw`."""
+        os.kill(self._children[name].pid, signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        """Let it go on as if nothing had happened."""
+        os.kill(self._children[name].pid, signal.SIGCONT)
 
     def stop(self, name: str) -> None:
         """Ask a process to end, and wait."""

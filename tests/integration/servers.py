@@ -1,0 +1,67 @@
+"""The servers that integration tests run on: all embedded, or all real."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from common.config import Settings
+from tests.integration.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from common.embedded.apache_kafka import ApacheKafka
+    from common.embedded.kafka import EmbeddedKafka
+    from common.embedded.redis import EmbeddedRedis
+
+
+@pytest.fixture
+def embedded(
+    embedded_kafka: EmbeddedKafka, embedded_redis: EmbeddedRedis, tmp_path: Path
+) -> Settings:
+    return Settings(
+        kafka=f"embedded:{embedded_kafka.control.path}",
+        redis=embedded_redis.url,
+        blobs=f"file://{tmp_path}/blobs",
+    )
+
+
+@pytest.fixture
+def real(apache_kafka: ApacheKafka, system_redis: EmbeddedRedis, tmp_path: Path) -> Settings:
+    return Settings(
+        kafka=apache_kafka.settings.bootstrap,
+        kafka_group_protocol="consumer",
+        redis=system_redis.url,
+        blobs=f"file://{tmp_path}/blobs",
+    )
+
+
+@pytest.fixture(
+    params=["embedded", pytest.param("real", marks=[pytest.mark.kafka, pytest.mark.redis])]
+)
+def settings(request: pytest.FixtureRequest) -> Settings:
+    found: Settings = request.getfixturevalue(request.param)
+    return found
+
+
+class Make(Protocol):
+    """Makes a cluster on the servers of the test."""
+
+    def __call__(self, name: str, records: int, options: str = "", poison: int = -1) -> Cluster:
+        """Make one; it is closed when the test ends."""
+
+
+@pytest.fixture
+def make(tmp_path: Path, settings: Settings) -> Iterator[Make]:
+    made = list[Cluster]()
+
+    def one(name: str, records: int, options: str = "", poison: int = -1) -> Cluster:
+        made.append(Cluster(settings, tmp_path, name, records, options, poison))
+        return made[-1]
+
+    yield one
+    for cluster in made:
+        cluster.close()
