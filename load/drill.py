@@ -21,7 +21,7 @@ from common.job_task import codec_of
 from common.jobs import JobBook
 from common.testing.counting import ENTRYPOINT
 from load.backlog import check_left, produce
-from load.stack import NotMeasuredError, await_until, check
+from load.stack import await_until, check
 from load.witness import SeenRound, Witness
 
 if TYPE_CHECKING:
@@ -148,14 +148,11 @@ class Drill:
         last = list[SeenRound]()
 
         def calm() -> bool:
+            check([*self.coordinators, *self.workers])
             last[:] = self.witness.rounds()[-_CALM_ROUNDS - 1 : -1]
             return self._calm(last)
 
-        try:
-            await_until(calm, _TIMEOUT_S, "all workers take part in undisturbed rounds")
-        except NotMeasuredError:
-            check([*self.coordinators, *self.workers])
-            raise
+        await_until(calm, _TIMEOUT_S, "all workers take part in undisturbed rounds")
         check_left(self._board, self._records)
         return last
 

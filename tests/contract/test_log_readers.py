@@ -107,6 +107,17 @@ def test_a_span_is_read_exactly_however_often_and_in_any_order(rig: Rig, fresh: 
             assert 0 < fetched.first_arrival_s <= fetched.last_arrival_s
 
 
+def test_a_span_of_large_records_is_read_whole(rig: Rig, fresh: str) -> None:
+    rig.log.create_topic(fresh, 1)
+    values = [bytes([number]) * 600_000 for number in range(4)]
+    for value in values:
+        rig.writer.append(fresh, value)
+    assert rig.writer.flush(PATIENCE_S)
+    with closing(rig.log.spans()) as spans:
+        assert spans.read(Span(fresh, 0, 0, 4), PATIENCE_S).values == values
+        assert spans.read(Span(fresh, 0, 2, 3), PATIENCE_S).values == values[2:3]
+
+
 def test_holes_in_a_span_are_left_out_and_not_waited_for(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 3)
     first = rig.append_before_hole(partition, b"first")  # 3, and 4 is a hole
