@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import socket
 import sys
 import threading
@@ -21,11 +20,10 @@ from common.errors import UnavailableError, UserError
 from common.jobs import JobBook, JobRecord
 from common.metrics import Metrics
 from common.telemetry import EventLogger, Outage, set_up_logging
+from common.termination import on_termination
 from services.coordinator.loop import JobCoordinator
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from common.ports import Log
 
 EXIT_OK = 0
@@ -102,12 +100,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     stopping = threading.Event()
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        stopping.set()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    on_termination(stopping.set)
     name = f"{arguments.name}-{uuid.uuid4().hex[:8]}"  # no two lives of a process are one candidate
     try:
         settings = read_settings(os.environ)

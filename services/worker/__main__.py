@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import socket
 import sys
 import threading
@@ -21,13 +20,12 @@ from common.core.messages import WorkerId
 from common.errors import UnavailableError, UserError
 from common.jobs import JobBook
 from common.telemetry import EventLogger, Outage, set_up_logging
+from common.termination import on_termination
 from services.worker.loop import JobWorker
 from services.worker.memory import keep_freed_memory
 from services.worker.notices import NoticeWatch
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from common.job import JobSpec
 
 EXIT_OK = 0  # it left because it was told to: by a signal, or by notice that the machine goes
@@ -54,7 +52,7 @@ class Watch:
             if self._job is not None:
                 running = [spec for spec in running if spec.name == self._job]
             if running:
-                return min(running, key=lambda spec: len(open_board(settings, spec.name).alive()))
+                return min(running, key=lambda spec: _workers_of(spec.name, settings))
             self._leaving.wait(JOBS_S)
         return None
 
@@ -88,12 +86,7 @@ def main() -> int:
     arguments = parser.parse_args()
     name = WorkerId(arguments.name or f"{socket.gethostname()}-{os.getpid()}")
     leaving = threading.Event()
-
-    def leave(_signal: int, _frame: FrameType | None) -> None:
-        leaving.set()
-
-    signal.signal(signal.SIGTERM, leave)
-    signal.signal(signal.SIGINT, leave)
+    on_termination(leaving.set)
     try:
         settings = read_settings(os.environ)
         set_up_logging(settings)
@@ -136,7 +129,16 @@ def _work(
             leaving.wait(JOBS_S)
             continue
         worker.run(partial(watch.goes_on, spec.name))
+        board.close()
         watch.close()
+
+
+def _workers_of(job: str, settings: Settings) -> int:
+    board = open_board(settings, job)
+    try:
+        return len(board.alive())
+    finally:
+        board.close()
 
 
 if __name__ == "__main__":
