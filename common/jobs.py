@@ -109,19 +109,20 @@ class JobBook:
             raise UserError(f'there is no job "{job}"; jobs: {known}')
         return jobs[job]
 
-    def check_free(self, job: str) -> None:
-        """Check that no job has this name.
+    def check_new(self, spec: JobSpec) -> None:
+        """Check that a job can be submitted.
 
         Raises:
-            UserError: If one has.
+            UserError: If its name is taken or a stream does not exist.
             UnavailableError: If Kafka is away for long.
         """
-        taken = self.read().get(job)
+        taken = self.read().get(spec.name)
         if taken is not None:
             raise UserError(
-                f'the name "{job}" belongs to a job that is {taken.wanted}: its history stays in'
-                " Kafka, so choose another name"
+                f'the name "{spec.name}" belongs to a job that is {taken.wanted}: its history stays'
+                " in Kafka, so choose another name"
             )
+        check_streams(spec, self._log)
 
     def submit(self, spec: JobSpec, origin: Origin | None = None) -> JobRecord:
         """Make a job: its topics, its first positions, its record.
@@ -135,8 +136,7 @@ class JobBook:
                 job of this name in the same moment.
             UnavailableError: If Kafka is away for long.
         """
-        self.check_free(spec.name)
-        check_streams(spec, self._log)
+        self.check_new(spec)
         self._make_topics(spec)
         first = first_positions(spec, self._log)
         reason = "submitted" if origin is None else f"submitted, begins with {origin}"

@@ -27,8 +27,13 @@ class _Kind(msgspec.Struct, frozen=True):
     parameters: int  # P
     buffers: int  # B
 
+    @property
+    def size(self) -> str:
+        """Of the model, as people read it."""
+        return f"{self.parameters:,} parameters, {self.buffers:,} buffers"
+
     def __str__(self) -> str:
-        return f"{self.optimizer}, {self.parameters:,} parameters, {self.buffers:,} buffers"
+        return f"{self.optimizer}, {self.size}"
 
 
 class _Held(NamedTuple):
@@ -161,7 +166,9 @@ class Trainer:
         """
         held = _unpacked(data)
         if held.kind != msgspec.structs.replace(self._kind, optimizer=held.kind.optimizer):
-            raise CorruptError(f"it holds {held.kind}, but this job's model has {self._kind}")
+            raise CorruptError(
+                f"it holds {held.kind.size}, but this job's model has {self._kind.size}"
+            )
         same = held.kind == self._kind
         self._take(held.weights, held.state if same else {})
         return held.kind.optimizer

@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from common.errors import UserError
 from common.job import parse_job
 from common.jobs import JobBook, encode_job
+from services.cli.origins import begin_with
 from services.cli.outside import outside_of
 from services.cli.watch import watch
 
@@ -30,21 +31,35 @@ Name = Annotated[str, typer.Argument(help="The job's name.")]
 def submit(
     context: typer.Context,
     file: Annotated[str, typer.Argument(help="The job as YAML or JSON; - reads standard input.")],
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="JOB[@VERSION]",
+            help="Begin with another job's checkpoint: the newest, @best, or one @NUMBER.",
+        ),
+    ] = "",
 ) -> None:
     """Check a job whole and post it; the coordinators take it up from there.
 
-    Example: [bold]doll job submit digits.yaml[/]
+    Example: [bold]doll job submit digits.yaml --from letters@best[/]
     """
     from common.job_task import task_of  # noqa: PLC0415 -- torch takes seconds to load
 
-    allowed = outside_of(context).settings.tasks
-    spec = parse_job(_read(file), allowed)
-    task_of(spec, allowed)
-    record = _book(context).submit(spec)
+    outside = outside_of(context)
+    spec = parse_job(_read(file), outside.settings.tasks)
+    task_of(spec, outside.settings.tasks)
+    book, beginning = _book(context), None
+    if source:
+        book.check_new(spec)  # before anything is put into its folder
+        beginning = begin_with(source, spec, book, outside)
+    record = book.submit(spec, None if beginning is None else beginning.origin)
     typer.echo(
         f"job {spec.name} submitted: {len(record.first)} partitions of"
         f" {', '.join(spec.streams)}, from {spec.start_at} on"
     )
+    if beginning is not None:
+        typer.echo(beginning.told)
 
 
 @app.command("list")

@@ -10,7 +10,7 @@ from common import topics
 from common.core.spans import Partition
 from common.errors import UserError, WireError
 from common.job import parse_job
-from common.jobs import JobBook, JobRecord, decode_job, encode_job, first_positions
+from common.jobs import JobBook, JobRecord, Origin, decode_job, encode_job, first_positions
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
 from tests.unit.test_job import TEXT
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 JOBS = Partition(topics.JOBS, 0)
+ORIGIN = Origin("letters", 12, 400, "a1" * 32)
 A, B = Partition("clinic-a", 0), Partition("clinic-b", 0)
 
 
@@ -91,6 +92,13 @@ def test_a_stopped_job_goes_on_where_it_was(log: MemoryLog) -> None:
     submitted = book.submit(parse_job(TEXT))
     book.want("digits", "stopped", "enough")
     assert book.want("digits", "running", "submitted") == submitted
+
+
+def test_what_a_job_begins_with_stays_with_it(log: MemoryLog) -> None:
+    book = JobBook(log)
+    assert book.submit(parse_job(TEXT), ORIGIN).reason == "submitted, begins with letters@400"
+    book.want("digits", "paused", "enough")
+    assert JobBook(log).get("digits").origin == ORIGIN
 
 
 def test_a_job_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog) -> None:
@@ -193,6 +201,18 @@ def test_a_job_begins_where_its_start_says(log: MemoryLog) -> None:
 def test_a_record_survives_the_wire() -> None:
     record = JobRecord(parse_job(TEXT), "paused", {A: 5, B: 7}, "why", 1000.5)
     assert decode_job(b"digits", encode_job(record)) == record
+    assert b"origin" not in encode_job(record)
+    record = record._replace(origin=ORIGIN)
+    assert decode_job(b"digits", encode_job(record)) == record
+
+
+@pytest.mark.parametrize(("old", "new"), [("a1" * 32, "../" * 3), ("400", "-1"), ("12", '"12"')])
+def test_an_origin_that_makes_no_sense_is_refused(old: str, new: str) -> None:
+    record = JobRecord(parse_job(TEXT), "running", {A: 0, B: 0}, "", 0.0, ORIGIN)
+    value = encode_job(record).decode()
+    origin = value[value.index('"origin"') :]
+    with pytest.raises(WireError, match="origin"):
+        decode_job(b"digits", value.replace(origin, origin.replace(old, new)).encode())
 
 
 @pytest.mark.parametrize(

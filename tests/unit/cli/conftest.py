@@ -28,14 +28,16 @@ class World:
     redis: MemoryRedis = field(default_factory=MemoryRedis)
     blobs: MemoryBlobs = field(default_factory=MemoryBlobs)
 
-    def run(self, *arguments: str, code: int = 0, typed: str = "") -> Result:
+    def run(
+        self, *arguments: str, code: int = 0, typed: str = "", blobs: str = "s3://memory"
+    ) -> Result:
         """Run a command line and check how it ends."""
         result = CliRunner().invoke(
             app,
             list(arguments),
             input=typed,
             obj=self._connect,
-            env={"COLUMNS": "200", "DOLL_BLOBS": "s3://memory"},
+            env={"COLUMNS": "200", "DOLL_BLOBS": blobs},
             catch_exceptions=False,
         )
         assert result.exit_code == code, result.output

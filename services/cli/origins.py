@@ -1,0 +1,75 @@
+"""`doll job submit --from`: a checkpoint of another job becomes what a new one begins with.
+
+It is copied into the new job's folder, since the other job goes on deleting its own: so version 0
+of the new job can always be made again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from common import topics
+from common.checkpoints import CheckpointStore
+from common.errors import CorruptError, UserError
+from common.jobs import Origin
+from common.wire import decode_audit
+from services.cli.kept import in_storage, pick, wish_of
+from services.cli.reading import read_decoded
+
+if TYPE_CHECKING:
+    from common.job import JobSpec
+    from common.jobs import JobBook
+    from services.cli.outside import Outside
+
+
+class Beginning(NamedTuple):
+    """What a job begins with, kept in its folder, and a sentence about it."""
+
+    origin: Origin
+    told: str
+
+
+def begin_with(source: str, spec: JobSpec, book: JobBook, outside: Outside) -> Beginning:
+    """Find a checkpoint that counts, see that it fits, and copy it.
+
+    Args:
+        source: JOB or JOB@VERSION, where the version is a number, `newest` or `best`.
+        spec: The new job.
+        book: The jobs topic.
+        outside: The outside.
+
+    Raises:
+        UserError: If there is no such job, no such checkpoint, or no object storage, or if the
+            model is another.
+        FutureFormatError: If a newer program wrote a checkpoint of that job.
+        UnavailableError: If Kafka or object storage is away.
+    """
+    from common.job_task import trainer_of  # noqa: PLC0415 -- torch takes seconds to load
+
+    job, _, version = source.partition("@")
+    wish = wish_of(version) if "@" in source else "newest"
+    book.get(job)
+    if not outside.settings.blobs:
+        raise UserError(
+            f"--from {source}: checkpoints are in object storage, and none is named: set DOLL_BLOBS"
+        )
+    blobs = outside.open_blobs()
+    updates = read_decoded(outside.open_log(), topics.updates_topic(job), decode_audit)
+    found, data = pick(in_storage(blobs, job), updates, wish)
+    trainer = trainer_of(spec, outside.settings.tasks)()
+    try:
+        other = trainer.adopt(data)
+    except CorruptError as error:
+        raise UserError(
+            f"--from {source}: {found.title} of {job} does not fit: {error}; give the new job the"
+            " same task, with the same options"
+        ) from error
+    sha256 = CheckpointStore(blobs, spec.name).put_origin(trainer.snapshot())
+    origin = Origin(job, found.snapshot.by, found.snapshot.made.version, sha256)
+    own = spec.optimizer.name
+    what = (
+        f"weights and optimizer state ({own})"
+        if other == own
+        else f"weights alone, for the optimizer was {other} and is {own} now"
+    )
+    return Beginning(origin, f"it begins with {found.title} of {job}: {what}")

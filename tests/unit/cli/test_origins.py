@@ -1,0 +1,129 @@
+"""`doll job submit --from`: what fits is copied, what does not is refused, and why."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from common.checkpoints import CheckpointStore
+from common.core.messages import Lead, ModelId
+from common.job import parse_job
+from common.job_task import trainer_of
+from common.jobs import JobBook
+from common.learning.checkpoint import unpack
+from common.wire import encode_audit
+from services.cli import exits
+from tests.unit.cli.test_audit import LEAD, batch, update
+from tests.unit.cli.test_job import JOB, submitted
+from tests.unit.cli.test_model import keep, saved
+
+if TYPE_CHECKING:
+    from tests.unit.cli.conftest import World
+
+NEXT = JOB.replace("name: digits", "name: next")
+
+
+@pytest.fixture
+def led(world: World) -> World:
+    """Versions 1, 2 and 3 of digits; a second leader took the third back. Of each a checkpoint."""
+    submitted(world)
+    made = (update(1, batch(0, 0, 2)), update(2, batch(1, 2, 4)), update(3, batch(2, 4, 6)))
+    records = (LEAD, *made, Lead(0, ModelId(0, 2), "c2"))
+    world.write("doll.digits.updates", *map(encode_audit, records))
+    keep(world, saved(0, ModelId(0, 1), 2, 1.0, 0.3))
+    keep(world, saved(0, ModelId(0, 2), 3, 2.0, 0.4))
+    keep(world, saved(0, ModelId(0, 3), 4, 3.0, 0.1))
+    return world
+
+
+def shown(world: World, job: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(world.run("job", "show", job).stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "version"),
+    [("digits", 2), ("digits@newest", 2), ("digits@best", 1), ("digits@1", 1), ("digits@2", 2)],
+)
+def test_a_job_begins_with_a_checkpoint_that_counts(led: World, source: str, version: int) -> None:
+    result = led.run("job", "submit", "-", "--from", source, typed=NEXT)
+    assert "job next submitted" in result.stdout
+    assert (
+        f"it begins with the checkpoint 0-{version} of digits: weights and optimizer state (adam)"
+        in result.stdout
+    )
+    (blob,) = led.blobs.names("next/")
+    data = led.blobs.content[blob]
+    origin = shown(led, "next")["origin"]
+    sha256 = hashlib.sha256(data).hexdigest()
+    assert origin == {"job": "digits", "epoch": 0, "version": version, "sha256": sha256}
+    assert blob == f"next/origin/{sha256}.safetensors"
+    trainer = trainer_of(parse_job(NEXT), ())()
+    trainer.restore(data)  # it is a snapshot of the new job
+    assert set(np.frombuffer(trainer.weights(), np.float32)) == {float(version)}
+    assert f"begins with digits@{version}" in led.run("job", "list").stdout
+
+
+def test_a_job_without_one_shows_none(led: World) -> None:
+    assert "origin" not in shown(led, "digits")
+
+
+def test_the_copy_outlives_the_checkpoint(led: World) -> None:
+    led.run("job", "submit", "-", "--from", "digits@1", typed=NEXT)
+    CheckpointStore(led.blobs, "digits").keep(1, begun=ModelId(9, 0))
+    origin = JobBook(led.log).get("next").origin
+    assert origin is not None
+    data = CheckpointStore(led.blobs, "next").origin(origin.sha256)
+    assert set(unpack(data)[0]["weights"]) == {1.0}
+
+
+def test_with_another_optimizer_the_weights_come_alone(led: World) -> None:
+    text = NEXT.replace("name: adam", "name: sgd")
+    result = led.run("job", "submit", "-", "--from", "digits", typed=text)
+    assert "weights alone, for the optimizer was adam and is sgd now" in result.stdout
+    (blob,) = led.blobs.names("next/")
+    trainer_of(parse_job(text), ())().restore(led.blobs.content[blob])
+
+
+def test_a_torn_checkpoint_is_passed_over(led: World) -> None:
+    (part,) = [n for n in led.blobs.names("") if n.endswith("000000000002/trainer.safetensors")]
+    led.blobs.put(part, b"torn")
+    result = led.run("job", "submit", "-", "--from", "digits", typed=NEXT)
+    assert "without the checkpoint 0-2: trainer.safetensors has 4 bytes" in result.stderr
+    assert shown(led, "next")["origin"]["version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "change", "message"),
+    [
+        ("digit", ("", ""), 'there is no job "digit"; jobs: digits'),
+        ("digits@", ("", ""), 'a version is a number, "newest" or "best", got ""'),
+        ("digits@last", ("", ""), 'a version is a number, "newest" or "best", got "last"'),
+        ("digits@3", ("", ""), "no version 3 is kept that counts by the audit; kept: 1, 2"),
+        (
+            "digits",
+            ("classes: 10", "classes: 9"),
+            "the checkpoint 0-2 of digits does not fit: it holds 38,282 parameters, 0 buffers, but",
+        ),
+        ("digits", ("name: next", "name: digits"), 'the name "digits" belongs to a job'),
+        ("digits", ("clinic-a", "clinic-x"), 'there is no topic "clinic-x"'),
+    ],
+)
+def test_what_cannot_be_begun_with_is_refused_and_nothing_is_left(
+    led: World, source: str, change: tuple[str, str], message: str
+) -> None:
+    text = NEXT.replace(*change)
+    result = led.run("job", "submit", "-", "--from", source, typed=text, code=exits.REFUSED)
+    assert message in result.stderr
+    assert list(JobBook(led.log).read()) == ["digits"]
+    assert [name for name in led.blobs.names("") if "/origin/" in name] == []
+
+
+def test_without_object_storage_that_is_said(led: World) -> None:
+    arguments = ("job", "submit", "-", "--from", "digits")
+    result = led.run(*arguments, typed=NEXT, code=exits.REFUSED, blobs="")
+    assert "--from digits: checkpoints are in object storage, and none is named" in result.stderr
