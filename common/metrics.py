@@ -63,16 +63,21 @@ class Metrics:
                 ages.add_metric([job], age_s)
         yield ages
 
-    def serve(self, host: str, port: int) -> None:
-        """Answer scrapes from a thread of its own, until the process ends.
+    def serve(self, host: str, port: int) -> int:
+        """Answer scrapes from a thread of its own, until the process ends; returns the port.
+
+        Args:
+            host: The address.
+            port: 0 for any that is free.
 
         Raises:
             UserError: If the address cannot be had.
         """
         try:
-            start_http_server(port, host, self.registry)
+            server, _ = start_http_server(port, host, self.registry)
         except OSError as error:
             raise UserError(
                 f"metrics cannot be served on {host}:{port}: {error}; set DOLL_METRICS_PORT and"
                 " DOLL_METRICS_HOST, one port for each replica of a machine"
             ) from error
+        return int(server.server_port)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MISSING = "NoSuchKey"
 _LOST_RACE = {"PreconditionFailed", "ConditionalRequestConflict", _MISSING}
-_PART_BYTES = 32 << 20  # larger blobs go up in parts of this size, several at a time
+_PART_BYTES = 32 << 20  # ten of them are in memory at a time; 10,000 are the most that a blob has
 _TIMEOUT_S = 10.0
 _ATTEMPTS = 3  # S3 says "slow down" in ordinary operation; what outlasts this is the caller's
 
@@ -38,6 +38,8 @@ class S3Blobs:
         prefix: Put before every name, as it is; end it with a slash.
         endpoint_url: A server other than AWS.
         region: Where boto3's own settings do not say it.
+        part_bytes: Larger blobs go up in parts of this size, several at a time; S3 takes none that
+            is smaller than 5 MiB, but the last.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class S3Blobs:
         prefix: str = "",
         endpoint_url: str | None = None,
         region: str | None = None,
+        part_bytes: int = _PART_BYTES,
     ) -> None:
         self._bucket = bucket
         self._prefix = prefix
@@ -63,14 +66,15 @@ class S3Blobs:
             ),
         )
         self._transfer = TransferConfig(
-            multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES
+            multipart_threshold=part_bytes, multipart_chunksize=part_bytes
         )
+        self._part_bytes = part_bytes
 
     def put(self, name: str, data: bytes | memoryview) -> None:
         """Write whole or not at all; a reader never sees a part."""
         body, key = io.BytesIO(data), self._prefix + name
         with self._storage(name):
-            if len(body.getbuffer()) <= _PART_BYTES:
+            if len(body.getbuffer()) <= self._part_bytes:
                 self._client.put_object(Bucket=self._bucket, Key=key, Body=body)
             else:
                 self._client.upload_fileobj(body, self._bucket, key, Config=self._transfer)

@@ -59,7 +59,7 @@ class MemoryBlobs:
 
 
 class DyingBlobs:
-    """Passes calls on until one is too many: from then on the store is away.
+    """Passes calls on until one is too many: from then on the store is away, until `revive`.
 
     Args:
         blobs: The store that lives on.
@@ -71,6 +71,10 @@ class DyingBlobs:
         self._blobs = blobs
         self._left = calls
         self._lands = last_lands
+
+    def revive(self, calls: int) -> None:
+        """Come back, for so many calls."""
+        self._left = calls
 
     def put(self, name: str, data: bytes | memoryview) -> None:
         """Write, or die."""

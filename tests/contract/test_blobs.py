@@ -13,7 +13,9 @@ import boto3
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.server import ThreadedMotoServer
+from werkzeug.serving import make_server
 
 from common.adapters.disk_blobs import DiskBlobs
 from common.adapters.s3_blobs import S3Blobs
@@ -21,8 +23,9 @@ from common.errors import UnavailableError, UserError
 from common.testing.blobs import MemoryBlobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+    from wsgiref.types import StartResponse, WSGIEnvironment
 
     from common.ports import Blobs
 
@@ -245,6 +248,82 @@ def test_a_blob_cannot_be_a_folder_too(tmp_path: Path) -> None:
 
 
 # --- S3 ------------------------------------------------------------------------------------------
+
+PART_BYTES = 5 << 20  # the smallest that S3 takes
+LARGE = bytes(range(256)) * (12 << 12)  # 12 MiB: three parts
+
+
+class FailingServer:
+    """An S3 server on which the second part of a large blob always fails."""
+
+    def __init__(self) -> None:
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _answer(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        if "partNumber=2" in environ["QUERY_STRING"]:
+            start("500 Internal Server Error", [("Connection", "close")])
+            return [b"<Error><Code>InternalError</Code></Error>"]
+        answer: Iterable[bytes] = self._moto(environ, start)
+        return answer
+
+
+@pytest.fixture
+def failing(s3_server: str) -> Iterator[str]:
+    """Its address; the buckets are those of the other server."""
+    del s3_server
+    server = FailingServer()
+    yield server.url
+    server.close()
+
+
+def test_a_blob_above_the_size_of_a_part_goes_up_in_parts(s3_server: str) -> None:
+    blobs = S3Blobs(BUCKET, "parts/", s3_server, REGION, PART_BYTES)
+    for name, data, parts in (("large", LARGE, 3), ("small", LARGE[:PART_BYTES], None)):
+        blobs.put(name, data)
+        found = blobs.get_tagged(name)
+        assert found is not None
+        assert found[0] == data
+        assert ("-" in found[1]) == (parts is not None)  # S3 marks such tags with the count
+        assert parts is None or found[1].strip('"').endswith(f"-{parts}")
+    assert blobs.names("") == ["large", "small"]
+
+
+def test_a_blob_whose_part_fails_is_not_there_and_what_was_there_stays(failing: str) -> None:
+    blobs = S3Blobs(BUCKET, "failing/", failing, REGION, PART_BYTES)
+    with pytest.raises(UnavailableError):
+        blobs.put("large", LARGE)
+    assert blobs.get("large") is None
+    assert blobs.names("") == []
+    blobs.put("large", b"small")
+    with pytest.raises(UnavailableError):
+        blobs.put("large", memoryview(LARGE))
+    assert blobs.get("large") == b"small"
+    client = boto3.client("s3", endpoint_url=failing, region_name=REGION)
+    assert "Uploads" not in client.list_multipart_uploads(Bucket=BUCKET)  # nothing costs money
+
+
+def test_parts_that_a_killed_writer_left_are_no_blob(s3_server: str) -> None:
+    client = boto3.client("s3", endpoint_url=s3_server, region_name=REGION)
+    upload = client.create_multipart_upload(Bucket=BUCKET, Key="killed/large")["UploadId"]
+    client.upload_part(
+        Bucket=BUCKET, Key="killed/large", UploadId=upload, PartNumber=1, Body=LARGE[:PART_BYTES]
+    )
+    blobs = S3Blobs(BUCKET, "killed/", s3_server, REGION, PART_BYTES)
+    assert blobs.get("large") is None
+    assert blobs.names("") == []
+    blobs.put("large", LARGE)
+    assert blobs.get("large") == LARGE
+    client.abort_multipart_upload(Bucket=BUCKET, Key="killed/large", UploadId=upload)
 
 
 def test_a_store_that_does_not_answer_is_unavailable(s3_server: str) -> None:

@@ -1,0 +1,362 @@
+"""Snapshots come and go whatever object storage does, and nothing begins again in silence."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client import generate_latest
+
+from common.checkpoints import CheckpointStore
+from common.core.messages import ModelId
+from common.core.snapshots import Snapshot, genesis
+from common.core.spans import Partition
+from common.errors import CorruptError, FutureFormatError, UserError
+from common.job import parse_job
+from common.jobs import JobRecord, Origin
+from common.metrics import Metrics
+from common.saved import Saved, to_parts
+from common.telemetry import EventLogger
+from common.testing.blobs import DyingBlobs, MemoryBlobs
+from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.clock import HandClock
+from services.coordinator.snapshots import SnapshotStore
+from tests.unit.cli.test_job import JOB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.ports import Blobs
+
+FIRST = {Partition("clinic-a", 0): 5}
+SPEC = parse_job(JOB + "checkpoint: {keep: 2}\n")
+FOLDER = "digits/checkpoints/"
+PATIENCE_S = 20.0
+MANY = 10**6
+
+
+def saved(version: int, by: int = 3, loss: float = 0.5) -> Saved:
+    """A snapshot whose weights tell whose it is."""
+    snapshot = Snapshot(by, ModelId(by, version), version, 0, FIRST, losses=(loss,))
+    return Saved(snapshot, b"weights of %d-%d" % (by, version))
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+class Bench:
+    """Stores of one job, and everything around them."""
+
+    def __init__(self) -> None:
+        self.clock = HandClock(1000.0)
+        self.board = MemoryBoard(MemoryRedis(), "digits")
+        self.metrics = Metrics()
+        self.faults = list[BaseException]()
+        self._stores = list[SnapshotStore]()
+
+    def store(self, blobs: Blobs | None, origin: Origin | None = None) -> SnapshotStore:
+        """A replica's store."""
+        record = JobRecord(SPEC, "running", FIRST, "", 0.0, origin)
+        self._stores.append(
+            SnapshotStore(
+                record,
+                self.board,
+                None if blobs is None else CheckpointStore(blobs, "digits"),
+                logger=EventLogger(logging.getLogger("coordinator")),
+                metrics=self.metrics,
+                fail=self.faults.append,
+                clock=self.clock,
+            )
+        )
+        return self._stores[-1]
+
+    def failures(self) -> float:
+        """Checkpoints that could not be written."""
+        lines = generate_latest(self.metrics.registry).decode().splitlines()
+        found = [line for line in lines if line.startswith("doll_checkpoint_failures_total{")]
+        return float(found[0].split()[-1]) if found else 0.0
+
+    def close(self) -> None:
+        """End all."""
+        for store in self._stores:
+            store.close()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.close()
+
+
+def wrote(blobs: Blobs, *snapshots: Saved) -> None:
+    for each in snapshots:
+        CheckpointStore(blobs, "digits").save(each.name, to_parts(each), 900.0)
+
+
+def finished(blobs: Blobs) -> list[ModelId]:
+    return CheckpointStore(blobs, "digits").finished()
+
+
+def part(blobs: Blobs, version: int, name: str) -> str:
+    (found,) = [each for each in blobs.names(FOLDER) if each.endswith(f"{version:012}/{name}")]
+    return found
+
+
+# --- what a leader leaves ------------------------------------------------------------------------
+
+
+def test_a_checkpoint_says_how_good_it_is_and_too_many_are_cleared_away(bench: Bench) -> None:
+    blobs = MemoryBlobs()
+    store = bench.store(blobs)
+    for version, loss in ((10, 0.5), (20, 0.1), (30, 0.4), (40, 0.3)):
+        store.put(saved(version, loss=loss), checkpoint=True)
+        assert store.flush(PATIENCE_S)
+    assert [name.version for name in finished(blobs)] == [40, 30, 20]
+    checkpoint = CheckpointStore(blobs, "digits").open(ModelId(3, 20))
+    assert (checkpoint.manifest.loss, checkpoint.manifest.created_s) == (0.1, 1000.0)
+
+
+class HangingBlobs(MemoryBlobs):
+    """Writes nothing until it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.let = threading.Event(), threading.Event()
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        """Write, when it is let."""
+        self.asked.set()
+        assert self.let.wait(PATIENCE_S)
+        super().put(name, data)
+
+
+def test_while_storage_hangs_hot_snapshots_go_on_and_the_newest_checkpoint_is_next(
+    bench: Bench,
+) -> None:
+    # storage  ──────│ hangs with 10 ────────────│ 10 │ 40 │
+    # leader     10c      20c  25  30c  35  40c
+    blobs = HangingBlobs()
+    store = bench.store(blobs)
+    store.put(saved(10), checkpoint=True)
+    assert blobs.asked.wait(PATIENCE_S)
+    for version in range(20, 45, 5):
+        store.put(saved(version), checkpoint=version % 10 == 0)
+        assert [hot.snapshot.made.version for hot in store.hot()] == [version]
+    assert not store.flush(0.0)
+    blobs.let.set()
+    assert store.flush(PATIENCE_S)
+    assert [name.version for name in finished(blobs)] == [40, 10]
+
+
+class RefusingBlobs(MemoryBlobs):
+    """Does not let us in, until it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = True
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        """Write, or refuse."""
+        if self.closed:
+            raise UserError("check the bucket's policy")
+        super().put(name, data)
+
+
+@pytest.mark.parametrize("kind", ["away", "refusing"])
+def test_after_an_outage_the_newest_checkpoint_is_written_and_failures_were_counted(
+    bench: Bench, kind: str
+) -> None:
+    memory, refusing = MemoryBlobs(), RefusingBlobs()
+    dying = DyingBlobs(memory, 0)
+    store = bench.store(dying if kind == "away" else refusing)
+    for version in (10, 20, 30):
+        store.put(saved(version), checkpoint=True)
+        until(lambda: bench.failures() >= 1, "a failure is counted")
+        assert [hot.snapshot.made.version for hot in store.hot()] == [version]
+    dying.revive(MANY)
+    refusing.closed = False
+    assert store.flush(PATIENCE_S)
+    assert [name.version for name in finished(memory if kind == "away" else refusing)] == [30]
+    assert bench.faults == []
+
+
+def test_a_store_that_is_closed_in_an_outage_ends(bench: Bench) -> None:
+    before = set(threading.enumerate())
+    store = bench.store(DyingBlobs(MemoryBlobs(), 0))
+    store.put(saved(10), checkpoint=True)
+    until(lambda: bench.failures() >= 1, "a failure is counted")
+    own = set(threading.enumerate()) - before
+    assert len(own) == 1
+    store.close()
+    until(lambda: not any(thread.is_alive() for thread in own), "its thread has ended")
+
+
+class BrokenBlobs(MemoryBlobs):
+    """Has a bug."""
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        """Fail as no store may."""
+        raise RuntimeError(f"{len(data)} bytes of {name}: a bug")
+
+
+def test_a_bug_ends_the_loop_of_the_job(bench: Bench) -> None:
+    bench.store(BrokenBlobs()).put(saved(10), checkpoint=True)
+    until(lambda: len(bench.faults) == 1, "the fault is told")
+    assert isinstance(bench.faults[0], RuntimeError)
+
+
+def test_a_leader_that_begins_clears_away_what_it_took_back(bench: Bench) -> None:
+    blobs = MemoryBlobs()
+    wrote(blobs, saved(10), saved(20), saved(30))
+    bench.store(blobs).put(saved(20, by=9), checkpoint=False)
+    until(lambda: finished(blobs) == [ModelId(3, 20), ModelId(3, 10)], "30 is gone")
+
+
+# --- how old the newest one is -------------------------------------------------------------------
+
+
+def test_the_age_is_that_of_the_newest_checkpoint_whoever_wrote_it(bench: Bench) -> None:
+    blobs = MemoryBlobs()
+    wrote(blobs, saved(10))  # at 900
+    store = bench.store(blobs)
+    assert store.age_s() is None
+    store.put(saved(15, by=9), checkpoint=False)  # at 1000
+    until(lambda: store.age_s() == 100.0, "storage has told")
+    bench.clock.advance(50.0)
+    assert store.age_s() == 150.0
+    store.put(saved(20, by=9), checkpoint=True)
+    assert store.flush(PATIENCE_S)
+    bench.clock.advance(1.0)
+    assert store.age_s() == 1.0
+
+
+def test_while_storage_is_away_the_age_counts_from_when_the_leader_began(bench: Bench) -> None:
+    dying = DyingBlobs(MemoryBlobs(), 0)
+    store = bench.store(dying)
+    store.put(saved(10), checkpoint=False)
+    bench.clock.advance(60.0)
+    store.put(saved(20), checkpoint=True)
+    assert store.age_s() == 60.0
+    dying.revive(MANY)
+    assert store.flush(PATIENCE_S)
+    assert store.age_s() == 0.0
+
+
+def test_without_object_storage_there_is_no_age(bench: Bench) -> None:
+    store = bench.store(None)
+    store.put(saved(10), checkpoint=True)
+    assert store.age_s() is None
+    assert store.lasting() == []
+
+
+# --- what a candidate finds ----------------------------------------------------------------------
+
+
+def found(store: SnapshotStore) -> dict[int, bytes | str]:
+    """Weights by version, or why they cannot be read."""
+    told = dict[int, bytes | str]()
+    for stored in store.lasting():
+        try:
+            told[stored.snapshot.made.version] = stored.trainer()
+        except CorruptError as error:
+            told[stored.snapshot.made.version] = str(error)
+    return told
+
+
+def test_a_torn_checkpoint_is_passed_over_for_the_one_before(bench: Bench) -> None:
+    blobs = MemoryBlobs()
+    wrote(blobs, saved(10), saved(20), saved(30))
+    blobs.put(part(blobs, 30, "manifest.json"), b"{")
+    blobs.put(part(blobs, 20, "trainer.safetensors"), b"weights of 3-2O")
+    told = found(bench.store(blobs))
+    assert list(told) == [20, 10]
+    assert str(told[20]).startswith("trainer.safetensors has 15 bytes of sha256")
+    assert told[10] == b"weights of 3-10"
+
+
+def test_where_all_are_torn_nothing_begins_again_until_a_person_has_looked(bench: Bench) -> None:
+    blobs = MemoryBlobs()
+    wrote(blobs, saved(10), saved(20))
+    whole = dict(blobs.content)
+    blobs.put(part(blobs, 20, "manifest.json"), b"")
+    blobs.delete(part(blobs, 10, "trainer.safetensors"))
+    store = bench.store(blobs)
+    for _ in range(2):  # a search begins anew after each that is torn
+        found(store)
+    with pytest.raises(CorruptError) as caught:
+        store.first(FIRST)
+    assert "none to go on from (3-10: trainer.safetensors is missing" in str(caught.value)
+    assert "3-20: manifest.json does not parse" in str(caught.value)
+    assert "or delete them to begin again" in str(caught.value)
+
+    blobs.content.update(whole)
+    assert found(store) == {20: b"weights of 3-20", 10: b"weights of 3-10"}
+    for name in blobs.names(FOLDER):
+        blobs.delete(name)
+    assert found(store) == {}
+    assert store.first(FIRST).snapshot == genesis(FIRST)
+
+
+def test_one_that_was_never_finished_hinders_nobody(bench: Bench) -> None:
+    blobs = MemoryBlobs()
+    wrote(blobs, saved(10))
+    blobs.delete(part(blobs, 10, "manifest.json"))
+    blobs.delete(FOLDER + "latest")  # which is moved when all is there
+    store = bench.store(blobs)
+    assert found(store) == {}
+    assert store.first(FIRST).trainer() == b""
+
+
+def test_one_that_vanished_after_it_was_finished_is_missed(bench: Bench) -> None:
+    blobs = MemoryBlobs()
+    wrote(blobs, saved(10))
+    blobs.delete(part(blobs, 10, "manifest.json"))
+    store = bench.store(blobs)
+    assert found(store) == {}
+    with pytest.raises(CorruptError, match=r"3-10: manifest\.json is missing"):
+        store.first(FIRST)
+
+
+def test_what_a_newer_program_wrote_is_not_passed_over(bench: Bench) -> None:
+    blobs = MemoryBlobs()
+    wrote(blobs, saved(10), saved(20))
+    blobs.put(part(blobs, 20, "manifest.json"), b'{"format":2}')
+    with pytest.raises(FutureFormatError, match="the checkpoint 3-20 has format 2"):
+        bench.store(blobs).lasting()
+
+
+def test_a_torn_hot_snapshot_is_passed_over(bench: Bench) -> None:
+    store = bench.store(None)
+    store.put(saved(10), checkpoint=False)
+    bench.board.put_snapshot(9, b"torn")
+    (hot,) = store.hot()
+    assert (hot.title, hot.trainer()) == ("the hot snapshot 3-10", b"weights of 3-10")
+
+
+# --- what it begins with -------------------------------------------------------------------------
+
+
+def test_a_job_begins_with_the_weights_of_another(bench: Bench) -> None:
+    blobs = MemoryBlobs()
+    origin = Origin("letters", 7, 400, CheckpointStore(blobs, "digits").put_origin(b"theirs"))
+    first = bench.store(blobs, origin).first(FIRST)
+    assert (first.snapshot, first.trainer()) == (genesis(FIRST), b"theirs")
+
+
+def test_a_job_does_not_begin_with_other_weights_than_it_was_given(bench: Bench) -> None:
+    blobs = MemoryBlobs()
+    origin = Origin("letters", 7, 400, CheckpointStore(blobs, "digits").put_origin(b"theirs"))
+    (name,) = blobs.names("digits/origin/")
+    blobs.put(name, b"others")
+    with pytest.raises(CorruptError, match=r"the weights of letters@400: .* has 6 bytes of sha256"):
+        bench.store(blobs, origin).first(FIRST)
+    with pytest.raises(CorruptError, match="the weights of letters@400, which are in object stor"):
+        bench.store(None, origin).first(FIRST)
