@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from common.config import Settings
 from common.embedded.apache_kafka import ApacheKafka, resolve
@@ -54,14 +54,22 @@ class Servers:
     pids: dict[str, int] = field(default_factory=dict)  # of those that we started
 
 
-def freeze(service: Service) -> None:
-    """Let a service do nothing at all until `thaw`."""
-    os.kill(service.pid, signal.SIGSTOP)
+class Process(Protocol):
+    """A service or a server: something with a process id."""
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
 
 
-def thaw(service: Service) -> None:
-    """Let a service go on, if it is frozen."""
-    os.kill(service.pid, signal.SIGCONT)
+def freeze(process: Process) -> None:
+    """Let a process do nothing at all until `thaw`."""
+    os.kill(process.pid, signal.SIGSTOP)
+
+
+def thaw(process: Process) -> None:
+    """Let a process go on, if it is frozen."""
+    os.kill(process.pid, signal.SIGCONT)
 
 
 def check(services: Iterable[Service]) -> None:

@@ -26,6 +26,7 @@ from common.embedded.process import Child
 from common.errors import UnavailableError, UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from types import TracebackType
 
 _POM_FOLDER = Path(__file__).parents[2] / "deploy" / "kafka"
@@ -38,8 +39,9 @@ _PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller_port}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners={listeners},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners={advertised}
+listener.security.protocol.map={protocols},CONTROLLER:PLAINTEXT
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs={data}/log
@@ -123,15 +125,19 @@ class ApacheKafka:
         jars: Where Kafka's jars are, see `resolve`.
         data: Its folder: what is in it already is kept and served again.
         port: Where clients find it; a free one if 0.
+        proxies: Ports of proxies in front of it. A client goes on to the address that the broker
+            advertises, so each gets a listener of its own, in `proxied`, that advertises the proxy.
 
     Raises:
         UnavailableError: If it does not start; the message quotes what it said.
     """
 
-    def __init__(self, jars: Path, data: Path, port: int = 0) -> None:
+    def __init__(self, jars: Path, data: Path, port: int = 0, proxies: Sequence[int] = ()) -> None:
         self._classpath = f"{jars}/*"
         self._data = data
         self._port = port or _free_port()
+        self._proxies = tuple(proxies)
+        self.proxied = tuple(_free_port() for _ in proxies)  # where each proxy passes its bytes on
         self._controller_port = _free_port()
         self._write_configuration()
         self._format()
@@ -178,9 +184,14 @@ class ApacheKafka:
 
     def _write_configuration(self) -> None:
         self._data.mkdir(parents=True, exist_ok=True)
+        names = ["PLAINTEXT", *(f"PROXY{number}" for number in range(len(self._proxies)))]
         (self._data / "server.properties").write_text(
             _PROPERTIES.format(
-                port=self._port, controller_port=self._controller_port, data=self._data
+                listeners=_listeners(names, (self._port, *self.proxied)),
+                advertised=_listeners(names, (self._port, *self._proxies)),
+                protocols=",".join(f"{name}:PLAINTEXT" for name in names),
+                controller_port=self._controller_port,
+                data=self._data,
             )
         )
         (self._data / "log4j2.properties").write_text(
@@ -251,6 +262,11 @@ def main() -> None:
         sys.stdout.write(f"Kafka is at {kafka.settings.bootstrap}; Ctrl-C ends it\n")
         sys.stdout.flush()
         kafka.await_end()
+
+
+def _listeners(names: Iterable[str], ports: Iterable[int]) -> str:
+    pairs = zip(names, ports, strict=True)
+    return ",".join(f"{name}://127.0.0.1:{port}" for name, port in pairs)
 
 
 def _free_port() -> int:

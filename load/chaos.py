@@ -1,0 +1,245 @@
+"""Breaks everything that can break, and proves that every record was used exactly once.
+
+    python load/chaos.py --minutes 5 --seed 7 --json chaos.json
+
+Starts Apache Kafka, Redis, an S3 server, two coordinators and four workers as processes, with a
+network in between that can be cut. Producers write numbered records for one job of the counting
+model while a schedule drawn from the seed kills, freezes, cuts, slows and brings back. Then
+everything is healed, the job drains, and each weight must be exactly -1.
+
+Exit status: 0 all is well; 1 a weight is wrong, the audit has a flaw or the job does not drain;
+2 it could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
+from common.connections import open_log
+from common.embedded.services import Service
+from common.errors import OutsideError, UserError
+from common.testing.counting import ENTRYPOINT
+from load import report
+from load.chaos_actions import actions_on
+from load.chaos_report import CarriedOut, Outcome
+from load.chaos_schedule import Fault, draw
+from load.counting import CountingJob, counting_job
+from load.fleet import Fleet, Slot
+from load.outside import Outside
+from load.pauses import UpdatesWatch
+from load.producers import Producers
+from load.stack import NotMeasuredError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_JOB = "chaos"
+_PRODUCERS = 3
+_GRADIENT_S = 0.02  # of a batch: long enough that many a fault strikes in the middle of a round
+_START_S = 90.0  # until the first update
+_SPARE_S = 120.0  # the model has weights for what may be produced beyond the run
+_DRAIN_S = 120.0
+_LOOK_S = 0.02
+_STATUS_S = 5.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for."""
+
+    seconds: float
+    seed: int
+    workers: int
+    coordinators: int
+    rate_per_s: float
+
+    def schedule(self) -> tuple[Fault, ...]:
+        """The faults that the seed draws."""
+        sizes = dict.fromkeys(("worker", "worker-redis", "worker-kafka"), self.workers)
+        return draw(self.seed, self.seconds, sizes | {"coordinator": self.coordinators})
+
+
+class Run:
+    """One run on servers that stand.
+
+    Args:
+        plan: What is asked for.
+        folder: For logs.
+        outside: Servers and network.
+        stack: Ends what is started here.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, outside: Outside, stack: ExitStack) -> None:
+        self._plan = plan
+        self._outside = outside
+        log = open_log(outside.settings, "chaos")
+        records = int(plan.rate_per_s * (plan.seconds + _SPARE_S))
+        self._job = CountingJob(counting_job(_JOB, records, _GRADIENT_S), outside.settings, log)
+        self._watch = UpdatesWatch(log, _JOB)
+        stack.callback(self._watch.stop)
+        self._watch.start()
+
+        def coordinator(number: int, _life: int) -> Service:
+            return Service("coordinator", f"c{number + 1}", outside.settings, folder)
+
+        def worker(number: int, life: int) -> Service:
+            name = f"w{number + 1}" if life == 1 else f"w{number + 1}.{life}"
+            settings = outside.worker_settings(number)
+            return Service("worker", name, settings, folder, ["--job", _JOB])
+
+        self._coordinators = _fleet(coordinator, plan.coordinators)
+        stack.callback(self._coordinators.stop)
+        self._workers = _fleet(worker, plan.workers)
+        stack.callback(self._workers.stop)
+        self._producers = Producers(self._job.record, log, _PRODUCERS, plan.rate_per_s)
+        self._actions = actions_on(outside, self._workers, self._coordinators)
+        self._began = time.monotonic()
+        self._carried_out = list[CarriedOut]()
+        self._status_at = 0.0
+
+    def carry_out(self) -> Outcome:
+        """Do all faults, heal, drain, and look at what was learned.
+
+        Raises:
+            NotMeasuredError: If it did not begin, or something of ours failed.
+            OutsideError: If a server does not come back.
+        """
+        if not self._turn_until(lambda: bool(self._watch.times), _START_S):
+            raise NotMeasuredError(f"no update within {_START_S:g} s; see the logs")
+        self._began = time.monotonic()
+        self._do_faults(self._plan.schedule())
+        self._heal()
+        healed = time.monotonic()
+        drained = self._turn_until(self._job.drained, _DRAIN_S)
+        drained_s = time.monotonic() - healed
+        proof, produced = self._job.audit(), self._producers.produced
+        unexpected = (*self._workers.unexpected, *self._coordinators.unexpected)
+        return Outcome(
+            carried_out=self._carried_out,
+            update_times_s=[at - self._began for at in self._watch.times],
+            leads=self._watch.leads,
+            produced=produced,
+            drained_s=drained_s if drained else None,
+            behind="" if drained else self._job.behind(),
+            proof=proof,
+            unlearned=self._job.unlearned(proof, produced) if drained else (),
+            unexpected=[each._replace(at_s=each.at_s - self._began) for each in unexpected],
+            overran=self._workers.overran + self._coordinators.overran,
+        )
+
+    def _do_faults(self, faults: Sequence[Fault]) -> None:
+        """Begin and end each when it is its time."""
+        began_s = dict[Fault, float]()
+        moments = [(at_s, fault) for fault in faults for at_s in (fault.at_s, fault.ends_s)]
+        for at_s, fault in sorted(moments):
+            self._turn_until(partial(self._is, at_s), self._plan.seconds)
+            action = self._actions[fault.kind]
+            if fault not in began_s:
+                began_s[fault] = self._now_s()
+                action.begin(fault.number)
+            else:
+                action.end(fault.number)
+                done = CarriedOut(fault, began_s[fault], self._now_s())
+                self._carried_out.append(done)
+        self._turn_until(partial(self._is, self._plan.seconds), self._plan.seconds)
+
+    def _heal(self) -> None:
+        """Let everything run and nothing more come in."""
+        self._outside.heal()
+        self._outside.await_broker()
+        self._workers.bring_all_back()
+        self._coordinators.bring_all_back()
+        self._producers.stop()
+
+    def _turn_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Look after everything until something is so; False if it never was."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            self._workers.look()
+            self._coordinators.look()
+            self._producers.check()
+            self._watch.check()
+            self._tell()
+            time.sleep(_LOOK_S)
+        return True
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def _is(self, at_s: float) -> bool:
+        return self._now_s() >= at_s
+
+    def _tell(self) -> None:
+        """Say where it stands, now and then."""
+        if time.monotonic() < self._status_at:
+            return
+        self._status_at = time.monotonic() + _STATUS_S
+        print(
+            f"{self._now_s():4.0f} s  {self._producers.produced:,} records"
+            f"  {len(self._watch.times):,} updates  {len(self._carried_out)} faults over",
+            flush=True,
+        )
+
+
+def _fleet(start: Callable[[int, int], Service], size: int) -> Fleet:
+    return Fleet([Slot(partial(start, number)) for number in range(size)])
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="example: python load/chaos.py --minutes 5 --seed 7 --json chaos.json",
+    )
+    parser.add_argument("--minutes", type=float, default=1.0, help="of faults; default %(default)g")
+    parser.add_argument("--seed", type=int, default=0, help="of the schedule; default %(default)d")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--coordinators", type=int, default=2)
+    parser.add_argument("--rate", type=float, default=200.0, help="records/s; default %(default)g")
+    parser.add_argument("--logs", type=Path, help="keep data and logs here; default: if it fails")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    """Run, report, judge."""
+    given = parse()
+    plan = Plan(60 * given.minutes, given.seed, given.workers, given.coordinators, given.rate)
+    folder = given.logs or Path(tempfile.mkdtemp(prefix="doll-chaos-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = report.machine()
+    try:
+        with ExitStack() as stack:
+            outside = stack.enter_context(Outside(folder, plan.workers, (ENTRYPOINT,)))
+            outcome = Run(plan, folder, outside, stack).carry_out()
+    except (NotMeasuredError, UserError, OutsideError) as error:
+        print(f"could not be run: {error}\nlogs: {folder}", file=sys.stderr)
+        return 2
+    outcome.draw()
+    print(report.in_words(machine))
+    report.write(given.json, {**asdict(plan), "machine": machine, **outcome.as_data()})
+    failures = outcome.failures()
+    for failure in failures:
+        print(f"FAILS: {failure}")
+    if failures:
+        print(f"seed {plan.seed}, logs: {folder}")
+    elif given.logs is None:
+        shutil.rmtree(folder)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

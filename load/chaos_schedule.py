@@ -1,0 +1,125 @@
+"""What goes wrong when: a schedule of faults as data, drawn from a seed."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_FIRST_S = 1.0  # the job runs well so long
+_LAST_S = 1.0  # and so long before the end nothing new begins
+_MEAN_GAP_S = 1.7  # from one fault to the next; a deck of all kinds fits into less than a minute
+_AT_ONCE = 3  # targets that are not whole: with more, no update would come for half a minute
+
+
+class Kind(NamedTuple):
+    """One way in which something goes wrong."""
+
+    name: str
+    family: str  # what it strikes; a target of the same name means all of them
+    often: int  # cards in the deck
+    shortest_s: float  # until it is undone: brought back, thawed, healed
+    longest_s: float
+    recovers_s: float = 0.0  # a target is not struck again so soon after it was brought back
+
+
+# Freezes and cuts lie on both sides of what notices them: beats (1.2 s), the lease (1 s), the
+# session in the consumer group (2 s), the wait for an answer from Redis (5 s).
+KINDS = (
+    Kind("worker killed", "worker", 4, 0.1, 4.0),
+    Kind("worker frozen", "worker", 3, 0.3, 5.0),
+    Kind("worker given notice", "worker", 3, 3.0, 6.0),  # the machine's end comes after so long
+    Kind("all workers killed", "fleet", 1, 1.0, 3.0, recovers_s=5.0),
+    Kind("coordinator killed", "coordinator", 2, 0.5, 4.0),
+    Kind("coordinator frozen", "coordinator", 2, 0.5, 8.0),
+    Kind("coordinator given notice", "coordinator", 1, 3.0, 6.0),
+    Kind("Redis killed", "redis", 1, 0.1, 2.0),
+    Kind("Redis frozen", "redis", 1, 0.5, 6.0),
+    Kind("broker killed", "kafka", 1, 0.1, 1.0, recovers_s=8.0),
+    Kind("broker stopped", "kafka", 1, 0.1, 1.0, recovers_s=8.0),
+    Kind("broker frozen", "kafka", 1, 0.5, 4.0, recovers_s=2.0),
+    Kind("storage cut off", "storage", 1, 2.0, 12.0),
+    Kind("storage refuses", "storage", 1, 2.0, 12.0),
+    Kind("worker-Redis cut", "worker-redis", 2, 0.3, 8.0),
+    Kind("worker-Redis reset", "worker-redis", 1, 0.0, 1.0),
+    Kind("worker-Redis slow", "worker-redis", 1, 1.0, 5.0),
+    Kind("worker-Kafka cut", "worker-kafka", 2, 0.3, 8.0),
+    Kind("worker-Kafka reset", "worker-kafka", 1, 0.0, 1.0),
+    Kind("worker-Kafka slow", "worker-kafka", 1, 1.0, 5.0),
+)
+FAMILIES = frozenset(kind.family for kind in KINDS)
+
+
+class Fault(NamedTuple):
+    """One thing that goes wrong: times count from the beginning of the run."""
+
+    at_s: float
+    kind: str
+    family: str
+    number: int  # which of the family, from 0
+    lasts_s: float
+
+    @property
+    def ends_s(self) -> float:
+        """When it is undone."""
+        return self.at_s + self.lasts_s
+
+
+class _Card(NamedTuple):
+    kind: Kind
+    number: int
+    lasts_s: float
+
+    @property
+    def target(self) -> tuple[str, int]:
+        return self.kind.family, self.number
+
+
+def draw(seed: int, seconds: float, sizes: dict[str, int]) -> tuple[Fault, ...]:
+    """Draw a schedule, by time.
+
+    Kinds are dealt from a shuffled deck, so that a run of a minute has nearly all of them. Times
+    are uniform, so that there are clusters and lulls; but a fault waits while too much is broken,
+    and nothing is struck again before it is whole again.
+
+    Args:
+        seed: Where all chance comes from.
+        seconds: Length of the run; everything is undone by then.
+        sizes: How many there are of each family; 1 where it is not named.
+    """
+    random = Random(seed)  # noqa: S311 -- chance that can be repeated, no secret
+    last_s = seconds - _LAST_S
+    count = max(0, round((last_s - _FIRST_S) / _MEAN_GAP_S))
+    times = sorted(random.uniform(_FIRST_S, last_s) for _ in range(count))
+    deck = list[_Card]()
+    whole_at = dict[tuple[str, int], float]()  # when each target may be struck again
+    faults = list[Fault]()
+    for time_s in times:
+        broken = sorted(whole_s for whole_s in whole_at.values() if whole_s > time_s)
+        at_s = broken[-_AT_ONCE] if len(broken) >= _AT_ONCE else time_s
+        if at_s > last_s:
+            break
+        if not any(whole_at.get(card.target, 0.0) <= at_s for card in deck):
+            deck += _shuffled(random, sizes)
+        card = next(card for card in deck if whole_at.get(card.target, 0.0) <= at_s)
+        deck.remove(card)
+        lasts_s = min(card.lasts_s, seconds - at_s)
+        faults.append(Fault(at_s, card.kind.name, card.kind.family, card.number, lasts_s))
+        whole_at[card.target] = at_s + lasts_s + card.kind.recovers_s
+    return tuple(faults)
+
+
+def _shuffled(random: Random, sizes: dict[str, int]) -> Sequence[_Card]:
+    cards = [
+        _Card(
+            kind,
+            random.randrange(sizes.get(kind.family, 1)),
+            random.uniform(kind.shortest_s, kind.longest_s),
+        )
+        for kind in KINDS
+        for _ in range(kind.often)
+    ]
+    random.shuffle(cards)
+    return cards

@@ -1,0 +1,165 @@
+"""Servers and a network that can be broken: Kafka, Redis, object storage, proxies before them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from urllib.parse import urlsplit
+
+import boto3
+from botocore.exceptions import BotoCoreError
+
+from common.config import Settings
+from common.embedded.apache_kafka import ApacheKafka, resolve
+from common.embedded.process import Child
+from common.embedded.redis import EmbeddedRedis
+from load.proxy import Network
+from load.stack import freeze, thaw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+_BUCKET = "checkpoints"
+_REGION = "us-east-1"
+_STORAGE_START_S = 30.0
+# Of our own S3 server, which believes everybody; its clients want to be told something.
+_CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "chaos",
+    "AWS_SECRET_ACCESS_KEY": "chaos",
+    "AWS_DEFAULT_REGION": _REGION,
+}
+
+
+class Outside:
+    """Everything that services talk to, all of it real; ends with its context.
+
+    Coordinators reach Kafka and Redis directly, each worker through proxies of its own; object
+    storage lies behind one proxy for all.
+
+    Args:
+        folder: For data and logs.
+        workers: How many pairs of proxies there are.
+        tasks: Entrypoints that jobs may name.
+    """
+
+    def __init__(self, folder: Path, workers: int, tasks: tuple[str, ...]) -> None:
+        os.environ.update(_CREDENTIALS)  # boto3 looks for them there, in our services too
+        with ExitStack() as stack:
+            network = stack.enter_context(Network())
+            self.redis_links = tuple(network.proxy() for _ in range(workers))
+            self.kafka_links = tuple(network.proxy() for _ in range(workers))
+            self.storage_link = network.proxy()
+            self.storage_link.pass_on_to(_storage(stack, folder))
+
+            binary = shutil.which("redis-server")
+            self.redis = EmbeddedRedis(Path(binary) if binary else None, tcp=True)
+            stack.callback(self.redis.close)
+            redis_port = urlsplit(self.redis.url).port or 0
+            for link in self.redis_links:
+                link.pass_on_to(redis_port)
+
+            # A broker takes seconds to come back. One thread, so that all is done in its order; it
+            # stays to the end, since the kernel ends a child with the thread that made it.
+            self._operator = stack.enter_context(ThreadPoolExecutor(1, "broker"))
+            self._operations = list[Future[None]]()
+            proxies = [link.port for link in self.kafka_links]
+            self._kafka = ApacheKafka(resolve(), folder / "kafka", proxies=proxies)
+            stack.callback(lambda: self._operator.submit(self._kafka.stop).result())
+            for link, port in zip(self.kafka_links, self._kafka.proxied, strict=True):
+                link.pass_on_to(port)
+
+            self.settings = Settings(
+                kafka=self._kafka.settings.bootstrap,
+                kafka_group_protocol="consumer",
+                redis=self.redis.url,
+                blobs=f"s3://{_BUCKET}/jobs",
+                s3_endpoint=f"http://127.0.0.1:{self.storage_link.port}",
+                tasks=tasks,
+                threads=1,
+            )
+            self._ends = stack.pop_all()
+
+    def worker_settings(self, number: int) -> Settings:
+        """The settings of the worker behind the proxies of this number."""
+        return self.settings.model_copy(
+            update={
+                "kafka": f"127.0.0.1:{self.kafka_links[number].port}",
+                "redis": f"redis://127.0.0.1:{self.redis_links[number].port}/0",
+            }
+        )
+
+    def kill_broker(self) -> None:
+        """End Kafka as a crash would."""
+        self._later(self._kafka.kill)
+
+    def stop_broker(self) -> None:
+        """Shut Kafka down in order."""
+        self._later(self._kafka.stop)
+
+    def restart_broker(self) -> None:
+        """Bring Kafka back with its data."""
+        self._later(self._kafka.restart)
+
+    def freeze_broker(self) -> None:
+        """Let Kafka do nothing."""
+        self._later(lambda: freeze(self._kafka))
+
+    def thaw_broker(self) -> None:
+        """Let Kafka go on."""
+        self._later(lambda: thaw(self._kafka))
+
+    def await_broker(self) -> None:
+        """Wait until everything that was asked of the broker is done.
+
+        Raises:
+            UnavailableError: If it did not start again.
+        """
+        for operation in self._operations:
+            operation.result()
+        self._operations.clear()
+
+    def heal(self) -> None:
+        """Make the network whole."""
+        for link in (*self.redis_links, *self.kafka_links, self.storage_link):
+            link.heal()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ends.close()
+
+    def _later(self, do: Callable[[], None]) -> None:
+        self._operations.append(self._operator.submit(do))
+
+
+def _storage(stack: ExitStack, folder: Path) -> int:
+    """Start an S3 server with one bucket, as a process; returns its port."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = Child(command, folder / "storage.log")
+    stack.callback(server.stop)
+    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}")
+
+    def has_bucket() -> bool:
+        try:
+            client.create_bucket(Bucket=_BUCKET)
+        except BotoCoreError:  # not there yet
+            return False
+        return True
+
+    server.await_ready(has_bucket, _STORAGE_START_S)
+    return port

@@ -1,0 +1,174 @@
+"""The broken network does what it says, and is whole again when it is healed."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from load.proxy import Network
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from load.proxy import Proxy
+
+PATIENCE_S = 10.0  # for what must come
+SILENCE_S = 0.1  # in which nothing must come
+
+
+class Echo:
+    """A server that says everything back, a thread for each connection."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                while data := connection.recv(1 << 16):
+                    connection.sendall(data)
+            except OSError:
+                return
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    with closing(Echo()) as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(echo: Echo) -> Iterator[Proxy]:
+    with Network() as network:
+        made = network.proxy()
+        made.pass_on_to(echo.port)
+        yield made
+
+
+def connected(proxy: Proxy) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", proxy.port), PATIENCE_S)
+
+
+def heard(connection: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length and (more := connection.recv(1 << 16)):
+        data += more
+    return data
+
+
+def silent(connection: socket.socket) -> bool:
+    connection.settimeout(SILENCE_S)
+    try:
+        connection.recv(1)
+    except TimeoutError:
+        return True
+    finally:
+        connection.settimeout(PATIENCE_S)
+    return False
+
+
+def is_over(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def refused(proxy: Proxy) -> bool:
+    try:
+        with connected(proxy) as connection:
+            return is_over(connection)
+    except ConnectionResetError:
+        return True
+
+
+def test_bytes_pass_in_both_directions_whole_and_in_order(proxy: Proxy) -> None:
+    message = bytes(range(256)) * 4096
+    with connected(proxy) as connection:
+        threading.Thread(target=connection.sendall, args=(message,), daemon=True).start()
+        assert heard(connection, len(message)) == message
+
+
+def test_the_end_of_one_side_reaches_the_other(proxy: Proxy) -> None:
+    with connected(proxy) as connection:
+        connection.sendall(b"last")
+        connection.shutdown(socket.SHUT_WR)
+        assert heard(connection, 5) == b"last"
+
+
+def test_while_cut_nothing_passes_and_nobody_is_told(proxy: Proxy) -> None:
+    with connected(proxy) as old:
+        old.sendall(b"before")
+        assert heard(old, 6) == b"before"
+        proxy.cut()
+        with connected(proxy) as new:
+            old.sendall(b"held")
+            new.sendall(b"new")
+            assert silent(old)
+            assert silent(new)
+            proxy.heal()
+            assert heard(old, 4) == b"held"
+            assert heard(new, 3) == b"new"
+
+
+def test_refusing_ends_what_is_there_and_what_comes(proxy: Proxy) -> None:
+    with connected(proxy) as old:
+        old.sendall(b"before")
+        assert heard(old, 6) == b"before"
+        proxy.refuse()
+        assert is_over(old)
+    assert refused(proxy)
+
+
+def test_refusing_ends_connections_that_were_cut(proxy: Proxy) -> None:
+    with connected(proxy) as connection:
+        connection.sendall(b"before")
+        assert heard(connection, 6) == b"before"
+        proxy.cut()
+        connection.sendall(b"held")
+        proxy.refuse()
+        assert is_over(connection)
+
+
+def test_slow_bytes_arrive_nevertheless(proxy: Proxy) -> None:
+    with connected(proxy) as connection:
+        proxy.slow(SILENCE_S)
+        connection.sendall(b"late")
+        assert silent(connection)
+        assert heard(connection, 4) == b"late"
+
+
+def test_after_healing_new_connections_work(proxy: Proxy) -> None:
+    for hurt in (proxy.cut, proxy.refuse, lambda: proxy.slow(60.0)):
+        hurt()
+        proxy.heal()
+        with connected(proxy) as connection:
+            connection.sendall(b"well")
+            assert heard(connection, 4) == b"well"
+
+
+def test_a_server_that_is_away_looks_away(proxy: Proxy, echo: Echo) -> None:
+    with connected(proxy) as connection:
+        connection.sendall(b"before")
+        assert heard(connection, 6) == b"before"
+    echo.close()
+    proxy.pass_on_to(1)  # nobody listens there
+    assert refused(proxy)
