@@ -128,8 +128,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "coordinator.py",
-                "if counts:\n                    yield from self._lead(",
-                "if True:\n                    yield from self._lead(",
+                "elif candidacy is not None and own and counts:",
+                "elif candidacy is not None and own:",
             ),
         ),
     ),
@@ -139,8 +139,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "coordinator.py",
-                "if counts:\n                    yield from self._step_down(",
-                "if False:\n                    yield from self._step_down(",
+                "if self._leader is not None and counts:",
+                "if False:",
             ),
         ),
     ),
@@ -297,7 +297,7 @@ MUTANTS = (
     ),
     Mutant(
         "what was quarantined after a snapshot is not trained on either",
-        100,
+        1000,
         (
             Edit(
                 CORE + "leader.py",
@@ -323,8 +323,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "            yield do.DeadLetterBatch(record)\n\n    # --- events",
-                "            pass\n\n    # --- events",
+                "            yield do.DeadLetterBatch(record)\n        # At once",
+                "            pass\n        # At once",
             ),
         ),
     ),
