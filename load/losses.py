@@ -60,25 +60,28 @@ class Leaving(NamedTuple):
     worker: str
     left_ms: float  # until its process had ended
     undisturbed_ms: float  # median of the rounds just before
-    rounds: list[tuple[float, int]]  # of the updates until then: ms, gradients in one hand
+    delays_ms: list[float]  # of each update until then
+    computing_ms: list[float]  # what of it is further gradients in the fullest hands
 
     @property
     def values_ms(self) -> list[float]:
-        """How much later than undisturbed each of these updates was."""
-        return [ms - self.undisturbed_ms for ms, _ in self.rounds]
+        """What is judged."""
+        return self.delays_ms
 
     @property
     def parts_ms(self) -> dict[str, float]:
         """What else was timed."""
+        both = zip(self.delays_ms, self.computing_ms, strict=True)
         return {
+            "worst of it besides further gradients": max(d - c for d, c in both),
             "until its process has ended": self.left_ms,
             "undisturbed round": self.undisturbed_ms,
         }
 
     @property
     def note(self) -> str:
-        """How many gradients the slowest round waited for, one after the other."""
-        return f"slowest round of {max(self.rounds)[1]} gradients"
+        """Nothing."""
+        return ""
 
 
 def kill_workers(drill: Drill, kills: int) -> Iterator[Recovery]:
@@ -135,11 +138,14 @@ def ask_to_leave(drill: Drill, times: int) -> Iterator[Leaving]:
         touched = [each for each in rounds if round_.began_at <= each.began_at < left_at]
         drill.await_applied(*touched)
         drill.bring_back(victim)
+        usual_ms, conditions = _median_ms(undisturbed), drill.conditions
+        further = [each.most_asked() - conditions.share for each in touched]
         yield Leaving(
             victim.name,
             left_ms=1e3 * (left_at - asked_at),
-            undisturbed_ms=_median_ms(undisturbed),
-            rounds=[(1e3 * each.seconds, each.most_asked()) for each in touched],
+            undisturbed_ms=usual_ms,
+            delays_ms=[1e3 * each.seconds - usual_ms for each in touched],
+            computing_ms=[1e3 * conditions.gradient_s * count for count in further],
         )
 
 

@@ -148,8 +148,8 @@ class Measured(NamedTuple):
         title = f"{self.name}: {self.measurement.title}, {len(self.found)} times; {on.kafka}"
         report.draw(title, ("ms", "median", "p95", "max"), rows)
         notes = Counter(each.note for each in self.found)
-        told = ", ".join(f"{note} {count}x" for note, count in notes.items() if note)
-        print(f"{told or 'nothing else to say'}; others used {self.others:.2f} cores meanwhile")
+        told = [f"{note}: {count} times" for note, count in notes.items() if note]
+        print("; ".join([*told, f"others used {self.others:.2f} cores meanwhile"]))
         print("each, ms: " + " ".join(f"{value:.0f}" for value in self.values_ms))
 
 

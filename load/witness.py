@@ -7,6 +7,7 @@ topic has: about a millisecond after the one, two after the other. All times are
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -58,8 +59,12 @@ class SeenRound:
         return tuple(b for order in orders if order.worker == worker for b in order.batches)
 
     def most_asked(self) -> int:
-        """Batches in the fullest hands: so many gradients one after the other."""
-        return max(len(order.batches) for order in self.triggers[0][1].orders)
+        """Batches that one worker was asked for: so many gradients one after the other."""
+        asked = Counter[str]()
+        for _, trigger in self.triggers:
+            for order in trigger.orders:
+                asked[order.worker] += len(order.batches)
+        return max(asked.values())
 
     def given_again_at(self, batches: tuple[Batch, ...], away_from: str) -> float | None:
         """When somebody else was asked for one of these batches, None if nobody was."""
