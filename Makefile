@@ -3,10 +3,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SEEDS ?= 10000
+MINUTES ?= 5
+SEED ?= 1
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint unit servers kafka simulate format clean
+.PHONY: help install demo test lint unit servers kafka simulate chaos nightly format clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -43,6 +45,11 @@ kafka: $(INSTALLED)  ## a real Apache Kafka on a free port until Ctrl-C (Java 17
 
 simulate: $(INSTALLED)  ## the protocol under SEEDS=10000 fault schedules
 	$(BIN)/python -m common.simulation --seeds 0 $(SEEDS)
+
+chaos: $(INSTALLED)  ## kill, freeze and cut off everything on a real stack for MINUTES=5, seeded by SEED=1
+	$(BIN)/python load/chaos.py --minutes $(MINUTES) --seed $(SEED)
+
+nightly: simulate chaos  ## what takes too long for every change: 10,000 schedules, five minutes of chaos
 
 format: $(INSTALLED)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
