@@ -127,10 +127,9 @@ class SnapshotStore:
             reasons = "; ".join(
                 f"{told(name)}: {why}" for name, why in sorted(self._unreadable.items())
             )
-            self._unreadable = {}  # whoever resumes the job has perhaps brought them back
             raise CorruptError(
                 f"there are checkpoints, but none to go on from ({reasons}): bring them back, or"
-                f" delete them to begin again with version 0"
+                f" delete all of {self._record.spec.name}/checkpoints/ to begin with version 0"
             )
         data = self._origin()
         return Stored("version 0", genesis(positions), lambda: data)
@@ -151,10 +150,12 @@ class SnapshotStore:
 
     def _read(self, name: ModelId, trainer: Callable[[], bytes]) -> bytes:
         try:
-            return trainer()
+            weights = trainer()
         except CorruptError as error:
             self._pass_over(name, str(error))
             raise
+        self._unreadable.pop(name, None)  # somebody brought it back
+        return weights
 
     def _pass_over(self, name: ModelId, reason: str) -> None:
         self._unreadable[name] = reason

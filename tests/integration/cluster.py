@@ -105,12 +105,13 @@ class Cluster:
         self._writer = self.log.writer()
         self._produced = 0
 
-    def start(self, service: str, name: str) -> None:
-        """Start a worker or a coordinator."""
+    def start(self, service: str, name: str, job: str = "", **settings: object) -> None:
+        """Start a worker, of another job if one is named, or a coordinator."""
         command = [sys.executable, "-m", f"services.{service}", "--name", name]
         if service == "worker":
-            command += ["--job", self.job]
-        environment = {**os.environ, **self.settings.environ()}
+            command += ["--job", job or self.job]
+        own = self.settings.model_copy(update=settings)
+        environment = {**os.environ, **own.environ()}
         self._children[name] = Child(command, self._folder / f"{name}.log", environment=environment)
 
     def kill(self, name: str) -> None:

@@ -295,7 +295,7 @@ def test_where_all_are_torn_nothing_begins_again_until_a_person_has_looked(bench
         store.first(FIRST)
     assert "none to go on from (3-10: trainer.safetensors is missing" in str(caught.value)
     assert "3-20: manifest.json does not parse" in str(caught.value)
-    assert "or delete them to begin again" in str(caught.value)
+    assert "or delete all of digits/checkpoints/ to begin" in str(caught.value)
 
     blobs.content.update(whole)
     assert found(store) == {20: b"weights of 3-20", 10: b"weights of 3-10"}

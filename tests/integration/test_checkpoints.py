@@ -1,0 +1,200 @@
+"""A job that stands still goes on from what storage holds, or waits for a person; on processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+
+from common.checkpoints import CheckpointStore
+from common.connections import open_blobs, open_board
+from common.jobs import JobBook
+from common.learning.checkpoint import unpack
+from common.learning.optimizers import OptimizerSettings
+from common.learning.trainer import Trainer
+from common.saved import from_bytes
+from tests.integration.cluster import Cluster, await_condition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.ports import Blobs
+    from tests.integration.servers import Make
+
+pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
+
+OFTEN = "checkpoint: {every_updates: 4, keep: 3}"
+TRAINER = "trainer.safetensors"
+
+
+def stopped_half_way(make: Make, name: str) -> Cluster:
+    """A job that was stopped when it had trained 400 of 800 records, its Redis empty since."""
+    cluster = make(name, 800, OFTEN)
+    cluster.start("coordinator", "c1")
+    cluster.start("worker", "w1")
+    cluster.produce(400)
+    await_condition(cluster.drained, "the first half is settled")
+    cluster.want("stopped")
+    await_condition(lambda: "job_finished" in cluster.said("c1"), "the last checkpoint is there")
+    await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
+    cluster.board.wipe()
+    return cluster
+
+
+def content(blobs: Blobs) -> dict[str, bytes]:
+    return {name: blobs.get(name) or b"" for name in blobs.names("")}
+
+
+def finish(cluster: Cluster) -> None:
+    """Produce the other half and see that every record counts once."""
+    cluster.produce(400)
+    cluster.want("running")
+    await_condition(cluster.drained, "everything is settled")
+    assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
+    assert cluster.audit().flaws == ()
+
+
+def test_a_stopped_job_resumes_from_the_checkpoint_before_where_the_newest_is_torn(
+    make: Make,
+) -> None:
+    # checkpoints   4    8    12   last
+    # torn                         ✗
+    # goes on                 12 ──────────▶
+    cluster = stopped_half_way(make, "torn")
+    blobs = open_blobs(cluster.settings)
+    newest, before, *_ = CheckpointStore(blobs, "torn").finished()
+    (part,) = [n for n in blobs.names("") if n.endswith(f"{newest.version:012}/{TRAINER}")]
+    blobs.put(part, (blobs.get(part) or b"")[:-1])
+
+    finish(cluster)
+
+    said = cluster.said("c1")
+    assert f'reason="{TRAINER} has' in said
+    last_lead = [line for line in said.splitlines() if " leads " in line][-1]
+    assert f"version={before.version}" in last_lead
+    assert cluster.audit().taken_back >= newest.version - before.version
+
+
+def tear_all(blobs: Blobs, _job: str) -> str:
+    for name in blobs.names(""):
+        if name.endswith("manifest.json"):
+            blobs.put(name, b"{")
+    return "there are checkpoints, but none to go on from"
+
+
+def exchange_model(blobs: Blobs, job: str) -> str:
+    store = CheckpointStore(blobs, job)
+    other = Trainer(np.zeros(7, np.float32), 7, OptimizerSettings("adam", 0.1)).snapshot()
+    for name in store.finished():
+        checkpoint = store.open(name)
+        parts = {part: checkpoint.read(part) for part in checkpoint.manifest.parts}
+        blobs.delete(f"{checkpoint.folder}manifest.json")
+        store.save(name, {**parts, TRAINER: other}, checkpoint.manifest.created_s)
+    return (
+        "it holds adam, 7 parameters, 0 buffers, but this job's model has sgd, 800 parameters, 0"
+        " buffers: bring back the task's code and options of then, or submit a new job"
+    )
+
+
+def write_by_newer_program(blobs: Blobs, job: str) -> str:
+    newest = CheckpointStore(blobs, job).finished()[0]
+    (manifest,) = [n for n in blobs.names("") if f"{newest.version:012}/manifest" in n]
+    blobs.put(manifest, b'{"format":2,"secrets":["of a later time"]}')
+    return f"the checkpoint {newest.epoch}-{newest.version} has format 2, expected at most 1"
+
+
+@pytest.mark.parametrize("damage", [tear_all, exchange_model, write_by_newer_program])
+def test_a_job_that_cannot_go_on_from_its_checkpoints_is_held_and_keeps_them(
+    make: Make, damage: Callable[[Blobs, str], str]
+) -> None:
+    job = f"held-{damage.__name__}"
+    cluster = stopped_half_way(make, job)
+    blobs = open_blobs(cluster.settings)
+    whole = content(blobs)
+    reason = damage(blobs, job)
+    damaged = content(blobs)
+
+    cluster.want("running")
+    await_condition(lambda: cluster.wanted() == "paused", "the job is held")
+
+    assert reason in JobBook(cluster.log).get(job).reason
+    assert content(blobs) == damaged
+    for name, data in whole.items():
+        blobs.put(name, data)
+    finish(cluster)
+
+
+def test_a_job_begins_with_the_weights_of_another(make: Make) -> None:
+    first = make("first", 400)
+    first.start("coordinator", "c1")
+    first.start("worker", "w1")
+    first.produce(400)
+    await_condition(first.drained, "everything is settled")
+    first.want("stopped")
+    await_condition(lambda: "job_finished" in first.said("c1"), "the last checkpoint is there")
+    board = open_board(first.settings, "second")
+
+    def weights() -> list[set[float]]:
+        """The different weights of each hot snapshot of the second job."""
+        saved = [from_bytes(data) for data in board.snapshots()]
+        return [set(unpack(each.trainer)[0]["weights"].tolist()) for each in saved if each.trainer]
+
+    told = submit(first, "second", "first@best")
+    assert "it begins with the checkpoint" in told
+    assert "of first: weights and optimizer state (sgd)" in told
+    await_condition(lambda: {-1.0} in weights(), "version 0 has the weights of the first job")
+    first.start("worker", "w2", "second")
+    await_condition(lambda: {-2.0} in weights(), "it has trained on every record once more")
+
+
+def submit(cluster: Cluster, name: str, source: str) -> str:
+    """Post the same job by another name; returns what the command says."""
+    return subprocess.run(  # noqa: S603 -- our own command line, no shell
+        [sys.executable, "-m", "services.cli", "job", "submit", "-", "--from", source],
+        input=cluster.spec.model_copy(update={"name": name}).model_dump_json(),
+        env={**os.environ, **cluster.settings.environ()},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def test_the_leader_tells_the_age_of_its_newest_checkpoint_and_no_other(make: Make) -> None:
+    cluster = make("scraped", 100, OFTEN)
+    ports = {name: free_port() for name in ("c1", "c2")}
+    for name, port in ports.items():
+        cluster.start("coordinator", name, metrics_port=port)
+    told = 'doll_checkpoint_age_seconds{job="scraped"}'
+    counts = 'doll_checkpoint_failures_total{job="scraped"} 0.0'
+
+    def leaders() -> list[str]:
+        return [name for name, port in ports.items() if told in scraped(port)]
+
+    await_condition(lambda: all(counts in scraped(port) for port in ports.values()), "both serve")
+    await_condition(lambda: len(leaders()) == 1, "the leader tells an age")
+    (leader,) = leaders()
+    cluster.kill(leader)
+    del ports[leader]
+    await_condition(lambda: len(leaders()) == 1, "the other one leads and tells")
+
+
+def scraped(port: int) -> str:
+    """What a process serves, nothing while it does not."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5.0) as answer:
+            return str(answer.read().decode())
+    except URLError:
+        return ""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
