@@ -4,19 +4,48 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from load.stack import freeze, thaw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from common.embedded.services import Service
-
 _AGAIN_S = 1.0  # after an exit that nobody asked for
 _IN_TURN_S = 1.0  # between two machines that come back
 _FORCED = -signal.SIGKILL  # exit code of what we killed
 _LEFT = (0, -signal.SIGTERM)  # exit codes of what was given notice; the latter while it starts
+
+
+class Machine(Protocol):
+    """What stands in a slot: `common.embedded.services.Service`."""
+
+    @property
+    def name(self) -> str:
+        """Name of the process."""
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended, minus the signal that ended it; None while it runs."""
+
+    def last_words(self) -> str:
+        """The end of its log."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def restart(self) -> None:
+        """Start it again after it has ended."""
+
+    def ask_to_end(self) -> None:
+        """Ask it to leave, without waiting."""
+
+    def stop(self) -> None:
+        """Let it leave, and insist if it does not."""
 
 
 class UnexpectedExit(NamedTuple):
@@ -32,13 +61,13 @@ class Slot:
     """One place in the fleet: a service, and its replacements one after the other.
 
     Args:
-        start: Starts a service with a name of its own: `w1`, then `w1.2` and so on.
+        start: Starts a machine; its number counts the names in this slot, from 1.
     """
 
-    def __init__(self, start: Callable[[int], Service]) -> None:
+    def __init__(self, start: Callable[[int], Machine]) -> None:
         self._start = start
         self._life = 1
-        self._service = start(self._life)
+        self._machine = start(self._life)
         self._expected: tuple[int, ...] = ()  # exit codes that were asked for
         self._renamed = False
         self._vacant_until: float | None = None  # after an exit that nobody asked for
@@ -47,34 +76,34 @@ class Slot:
     def kill(self) -> None:
         """Let the machine vanish."""
         self._expected = (_FORCED, *self._expected)
-        self._service.kill()
+        self._machine.kill()
 
     def give_notice(self) -> None:
         """Announce that the machine will vanish; its replacement has another name."""
         self._expected, self._renamed = (*_LEFT, *self._expected), True
-        self._service.ask_to_end()
+        self._machine.ask_to_end()
 
     def freeze(self) -> None:
         """Let the process do nothing, if it runs."""
-        if self._service.exit_code is None:
-            freeze(self._service)
+        if self._machine.exit_code is None:
+            freeze(self._machine)
 
     def thaw(self) -> None:
         """Let it go on."""
-        if self._service.exit_code is None:
-            thaw(self._service)
+        if self._machine.exit_code is None:
+            thaw(self._machine)
 
     def bring_back(self) -> None:
         """Fill the slot: thaw what is there, let what was given notice vanish, start another."""
         self.thaw()
         if self._expected:
-            self.overran += self._renamed and self._service.exit_code is None
+            self.overran += self._renamed and self._machine.exit_code is None
             self.kill()  # does nothing to one that has ended
             self._replace()
 
     def look(self, now: float) -> UnexpectedExit | None:
         """Notice an exit that nobody asked for, and replace what ended so, a little later."""
-        code = self._service.exit_code
+        code = self._machine.exit_code
         if self._vacant_until is not None:
             if now >= self._vacant_until:
                 self._replace()
@@ -82,25 +111,25 @@ class Slot:
         if code is None or code in self._expected:
             return None
         self._vacant_until = now + _AGAIN_S
-        return UnexpectedExit(now, self._service.name, code, self._service.last_words())
+        return UnexpectedExit(now, self._machine.name, code, self._machine.last_words())
 
     def ask_to_end(self) -> None:
         """Ask it to end for good, without waiting for it."""
         self.thaw()
-        self._service.ask_to_end()
+        self._machine.ask_to_end()
 
     def stop(self) -> None:
         """End it for good."""
-        self._service.stop()
+        self._machine.stop()
 
     def _replace(self) -> None:
         self._vacant_until = None
         self._expected = ()
         if self._renamed:
             self._life, self._renamed = self._life + 1, False
-            self._service = self._start(self._life)
+            self._machine = self._start(self._life)
         else:
-            self._service.restart()
+            self._machine.restart()
 
 
 class Fleet:

@@ -1,0 +1,164 @@
+"""Slots of a fleet: what ends on purpose comes back when it is told to, the rest by itself."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.embedded.process import Child
+from load.fleet import Fleet, Slot
+from load.stack import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PATIENCE_S = 20.0
+LATER = float("inf")  # so late that everything that waits for a time is due
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+
+
+class Sleeper:
+    """A machine that does nothing until it is ended."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.lives = 0
+        self.deaf = False
+        self._log = folder / f"{name}.log"
+        self.restart()
+
+    @property
+    def pid(self) -> int:
+        """See `Machine`."""
+        return self._child.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """See `Machine`."""
+        return self._child.exit_code
+
+    def last_words(self) -> str:
+        """See `Machine`."""
+        return self._child.last_words()
+
+    def kill(self) -> None:
+        """See `Machine`."""
+        self._child.kill()
+
+    def restart(self) -> None:
+        """See `Machine`."""
+        self.lives += 1
+        self._child = Child(["sleep", "600"], self._log)
+
+    def ask_to_end(self) -> None:
+        """See `Machine`."""
+        if not self.deaf:
+            self._child.ask_to_end()
+
+    def stop(self) -> None:
+        """See `Machine`."""
+        self._child.stop()
+
+    def frozen(self) -> bool:
+        """Whether the kernel has stopped it."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+
+    def ended(self) -> bool:
+        """Whether it does not run."""
+        return self.exit_code is not None
+
+
+class Place:
+    """A slot, and the machines that stood in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.machines = list[Sleeper]()
+        self._folder = folder
+        self.slot = Slot(self._start)
+
+    @property
+    def machine(self) -> Sleeper:
+        """The one that stands there now."""
+        return self.machines[-1]
+
+    def _start(self, life: int) -> Sleeper:
+        self.machines.append(Sleeper(f"m.{life}", self._folder))
+        return self.machines[-1]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.slot.ask_to_end()
+    made.slot.stop()
+
+
+def test_a_killed_machine_comes_back_under_its_name_when_it_is_told_to(place: Place) -> None:
+    place.slot.kill()
+    assert place.slot.look(LATER) is None
+    assert place.machine.ended()
+    place.slot.bring_back()
+    assert not place.machine.ended()
+    assert [machine.name for machine in place.machines] == ["m.1"]
+
+
+def test_what_left_on_notice_is_replaced_by_another_name(place: Place) -> None:
+    place.slot.give_notice()
+    await_until(place.machine.ended, PATIENCE_S, "it leaves")
+    assert place.slot.look(LATER) is None
+    place.slot.bring_back()
+    assert [machine.name for machine in place.machines] == ["m.1", "m.2"]
+    assert not place.machine.ended()
+    assert place.slot.overran == 0
+
+
+def test_what_has_not_left_when_its_notice_is_over_vanishes(place: Place) -> None:
+    place.machine.deaf = True
+    place.slot.give_notice()
+    place.slot.bring_back()
+    assert [machine.ended() for machine in place.machines] == [True, False]
+    assert place.slot.overran == 1
+
+
+def test_a_frozen_machine_goes_on_when_it_is_brought_back(place: Place) -> None:
+    place.slot.freeze()
+    await_until(place.machine.frozen, PATIENCE_S, "it is frozen")
+    place.slot.bring_back()
+    await_until(lambda: not place.machine.frozen(), PATIENCE_S, "it goes on")
+    assert place.machine.lives == 1
+
+
+def test_an_exit_that_nobody_asked_for_is_told_once_and_made_good_later(place: Place) -> None:
+    place.machine.kill()  # not by the fleet
+    found = place.slot.look(0.0)
+    assert found is not None
+    assert (found.name, found.exit_code) == ("m.1", -signal.SIGKILL)
+    assert place.slot.look(0.0) is None
+    assert place.machine.ended()
+    assert place.slot.look(LATER) is None
+    assert not place.machine.ended()
+
+
+def test_notice_to_a_machine_that_was_killed_is_no_unexpected_exit(place: Place) -> None:
+    place.slot.kill()
+    place.slot.give_notice()
+    assert place.slot.look(LATER) is None
+
+
+def test_after_all_were_killed_one_is_back_first(tmp_path: Path) -> None:
+    places = [Place(tmp_path), Place(tmp_path)]
+    fleet = Fleet([place.slot for place in places])
+    fleet.kill_all()
+    fleet.bring_back_in_turn()
+    fleet.look()
+    assert [place.machine.ended() for place in places] == [False, True]
+    fleet.bring_all_back()
+    assert [place.machine.ended() for place in places] == [False, False]
+    assert fleet.unexpected == []
+    fleet.stop()
