@@ -65,15 +65,15 @@ class Leaving(NamedTuple):
 
     @property
     def values_ms(self) -> list[float]:
-        """What is judged."""
-        return self.delays_ms
+        """What is judged: the delay of each update, but for what fewer workers take longer for."""
+        both = zip(self.delays_ms, self.computing_ms, strict=True)
+        return [delay_ms - further_ms for delay_ms, further_ms in both]
 
     @property
     def parts_ms(self) -> dict[str, float]:
         """What else was timed."""
-        both = zip(self.delays_ms, self.computing_ms, strict=True)
         return {
-            "worst of it besides further gradients": max(d - c for d, c in both),
+            "worst delay, further gradients of the fewer workers included": max(self.delays_ms),
             "until its process has ended": self.left_ms,
             "undisturbed round": self.undisturbed_ms,
         }

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from load.drill import said
-from load.processor import used_s
-from load.stack import NotMeasuredError
+from load.stack import NotMeasuredError, await_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from common.embedded.services import Service
     from load.drill import Drill
 
 _WARM_S = 60.0
-_REST_S = 1.0  # a standby that has loaded everything only asks for the lease: some milliseconds
-_AT_REST = 0.1  # cores
 
 
 class Takeover(NamedTuple):
@@ -56,13 +54,15 @@ def kill_leaders(drill: Drill, kills: int) -> Iterator[Takeover]:
     Raises:
         NotMeasuredError: If nobody takes over, or something does not come back.
     """
+    begun_s = dict.fromkeys((each.name for each in drill.coordinators), 0.0)  # since 1970
     for _ in range(kills):
         drill.await_calm()
         epoch = drill.witness.rounds()[-1].model.epoch
         leader = _leader(drill, epoch)
         for standby in drill.coordinators:
             if standby is not leader:
-                _await_rest(standby)
+                warm = partial(_stands_by, standby, begun_s[standby.name])
+                await_until(warm, _WARM_S, f"{standby.name} stands by")
         killed_at, killed_on = monotonic(), time.time()
         leader.kill()
         first = drill.await_leader(after=epoch)
@@ -74,24 +74,12 @@ def kill_leaders(drill: Drill, kills: int) -> Iterator[Takeover]:
             led_ms=_last_ms(successor, "leads", killed_on),
         )
         leader.restart()
+        begun_s[leader.name] = time.time()
 
 
-def _await_rest(service: Service) -> None:
-    """Wait until a standby has nothing left to load.
-
-    It says nothing of it, but then uses no processor to speak of, and while it loads torch it does.
-
-    Raises:
-        NotMeasuredError: If it does not come to rest.
-    """
-    deadline = monotonic() + _WARM_S
-    while True:
-        used = used_s(service.pid)
-        time.sleep(_REST_S)
-        if used_s(service.pid) - used < _AT_REST * _REST_S:
-            return
-        if monotonic() > deadline:
-            raise NotMeasuredError(f"{service.name} is not at rest after {_WARM_S:g} s")
+def _stands_by(service: Service, since_s: float) -> bool:
+    """Whether it has loaded all and asked for the lease in its present life."""
+    return any(_logged_s(entry) >= since_s for entry in said(service, "stands_by"))
 
 
 def _leader(drill: Drill, epoch: int) -> Service:
@@ -103,5 +91,8 @@ def _leader(drill: Drill, epoch: int) -> Service:
 
 def _last_ms(service: Service, event: str, since_s: float) -> float:
     """From a moment, in seconds since 1970, to the last time that a service logged an event."""
-    logged = datetime.fromisoformat(said(service, event)[-1]["time"])
-    return 1e3 * (logged.timestamp() - since_s)
+    return 1e3 * (_logged_s(said(service, event)[-1]) - since_s)
+
+
+def _logged_s(entry: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(entry["time"]).timestamp()

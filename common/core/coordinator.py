@@ -235,6 +235,7 @@ class Coordinator:
             return
         yield do.Hold(reason)
         yield from self._step_down(reason)
+        self._search = Search(self._settings.lease_ttl_s)  # what was torn may be mended till then
         self._held = True
 
     def _step_down(self, reason: str) -> Iterator[CoordinatorCommand]:

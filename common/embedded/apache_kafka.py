@@ -203,7 +203,8 @@ class ApacheKafka:
             return  # it has served before
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         command = self._java("kafka.tools.StorageTool", "format")
-        command += ["-t", cluster, "-c", str(self._data / "server.properties")]
+        # In one word: an id may begin with a dash.
+        command += [f"--cluster-id={cluster}", "-c", str(self._data / "server.properties")]
         ended = subprocess.run(  # noqa: S603 -- our own command line, no shell
             command, capture_output=True, text=True, check=False
         )

@@ -6,7 +6,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
 from common.core.spans import Partition
-from common.errors import UnavailableError, WireError
+from common.errors import FutureFormatError, UnavailableError, WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,6 +24,7 @@ def read_decoded(log: Log, topic: str, decode: Callable[[bytes], T]) -> list[tup
     """All messages of a topic by offset; None stands for what does not parse.
 
     Raises:
+        FutureFormatError: If a newer program wrote one of them.
         UnavailableError: If Kafka stops answering.
         ExpiredError: If retention deletes what is being read.
     """
@@ -31,6 +32,10 @@ def read_decoded(log: Log, topic: str, decode: Callable[[bytes], T]) -> list[tup
     for record in _records(log, topic):
         try:
             decoded.append((record.offset, decode(record.value or b"")))
+        except FutureFormatError as error:
+            raise FutureFormatError(
+                f"{topic}, offset {record.offset}: {error}; run a newer doll"
+            ) from error
         except WireError:
             decoded.append((record.offset, None))
     return decoded

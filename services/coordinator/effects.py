@@ -19,7 +19,7 @@ from common.core.messages import AuditRecord, Lead
 from common.core.spans import Partition
 from common.errors import CorruptError, FutureFormatError, UnavailableError
 from common.saved import Saved, Stored
-from common.telemetry import Outage, StageTimes
+from common.telemetry import Changes, Outage, StageTimes
 from common.topics import control_topic, updates_topic
 from services.coordinator.dead_letters import DeadLetters
 from services.coordinator.readers import (
@@ -103,6 +103,7 @@ class Effects:
         self._control = Partition(control_topic(self._job), 0)
         self._letters = DeadLetters(log, logger, fail)
         self._outage = Outage(logger, "board")
+        self._changes = Changes()
         self._times = StageTimes()
         self._readers = list[Reader]()
         self._found = dict[tuple[int, int, int], Stored]()  # by rank
@@ -167,7 +168,10 @@ class Effects:
             case do.LookForWorkers():
                 yield events.WorkersSeen(self._board.alive())
             case do.AskLease():
-                yield events.LeaseAnswered(self._board.hold_lease(self._name, self._lease_ttl_s))
+                held = self._board.hold_lease(self._name, self._lease_ttl_s)
+                if self._changes("lease", held) and not held:
+                    self._log.info("stands_by")
+                yield events.LeaseAnswered(held)
             case do.ReleaseLease():
                 self._board.release_lease(self._name)
             case do.CopyWeights():

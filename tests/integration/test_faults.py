@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from common import wire
+from common.core.messages import Lead
+from common.jobs import JobBook
+from common.topics import control_topic, updates_topic
+from services.cli.reading import read_decoded
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:
@@ -109,3 +114,58 @@ def test_everything_waits_for_a_broker_that_restarts_and_goes_on(
     apache_kafka.restart()
     cluster.produce(1500)
     assert_each_record_counts_once(cluster, 3000)
+
+
+@pytest.mark.kafka
+@pytest.mark.redis
+def test_with_hold_the_streams_of_a_killed_worker_wait_for_its_return(
+    make: Make, settings: Settings
+) -> None:
+    # w1   ████████ killed                   back: its streams go on
+    # w2   ████████████████ its own streams only ███████████████████
+    if settings.embedded_kafka:
+        pytest.skip("the embedded broker knows no static members")
+    cluster = make(name="held-streams", records=3000, options="on_preemption: hold")
+    for name in ("c1", "w1", "w2"):
+        cluster.start("coordinator" if name == "c1" else "worker", name)
+    cluster.produce(1000)
+    await_condition(cluster.drained, "both read")
+    before = cluster.said("w2").count("partitions_assigned")
+    cluster.kill("w1")
+    cluster.produce(1000)
+
+    def own_streams_are_read() -> bool:
+        standing = cluster.standing()
+        if standing is None:
+            return False
+        read = [p for p, at in standing.claimed.items() if at == cluster.log.bounds(p).end]
+        return len(read) == 2
+
+    await_condition(own_streams_are_read, "w2 has read its own two partitions")
+    assert cluster.said("w2").count("partitions_assigned") == before
+    cluster.start("worker", "w1")
+    cluster.produce(1000)
+    assert_each_record_counts_once(cluster, 3000)
+
+
+def test_a_control_record_of_a_later_format_holds_the_job_and_destroys_nothing(make: Make) -> None:
+    cluster = make(name="later-format", records=1000)
+    for name in ("c1", "c2", "w1"):
+        cluster.start("coordinator" if name.startswith("c") else "worker", name)
+    cluster.produce(500)
+    await_condition(lambda: cluster.version() >= 3, "three updates")
+    writer = cluster.log.writer()
+    writer.append(control_topic(cluster.job), b'{"type":"merged","format":2}')
+    assert writer.flush(30.0)
+    writer.close()
+    await_condition(lambda: cluster.wanted() == "paused", "the job is held")
+
+    reason = JobBook(cluster.log).get(cluster.job).reason
+    assert control_topic(cluster.job) in reason
+    assert "'merged' of format 2, expected at most 1" in reason
+    assert "run a newer coordinator" in reason
+    held = lambda: any("job_held" in cluster.said(name) for name in ("c1", "c2"))  # noqa: E731 -- short
+    await_condition(held, "it is logged")
+    updates = read_decoded(cluster.log, updates_topic(cluster.job), wire.decode_audit)
+    leads = [record for _, record in updates if isinstance(record, Lead)]
+    assert len(leads) <= 2  # nobody led on and on into the same wall

@@ -95,6 +95,7 @@ def member_properties(
         "group.protocol": "classic",
         "partition.assignment.strategy": "cooperative-sticky",
         "session.timeout.ms": session_timeout_ms,
+        "max.poll.interval.ms": max(session_timeout_ms, 300_000),  # the default; never the shorter
         "heartbeat.interval.ms": min(session_timeout_ms // 3, 3_000),
     }
     return {**properties, "group.instance.id": member} if hold else properties

@@ -128,6 +128,15 @@ def test_records_that_do_not_parse_are_passed_over(world: World) -> None:
     assert "whole: 2 records" in world.run("audit", "digits").stdout
 
 
+def test_records_of_a_later_format_are_not_passed_over(world: World) -> None:
+    submitted(world)
+    world.write("doll.digits.control", b'{"type":"merged","format":2}')
+    world.write("doll.digits.updates", encode_audit(LEAD))
+    said = world.run("audit", "digits", code=exits.FAILED).stderr
+    assert "doll.digits.control, offset 0: claim: 'merged' of format 2, expected at most 1" in said
+    assert "run a newer doll" in said
+
+
 def test_topics_that_lost_their_beginning_cannot_be_audited(world: World) -> None:
     happened(world, CLAIMS, (LEAD,))
     world.log.expire(Partition("doll.digits.control", 0), 1)

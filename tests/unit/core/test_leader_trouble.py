@@ -9,9 +9,11 @@ import pytest
 from common.core import commands as do
 from common.core import events
 from common.core.goal import LOSS_WINDOW
-from common.core.messages import Failed, FailedReason, Order, Quarantined
+from common.core.messages import GENESIS, Failed, FailedReason, Lead, ModelId, Order, Quarantined
+from common.core.snapshots import Snapshot
 from tests.unit.core.bench import QUIET, Bench
-from tests.unit.core.examples import A, B, C, P, answer, batch, of_kind, the
+from tests.unit.core.examples import FIRST, A, B, C, P, answer, batch, of_kind, the
+from tests.unit.core.leaders import update
 from tests.unit.core.test_leader import asked, leading
 
 
@@ -151,6 +153,20 @@ def test_trouble_holds_the_job() -> None:
     assert bench.tick(11.0) == ()
     bench.feed(events.WantedChanged("running"))
     assert bench.tick(12.0) == (do.AskLease(),)
+
+
+def test_what_was_torn_may_be_mended_before_a_person_resumes() -> None:
+    torn = Snapshot(0, ModelId(0, 1), 2, 0, FIRST)
+    bench = Bench(updates=[Lead(-1, GENESIS, "c0"), update(0, 1)])
+    held = events.LeaseAnswered(held=True)
+    bench.feed(held)
+    assert bench.find("hot", torn) == (do.RestoreSnapshot(torn),)
+    assert bench.feed(events.SnapshotTorn(torn)) == (do.FindSnapshots("hot"),)
+    assert of_kind(bench.find("hot", torn), do.RestoreSnapshot) == []
+    bench.feed(events.Trouble("no checkpoint can be read"))
+    bench.feed(events.WantedChanged("running"))
+    bench.feed(held)
+    assert bench.find("hot", torn) == (do.RestoreSnapshot(torn),)
 
 
 def test_a_job_in_trouble_that_its_owner_stops_is_finished() -> None:
