@@ -17,7 +17,13 @@ from common.core import commands as do
 from common.core import events
 from common.core.messages import AuditRecord, Lead
 from common.core.spans import Partition
-from common.errors import CorruptError, FutureFormatError, UnavailableError
+from common.errors import (
+    CorruptError,
+    ExpiredError,
+    FutureFormatError,
+    TruncatedError,
+    UnavailableError,
+)
 from common.saved import Saved, Stored
 from common.telemetry import Changes, Outage, StageTimes
 from common.topics import control_topic, updates_topic
@@ -33,7 +39,7 @@ from services.coordinator.readers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from common.core.commands import CoordinatorCommand
     from common.core.messages import UpdateTrigger
@@ -230,9 +236,10 @@ class Effects:
         self._stop_readers()
         try:
             found = self._snapshots(source)
+            self._check_logs(found)
             begin = min((stored.snapshot.updates_position for stored in found), default=None)
             updates, position = self._read_updates(begin)
-        except (CorruptError, FutureFormatError) as error:
+        except (CorruptError, ExpiredError, FutureFormatError, TruncatedError) as error:
             return events.Trouble(str(error))
         self._found = {stored.snapshot.rank: stored for stored in found}
         self._found_in = source
@@ -249,6 +256,28 @@ class Effects:
                 return [*self._store.lasting(), *self._store.hot()]
             case "genesis":
                 return [self._store.first(self._record.first)]
+
+    def _check_logs(self, found: Iterable[Stored]) -> None:
+        """See that no log ends below what a snapshot has of it.
+
+        Raises:
+            TruncatedError: If one does: records that Kafka acknowledged were lost.
+        """
+        known = dict[Partition, tuple[int, str]]()  # the highest position, and who says so
+        for title, snapshot, _ in found:
+            own = {
+                self._updates: snapshot.updates_position,
+                self._control: snapshot.control_position,
+            }
+            for partition, position in (snapshot.claimed | own).items():
+                known[partition] = max(known.get(partition, (0, "")), (position, title))
+        for partition, (position, title) in known.items():
+            end = self._source.bounds(partition).end
+            if end < position:
+                raise TruncatedError(
+                    f"{partition} ends at {end}, but {title} has it up to {position}:"
+                    " acknowledged records were lost"
+                )
 
     def _read_updates(self, begin: int | None) -> tuple[Updates, int]:
         """Read the updates topic from a position to its end; nothing of it without one."""
@@ -268,12 +297,6 @@ class Effects:
     def _restore(self, snapshot: Snapshot) -> events.CoordinatorEvent:
         """Take a snapshot's weights in hand, before anybody is told that it is the base."""
         stored, trainer = self._found[snapshot.rank], self._make_trainer()
-        for partition, claimed in snapshot.claimed.items():
-            end = self._source.bounds(partition).end
-            if end < claimed:
-                return events.Trouble(
-                    f"{partition} ends at {end}, but {stored.title} has it up to {claimed}"
-                )
         try:
             weights = stored.trainer()
         except CorruptError:  # the store has told why

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from common import wire
-from common.core.messages import Lead
+from common.core.messages import Lead, ModelId
+from common.core.snapshots import Snapshot
+from common.core.spans import Partition
 from common.jobs import JobBook
+from common.saved import Saved, to_bytes
 from common.topics import control_topic, updates_topic
 from services.cli.reading import read_decoded
 from tests.integration.cluster import await_condition
@@ -169,3 +172,16 @@ def test_a_control_record_of_a_later_format_holds_the_job_and_destroys_nothing(m
     updates = read_decoded(cluster.log, updates_topic(cluster.job), wire.decode_audit)
     leads = [record for _, record in updates if isinstance(record, Lead)]
     assert len(leads) <= 2  # nobody led on and on into the same wall
+
+
+def test_a_log_that_ends_below_what_is_known_of_it_holds_the_job(make: Make) -> None:
+    cluster = make(name="lost-records", records=100)
+    known = Snapshot(4, ModelId(4, 9), updates_position=14, control_position=3, claimed={})
+    cluster.board.put_snapshot(4, to_bytes(Saved(known, b"")))
+    cluster.start("coordinator", "c1")
+    await_condition(lambda: cluster.wanted() == "paused", "the job is held")
+
+    reason = JobBook(cluster.log).get(cluster.job).reason
+    assert f"{updates_topic(cluster.job)}[0] ends at 0" in reason
+    assert "up to 14: acknowledged records were lost" in reason
+    assert cluster.log.bounds(Partition(updates_topic(cluster.job), 0)).end == 0  # nobody leads
