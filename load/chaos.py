@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _JOB = "chaos"
+_PARTITIONS = 3  # of each of two streams: two for some workers, whoever is there
 _PRODUCERS = 3
 _GRADIENT_S = 0.02  # of a batch: long enough that many a fault strikes in the middle of a round
 _START_S = 90.0  # until the first update
@@ -85,7 +86,8 @@ class Run:
         self._outside = outside
         log = open_log(outside.settings, "chaos")
         records = int(plan.rate_per_s * (plan.seconds + _SPARE_S))
-        self._job = CountingJob(counting_job(_JOB, records, _GRADIENT_S), outside.settings, log)
+        spec = counting_job(_JOB, records, _GRADIENT_S)
+        self._job = CountingJob(spec, outside.settings, log, _PARTITIONS)
         self._watch = UpdatesWatch(log, _JOB)
         stack.callback(self._watch.stop)
         self._watch.start()

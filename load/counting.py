@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from common.job import JobSpec
     from common.ports import Log
 
-PARTITIONS = 3  # of each stream: more than one for some workers, whoever is there
 _SNAPSHOT_S = 60.0
 
 
@@ -77,21 +76,22 @@ class CountingJob:
         spec: See `counting_job`.
         settings: Of the servers.
         log: Kafka.
+        partitions: Of each stream.
     """
 
-    def __init__(self, spec: JobSpec, settings: Settings, log: Log) -> None:
+    def __init__(self, spec: JobSpec, settings: Settings, log: Log, partitions: int) -> None:
         for stream in spec.streams:
-            log.create_topic(stream, PARTITIONS)
+            log.create_topic(stream, partitions)
         with closing(JobBook(log)) as book:
             self.record = book.submit(spec)
         self.name = spec.name
         self._log = log
-        self._board = open_board(settings, spec.name)
+        self.board = open_board(settings, spec.name)
 
     def drained(self) -> bool:
         """Whether everything that was produced is settled; False while a server is away."""
         try:
-            standing = self._board.get_standing()
+            standing = self.board.get_standing()
             return (
                 standing is not None
                 and standing.waiting == 0
@@ -102,7 +102,7 @@ class CountingJob:
 
     def behind(self) -> str:
         """What is not settled, for a report."""
-        standing = self._board.get_standing()
+        standing = self.board.get_standing()
         if standing is None:
             return "there is no standing: nobody leads"
         unclaimed = {
@@ -118,16 +118,18 @@ class CountingJob:
         updates = read_decoded(self._log, updates_topic(self.name), wire.decode_audit)
         return audit(self.record.first, control, updates)
 
-    def weights(self, model: ModelId) -> Vector:
-        """(records,) the weights of a model, from its hot snapshot.
+    def weights(self, proof: Audit) -> Vector:
+        """(records,) the weights after the last update, from its hot snapshot.
 
         Raises:
             NotMeasuredError: If none comes.
         """
+        last = proof.updates[-1] if proof.updates else None
+        model = ModelId(last.epoch, last.version) if last else GENESIS
         found = list[bytes]()
 
         def there() -> bool:
-            saved = [from_bytes(data) for data in self._board.snapshots()]
+            saved = [from_bytes(data) for data in self.board.snapshots()]
             found.extend(each.trainer for each in saved if each.snapshot.made == model)
             return bool(found)
 
@@ -140,9 +142,7 @@ class CountingJob:
         Raises:
             NotMeasuredError: If there is no snapshot of the last update.
         """
-        last = proof.updates[-1] if proof.updates else None
-        model = ModelId(last.epoch, last.version) if last else GENESIS
-        weights = self.weights(model)
+        weights = self.weights(proof)
         right = np.where(np.arange(len(weights)) < produced, -1.0, 0.0)
         wrong = np.flatnonzero(weights != right).tolist()
         return [Unlearned(record, float(weights[record])) for record in wrong]

@@ -10,30 +10,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common import wire
-from common.connections import open_blobs, open_board, open_log
-from common.core.audit import Audit, audit
-from common.core.messages import Vector
-from common.core.spans import Partition
+from common.connections import open_blobs, open_log
 from common.embedded.kafka import EmbeddedControl
 from common.embedded.process import Child
 from common.job import parse_job
 from common.job_task import codec_of
 from common.jobs import JobBook
-from common.learning.checkpoint import unpack
-from common.saved import from_bytes
 from common.testing.counting import ENTRYPOINT
-from common.topics import control_topic, updates_topic
-from services.cli.reading import read_decoded
+from load.counting import CountingJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from common.config import Settings
+    from common.core.audit import Audit
     from common.core.events import Wanted
-    from common.core.messages import Standing
-    from common.jobs import JobRecord
+    from common.core.messages import Standing, Vector
 
 PATIENCE_S = 60.0
 PAUSE_S = 0.02  # between looks at a condition
@@ -79,8 +72,6 @@ class Cluster:
         self._children = dict[str, Child]()
         self.log = open_log(settings)
         self.streams = (f"{name}-a", f"{name}-b")
-        for stream in self.streams:
-            self.log.create_topic(stream, 2)
         spec = parse_job(
             f"""
             name: {name}
@@ -100,8 +91,8 @@ class Cluster:
             self.settings.tasks,
         )
         self.spec = spec
-        self.record: JobRecord = JobBook(self.log).submit(spec)
-        self.board = open_board(settings, name)
+        self._counting = CountingJob(spec, settings, self.log, partitions=2)
+        self.board = self._counting.board
         self._writer = self.log.writer()
         self._produced = 0
 
@@ -177,33 +168,15 @@ class Cluster:
 
     def drained(self) -> bool:
         """Whether everything produced is settled."""
-        standing = self.standing()
-        partitions = [Partition(stream, index) for stream in self.streams for index in (0, 1)]
-        return (
-            standing is not None
-            and standing.waiting == 0
-            and all(standing.claimed[p] == self.log.bounds(p).end for p in partitions)
-        )
+        return self._counting.drained()
 
     def audit(self) -> Audit:
         """Fold both topics."""
-        control = read_decoded(self.log, control_topic(self.job), wire.decode_claim)
-        updates = read_decoded(self.log, updates_topic(self.job), wire.decode_audit)
-        return audit(self.record.first, control, updates)
+        return self._counting.audit()
 
     def weights(self) -> Vector:
-        """(records,) the weights of the newest hot snapshot that has all updates of the audit."""
-        version = self.audit().updates[-1].version
-        found = list[Vector]()
-
-        def there() -> bool:
-            saved = [from_bytes(data) for data in self.board.snapshots()]
-            newest = [s for s in saved if s.snapshot.made.version == version]
-            found.extend(unpack(s.trainer)[0]["weights"] for s in newest)
-            return bool(newest)
-
-        await_condition(there, f"a hot snapshot of version {version}")
-        return found[-1]
+        """(records,) the weights of the hot snapshot that has all updates of the audit."""
+        return self._counting.weights(self.audit())
 
     def blobs(self) -> list[str]:
         """Names in object storage."""
