@@ -85,7 +85,7 @@ class JobCoordinator:
         """Tell what the owner wants; from any thread."""
         if wanted != self._wanted:
             self._wanted = wanted
-            self._effects.heard.put(Heard(0, events.WantedChanged(wanted)))
+            self._effects.leadership.heard.put(Heard(0, events.WantedChanged(wanted)))
 
     def stop(self) -> None:
         """End `run` soon; from any thread."""
@@ -104,10 +104,10 @@ class JobCoordinator:
             while not self._stopping.is_set() and not machine.finished and self._fault is None:
                 wait_s = min(machine.due() - monotonic(), LONGEST_WAIT_S)
                 try:
-                    heard = effects.heard.get(timeout=max(wait_s, 0.0))
+                    heard = effects.leadership.heard.get(timeout=max(wait_s, 0.0))
                 except Empty:
                     heard = None
-                if heard is not None and heard.leadership in (0, effects.leadership):
+                if heard is not None and heard.leadership in (0, effects.leadership.number):
                     self._feed(heard.event)
                 if monotonic() >= machine.due():
                     self._feed(events.Tick())
@@ -132,7 +132,7 @@ class JobCoordinator:
 
     def _fail(self, fault: BaseException) -> None:
         self._fault = fault
-        self._effects.heard.put(Heard(0, events.Tick()))
+        self._effects.leadership.heard.put(Heard(0, events.Tick()))
 
 
 def protocol_settings(record: JobRecord) -> CoordinatorSettings:
