@@ -6,6 +6,7 @@ out on Kafka and on the board.
 
 from __future__ import annotations
 
+from collections import deque
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from common.core.commands import WorkerCommand
-    from common.core.events import WorkerEvent
     from common.core.messages import Claim, WorkerId
     from common.core.settings import WorkerSettings
     from common.core.spans import Partition
@@ -54,6 +54,7 @@ class Stream:
         logger: Bound to job and worker.
         streams: The job's datastreams.
         hold: Whether its partitions wait for its return (`on_preemption: hold`).
+        clock: Seconds that never go back.
     """
 
     def __init__(  # noqa: PLR0913 -- the parts of the shell, each used once
@@ -70,6 +71,7 @@ class Stream:
         logger: EventLogger,
         streams: tuple[str, ...],
         hold: bool,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._id = worker
         self._machine = Worker(worker, settings)
@@ -77,6 +79,7 @@ class Stream:
         self._reader = log.stream(group_name(job), streams, worker, hold=hold)
         self._writer = log.writer()
         self._control = control_topic(job)
+        self._clock = clock
         self._board = board
         self._arrived = arrived
         self._cache = cache
@@ -86,6 +89,7 @@ class Stream:
         self._board_outage = Outage(logger, "board")
         self._delivered = list[tuple[int, int]]()
         self._round_began = False
+        self._events = deque[events.WorkerEvent]()  # the first is being carried out
         self._times = StageTimes()
 
     def round_began(self) -> None:
@@ -97,10 +101,9 @@ class Stream:
         if self._round_began:
             self._round_began = False
             self._feed(events.RoundBegan())
-        now = monotonic()
-        if now >= self._machine.due():
+        if self._clock() >= self._machine.due():
             self._feed(events.Tick())
-        wait_s = min(max(self._machine.due() - monotonic(), 0.0), POLL_S)
+        wait_s = min(max(self._machine.due() - self._clock(), 0.0), POLL_S)
         try:
             happened = self._reader.poll(min(self._machine.room, POLL_RECORDS), wait_s)
             self._kafka_outage.over()
@@ -170,9 +173,15 @@ class Stream:
         for number, offset in delivered:
             self._feed(events.Delivered(number, offset))
 
-    def _feed(self, event: WorkerEvent) -> None:
-        for command in self._machine.on(event, monotonic()):
-            self._do(command)
+    def _feed(self, event: events.WorkerEvent) -> None:
+        """Take in an event, and then what came of it: no decision cuts into an earlier one's."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return  # one is being carried out: this one is next
+        while self._events:
+            for command in self._machine.on(self._events[0], self._clock()):
+                self._do(command)
+            self._events.popleft()
 
     # --- what to do ---------------------------------------------------------------------------
 

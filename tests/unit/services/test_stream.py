@@ -1,0 +1,106 @@
+"""A worker's stream thread on a log and a board in memory, with time in a test's hand."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from common import wire
+from common.core.messages import BatchReady, Standing, WorkerId
+from common.core.settings import WorkerSettings
+from common.core.spans import Partition
+from common.learning.codecs import make_codec
+from common.learning.fields import Field
+from common.telemetry import EventLogger
+from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.clock import HandClock
+from common.testing.log import MemoryLog
+from common.topics import control_topic
+from services.worker.rows import ArrivedRows, BatchCache
+from services.worker.stream import Stream
+
+JOB, W, P = "job", WorkerId("w1"), Partition("s", 0)
+LINGER_S = 1.0
+RECORDS = 5
+
+
+class Bench:
+    """A stream of one partition with some records, fewer than a batch."""
+
+    def __init__(self) -> None:
+        self.clock = HandClock()
+        self.log = MemoryLog()
+        self.log.create_topic("s", 1)
+        self.log.create_topic(control_topic(JOB), 1)
+        codec = make_codec("tensor", [Field("id", "int64")])
+        writer = self.log.writer()
+        for value in codec.encode({"id": np.arange(RECORDS)}):
+            writer.append("s", value)
+        assert writer.flush(1.0)
+        self.board = MemoryBoard(MemoryRedis(self.clock), JOB)
+        self.cache = BatchCache(1 << 20)
+        self.stream = Stream(
+            W,
+            JOB,
+            WorkerSettings(batch_size=8, bound=4, batch_linger_s=LINGER_S),
+            codec=codec,
+            log=self.log,
+            board=self.board,
+            arrived=ArrivedRows(),
+            cache=self.cache,
+            logger=EventLogger(logging.getLogger("test")),
+            streams=("s",),
+            hold=False,
+            clock=self.clock,
+        )
+
+    def stand(self, cpos: int, claimed: int) -> None:
+        """Let the leader say where the partition is claimed up to."""
+        at = {P: claimed}
+        self.board.put_standing(Standing(0, cpos, at, cpos, 0, 1, at))
+
+    def turn(self, times: int = 10) -> None:
+        """Let the stream thread go round."""
+        for _ in range(times):
+            self.stream.turn()
+            self.clock.advance(0.01)
+
+    def claims(self) -> list[BatchReady]:
+        """What it announced."""
+        topic = Partition(control_topic(JOB), 0)
+        tail = self.log.tail(topic, 0)
+        records = tail.read(100, 0.0)
+        claims = [wire.decode_claim(record.value or b"") for record in records]
+        return [claim for claim in claims if isinstance(claim, BatchReady)]
+
+
+def test_a_partial_batch_goes_when_its_time_has_come() -> None:
+    bench = Bench()
+    bench.stand(cpos=0, claimed=0)
+    bench.turn()
+    assert bench.claims() == []
+    bench.clock.advance(LINGER_S)
+    bench.turn()
+    [claim] = bench.claims()
+    assert (claim.samples, claim.address[0].end) == (RECORDS, RECORDS)
+    assert bench.cache.get(claim.address) is not None
+
+
+def test_a_place_that_is_lost_as_a_partial_batch_goes_stops_nothing() -> None:
+    # Both are due at once: the batch is closed, and the standing says that others have its records.
+    bench = Bench()
+    bench.stand(cpos=0, claimed=0)
+    bench.turn()
+    bench.stand(cpos=1, claimed=3)
+    bench.clock.advance(LINGER_S)
+    bench.turn()
+    first, *_ = bench.claims()
+    assert (first.address[0].start, first.samples) == (0, RECORDS)  # refused by the ledger, later
+    bench.stand(cpos=2, claimed=3)
+    bench.clock.advance(LINGER_S)
+    bench.turn()
+    bench.clock.advance(LINGER_S)
+    bench.turn()
+    last = bench.claims()[-1]
+    assert (last.address[0].start, last.address[0].end, last.samples) == (3, RECORDS, 2)
