@@ -12,11 +12,11 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import TextIO
 
     from common.config import Settings
@@ -135,21 +135,30 @@ def _quoted(value: object) -> str:
     return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())
 
 
+SETTLED_S = 3.0  # of quiet end an outage: Kafka's client tries again, and complains, every second
+
+
 class Outage:
     """Trouble with one server: logged when it begins, changes and ends, not each time it is met.
 
     Args:
         logger: Where to tell.
         what: The server: its events are `<what>_away` and `<what>_back`.
+        clock: Seconds that never go back.
     """
 
-    def __init__(self, logger: EventLogger, what: str) -> None:
+    def __init__(
+        self, logger: EventLogger, what: str, clock: Callable[[], float] = monotonic
+    ) -> None:
         self._logger = logger
         self._away, self._back = f"{what}_away", f"{what}_back"
+        self._clock = clock
         self._reason = ""
+        self._met_at = 0.0
 
     def met(self, error: Exception) -> None:
         """The server did not answer."""
+        self._met_at = self._clock()
         if str(error) != self._reason:
             self._reason = str(error)
             self._logger.warning(self._away, reason=self._reason)
@@ -159,6 +168,11 @@ class Outage:
         if self._reason:
             self._reason = ""
             self._logger.info(self._back)
+
+    def quiet(self) -> None:
+        """Nothing was heard, not of trouble either, as a reader sees it whose server is away."""
+        if self._reason and self._clock() - self._met_at >= SETTLED_S:
+            self.over()
 
 
 class StageTimes:

@@ -132,7 +132,7 @@ def _coordinate(name: str, settings: Settings, stopping: threading.Event) -> Non
                 found.read()  # all of it: by its first records alone, a stopped job seems to run
                 jobs, book = Jobs(name, settings, log, metrics, logger), found
             jobs.follow(book.refresh(JOBS_S))
-            outage.over()
+            outage.quiet()
         except UnavailableError as error:
             outage.met(error)
             stopping.wait(JOBS_S)

@@ -7,6 +7,7 @@ it was started: what a reader of an earlier leadership still had in hand is drop
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
@@ -22,6 +23,7 @@ from common.errors import (
     UnavailableError,
     WireError,
 )
+from common.ports import LogRecord
 from common.telemetry import Outage
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class Ear:
         self.heard.put(Heard(self.leadership, event))
 
 
-class Reader(threading.Thread):
+class Reader(threading.Thread, ABC):
     """A thread that turns one source into events until it is stopped."""
 
     def __init__(self, name: str, ear: Ear) -> None:
@@ -77,8 +79,10 @@ class Reader(threading.Thread):
         try:
             while not self.stopped.is_set():
                 try:
-                    self._read()
-                    self._outage.over()
+                    if self._read():
+                        self._outage.over()
+                    else:
+                        self._outage.quiet()
                 except UnavailableError as error:
                     self._outage.met(error)
                     self.stopped.wait(WAIT_S)
@@ -87,8 +91,9 @@ class Reader(threading.Thread):
         finally:
             self._close()
 
-    def _read(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _read(self) -> bool:
+        """Wait for news and tell them; whether the source has answered for sure."""
 
     def _close(self) -> None:
         """Let go of connections."""
@@ -109,7 +114,8 @@ class TopicReader(Reader):
         self._tail = log.tail(partition, position)
         self._decode = decode
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        records = list[LogRecord]()
         try:
             records = self._tail.read(READ_RECORDS, WAIT_S)
             if records:
@@ -118,6 +124,7 @@ class TopicReader(Reader):
             self._give_up(f"acknowledged records were lost: {error}")
         except FutureFormatError as error:
             self._give_up(f"{self.name}: {error}; run a newer coordinator")
+        return bool(records)
 
     def _give_up(self, reason: str) -> None:
         self._ear.tell(events.Trouble(reason))
@@ -144,11 +151,12 @@ class ReplyReader(Reader):
         self._length = length
         self.malformed = 0
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
         replies = self._board.pop_replies(self._epoch, REPLIES, WAIT_S)
         good = tuple(sound for sound in map(self._sound, replies) if sound is not None)
         if good:
             self._ear.tell(events.RepliesRead(good))
+        return True
 
     def _sound(self, reply: Reply) -> Reply | None:
         if not isinstance(reply, Gradient):

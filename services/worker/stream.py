@@ -106,7 +106,10 @@ class Stream:
         wait_s = min(max(self._machine.due() - self._clock(), 0.0), POLL_S)
         try:
             happened = self._reader.poll(min(self._machine.room, POLL_RECORDS), wait_s)
-            self._kafka_outage.over()
+            if happened:
+                self._kafka_outage.over()
+            else:
+                self._kafka_outage.quiet()
         except UnavailableError as error:
             happened = ()
             self._kafka_outage.met(error)

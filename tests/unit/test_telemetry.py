@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from common.config import Settings
 from common.telemetry import (
+    SETTLED_S,
     Changes,
     EventLogger,
     JsonLines,
@@ -21,6 +22,7 @@ from common.telemetry import (
     TextLines,
     set_up_logging,
 )
+from common.testing.clock import HandClock
 
 
 def logger_to(
@@ -122,6 +124,22 @@ def test_an_outage_is_told_when_it_begins_changes_and_ends() -> None:
     outage.over()
     told = [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()]
     assert told == ["redis_away reason=refused", "redis_away reason=timeout", "redis_back"]
+
+
+def test_silence_ends_an_outage_once_it_has_lasted() -> None:
+    log, stream = logger_to(TextLines())
+    clock = HandClock()
+    outage = Outage(log, "kafka", clock)
+    for _ in range(3):
+        outage.met(OSError("refused"))
+        outage.quiet()  # the reader finds nothing new, and no wonder
+        clock.advance(SETTLED_S / 2)
+        outage.quiet()
+    clock.advance(SETTLED_S / 2)
+    outage.quiet()
+    outage.quiet()
+    told = [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()]
+    assert told == ["kafka_away reason=refused", "kafka_back"]
 
 
 def test_stage_times_are_told_as_counts_and_mean_milliseconds() -> None:
