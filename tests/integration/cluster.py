@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -122,14 +123,23 @@ class Cluster:
         self._children.pop(name).stop(30.0)
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes, and all jobs: those of later tests would take part in them too."""
         self._writer.close()
         for child in self._children.values():
             child.kill()
+        with closing(JobBook(self.log)) as book:
+            for job, record in book.read().items():
+                if record.wanted != "stopped":
+                    book.want(job, "stopped", "the test is over")
 
     def said(self, name: str) -> str:
         """What a process logged."""
         return (self._folder / f"{name}.log").read_text()
+
+    def has_led(self, name: str) -> bool:
+        """Whether a coordinator says that it led this job, or does."""
+        lines = self.said(name).splitlines()
+        return any(" leads " in line and f" job={self.job} " in line for line in lines)
 
     def produce(self, count: int, garbage_every: int = 0) -> None:
         """Write the next ids, spread over all partitions; some records beside them are garbage."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
 from common.config import Settings
 from tests.integration.cluster import Cluster
+from tests.redis_servers import system_redis_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +47,16 @@ def real(apache_kafka: ApacheKafka, system_redis: EmbeddedRedis, tmp_path: Path)
 )
 def settings(request: pytest.FixtureRequest) -> Settings:
     found: Settings = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def likest_to_production(request: pytest.FixtureRequest) -> Settings:
+    """Real servers where they can be had, else the embedded ones: for tests that take long."""
+    here = shutil.which("java") and shutil.which("mvn") and system_redis_server()
+    required = os.environ.get("DOLL_REQUIRE_SERVERS") == "1"
+    real = (here or required) and os.environ.get("DOLL_WITHOUT_KAFKA") != "1"
+    found: Settings = request.getfixturevalue("real" if real else "embedded")
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from common.embedded.apache_kafka import resolve
-from common.errors import UserError
 from load.chaos_schedule import FAMILIES
-from tests.redis_servers import system_redis_server
-from tests.servers import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+pytest_plugins = ["tests.servers", "tests.redis_servers"]
 
 ROOT = Path(__file__).parents[2]
 SEED = 1  # its minute strikes every family
@@ -28,9 +25,8 @@ PATIENCE_S = 300.0
 @pytest.mark.kafka
 @pytest.mark.redis
 @pytest.mark.timeout(PATIENCE_S + 30)
+@pytest.mark.usefixtures("apache_kafka", "system_redis")  # where these can be had, so can the run's
 def test_after_a_minute_of_chaos_every_record_has_been_used_exactly_once(tmp_path: Path) -> None:
-    require_servers()
-
     found, said = chaos(tmp_path, minutes=1, seed=SEED)
 
     assert found["failures"] == [], said
@@ -59,15 +55,3 @@ def chaos(folder: Path, minutes: float, seed: int) -> tuple[Mapping[str, Any], s
     assert ended.returncode in (0, 1), said
     found: dict[str, Any] = json.loads(result.read_text())
     return found, said
-
-
-def require_servers() -> None:
-    """Skip, or fail, where a server of the run is not to be had."""
-    if os.environ.get("DOLL_WITHOUT_KAFKA") == "1":
-        pytest.skip("DOLL_WITHOUT_KAFKA=1: Maven cannot fetch Apache Kafka here")
-    try:
-        resolve()
-    except UserError as error:
-        lacking(str(error))
-    if system_redis_server() is None:
-        lacking("no redis-server on PATH: install Redis (Debian: apt-get install redis-server)")

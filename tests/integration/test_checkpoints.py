@@ -25,6 +25,7 @@ from tests.integration.cluster import Cluster, await_condition
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.config import Settings
     from common.ports import Blobs
     from tests.integration.servers import Make
 
@@ -32,6 +33,11 @@ pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.ser
 
 OFTEN = "checkpoint: {every_updates: 4, keep: 3}"
 TRAINER = "trainer.safetensors"
+
+
+@pytest.fixture
+def settings(likest_to_production: Settings) -> Settings:
+    return likest_to_production
 
 
 def stopped_half_way(make: Make, name: str) -> Cluster:

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
 
 
+@pytest.fixture
+def settings(likest_to_production: Settings) -> Settings:
+    return likest_to_production
+
+
 def assert_each_record_counts_once(cluster: Cluster, records: int) -> None:
     await_condition(cluster.drained, "everything is settled")
     assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
@@ -74,7 +79,7 @@ def test_a_leader_that_was_only_frozen_changes_nothing_when_it_wakes(make: Make)
     await_condition(lambda: cluster.version() >= 3, "three updates")
     cluster.freeze("c1")
     cluster.produce(1000)
-    await_condition(lambda: " leads " in cluster.said("c2"), "c2 leads")
+    await_condition(lambda: cluster.has_led("c2"), "c2 leads")
     cluster.thaw("c1")
     await_condition(lambda: "steps_down" in cluster.said("c1"), "c1 has noticed")
     cluster.produce(1000)
@@ -132,6 +137,7 @@ def test_with_hold_the_streams_of_a_killed_worker_wait_for_its_return(
     for name in ("c1", "w1", "w2"):
         cluster.start("coordinator" if name == "c1" else "worker", name)
     cluster.produce(1000)
+    await_condition(lambda: "reading_from" in cluster.said("w2"), "w2 has its share")
     await_condition(cluster.drained, "both read")
     before = cluster.said("w2").count("partitions_assigned")
     cluster.kill("w1")

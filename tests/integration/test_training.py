@@ -46,7 +46,7 @@ def test_every_record_is_used_once_though_a_worker_and_a_leader_die(
     assert audit.flaws == ()
     assert (audit.trained, audit.skipped, audit.unsettled) == (4000, 15, 0)
     assert audit.takeovers >= 2
-    assert " leads " in cluster.said("c2")
+    assert cluster.has_led("c2")
 
 
 def test_records_that_do_not_decode_are_dead_letters_that_say_where_they_were(
