@@ -6,7 +6,7 @@ the job's one deciding thread; what it would have to wait for is done by threads
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +15,7 @@ from common import wire
 from common.core import commands as do
 from common.core import events
 from common.core.messages import Lead
-from common.errors import UnavailableError
+from common.errors import UnavailableError, UserError
 from common.saved import Saved
 from common.telemetry import Changes, Outage, StageTimes
 from common.topics import updates_topic
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 INLINE_BYTES = 64 << 10  # a model up to here travels inside its trigger: one round trip less
 UPLOAD_S = 60.0  # for the last checkpoint of a job that ends
 FLUSH_S = 5.0
+TELL_S = 2.0  # between attempts to write down that a job is held
 
 
 class Effects:
@@ -85,17 +86,20 @@ class Effects:
         self._changes = Changes()
         self._times = StageTimes()
         self._stated = False  # whether this leader has put its standing
+        self._held_for = ""  # why, as long as the jobs topic does not say it
+        self._tell_at = 0.0
         self._copy = b""
         self._unpublished: tuple[Saved, bool] | None = None  # and whether it is a checkpoint
 
     def poll(self) -> None:
-        """Run delivery reports, and publish what waited for them.
+        """Run delivery reports, and do what waited for them, or for Kafka.
 
         Raises:
             DeliveryError: If an audit record was not delivered: this process must not go on.
         """
         self._writer.poll()
         self._publish()
+        self._tell_held()
 
     def close(self) -> None:
         """End all threads; what was appended is delivered."""
@@ -199,8 +203,20 @@ class Effects:
 
     def _hold(self, reason: str) -> None:
         self._log.error("job_held", reason=reason)
-        if self._book.get(self._job).wanted == "running":
-            self._book.want(self._job, "paused", reason)
+        self._held_for, self._tell_at = reason, 0.0
+        self._tell_held()
+
+    def _tell_held(self) -> None:
+        """Write down why the job is held, until the jobs topic has it: else nobody would know."""
+        if not self._held_for or monotonic() < self._tell_at:
+            return
+        try:
+            if self._book.get(self._job).wanted == "running":
+                self._book.want(self._job, "paused", self._held_for)
+            self._held_for = ""
+        except (UnavailableError, UserError) as error:  # or somebody else wrote at that moment
+            self._log.warning("hold_not_written", reason=str(error))
+            self._tell_at = monotonic() + TELL_S
 
     def _finish(self, reason: str) -> None:
         self._letters.close()
