@@ -27,7 +27,7 @@ class Mutant(NamedTuple):
     edits: tuple[Edit, ...]
 
 
-CORE, SIMULATION = "common/core/", "common/simulation/"
+CORE, SIMULATION = "common/core/", "common/simulation/faults/"
 
 MUTANTS = (
     # --- claims -------------------------------------------------------------------------------

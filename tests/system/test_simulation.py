@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.simulation.cluster import Cluster
-from common.simulation.scenario import FaultKind, Poison, Scenario, from_seed
-from common.simulation.seeds import run_seed, run_seeds
-from common.simulation.shrink import shrink, smaller
+from common.simulation.faults.cluster import Cluster
+from common.simulation.faults.scenario import FaultKind, Poison, Scenario, from_seed
+from common.simulation.faults.seeds import run_seed, run_seeds
+from common.simulation.faults.shrink import shrink, smaller
 from tests.system.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import multiprocessing
 from typing import TYPE_CHECKING
 
-from common.simulation.cluster import Cluster, Outcome
-from common.simulation.scenario import from_seed
+from common.simulation.faults.cluster import Cluster, Outcome
+from common.simulation.faults.scenario import from_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ from common.core.coordinator import Coordinator
 from common.core.messages import GENESIS, AuditRecord, Lead, ModelId, UpdateApplied
 from common.core.settings import CoordinatorSettings
 from common.core.snapshots import genesis
-from common.simulation.checks import Violation
-from common.simulation.world import Node, Token
+from common.simulation.faults.checks import Violation
+from common.simulation.faults.world import Node, Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from common.core.events import CoordinatorEvent, Wanted
     from common.core.messages import Gradient, Standing
     from common.core.snapshots import Snapshot
-    from common.simulation.scenario import Scenario
-    from common.simulation.world import World
+    from common.simulation.faults.scenario import Scenario
+    from common.simulation.faults.world import World
 
 GROUP_LINGER_S = 0.7
 DEAD_LETTER_S = 0.1  # mean time until a dead letter is delivered

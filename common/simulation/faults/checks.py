@@ -13,14 +13,14 @@ from common.core.history import History
 from common.core.ledger import Ledger
 from common.core.messages import GENESIS, BatchReady, UpdateApplied
 from common.core.spans import Partition
-from common.simulation.scenario import DEADLY, STORES
+from common.simulation.faults.scenario import DEADLY, STORES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.core.messages import Batch, Positions, Skipped
     from common.core.spans import Address
-    from common.simulation.world import World
+    from common.simulation.faults.world import World
 
 HARMFUL = {*DEADLY, *STORES, "retention"}  # what may make a batch look like poison, or unreadable
 SURE = 3  # strikes: work given to a worker whose death is not known yet earns an innocent batch one

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from common.core.messages import GENESIS, Gradient, WorkerId
-from common.simulation.checks import (
+from common.simulation.faults.checks import (
     Violation,
     check_audit,
     check_drained,
     effective_updates,
     refused_claims,
 )
-from common.simulation.coordinators import SimulatedCoordinator
-from common.simulation.workers import SimulatedWorker
-from common.simulation.world import World
+from common.simulation.faults.coordinators import SimulatedCoordinator
+from common.simulation.faults.workers import SimulatedWorker
+from common.simulation.faults.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.core.events import Wanted
-    from common.simulation.scenario import Fault, Scenario
+    from common.simulation.faults.scenario import Fault, Scenario
 
 CHECK_S = 1.0
 REPLICAS = 2

@@ -12,7 +12,7 @@ from common.core.orders import Compute, Orders
 from common.core.settings import WorkerSettings
 from common.core.spans import Address, Partition
 from common.core.worker import Worker
-from common.simulation.checks import Violation
+from common.simulation.faults.checks import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
     from common.core.messages import Batch, FailedReason, Reply
-    from common.simulation.scenario import Poison
-    from common.simulation.world import Token, World
+    from common.simulation.faults.scenario import Poison
+    from common.simulation.faults.world import Token, World
 
 BATCH_LINGER_S = 0.5
 BEAT_TTL_S = 1.0

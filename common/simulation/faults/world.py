@@ -31,7 +31,7 @@ from common.core.spans import Partition
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.simulation.scenario import Scenario
+    from common.simulation.faults.scenario import Scenario
 
 TOPIC = "s"
 LATE_S = 3.0  # how late a late message may be: several takeovers

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from common.simulation.cluster import Cluster
+from common.simulation.faults.cluster import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.simulation.scenario import Scenario
+    from common.simulation.faults.scenario import Scenario
 
 
 def shrink(scenario: Scenario, tell: Callable[[str], None]) -> Scenario:

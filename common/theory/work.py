@@ -1,0 +1,119 @@
+"""What is to be done, by when, and what machines cost: the givens of every formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from common.theory.errors import ParameterError, not_negative, positive, share
+
+HOUR_S = 3600.0
+
+Rates: TypeAlias = npt.NDArray[np.float64]  # (N_tot,) records per second of each worker's stream
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """The work that is left: at the beginning all of it.
+
+    Raises:
+        ParameterError: If there is no worker, no arrivals at all, or a number is out of range.
+    """
+
+    rates_per_s: Rates  # (N_tot,) lambda_A,n; a stream may be silent, not all of them
+    group_size: int  # K
+    batch_size: int  # b
+    updates: float  # J(epsilon), those that are left
+    deadline_s: float  # theta, the time that is left
+
+    def __post_init__(self) -> None:
+        rates = self.rates_per_s
+        if rates.ndim != 1 or not len(rates):
+            raise ParameterError("rates_per_s", f"must be one rate per worker, got {rates.shape}")
+        if not (np.isfinite(rates).all() and (rates >= 0).all()):
+            worker = int(np.flatnonzero(~(np.isfinite(rates) & (rates >= 0)))[0])
+            problem = f"worker {worker} has {rates[worker]:g}; a rate is a number of at least 0"
+            raise ParameterError("rates_per_s", problem)
+        if not rates.any():
+            raise ParameterError("rates_per_s", "all are 0: without arrivals nothing is ever done")
+        positive("group_size", self.group_size)
+        positive("batch_size", self.batch_size)
+        not_negative("updates", self.updates)
+        not_negative("deadline_s", self.deadline_s)
+
+    @property
+    def workers(self) -> int:
+        """N_tot, one per stream."""
+        return len(self.rates_per_s)
+
+    @property
+    def records(self) -> float:
+        """J K b, what the updates that are left take."""
+        return self.updates * self.group_size * self.batch_size
+
+    @property
+    def undisturbed_s(self) -> float:
+        """theta_0 = J K b / sum of lambda_A,n: how long it takes if nothing is preempted."""
+        return self.records / float(self.rates_per_s.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Machines of one kind that can be rented in one place; the first of a job is on-demand.
+
+    Raises:
+        ParameterError: If a number is out of range.
+    """
+
+    name: str
+    usd_per_hour: float  # pi
+    availability: float = 1.0  # alpha, share of the time that one can be had; 1: never preempted
+    cycle_s: float = 1000.0  # mean time from one preemption of a machine to its next
+    speed: float = 1.0  # of gradients, against the first pool
+    capacity: int | None = None  # machines that can be had at once; None: as many as wanted
+    start_up_s: float = 0.0  # from the request to the first record; paid for
+    minimum_billing_s: float = 0.0  # paid for at least this long (EC2: 60)
+
+    def __post_init__(self) -> None:
+        not_negative(f"{self.name}.usd_per_hour", self.usd_per_hour)
+        share(f"{self.name}.availability", self.availability)
+        positive(f"{self.name}.cycle_s", self.cycle_s)
+        positive(f"{self.name}.speed", self.speed)
+        not_negative(f"{self.name}.start_up_s", self.start_up_s)
+        not_negative(f"{self.name}.minimum_billing_s", self.minimum_billing_s)
+        if self.capacity is not None:
+            not_negative(f"{self.name}.capacity", self.capacity)
+
+    @property
+    def usd_per_s(self) -> float:
+        """The price of a second."""
+        return self.usd_per_hour / HOUR_S
+
+
+@dataclass(frozen=True, slots=True)
+class Market:
+    """The paper's market: on-demand machines and one kind of spot machines."""
+
+    on_demand: Pool  # pi_o
+    spot: Pool  # pi_s, alpha
+
+
+def market(
+    on_demand_usd_per_hour: float, spot_usd_per_hour: float, availability: float
+) -> Market:
+    """Make the paper's market from its three numbers: pi_o, pi_s and alpha.
+
+    Raises:
+        ParameterError: If one is out of range. A spot price above the on-demand price is not an
+            error: then nothing is bought on spot.
+    """
+    positive("on_demand_usd_per_hour", on_demand_usd_per_hour)
+    not_negative("spot_usd_per_hour", spot_usd_per_hour)
+    share("availability", availability)
+    return Market(
+        Pool("on-demand", on_demand_usd_per_hour),
+        Pool("spot", spot_usd_per_hour, availability),
+    )
