@@ -1,0 +1,332 @@
+"""How many workers to run on spot machines, and which: section IV-B, one function per equation.
+
+What holds for all of it: a spot machine runs for a share alpha of the time and is paid for only
+then; while it is gone its stream waits (`on_preemption: hold`); arrivals, not gradients, limit the
+updates (Proposition 1). Everything aims at the mean: a job that is to end at its deadline on
+average misses it about every second time (`common.theory.beyond.chance` does better).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from common.theory.errors import ParameterError, not_negative, positive, share
+from common.theory.plan import Plan
+
+if TYPE_CHECKING:
+    from common.theory.plan import Binding
+    from common.theory.work import Market, Work
+
+# What rounding may take from a number that is an integer on paper: sums of 10,000 rates are off by
+# 1e-13 of their value at most, and 1e-12 of a deadline is nothing to anybody.
+TOLERANCE = 1e-12
+
+Order: TypeAlias = npt.NDArray[np.int64]  # (N_tot,) workers, the first to become spot first
+
+
+def equal_rate_per_s(work: Work) -> float:
+    """Give lambda_A of workers that all have the same.
+
+    Raises:
+        ParameterError: If they have not.
+    """
+    rates = work.rates_per_s
+    if float(np.ptp(rates)) > TOLERANCE * float(rates.max()):
+        problem = f"range from {rates.min():g} to {rates.max():g}; this formula needs equal ones"
+        raise ParameterError("rates_per_s", f"{problem}, Theorem 5 does not")
+    return float(rates[0])
+
+
+def runtime_with_equal_rates_s(work: Work, spot: int, availability: float) -> float:
+    """Equation 15: the mean runtime of what is left, if all rates are equal.
+
+    Raises:
+        ParameterError: If rates differ, or there are not that many workers.
+    """
+    up = work.workers - _checked(work, spot, availability) + availability * spot  # N_o + E[N_a]
+    return _ratio(work.records, equal_rate_per_s(work) * up)
+
+
+def cost_with_equal_rates_usd(work: Work, spot: int, market: Market) -> float:
+    """Equation 16: the expected cost of what is left, if all rates are equal.
+
+    Raises:
+        ParameterError: If rates differ, or there are not that many workers.
+    """
+    runtime_s = runtime_with_equal_rates_s(work, spot, market.spot.availability)
+    return runtime_s * _usd_per_s(work, spot, market) if math.isfinite(runtime_s) else math.inf
+
+
+def cost_derivative_usd(work: Work, spot: int, market: Market) -> float:
+    """Equation 17: what one spot worker more changes of equation 16, N_s taken as a real number.
+
+    It is below 0 wherever spot is cheaper than on-demand (Lemma 1).
+
+    Raises:
+        ParameterError: If rates differ, or there are not that many workers.
+    """
+    alpha = market.spot.availability
+    up = work.workers - _checked(work, spot, alpha) + alpha * spot
+    price_gap = market.spot.usd_per_s - market.on_demand.usd_per_s
+    slope = alpha * work.workers * price_gap / up**2 if up else -math.inf
+    return work.records / equal_rate_per_s(work) * slope
+
+
+def update_rate_per_s(work: Work, spot: int, availability: float) -> float:
+    """Equation 20: lambda_U, if the workers with the lowest rates are the spot ones.
+
+    Raises:
+        ParameterError: If there are not that many workers.
+    """
+    lowest = np.sort(work.rates_per_s)[: _checked(work, spot, availability)]
+    everything = float(work.rates_per_s.sum())
+    lost = (1 - availability) * float(lowest.sum())
+    return max(everything - lost, 0.0) / (work.group_size * work.batch_size)
+
+
+def runtime_s(work: Work, spot: int, availability: float) -> float:
+    """Equation 21: the mean runtime of what is left; infinite if nothing ever runs.
+
+    Raises:
+        ParameterError: If there are not that many workers.
+    """
+    return _ratio(work.updates, update_rate_per_s(work, spot, availability))
+
+
+def cost_usd(work: Work, spot: int, market: Market) -> float:
+    """Equation 22: the expected cost of what is left; infinite if nothing ever runs.
+
+    The product of two means: it is exact where cost per second and runtime vary independently.
+
+    Raises:
+        ParameterError: If there are not that many workers.
+    """
+    runtime = runtime_s(work, spot, market.spot.availability)
+    return runtime * _usd_per_s(work, spot, market) if math.isfinite(runtime) else math.inf
+
+
+def meets_deadline(work: Work, spot: int, availability: float) -> bool:
+    """Lemma 2, equation 23: whether the mean runtime is at most the time that is left.
+
+    Raises:
+        ParameterError: If there are not that many workers.
+    """
+    done = update_rate_per_s(work, spot, availability) * work.deadline_s
+    return work.updates <= done * (1 + TOLERANCE)
+
+
+def optimal_spot_workers(work: Work, availability: float) -> int | None:
+    """Theorem 4, equation 18: N_s* if all rates are equal; None if theta < theta_0.
+
+    The paper's floor would be negative then. It assumes pi_s < pi_o (Lemma 1) and alpha > 0; with
+    alpha = 1 nothing is lost by spot machines, and all are.
+
+    Raises:
+        ParameterError: If rates differ or the availability is no share.
+    """
+    share("availability", availability)
+    rate = equal_rate_per_s(work)
+    if work.updates == 0:
+        return work.workers
+    needed = _ratio(work.records, rate * work.deadline_s * (1 + TOLERANCE))  # workers, all the time
+    spare = work.workers - needed
+    if spare < 0:
+        return None
+    if availability == 1:
+        return work.workers
+    return math.floor(min(spare / (1 - availability), work.workers))
+
+
+def cost_share_bound(
+    deadline_ratio: float,
+    availability: float,
+    spot_usd_per_hour: float,
+    on_demand_usd_per_hour: float,
+) -> float:
+    """Corollary 2, equation 19: the least share of the on-demand cost that Theorem 4 comes to.
+
+    It is equation 16 at the N_s* of equation 18 without its floor, and so a bound from below. The
+    deadline's ratio is theta / theta_0, at least 1.
+
+    Raises:
+        ParameterError: If a number is out of range.
+    """
+    share("availability", availability)
+    not_negative("spot_usd_per_hour", spot_usd_per_hour)
+    positive("on_demand_usd_per_hour", on_demand_usd_per_hour)
+    if not deadline_ratio >= 1:
+        problem = f"must be at least 1, got {deadline_ratio:g}: on-demand alone would be late"
+        raise ParameterError("deadline_ratio", problem)
+    all_spot = spot_usd_per_hour / on_demand_usd_per_hour
+    if availability == 1:
+        return all_spot
+    saved_usd_per_hour = on_demand_usd_per_hour - availability * spot_usd_per_hour
+    saved = saved_usd_per_hour * (deadline_ratio - 1)
+    lost = on_demand_usd_per_hour * (1 - availability)
+    return max(deadline_ratio - saved / lost, all_spot)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CostCurve:
+    """Equations 21 to 23 at every N_s from 0 to N_tot."""
+
+    costs_usd: npt.NDArray[np.float64]  # (N_tot + 1,); infinite where nothing ever runs
+    runtimes_s: npt.NDArray[np.float64]  # (N_tot + 1,)
+    feasible: npt.NDArray[np.bool_]  # (N_tot + 1,) in time, and as many machines as there are
+    order: Order  # (N_tot,)
+
+
+def cost_curve(work: Work, market: Market, order: Order | None = None) -> CostCurve:
+    """Evaluate all N_s at once, by prefix sums of the rates.
+
+    For each N_s the workers with the lowest rates are the best to choose: the bill is the same
+    whoever they are, and the least is lost. Without an `order` equal ones come by their number.
+    """
+    alpha, count = market.spot.availability, work.workers
+    if order is None:
+        order = np.argsort(work.rates_per_s, kind="stable")
+    first = np.concatenate(([0.0], np.cumsum(work.rates_per_s[order])))
+    rate = alpha * first + (first[-1] - first)  # records per second
+    spot = np.arange(count + 1)
+    usd_per_s = (count - spot) * market.on_demand.usd_per_s
+    usd_per_s += spot * (alpha * market.spot.usd_per_s)
+    runs = rate > 0
+    runtimes = np.full(count + 1, np.inf)
+    np.divide(work.records, rate, out=runtimes, where=runs)
+    costs = np.full(count + 1, np.inf)
+    np.multiply(runtimes, usd_per_s, out=costs, where=runs)
+    feasible = runs & (work.records <= rate * work.deadline_s * (1 + TOLERANCE))
+    if market.spot.capacity is not None:
+        feasible &= spot <= market.spot.capacity
+    return CostCurve(costs, runtimes, feasible, order)
+
+
+def choose(curve: CostCurve, market: Market) -> tuple[int, Binding]:
+    """Take the cheapest feasible N_s, the lowest of equals, and name what keeps it from less."""
+    if not curve.feasible[0]:
+        return 0, "infeasible"
+    if market.spot.availability == 0:
+        return 0, "availability"
+    if market.spot.usd_per_s >= market.on_demand.usd_per_s:
+        return 0, "price"
+    best = int(np.argmin(np.where(curve.feasible, curve.costs_usd, np.inf)))
+    binding: Binding = "deadline"
+    if best == len(curve.order):
+        binding = "workers"
+    elif curve.costs_usd[best + 1] >= curve.costs_usd[best]:
+        binding = "cost"
+    elif market.spot.capacity is not None and best >= market.spot.capacity:
+        binding = "capacity"
+    return best, binding
+
+
+def as_plan(curve: CostCurve, spot: int, binding: Binding, reason: str) -> Plan:
+    """Make a plan of one point of the curve."""
+    alone = float(curve.costs_usd[0])
+    return Plan(
+        feasible=bool(curve.feasible[spot]),
+        spot=spot,
+        on_demand=len(curve.order) - spot,
+        spot_workers=curve.order[:spot],
+        expected_cost_usd=float(curve.costs_usd[spot]),
+        expected_runtime_s=float(curve.runtimes_s[spot]),
+        cost_ratio_to_on_demand=float(curve.costs_usd[spot]) / alone if alone else 1.0,
+        binding=binding,
+        reason=reason,
+    )
+
+
+def plan(work: Work, market: Market, order: Order | None = None) -> Plan:
+    """Theorem 5: the N_s of least expected cost among all that meet the deadline on average.
+
+    Where all rates are equal it is Theorem 4's. The limit cases: alpha = 1, all on spot; alpha = 0
+    or pi_s >= pi_o, none (the paper assumes otherwise; equation 22 would save by letting slow
+    streams stand still, which is no use of spot machines); theta < theta_0, infeasible, with cost
+    and runtime of on-demand machines alone; no updates left, none, at no cost. With an `order` its
+    first workers become spot instead of those with the lowest rates.
+    """
+    curve = cost_curve(work, market, order)
+    spot, binding = choose(curve, market)
+    return as_plan(curve, spot, binding, _reason(work, market, curve, spot, binding))
+
+
+def plan_of(work: Work, market: Market, spot: int) -> Plan:
+    """Say what a given N_s comes to; `binding` is what would limit the cheapest one.
+
+    Raises:
+        ParameterError: If there are not that many workers.
+    """
+    curve = cost_curve(work, market)
+    _checked(work, spot, market.spot.availability)
+    _, binding = choose(curve, market)
+    takes, left = f"{curve.runtimes_s[spot]:,.6g} s", f"{work.deadline_s:,.6g} s"
+    reason = f"{_some(spot, work)}, as asked, take {takes} on average, and {left} are left"
+    if curve.feasible[0] and not curve.feasible[spot]:
+        short = market.spot.capacity is not None and spot > market.spot.capacity
+        binding = "capacity" if short else "deadline"
+    return as_plan(curve, spot, binding, reason)
+
+
+def stop_at_first_rise(work: Work, market: Market) -> int:
+    """Walk as the paper does after Theorem 5: from N_s = 0 to the first rise or broken Lemma 2.
+
+    It ends where `plan` does, up to equal costs. The paper shows that the cost has at most one
+    local minimum for a continuous lambda(n); it is so for discrete rates, too. With f the cost per
+    record of N_s workers on spot, c = 1 - alpha and B = pi_o - alpha pi_s > 0, one more makes it
+    rise exactly if c lambda_{N_s+1} f > B. Once it has risen f is larger, and the next rate is not
+    smaller: it rises for ever.
+    """
+    spot, cost = 0, cost_usd(work, 0, market)
+    while spot < work.workers and meets_deadline(work, spot + 1, market.spot.availability):
+        next_cost = cost_usd(work, spot + 1, market)
+        if next_cost > cost:
+            break
+        spot, cost = spot + 1, next_cost
+    return spot
+
+
+def _reason(work: Work, market: Market, curve: CostCurve, spot: int, binding: Binding) -> str:
+    if work.updates == 0:
+        return "no updates are left: nothing is needed"
+    takes, left = f"{curve.runtimes_s[spot]:,.6g} s", f"{work.deadline_s:,.6g} s"
+    some = f"{_some(spot, work)} take {takes} of {left} on average"
+    spot_price, price = market.spot.usd_per_hour, market.on_demand.usd_per_hour
+    after = min(spot + 1, work.workers)
+    costs = f"${curve.costs_usd[spot]:,.6g} and one more ${curve.costs_usd[after]:,.6g}"
+    reasons = {
+        "infeasible": f"even on-demand machines alone take theta_0 = {takes}, and {left} are left",
+        "availability": "nothing on spot: its availability is 0, no machine can ever be had",
+        "price": f"nothing on spot: ${spot_price:g} an hour saves nothing against ${price:g}",
+        "workers": f"{some}: no worker is left to become spot",
+        "cost": f"{some}: they cost {costs}, by the longer runtime",
+        "capacity": f"{some}: there are no more such machines",
+        "deadline": f"{some}: one more would make it {curve.runtimes_s[after]:,.6g} s",
+    }
+    return reasons[binding]
+
+
+def _some(spot: int, work: Work) -> str:
+    return f"{spot} of {work.workers} workers on spot"
+
+
+def _usd_per_s(work: Work, spot: int, market: Market) -> float:
+    on_demand = (work.workers - spot) * market.on_demand.usd_per_s
+    return on_demand + market.spot.availability * spot * market.spot.usd_per_s
+
+
+def _ratio(amount: float, rate: float) -> float:
+    if amount == 0:
+        return 0.0
+    return amount / rate if rate > 0 else math.inf
+
+
+def _checked(work: Work, spot: int, availability: float) -> int:
+    share("availability", availability)
+    if not 0 <= spot <= work.workers:
+        raise ParameterError("spot", f"must be 0 to {work.workers} workers, got {spot}")
+    return spot

@@ -1,0 +1,289 @@
+"""Theorems 4 and 5 against brute force over equations 15 to 23, and against the paper's walk."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.theory import provisioning
+from common.theory.errors import ParameterError
+from common.theory.provisioning import optimal_spot_workers, plan, plan_of, stop_at_first_rise
+from common.theory.work import Market, Work, market
+
+SETTINGS = [  # alpha, theta/theta_0, N_s*, equation 16 over on-demand, equation 19, in per cent
+    (0.9, 1.05, 30, 80.19, 79.86),
+    (0.8, 1.05, 15, 91.20, 91.05),
+    (0.8, 1.10, 29, 82.16, 82.10),
+]
+PRICES = (0.286, 0.158)  # pi_o, pi_s
+
+
+def equal(ratio: float, workers: int = 64, updates: float = 10_000) -> Work:
+    work = Work(np.full(workers, 125.0), 20, 256, updates, 1.0)
+    return dataclasses.replace(work, deadline_s=ratio * work.undisturbed_s)
+
+
+def due(rates: list[float], ratio: float) -> Work:
+    work = Work(np.array(rates), 20, 256, 10_000, 1.0)
+    return dataclasses.replace(work, deadline_s=ratio * work.undisturbed_s)
+
+
+positive_rates = st.floats(1, 250)
+rates = st.lists(st.one_of(positive_rates, st.just(0.0), st.just(125.0)), min_size=1, max_size=12)
+works = st.builds(due, rates.filter(any), st.floats(1, 2))
+availabilities = st.floats(0.05, 1)
+markets = st.builds(market, st.just(1.0), st.floats(0, 0.95), availabilities)
+
+
+@pytest.mark.parametrize(("alpha", "ratio", "spot", "share", "bound"), SETTINGS)
+def test_the_papers_settings_come_to_the_papers_numbers(
+    alpha: float, ratio: float, spot: int, share: float, bound: float
+) -> None:
+    work, prices = equal(ratio), market(*PRICES, alpha)
+
+    best = plan(work, prices)
+    alone = provisioning.cost_with_equal_rates_usd(work, 0, prices)
+    cost = provisioning.cost_with_equal_rates_usd(work, spot, prices)
+
+    assert optimal_spot_workers(work, alpha) == best.spot == spot
+    assert best.on_demand == 64 - spot
+    assert round(100 * cost / alone, 2) == share
+    assert best.cost_ratio_to_on_demand == pytest.approx(cost / alone)
+    assert round(100 * provisioning.cost_share_bound(ratio, alpha, *PRICES[::-1]), 2) == bound
+    assert best.binding == "deadline"
+    assert str(spot) in best.reason
+
+
+@given(works, markets, st.data())
+def test_equal_rates_make_equations_15_and_16_of_equations_21_and_22(
+    work: Work, prices: Market, data: st.DataObject
+) -> None:
+    alpha = prices.spot.availability
+    work = equal(1.2, work.workers)
+    spot = data.draw(st.integers(0, work.workers))
+
+    runtime = provisioning.runtime_with_equal_rates_s(work, spot, alpha)
+    assert runtime == pytest.approx(provisioning.runtime_s(work, spot, alpha))
+    cost = provisioning.cost_with_equal_rates_usd(work, spot, prices)
+    assert cost == pytest.approx(provisioning.cost_usd(work, spot, prices))
+
+
+@pytest.mark.parametrize("spot", [1, 17, 62])
+def test_equation_17_is_the_slope_of_equation_16(spot: int) -> None:
+    work, prices = equal(1.05), market(*PRICES, 0.9)
+    low, here, high = (
+        provisioning.cost_with_equal_rates_usd(work, n, prices) for n in (spot - 1, spot, spot + 1)
+    )
+
+    slope = provisioning.cost_derivative_usd(work, spot, prices)
+    assert slope == pytest.approx((high - low) / 2, rel=1e-3)
+    assert high < here < low
+
+
+@given(works, markets)
+def test_the_curve_is_the_equations_at_every_number(work: Work, prices: Market) -> None:
+    alpha = prices.spot.availability
+    curve = provisioning.cost_curve(work, prices)
+
+    for spot in range(work.workers + 1):
+        assert curve.runtimes_s[spot] == pytest.approx(provisioning.runtime_s(work, spot, alpha))
+        assert curve.costs_usd[spot] == pytest.approx(provisioning.cost_usd(work, spot, prices))
+
+
+@given(
+    st.integers(1, 200),
+    st.one_of(st.floats(1, 1.5), st.floats(1, 30)),
+    st.floats(0.05, 1),
+    st.floats(0, 0.9),
+)
+def test_theorem_5_of_equal_rates_is_theorem_4(
+    workers: int, ratio: float, alpha: float, spot_price: float
+) -> None:
+    work = equal(ratio, workers)
+
+    assert optimal_spot_workers(work, alpha) == plan(work, market(1.0, spot_price, alpha)).spot
+
+
+@given(st.integers(1, 200), st.floats(0.05, 0.99), st.data())
+def test_the_floor_loses_no_worker_to_rounding(
+    workers: int, alpha: float, data: st.DataObject
+) -> None:
+    spot = data.draw(st.integers(0, workers))
+    work = equal(workers / (workers - (1 - alpha) * spot), workers)  # theta fits exactly
+
+    assert optimal_spot_workers(work, alpha) == spot
+    assert plan(work, market(1.0, 0.5, alpha)).spot == spot
+    assert provisioning.meets_deadline(work, spot, alpha)
+
+
+@given(works, markets)
+def test_no_feasible_number_costs_less_than_the_plans(work: Work, prices: Market) -> None:
+    alpha = prices.spot.availability
+    best = plan(work, prices)
+
+    costs = [
+        provisioning.cost_usd(work, spot, prices)
+        for spot in range(work.workers + 1)
+        if provisioning.meets_deadline(work, spot, alpha)
+    ]
+
+    assert best.expected_cost_usd <= min(costs) * (1 + 1e-9)
+    assert best.expected_runtime_s <= work.deadline_s * (1 + 1e-9)
+
+
+@given(st.builds(due, st.lists(positive_rates, min_size=1, max_size=6), st.floats(1, 2)), markets)
+def test_no_other_choice_of_workers_is_better(work: Work, prices: Market) -> None:
+    alpha = prices.spot.availability
+    best = plan(work, prices)
+    for spot in range(work.workers + 1):
+        for chosen in itertools.combinations(range(work.workers), spot):
+            up = np.ones(work.workers)
+            up[list(chosen)] = alpha
+            runtime = work.records / float(work.rates_per_s @ up) if work.rates_per_s @ up else 1e9
+            price = (work.workers - spot) * prices.on_demand.usd_per_s
+            price += alpha * spot * prices.spot.usd_per_s
+            assert runtime > work.deadline_s or runtime * price >= best.expected_cost_usd * (
+                1 - 1e-9
+            )
+
+
+@given(works, markets)
+def test_the_walk_to_the_first_rise_costs_what_the_exact_plan_costs(
+    work: Work, prices: Market
+) -> None:
+    """It holds for discrete rates, too: see the proof at `stop_at_first_rise`."""
+    walked = provisioning.cost_usd(work, stop_at_first_rise(work, prices), prices)
+
+    assert plan(work, prices).expected_cost_usd == pytest.approx(walked, rel=1e-9)
+
+
+@given(works, markets)
+def test_once_the_cost_rises_it_never_falls_again(work: Work, prices: Market) -> None:
+    costs = provisioning.cost_curve(work, prices).costs_usd
+    steps = np.diff(costs) / costs[:-1]
+    rises = np.flatnonzero(steps > 1e-12)
+
+    assert not len(rises) or (steps[rises[0] :] >= -1e-12).all()
+
+
+def test_a_fast_worker_is_not_worth_a_spot_machine() -> None:
+    # alone in 100 s; two slow ones on spot lose little, the fast one would double the runtime
+    work = Work(np.array([1.0, 98.0, 1.0]), 1, 1, 10_000, 1_000)
+    prices = market(1.0, 0.6, 0.5)
+
+    best = plan(work, prices)
+
+    assert (best.spot, best.binding) == (2, "cost")
+    assert best.spot_workers.tolist() == [0, 2]
+    assert "one more" in best.reason
+
+
+def test_machines_that_are_always_there_take_all_workers() -> None:
+    best = plan(equal(1.0), market(*PRICES, 1.0))
+
+    assert (best.spot, best.binding) == (64, "workers")
+    assert optimal_spot_workers(equal(1.0), 1.0) == 64
+    assert best.cost_ratio_to_on_demand == pytest.approx(PRICES[1] / PRICES[0])
+    assert provisioning.cost_share_bound(1.0, 1.0, *PRICES[::-1]) == PRICES[1] / PRICES[0]
+
+
+def test_machines_that_are_never_there_take_none() -> None:
+    best = plan(equal(1.05), market(*PRICES, 0.0))
+
+    assert (best.feasible, best.spot, best.binding) == (True, 0, "availability")
+
+
+@pytest.mark.parametrize("spot_price", [0.286, 0.5])
+def test_spot_machines_that_cost_no_less_are_not_bought(spot_price: float) -> None:
+    best = plan(equal(1.05), market(0.286, spot_price, 0.9))
+
+    assert (best.feasible, best.spot, best.binding) == (True, 0, "price")
+    assert f"${spot_price}" in best.reason
+
+
+def test_a_deadline_below_theta_0_is_infeasible_and_never_a_negative_number() -> None:
+    best = plan(equal(0.99), market(*PRICES, 0.9))
+
+    assert (best.feasible, best.spot, best.on_demand, best.binding) == (False, 0, 64, "infeasible")
+    assert best.expected_runtime_s == pytest.approx(6_400)
+    assert best.cost_ratio_to_on_demand == 1
+    assert "theta_0 = 6,400 s" in best.reason
+    assert optimal_spot_workers(equal(0.99), 0.9) is None
+    assert stop_at_first_rise(equal(0.99), market(*PRICES, 0.9)) == 0
+
+
+def test_no_time_at_all_is_infeasible() -> None:
+    work = dataclasses.replace(equal(1.0), deadline_s=0.0)
+
+    assert not plan(work, market(*PRICES, 0.9)).feasible
+    assert optimal_spot_workers(work, 0.9) is None
+
+
+def test_with_no_updates_left_nothing_is_bought() -> None:
+    work = dataclasses.replace(equal(1.0), updates=0.0, deadline_s=0.0)
+
+    best = plan(work, market(*PRICES, 0.9))
+
+    assert (best.feasible, best.spot, best.expected_cost_usd) == (True, 0, 0)
+    assert (best.expected_runtime_s, best.cost_ratio_to_on_demand) == (0, 1)
+    assert "no updates are left" in best.reason
+
+
+def test_a_pool_gives_no_more_machines_than_it_has() -> None:
+    prices = market(*PRICES, 0.9)
+    few = Market(prices.on_demand, dataclasses.replace(prices.spot, capacity=20))
+
+    best = plan(equal(1.05), few)
+
+    assert (best.feasible, best.spot, best.binding) == (True, 20, "capacity")
+    assert not plan_of(equal(1.05), few, 21).feasible
+
+
+def test_a_given_number_is_told_what_it_comes_to() -> None:
+    work, prices = equal(1.05), market(*PRICES, 0.9)
+
+    enough, late = plan_of(work, prices, 12), plan_of(work, prices, 40)
+
+    assert (enough.feasible, enough.spot, enough.on_demand) == (True, 12, 52)
+    assert enough.expected_cost_usd == pytest.approx(provisioning.cost_usd(work, 12, prices))
+    assert (late.feasible, late.binding) == (False, "deadline")
+    assert late.expected_runtime_s > work.deadline_s
+
+
+@given(works, markets)
+def test_corollary_2_is_a_bound_from_below(work: Work, prices: Market) -> None:
+    work = equal(work.deadline_s / work.undisturbed_s, work.workers)
+    ratio = max(work.deadline_s / work.undisturbed_s, 1.0)
+
+    bound = provisioning.cost_share_bound(
+        ratio, prices.spot.availability, prices.spot.usd_per_hour, prices.on_demand.usd_per_hour
+    )
+
+    assert plan(work, prices).cost_ratio_to_on_demand >= bound - 1e-9
+
+
+def test_streams_that_only_spot_machines_serve_never_end_without_any() -> None:
+    work, prices = equal(1.05), market(*PRICES, 0.0)
+
+    assert math.isinf(provisioning.cost_usd(work, 64, prices))
+    assert math.isinf(provisioning.cost_with_equal_rates_usd(work, 64, prices))
+    assert math.isinf(provisioning.cost_derivative_usd(work, 64, prices))
+    assert not provisioning.cost_curve(work, prices).feasible[64]
+
+
+def test_numbers_that_make_no_sense_are_named() -> None:
+    mixed = due([1.0, 2.0], 1.05)
+    with pytest.raises(ParameterError, match="rates_per_s: range from 1 to 2"):
+        optimal_spot_workers(mixed, 0.9)
+    with pytest.raises(ParameterError, match="spot: must be 0 to 2 workers, got 3"):
+        plan_of(mixed, market(*PRICES, 0.9), 3)
+    with pytest.raises(ParameterError, match="spot: must be 0 to 2 workers, got -1"):
+        provisioning.runtime_s(mixed, -1, 0.9)
+    with pytest.raises(ParameterError, match="availability: must lie between 0 and 1"):
+        provisioning.update_rate_per_s(mixed, 1, 1.5)
+    with pytest.raises(ParameterError, match="deadline_ratio: must be at least 1"):
+        provisioning.cost_share_bound(0.9, 0.9, 0.158, 0.286)
