@@ -1,0 +1,77 @@
+"""The policies that decide once: what they decide, and that they leave it at that."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from common.theory.errors import ParameterError
+from common.theory.fixed import OnDemandOnly, Static
+from common.theory.policy import Policy, Situation
+from common.theory.provisioning import plan_of
+from common.theory.work import Market, Pool, Work
+
+POOLS = (Pool("on-demand", 0.286), Pool("spot", 0.158, 0.9))
+WORKERS = 64
+
+
+def situation(ratio: float = 1.05, pools: tuple[Pool, ...] = POOLS) -> Situation:
+    return Situation(
+        now_s=0.0,
+        work=Work(np.full(WORKERS, 125.0), 20, 256, 10_000, 6_400 * ratio),
+        pools=pools,
+        gradient_s=0.01,
+        up=np.ones(WORKERS, np.bool_),
+        stands_in_s=np.full(WORKERS, np.nan),
+    )
+
+
+def test_the_static_policy_is_theorem_4() -> None:
+    decided = Static().reconsider(situation(), None)
+
+    assert decided.plan.spot == np.count_nonzero(decided.places) == 30
+    assert (decided.places[decided.plan.spot_workers] == 1).all()
+    assert not decided.stand_ins.any()
+    assert "30 of 64" in decided.reason
+
+
+def test_a_number_given_is_a_number_kept() -> None:
+    decided = Static(spot=40).reconsider(situation(), None)
+
+    assert np.count_nonzero(decided.places) == 40
+    assert not decided.plan.feasible
+
+
+def test_what_cannot_be_in_time_runs_on_demand() -> None:
+    decided = Static().reconsider(situation(0.9), None)
+
+    assert not decided.places.any()
+    assert decided.plan.binding == "infeasible"
+
+
+def test_on_demand_alone_costs_what_no_spot_worker_costs() -> None:
+    decided = OnDemandOnly().reconsider(situation(pools=POOLS[:1]), None)
+
+    assert not decided.places.any()
+    reference = plan_of(situation().work, Market(*POOLS), 0)
+    assert decided.plan.expected_cost_usd == reference.expected_cost_usd
+    assert decided.plan.cost_ratio_to_on_demand == 1
+
+
+@pytest.mark.parametrize("policy", [OnDemandOnly(), Static(), Static(spot=3)])
+def test_a_decision_stands_whatever_happens(policy: Policy) -> None:
+    first = policy.reconsider(situation(), None)
+    dearer = dataclasses.replace(POOLS[1], usd_per_hour=0.28, availability=0.5)
+
+    assert policy.reconsider(situation(1.0, (POOLS[0], dearer)), first) is first
+    assert policy.review_s is None
+    assert not policy.watches_outages
+
+
+def test_tables_call_them_by_the_names_of_the_experiments() -> None:
+    assert [OnDemandOnly().name, Static().name] == ["on-demand", "static"]
+
+
+def test_a_split_needs_a_spot_pool() -> None:
+    with pytest.raises(ParameterError, match="pools: there are 1"):
+        Static().reconsider(situation(pools=POOLS[:1]), None)
