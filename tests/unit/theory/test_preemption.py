@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.theory import preemption
@@ -116,6 +116,7 @@ def test_the_chain_relaxes_at_the_sum_of_its_rates(availability: float, cycle_s:
     assert stationary == pytest.approx(availability)
 
 
+@settings(deadline=None)  # its first example loads scipy.special
 @given(st.integers(0, 300), st.floats(0, 1))
 def test_the_number_that_runs_is_binomial(workers: int, availability: float) -> None:
     law = preemption.distribution_of_running(workers, availability)
