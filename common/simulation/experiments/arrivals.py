@@ -1,0 +1,269 @@
+"""When each record of a stream arrives, on the stream's own clock: one time for one record.
+
+A run has some fifty million records, so times are drawn in chunks when somebody asks, and forgotten
+when nobody will ask again. The stream's clock stands still while its records do not arrive (the
+paper's preempted worker); whoever keeps the stream knows when that is.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import numpy as np
+
+from common.simulation.experiments.spec import UniformRates
+from common.simulation.experiments.trace_files import starts_of
+from common.theory.errors import ParameterError, not_negative, positive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.simulation.experiments.spec import ArrivalsSpec
+    from common.simulation.experiments.traces import Floats, Trace
+
+    Gaps: TypeAlias = Callable[[int], Floats]  # draws so many gaps, with mean 1
+    Clock: TypeAlias = Callable[[Floats], Floats]  # sums of such gaps -> seconds, never backwards
+
+CHUNK = 16_384  # gaps at a time: 128 KiB, which stay in a core's cache while they are summed
+
+
+class Arrivals(Protocol):
+    """The records of one stream."""
+
+    def count_until(self, t_s: float) -> int:
+        """Count the records that have arrived by then, that moment included."""
+        ...
+
+    def time_of(self, index: int) -> float:
+        """Tell when a record arrives; they are counted from 0; inf for never."""
+        ...
+
+    def forget_before(self, index: int) -> None:
+        """Free the memory of earlier records: nobody asks about them, or their times, again."""
+        ...
+
+
+class Silent:
+    """A stream of rate 0: nothing ever arrives."""
+
+    def count_until(self, t_s: float) -> int:  # noqa: ARG002 - none at any time
+        """Count the records that have arrived by then."""
+        return 0
+
+    def time_of(self, index: int) -> float:  # noqa: ARG002 - none of them
+        """Tell when a record arrives."""
+        return math.inf
+
+    def forget_before(self, index: int) -> None:
+        """Free nothing."""
+
+
+class Even:
+    """A record after exactly each 1 / rate seconds.
+
+    Raises:
+        ParameterError: If the rate is not above 0.
+    """
+
+    def __init__(self, rate_per_s: float, phase: float) -> None:
+        """Begin.
+
+        Args:
+            rate_per_s: lambda_A.
+            phase: When the first record arrives, in gaps: from 0 to below 1.
+        """
+        positive("rate_per_s", rate_per_s)
+        self._rate_per_s, self._phase = rate_per_s, phase
+
+    def count_until(self, t_s: float) -> int:
+        """Count the records that have arrived by then."""
+        count = max(math.floor(t_s * self._rate_per_s - self._phase) + 1, 0)
+        # By rounding it may be one off what `time_of` says.
+        while count and self.time_of(count - 1) > t_s:
+            count -= 1
+        while self.time_of(count) <= t_s:
+            count += 1
+        return count
+
+    def time_of(self, index: int) -> float:
+        """Tell when a record arrives."""
+        return (index + self._phase) / self._rate_per_s
+
+    def forget_before(self, index: int) -> None:
+        """Free nothing: nothing is kept."""
+
+
+class Drawn:
+    """Random times: sums of independent gaps with mean 1, put on the stream's clock."""
+
+    def __init__(self, gaps: Gaps, clock: Clock) -> None:
+        """Begin at time 0, as if a record had just arrived."""
+        self._gaps, self._clock = gaps, clock
+        self._sum = 0.0  # of all gaps so far
+        self._chunks: list[Floats] = []  # each (CHUNK,) seconds, ascending
+        self._ends: list[float] = []  # the last time of each
+        self._first = 0  # index of the first record that is kept
+        self._forgotten_s = -math.inf  # time of the last that is not
+
+    def count_until(self, t_s: float) -> int:
+        """Count the records that have arrived by then.
+
+        Raises:
+            ParameterError: If the time is infinite, or records of that time were forgotten.
+        """
+        if not self._forgotten_s <= t_s < math.inf:
+            problem = f"{t_s:g} s is not after {self._forgotten_s:g} s, what was forgotten"
+            raise ParameterError("t_s", problem)
+        while not self._ends or self._ends[-1] <= t_s:
+            self._draw()
+        chunk = bisect_right(self._ends, t_s)
+        within = int(self._chunks[chunk].searchsorted(t_s, side="right"))
+        return self._first + chunk * CHUNK + within
+
+    def time_of(self, index: int) -> float:
+        """Tell when a record arrives.
+
+        Raises:
+            ParameterError: If it was forgotten.
+        """
+        if index < self._first:
+            raise ParameterError("index", f"record {index} was forgotten, up to {self._first}")
+        chunk, within = divmod(index - self._first, CHUNK)
+        while chunk >= len(self._chunks):
+            self._draw()
+        return float(self._chunks[chunk][within])
+
+    def forget_before(self, index: int) -> None:
+        """Free the memory of earlier records, by whole chunks."""
+        chunks = min((index - self._first) // CHUNK, len(self._chunks))
+        if chunks > 0:
+            self._forgotten_s = self._ends[chunks - 1]
+            self._first += chunks * CHUNK
+            del self._chunks[:chunks], self._ends[:chunks]
+
+    def _draw(self) -> None:
+        gaps = self._gaps(CHUNK)
+        gaps[0] += self._sum
+        np.cumsum(gaps, out=gaps)
+        self._sum = float(gaps[-1])
+        chunk = self._clock(gaps)
+        self._chunks.append(chunk)
+        self._ends.append(float(chunk[-1]))
+
+
+class Paced:
+    """The clock of a rate that changes: the inverse of the integral of lambda(t).
+
+    A process of rate 1 put on it is an inhomogeneous Poisson process (time change).
+    """
+
+    def __init__(self, rate_per_s: float, trace: Trace, start_s: float) -> None:
+        """Scale a trace of rates.
+
+        Args:
+            rate_per_s: lambda_A, to which its mean is scaled.
+            trace: The rate over time, in any unit.
+            start_s: Where in it the stream begins.
+
+        Raises:
+            ParameterError: If the trace is 0 throughout, or the rate is not above 0.
+        """
+        positive("rate_per_s", rate_per_s)
+        if not trace.values.any():
+            raise ParameterError("trace", f"{trace.source} is 0 throughout: nothing ever arrives")
+        rates = trace.values * (rate_per_s / trace.mean())
+        integral = np.concatenate(([0.0], np.cumsum(rates * trace.durations_s)))
+        # Where nothing arrives the integral has no inverse, and needs none.
+        flowing = np.diff(integral) > 0
+        self._lap, self._end_s = float(integral[-1]), trace.end_s
+        self._sums, self._rates = integral[:-1][flowing], rates[flowing]
+        self._times_s = trace.times_s[flowing]
+        before = int(trace.times_s.searchsorted(start_s, side="right")) - 1
+        self._start = integral[before] + rates[before] * (start_s - trace.times_s[before])
+        self._start_s, self._last_s = start_s, 0.0
+
+    def __call__(self, sums: Floats) -> Floats:
+        """Tell when so many records are due, in seconds since the start; it never goes back."""
+        due = sums + self._start
+        first_lap, last_lap = due[0] // self._lap, due[-1] // self._lap
+        # Most chunks lie in one lap, many in one piece: dividing and searching for each record
+        # would cost more than drawing it.
+        laps = first_lap if first_lap == last_lap else due // self._lap
+        rest = np.maximum(due - laps * self._lap, 0.0)
+        if first_lap == last_lap:
+            low, high = self._sums.searchsorted(rest[[0, -1]], side="right") - (1, 0)
+        else:
+            low, high = 0, len(self._sums)
+        piece = low
+        if high - low > 1:
+            piece = low + self._sums[low + 1 : high].searchsorted(rest, side="right")
+        within = self._times_s[piece] + (rest - self._sums[piece]) / self._rates[piece]
+        times_s = laps * self._end_s + within - self._start_s
+        # Rounding where one piece ends and the next begins must not turn time back.
+        times_s = np.maximum.accumulate(np.maximum(times_s, self._last_s))
+        self._last_s = float(times_s[-1])
+        return times_s
+
+
+def arrivals_of(
+    spec: ArrivalsSpec, rates_per_s: Floats, rng: np.random.Generator, trace: Trace | None = None
+) -> list[Arrivals]:
+    """Make the streams of one run, each with randomness of its own: who asks first is no matter.
+
+    Args:
+        spec: The process.
+        rates_per_s: (N,) lambda_A,n.
+        rng: For everything that is drawn.
+        trace: What `traced` read of `spec.trace`; all streams of a run begin at one place of it.
+
+    Raises:
+        ParameterError: If a rate is negative or not finite, or the trace is missing or 0.
+    """
+    if spec.process != "trace":
+        return [
+            _stream(spec, float(rate), stream_rng)
+            for rate, stream_rng in zip(rates_per_s, rng.spawn(len(rates_per_s)), strict=True)
+        ]
+    if spec.trace is None or trace is None:
+        raise ParameterError("trace", "arrivals by a trace need one")
+    (start_s,) = starts_of(spec.trace, trace, (1,), rng)
+    return [
+        Drawn(stream_rng.standard_exponential, Paced(float(rate), trace, float(start_s)))
+        if rate
+        else Silent()
+        for rate, stream_rng in zip(rates_per_s, rng.spawn(len(rates_per_s)), strict=True)
+    ]
+
+
+def draw_rates(
+    rates: float | UniformRates | tuple[float, ...],
+    workers: int,
+    runs: int,
+    rng: np.random.Generator,
+) -> Floats:
+    """Draw lambda_A,n of each worker in each run, (R, N) records per second.
+
+    Raises:
+        ParameterError: If rates are given one by one and not one for each worker.
+    """
+    shape = (runs, workers)
+    if isinstance(rates, UniformRates):
+        return rng.uniform(rates.low, rates.high, shape)
+    if isinstance(rates, tuple) and len(rates) != workers:
+        raise ParameterError("rates", f"has {len(rates)} entries for {workers} workers")
+    return np.broadcast_to(np.array(rates, np.float64), shape).copy()
+
+
+def _stream(spec: ArrivalsSpec, rate_per_s: float, rng: np.random.Generator) -> Arrivals:
+    not_negative("rate_per_s", rate_per_s)
+    if rate_per_s == 0:
+        return Silent()
+    if spec.process == "even":
+        return Even(rate_per_s, rng.random())
+    gaps: Gaps = rng.standard_exponential
+    if spec.process == "gamma":
+        shape = 1 / spec.variation**2  # of a gamma distribution with that variation
+        gaps = lambda count: rng.standard_gamma(shape, count) / shape  # noqa: E731 - two lines more say no more
+    return Drawn(gaps, lambda sums: sums / rate_per_s)

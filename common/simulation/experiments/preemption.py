@@ -1,0 +1,214 @@
+"""Whether a spot machine can be had, for each worker of each run, step by step.
+
+All of them answer on the grid on which the simulation lives (the paper samples its chain every
+2 s): what comes and goes between two steps is not seen, which matters for traces at high speed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from common.simulation.experiments.spec import TraceSpec
+from common.simulation.experiments.trace_files import starts_of, traced
+from common.simulation.experiments.traces import Walk
+from common.theory.errors import ParameterError, not_negative, positive, share
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from common.simulation.experiments.prices import Prices
+    from common.simulation.experiments.spec import SpotSpec
+    from common.simulation.experiments.traces import Bools, Floats, Trace
+
+STEP_S = 2.0  # section V-A
+
+_NEVER = np.iinfo(np.int64).max
+
+
+class Offers(Protocol):
+    """What one pool offers."""
+
+    def step(self, now_s: float) -> Bools:
+        """Tell who can have a machine now, (R, N); asked in order of time, once for each step."""
+        ...
+
+
+class Chain:
+    """The paper's two-state chain, sampled every `step_s`, each worker its own, from equilibrium.
+
+    A machine is lost with probability step / (alpha cycle) at each step and comes back with
+    step / ((1 - alpha) cycle), so that it is there for a share alpha of the time and on average
+    preempted once in a cycle. Instead of a number for each worker and step, which would take
+    minutes, the lengths of the stays are drawn, which are geometric.
+
+    Limits: availability 1 is never preempted, availability 0 is never had.
+
+    Raises:
+        ParameterError: If a number is out of range, or a stay would on average be shorter than a
+            step.
+    """
+
+    def __init__(
+        self,
+        availability: float,
+        cycle_s: float,
+        shape: tuple[int, int],
+        rng: np.random.Generator,
+        *,
+        step_s: float = STEP_S,
+    ) -> None:
+        """Draw the states at time 0.
+
+        Args:
+            availability: alpha, share of the time.
+            cycle_s: Mean time from one preemption of a machine to its next.
+            shape: (R, N), runs and workers.
+            rng: For the states and the lengths of the stays.
+            step_s: Time from one sample to the next.
+        """
+        share("availability", availability)
+        positive("cycle_s", cycle_s)
+        positive("step_s", step_s)
+        mean_steps = np.array([1 - availability, availability]) * (cycle_s / step_s)
+        constant = availability in (0, 1)
+        if not constant and mean_steps.min() < 1:
+            shorter_s, least_s = mean_steps.min() * step_s, cycle_s / mean_steps.min()
+            problem = (
+                f"{cycle_s:g} s makes the {'outages' if availability > 0.5 else 'stays'}"
+                f" {shorter_s:g} s on average, below the step of {step_s:g} s; at this"
+                f" availability it must be at least {least_s:g} s"
+            )
+            raise ParameterError("cycle_s", problem)
+        self._shape, self._rng, self._step_s = shape, rng, step_s
+        self._up = rng.random(shape[0] * shape[1]) < availability
+        self._change = np.full_like(self._up, _NEVER, np.int64)  # the step of each one's next
+        self._step = 0
+        if not constant:
+            self._odds = 1 / mean_steps  # of coming back, of being lost; at each step
+            self._change = self._stays(self._up)
+
+    def step(self, now_s: float) -> Bools:
+        """Tell who can have a machine now.
+
+        Raises:
+            ParameterError: If time goes back.
+        """
+        step = int(now_s / self._step_s + 1e-6)  # the sum of many steps is not quite their product
+        if step < self._step:
+            raise ParameterError("now_s", f"goes back to {now_s:g} s; a chain only goes on")
+        self._step = step
+        due = np.flatnonzero(self._change <= step)
+        while len(due):
+            self._up[due] ^= True
+            self._change[due] += self._stays(self._up[due])
+            due = due[self._change[due] <= step]
+        return self._up.reshape(self._shape).copy()
+
+    def _stays(self, up: Bools) -> npt.NDArray[np.int64]:
+        # The limit keeps sums of such numbers in range; no simulation gets there.
+        return np.minimum(self._rng.geometric(self._odds[up.astype(np.intp)]), _NEVER // 2)
+
+
+class FromTrace:
+    """Recorded availability: a worker has a machine while more can be had than its place."""
+
+    def __init__(self, trace: Trace, starts_s: Floats, places: npt.NDArray[np.int64]) -> None:
+        """Begin each reader at a place of the trace.
+
+        Args:
+            trace: Machines that can be had, at the speed at which it is gone through.
+            starts_s: (R, 1) where all workers of a run see the same, (R, N) where each its own.
+            places: (N,) how many others are served before each worker.
+        """
+        self._walk = Walk(trace, starts_s)
+        self._places = places
+
+    def step(self, now_s: float) -> Bools:
+        """Tell who can have a machine now."""
+        return self._walk.at(now_s) > self._places
+
+
+class Bid:
+    """Machines that are there while their price is at most the bid, for all workers at once.
+
+    Raises:
+        ParameterError: If the bid is negative or not finite.
+    """
+
+    def __init__(self, prices: Prices, bid_usd_per_hour: float, workers: int) -> None:
+        not_negative("bid_usd_per_hour", bid_usd_per_hour)
+        self._prices, self._bid_usd_per_hour, self._workers = prices, bid_usd_per_hour, workers
+
+    def step(self, now_s: float) -> Bools:
+        """Tell who can have a machine now."""
+        had = self._prices.at(now_s) <= self._bid_usd_per_hour
+        return np.repeat(had[:, np.newaxis], self._workers, axis=1)
+
+
+class Both:
+    """Machines that two causes may take away, such as the provider's own needs and the price."""
+
+    def __init__(self, one: Offers, other: Offers) -> None:
+        """Both are stepped together."""
+        self._one, self._other = one, other
+
+    def step(self, now_s: float) -> Bools:
+        """Tell who can have a machine now."""
+        return self._one.step(now_s) & self._other.step(now_s)
+
+
+def offers_of(
+    spot: SpotSpec,
+    prices: Prices,
+    folder: Path,
+    runs: int,
+    workers: int,
+    rng: np.random.Generator,
+) -> Offers:
+    """Make the offers that a person asks for.
+
+    Args:
+        spot: Availability and bid.
+        prices: The pool's, for the bid.
+        folder: What a trace's file is relative to.
+        runs: R.
+        workers: N.
+        rng: For everything that is drawn.
+
+    Raises:
+        UserError: If there is no such trace, or a number is out of range.
+    """
+    asked = spot.availability
+    if isinstance(asked, TraceSpec):
+        offers: Offers = _recorded(asked, spot.together, folder, (runs, workers), rng)
+    else:
+        offers = Chain(asked, spot.cycle_s, (runs, workers), rng)
+    if spot.bid_usd_per_hour is None:
+        return offers
+    bid = Bid(prices, spot.bid_usd_per_hour, workers)
+    return bid if asked == 1 else Both(offers, bid)
+
+
+def _recorded(
+    spec: TraceSpec,
+    together: bool,  # noqa: FBT001 - named so by whoever asks
+    folder: Path,
+    shape: tuple[int, int],
+    rng: np.random.Generator,
+) -> FromTrace:
+    trace = traced(spec, folder)
+    runs, workers = shape
+    most = int(trace.values.max())
+    places = np.arange(workers)
+    if most <= 1:
+        places = np.zeros_like(places)  # it says yes or no, not how many
+    if together:
+        return FromTrace(trace, starts_of(spec, trace, (runs, 1), rng), places)
+    if spec.start_s is not None:
+        problem = "each worker reads its own part of the trace; leave it out, or say together: true"
+        raise ParameterError("start_s", problem)
+    return FromTrace(trace, starts_of(spec, trace, shape, rng), places % max(most, 1))

@@ -1,0 +1,123 @@
+"""What an hour of a pool's machine costs as time goes on, in each of R runs at once."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from common.simulation.experiments.spec import TraceSpec
+from common.simulation.experiments.trace_files import starts_of, traced
+from common.simulation.experiments.traces import Walk
+from common.theory.errors import not_negative
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from common.simulation.experiments.traces import Bools, Floats, Trace
+
+
+class Prices(Protocol):
+    """Prices of one pool, in USD per hour of one machine."""
+
+    @property
+    def mean_usd_per_hour(self) -> float:
+        """Average over time, which a plan made before the job takes for the price."""
+        ...
+
+    def at(self, now_s: float) -> Floats:
+        """Tell the price in each run, (R,)."""
+        ...
+
+    def changed(self, before_s: float, now_s: float) -> Bools:
+        """Tell in which runs the price is another than it was, (R,).
+
+        A price that moved and came back in between has not changed: whoever looks now and then
+        cannot know better.
+        """
+        ...
+
+    def next_change_s(self, now_s: float) -> Floats:
+        """Tell when the price next changes, (R,): later than now, inf for never."""
+        ...
+
+
+class ConstantPrices:
+    """The paper's model: the price stays as it is.
+
+    Raises:
+        ParameterError: If the price is negative or not finite.
+    """
+
+    def __init__(self, usd_per_hour: float, runs: int) -> None:
+        not_negative("usd_per_hour", usd_per_hour)
+        self.mean_usd_per_hour = usd_per_hour
+        self._runs = runs
+
+    def at(self, now_s: float) -> Floats:  # noqa: ARG002 - the same at all times
+        """Tell the price in each run."""
+        return np.full(self._runs, self.mean_usd_per_hour)
+
+    def changed(self, before_s: float, now_s: float) -> Bools:  # noqa: ARG002 - it never does
+        """Tell in which runs the price is another."""
+        return np.zeros(self._runs, np.bool_)
+
+    def next_change_s(self, now_s: float) -> Floats:  # noqa: ARG002 - never
+        """Tell when the price next changes."""
+        return np.full(self._runs, math.inf)
+
+
+class TracePrices:
+    """Recorded prices, gone through from a place of its own in each run."""
+
+    def __init__(self, trace: Trace, starts_s: Floats) -> None:
+        """Begin each run at a place of the trace.
+
+        Args:
+            trace: USD per hour, at the speed at which it is gone through.
+            starts_s: (R,) on the clock of `trace`.
+        """
+        self.mean_usd_per_hour = trace.mean()
+        self._walk = Walk(trace, starts_s)
+        self._seen: dict[float, Floats] = {}  # the last two looks: who steps asks for both again
+
+    def at(self, now_s: float) -> Floats:
+        """Tell the price in each run."""
+        return self._look(now_s).copy()
+
+    def changed(self, before_s: float, now_s: float) -> Bools:
+        """Tell in which runs the price is another."""
+        before = self._look(before_s)
+        return np.not_equal(self._look(now_s), before)
+
+    def next_change_s(self, now_s: float) -> Floats:
+        """Tell when the price next changes."""
+        return self._walk.next_change_s(now_s)
+
+    def _look(self, time_s: float) -> Floats:
+        if time_s not in self._seen:
+            if len(self._seen) > 1:
+                del self._seen[next(iter(self._seen))]
+            self._seen[time_s] = self._walk.at(time_s)
+        return self._seen[time_s]
+
+
+def prices_of(
+    usd_per_hour: float | TraceSpec, folder: Path, runs: int, rng: np.random.Generator
+) -> Prices:
+    """Make the prices that a person asks for.
+
+    Args:
+        usd_per_hour: A number, or which trace holds them.
+        folder: What the trace's file is relative to.
+        runs: R.
+        rng: Where in the trace each run begins, unless the trace says so.
+
+    Raises:
+        UserError: If there is no such trace.
+    """
+    if not isinstance(usd_per_hour, TraceSpec):
+        return ConstantPrices(usd_per_hour, runs)
+    trace = traced(usd_per_hour, folder)
+    return TracePrices(trace, starts_of(usd_per_hour, trace, (runs,), rng))

@@ -1,0 +1,268 @@
+"""From a file to a trace: the formats in which prices, availability and arrivals were recorded.
+
+| what the file looks like                          | what it is                                 |
+| ------------------------------------------------- | ------------------------------------------ |
+| header with `timestamp`, `price_usd_per_hour`     | price records of many series               |
+| header that begins with `step`                    | a grid of 300 s, one series per column     |
+| header that begins with `seconds` or `hours`      | one series per column                      |
+| no header, two numbers                            | seconds, or hours where the file's name    |
+|                                                   | has that word; and a value                 |
+| no header, date, time, number                     | a value by the clock                       |
+| no header, milliseconds, `add` or `remove`, name  | machines that come and go: their number    |
+| JSON, `metadata.gap_seconds` and lists            | `data` (availability) or `prices`          |
+
+Any of them may be compressed (.gz, .xz). Where rows lie at one distance a row that is missing is an
+error, and the last holds for one distance more; else the last row only says when the trace ends
+(for price records: the last of all series). A series shorter than its table is cut where it ends.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.datasets.readers import read_bytes
+from common.errors import UserError
+from common.simulation.experiments.traces import trace_from_rows, usual_gap_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from common.simulation.experiments.spec import TraceSpec
+    from common.simulation.experiments.traces import Floats, Trace
+
+_TIMESTAMP, _PRICE = "timestamp", "price_usd_per_hour"
+_UNIT_S = {"step": 300.0, "seconds": 1.0, "hours": 3600.0}
+_SHOWN = 6  # choices in a message; a list of hundreds hides what it lists
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    number: int  # in the file, as an editor counts
+    cells: list[str]
+
+
+def traced(spec: TraceSpec, folder: Path) -> Trace:
+    """Read the trace that a person asks for, at the speed at which it is gone through.
+
+    Args:
+        spec: Which file, series, column and speed.
+        folder: What its file is relative to.
+
+    Raises:
+        UserError: If there is no such trace.
+    """
+    return read_trace(folder / spec.file, spec.series, spec.column).faster(spec.speed)
+
+
+def starts_of(
+    spec: TraceSpec, trace: Trace, shape: tuple[int, ...], rng: np.random.Generator
+) -> Floats:
+    """Choose where in the trace each of some readers begins, on the clock of `trace`.
+
+    Args:
+        spec: Its `start_s` is on the clock of the file; None: anywhere, all places alike.
+        trace: What `traced` made of it.
+        shape: Of the result.
+        rng: For the places.
+
+    Raises:
+        UserError: If the trace is over before `start_s`.
+    """
+    if spec.start_s is None:
+        return rng.uniform(0, trace.end_s, shape)
+    start_s = spec.start_s / spec.speed
+    if start_s >= trace.end_s:
+        length_s = trace.end_s * spec.speed
+        raise UserError(f"start_s: {spec.start_s:g}; {trace.source} is over after {length_s:g} s")
+    return np.full(shape, start_s)
+
+
+def read_trace(path: Path, series: Mapping[str, str] | None = None, column: str = "") -> Trace:
+    """Read one series of a file; its format is told by what is in it.
+
+    Args:
+        path: The file.
+        series: Price records: which of them, column -> value, until one series is left.
+        column: Tables and JSON: which column or list, where there are several.
+
+    Raises:
+        UserError: If it is no such file, has no such series or more than one, or makes no trace.
+    """
+    source = path.name
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+        if text.lstrip().startswith("{"):
+            _no_series(series, source)
+            return _json_trace(json.loads(text), column or "data", source)
+        reader = csv.reader(io.StringIO(text, newline=""))
+        rows = [_Row(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+    except (UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
+        raise UserError(f"{source}: is neither CSV nor JSON in UTF-8: {error}") from error
+    if not rows:
+        raise UserError(f"{source}: holds no rows")
+    first = rows[0].cells
+    for row in rows:
+        if len(row.cells) != len(first):
+            counts = f"{len(row.cells)} cells, the first row {len(first)}"
+            raise UserError(f"{source}: row {row.number} has {counts}")
+    if _TIMESTAMP in first and _PRICE in first:
+        _no_column(column, source)
+        return _price_records(first, rows[1:], series or {}, source)
+    _no_series(series, source)
+    if first[0] in _UNIT_S:
+        return _table(first, rows[1:], column, source)
+    _no_column(column, source)
+    return _without_header(rows, source)
+
+
+def _without_header(rows: Sequence[_Row], source: str) -> Trace:
+    first = rows[0].cells
+    if len(first) == 2 and _is(float, first[0]):
+        unit = "hours" if "hours" in source else "seconds"
+        return _table([unit, "value"], rows, "value", source)
+    if len(first) == 3 and _is(float, first[0]) and first[1] in ("add", "remove"):
+        return _membership(rows, source)
+    if len(first) == 3 and _is(datetime.fromisoformat, first[0]):
+        times = _parsed(rows, lambda cells: _clock_s(f"{cells[0]}T{cells[1]}"), source)
+        values = _parsed(rows, lambda cells: float(cells[2]), source)
+        return trace_from_rows(times, values, _numbers(rows), source)
+    raise UserError(
+        f"{source}: begins with {','.join(first)[:80]!r}, which is no trace that can be read; the"
+        " simplest is a CSV file with the header `seconds,value`"
+    )
+
+
+def _price_records(
+    header: list[str], rows: Sequence[_Row], series: Mapping[str, str], source: str
+) -> Trace:
+    names = [name for name in header if name not in (_TIMESTAMP, _PRICE)]
+    found = list(rows)
+    for name, value in series.items():
+        if name not in names:
+            problem = f"has no column {name!r} to choose by; there are {_choices(names)}"
+            raise UserError(f"series: {source} {problem}")
+        cell = header.index(name)
+        there = {row.cells[cell] for row in found}
+        if value not in there:
+            raise UserError(
+                f"series: {source} has no {name} {value!r}; there are {_choices(there)}"
+            )
+        found = [row for row in found if row.cells[cell] == value]
+    left = {name: {row.cells[header.index(name)] for row in found} for name in names}
+    several = [f"{name} ({_choices(there)})" for name, there in left.items() if len(there) > 1]
+    if several:
+        raise UserError(f"series: {source} has more than one; choose by {', '.join(several)}")
+    if len(found) < 2:
+        raise UserError(f"{source}: that series has {len(found)} records; a trace needs two")
+    at, price = header.index(_TIMESTAMP), header.index(_PRICE)
+    times = _parsed(found, lambda cells: _clock_s(cells[at]), source)
+    prices = _parsed(found, lambda cells: float(cells[price]), source)
+    # The last price of a series was still the price when the recording of all of them ended.
+    (end_s,) = _parsed(rows[-1:], lambda cells: _clock_s(cells[at]), source)
+    return trace_from_rows(times, prices, _numbers(found), source, end_s=end_s)
+
+
+def _table(header: list[str], rows: Sequence[_Row], column: str, source: str) -> Trace:
+    if not column and len(header) == 2:
+        column = header[1]
+    if column not in header[1:]:
+        asked = f"has no {column!r}" if column else "has several"
+        raise UserError(f"column: {source} {asked}; there are {_choices(header[1:])}")
+    cell = header.index(column)
+    held = list(rows)
+    while held and not held[-1].cells[cell]:
+        held.pop()
+    for row in held:
+        if not row.cells[cell]:
+            problem = f"has no value in column {column!r}, and later rows have"
+            raise UserError(
+                f"{source}: row {row.number} {problem}; fill it, or cut the trace there"
+            )
+    unit_s = _UNIT_S[header[0]]
+    times = _parsed(held, lambda cells: float(cells[0]) * unit_s, source)
+    values = _parsed(held, lambda cells: float(cells[cell]), source)
+    gap_s = unit_s if header[0] == "step" else usual_gap_s(times)
+    return trace_from_rows(times, values, _numbers(held), source, gap_s=gap_s)
+
+
+def _membership(rows: Sequence[_Row], source: str) -> Trace:
+    there: set[str] = set()
+    counts = []
+    for row in rows:
+        _, what, name = row.cells
+        if what not in ("add", "remove") or (name in there) == (what == "add"):
+            state = "is there" if name in there else "is not there"
+            raise UserError(f"{source}: row {row.number} says {what!r} of {name}, which {state}")
+        there ^= {name}
+        counts.append(float(len(there)))
+    times = _parsed(rows, lambda cells: float(cells[0]) / 1000, source)
+    return trace_from_rows(times, counts, _numbers(rows), source)
+
+
+def _json_trace(document: Mapping[str, object], name: str, source: str) -> Trace:
+    metadata, values = document.get("metadata"), document.get(name)
+    gap_s = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
+    if not isinstance(gap_s, int | float) or not 0 < gap_s < math.inf:
+        raise UserError(f"{source}: metadata.gap_seconds must be a number above 0, is {gap_s!r}")
+    if not isinstance(values, list):
+        lists = [key for key, value in document.items() if isinstance(value, list)]
+        raise UserError(f"column: {source} has no list {name!r}; there are {_choices(lists)}")
+    for number, value in enumerate(values, start=1):
+        if not isinstance(value, int | float):
+            raise UserError(f"{source}: row {number} of {name!r} is {value!r}, not a number")
+    times = [tick * float(gap_s) for tick in range(len(values))]
+    rows = range(1, len(values) + 1)
+    return trace_from_rows(times, values, rows, source, gap_s=float(gap_s))
+
+
+def _parsed(rows: Iterable[_Row], parse: Callable[[list[str]], float], source: str) -> list[float]:
+    numbers = []
+    for row in rows:
+        try:
+            numbers.append(parse(row.cells))
+        except ValueError as error:
+            raise UserError(f"{source}: row {row.number} cannot be read: {error}") from error
+    return numbers
+
+
+def _clock_s(moment: str) -> float:
+    when = datetime.fromisoformat(moment)
+    # The epoch does not matter, only that no time zone of this machine comes in between.
+    return when.replace(tzinfo=when.tzinfo or UTC).timestamp()
+
+
+def _numbers(rows: Iterable[_Row]) -> list[int]:
+    return [row.number for row in rows]
+
+
+def _is(parse: Callable[[str], object], cell: str) -> bool:
+    try:
+        parse(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _choices(names: Iterable[str]) -> str:
+    names = sorted(set(names))
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _no_series(series: Mapping[str, str] | None, source: str) -> None:
+    if series:
+        raise UserError(f"series: {source} has no rows to choose from; leave it out")
+
+
+def _no_column(column: str, source: str) -> None:
+    if column:
+        raise UserError(f"column: {source} has no columns to choose from; leave it out")

@@ -1,0 +1,218 @@
+"""A quantity recorded over time, and reading it from many places at once.
+
+A trace has no end for its reader: past `end_s` it begins again. A run that is longer than its trace
+sees the same weather twice, which is better than a trace made longer by invention.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from common.errors import UserError
+from common.theory.errors import positive
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+# Recorders are late now and then; half a distance more cannot hide a row that is missing.
+_HOLE_GAPS = 1.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Values over time, each of which holds until the next.
+
+    Raises:
+        UserError: If a row is out of order, not a number of at least 0, or missing; the message
+            names the source and the row.
+    """
+
+    times_s: Floats  # (T,) ascending, from 0
+    values: Floats  # (T,) of at least 0
+    end_s: float  # until when the last value holds; there all begins again
+    source: str = "trace"
+    gap_s: float | None = None  # distance of the rows; None: a row only where something happened
+    rows: npt.NDArray[np.int64] | None = None  # (T,) where in the source; None: counted from 1
+
+    def __post_init__(self) -> None:
+        times, values = self.times_s, self.values
+        if times.ndim != 1 or times.shape != values.shape or len(times) < 2:
+            raise UserError(f"{self.source}: a trace needs two rows or more, and has {len(times)}")
+        self._refuse(~np.isfinite(times), "has no finite time")
+        bad = ~(np.isfinite(values) & (values >= 0))
+        self._refuse(bad, "holds no number of at least 0; leave out the series or put it right")
+        back = np.diff(times, prepend=-math.inf) <= 0
+        if back.any():
+            row = int(np.argmax(back))
+            problem = f"is {times[row - 1] - times[row]:g} s before the one above it"
+            self._refuse(back, f"{problem}; sort the rows, or take out those that step back")
+        if times[0] != 0:
+            raise UserError(f"{self.source}: a trace begins at 0 s, this one at {times[0]:g} s")
+        if not (math.isfinite(self.end_s) and self.end_s >= times[-1]):
+            problem = f"ends at {self.end_s:g} s, before its last row at {times[-1]:g} s"
+            raise UserError(f"{self.source}: {problem}")
+        if self.gap_s is not None:
+            hole = np.diff(times, append=self.end_s) > _HOLE_GAPS * self.gap_s
+            advice = "fill the hole, or cut the trace there"
+            self._refuse(
+                hole, f"is the last before a hole: rows are {self.gap_s:g} s apart; {advice}"
+            )
+
+    def _refuse(self, bad: Bools, problem: str) -> None:
+        if bad.any():
+            index = int(np.argmax(bad))
+            row = index + 1 if self.rows is None else int(self.rows[index])
+            raise UserError(f"{self.source}: row {row} ({self.times_s[index]:g} s) {problem}")
+
+    def value_at(self, times_s: Floats | float) -> Floats:
+        """Look up the value at each of some times of at least 0; past the end it begins again."""
+        within = np.mod(times_s, self.end_s)
+        return self.values[self.times_s.searchsorted(within, side="right") - 1]
+
+    @property
+    def durations_s(self) -> Floats:
+        """How long each value holds, (T,)."""
+        return np.diff(self.times_s, append=self.end_s)
+
+    def mean(self) -> float:
+        """Average over time."""
+        return float(self.values @ self.durations_s) / self.end_s
+
+    def share(self, holds: Bools) -> float:
+        """Share of the time taken by some of its points.
+
+        Args:
+            holds: (T,) which, for example `trace.values <= bid`.
+        """
+        return float(self.durations_s[holds].sum()) / self.end_s
+
+    def faster(self, speed: float) -> Trace:
+        """Go through the same values `speed` times as fast.
+
+        Raises:
+            ParameterError: If the speed is not above 0.
+        """
+        positive("speed", speed)
+        gap_s = None if self.gap_s is None else self.gap_s / speed
+        times_s, end_s = self.times_s / speed, self.end_s / speed
+        return Trace(times_s, self.values, end_s, self.source, gap_s, self.rows)
+
+
+def trace_from_rows(
+    times_s: Sequence[float],
+    values: Sequence[float],
+    rows: Sequence[int],
+    source: str,
+    *,
+    gap_s: float | None = None,
+    end_s: float | None = None,
+) -> Trace:
+    """Make a trace of rows in their order; of rows with one time the last wins.
+
+    Args:
+        times_s: Of the rows, from any origin.
+        values: Of the rows.
+        rows: Their numbers in the source, for messages.
+        source: The file's name.
+        gap_s: Distance of the rows, if the source says that they are sampled.
+        end_s: Until when the last value holds, on the clock of `times_s`; unless given, one
+            distance more where rows are sampled, else the last row says when the trace ends.
+
+    Raises:
+        UserError: If they make no trace.
+    """
+    times = np.array(times_s, np.float64)
+    if len(times) and not np.isfinite(times).all():
+        row = rows[int(np.argmin(np.isfinite(times)))]
+        raise UserError(f"{source}: row {row} has no finite time")
+    last = np.diff(times, append=math.inf) != 0
+    origin_s = times[0] if len(times) else 0.0
+    times = times[last] - origin_s
+    numbers, kept = np.array(values, np.float64)[last], np.array(rows, np.int64)[last]
+    if len(times) and end_s is None:
+        end_s = float(times[-1]) + (gap_s or 0.0)
+    elif end_s is not None:
+        end_s = max(end_s - origin_s, float(times[-1]))
+    return Trace(times, numbers, end_s or 0.0, source, gap_s, kept)
+
+
+def usual_gap_s(times_s: Sequence[float]) -> float | None:
+    """Find the distance at which rows were sampled; None where they follow no clock.
+
+    Nine of ten distances must be alike, within a hundredth: a file of events seldom comes near
+    that, and a sampled one with holes still shows what its distance was to be. Two rows of one
+    time are an event.
+    """
+    distances = np.diff(np.array(times_s, np.float64))
+    if not len(distances) or not distances.all():
+        return None
+    usual = float(np.median(distances))
+    alike = np.abs(distances - usual) <= usual / 100
+    return usual if alike.mean() >= 0.9 else None
+
+
+class Walk:
+    """Many readers of one trace, each from a start of its own.
+
+    Only the readers whose value ends are touched as time goes on: a thousand runs of 64 workers
+    are 64,000 readers, and a search for each at each step would cost more than the simulation.
+    """
+
+    def __init__(self, trace: Trace, starts_s: Floats) -> None:
+        """Begin, for time 0, at given places of the trace.
+
+        Args:
+            trace: What is read.
+            starts_s: Of any shape, on the trace's clock.
+        """
+        lasting = trace.durations_s > 0
+        times, values = trace.times_s[lasting], trace.values[lasting]
+        new = np.concatenate(([True], values[1:] != values[:-1]))
+        self._times, self._values = times[new], values[new]  # (C,) changes
+        self._untils = np.append(self._times[1:], trace.end_s)  # (C,)
+        if self._values[0] == self._values[-1]:
+            once = len(self._times) == 1
+            self._untils[-1] = math.inf if once else trace.end_s + self._times[1]
+        self._end_s = trace.end_s
+        self._shape = starts_s.shape
+        self._starts = np.array(starts_s, np.float64).ravel()
+        self._current = np.empty_like(self._starts)
+        self._until = np.full_like(self._starts, -math.inf)  # on the readers' clock
+        self._now_s = -math.inf
+
+    def at(self, now_s: float) -> Floats:
+        """Read what each reader sees; forwards it is cheap, backwards it is possible."""
+        due = self._until <= now_s if now_s >= self._now_s else np.ones_like(self._until, np.bool_)
+        readers = np.flatnonzero(due)
+        if len(readers):
+            self._seek(readers, now_s)
+        self._now_s = now_s
+        return self._current.reshape(self._shape).copy()
+
+    def next_change_s(self, now_s: float) -> Floats:
+        """Tell when each reader next sees another value: later than now, inf for never."""
+        self.at(now_s)
+        return self._until.reshape(self._shape).copy()
+
+    def _seek(self, readers: npt.NDArray[np.int64], now_s: float) -> None:
+        starts = self._starts[readers]
+        laps, within = np.divmod(starts + now_s, self._end_s)
+        index = self._times.searchsorted(within, side="right") - 1
+        until = laps * self._end_s + self._untils[index] - starts
+        # The readers' clock decides: what by rounding would change just now has changed. Else
+        # somebody who waits for the next change could wait for ever.
+        while (behind := until <= now_s).any():
+            index[behind] += 1
+            laps[index == len(self._times)] += 1
+            index[index == len(self._times)] = 0
+            until = laps * self._end_s + self._untils[index] - starts
+        self._current[readers] = self._values[index]
+        self._until[readers] = until

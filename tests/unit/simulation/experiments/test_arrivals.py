@@ -1,0 +1,201 @@
+"""Records arrive by the law that was asked for, and counts and times are two sides of one thing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from common.simulation.experiments.arrivals import (
+    CHUNK,
+    Arrivals,
+    Drawn,
+    Even,
+    Silent,
+    arrivals_of,
+    draw_rates,
+)
+from common.simulation.experiments.spec import ArrivalsSpec, TraceSpec, UniformRates
+from common.simulation.experiments.traces import Floats, Trace
+from common.theory.errors import ParameterError
+
+#  0   20    30     50 s: twice as much, nothing, as much as the mean of 1.1
+DAY = Trace(np.array([0.0, 20, 30]), np.array([2.0, 0, 0.75]), 50.0)
+SPECS = {
+    "poisson": ArrivalsSpec(),
+    "bursty": ArrivalsSpec(process="gamma", variation=2.0),
+    "regular": ArrivalsSpec(process="gamma", variation=0.4),
+    "even": ArrivalsSpec(process="even"),
+    "trace": ArrivalsSpec(process="trace", trace=TraceSpec(file="day.csv", start_s=7.0)),
+}
+
+
+def stream(name: str, rate_per_s: float = 125.0, seed: int = 1) -> Arrivals:
+    (made,) = arrivals_of(SPECS[name], np.array([rate_per_s]), np.random.default_rng(seed), DAY)
+    return made
+
+
+def times(arrivals: Arrivals, count: int) -> Floats:
+    return np.array([arrivals.time_of(index) for index in range(count)])
+
+
+@pytest.mark.parametrize(("name", "variation"), [("poisson", 1), ("bursty", 2), ("regular", 0.4)])
+def test_gaps_have_the_law_that_was_asked_for(name: str, variation: float) -> None:
+    gaps = np.diff(times(stream(name), 40_000), prepend=0.0)
+    assert gaps.mean() == pytest.approx(1 / 125, abs=5 * variation / 125 / math.sqrt(40_000))
+    law = stats.gamma(1 / variation**2, scale=variation**2 / 125)
+    assert stats.kstest(gaps, law.cdf).pvalue > 0.001
+    # One gap says nothing of the next, at the ends of chunks neither.
+    assert abs(np.corrcoef(gaps[1:], gaps[:-1])[0, 1]) < 5 / math.sqrt(40_000)
+
+
+def test_counts_of_a_poisson_stream_vary_as_much_as_their_mean() -> None:
+    arrivals = stream("poisson")
+    counts = np.diff([arrivals.count_until(t_s) for t_s in range(801)])
+    assert counts.mean() == pytest.approx(125, abs=5 * math.sqrt(125 / 800))
+    assert counts.var() == pytest.approx(125, rel=5 * math.sqrt(2 / 800))
+
+
+def test_an_even_stream_has_one_distance_and_a_random_phase() -> None:
+    np.testing.assert_allclose(np.diff(times(stream("even"), 1000)), 1 / 125)
+    firsts = [stream("even", seed=seed).time_of(0) for seed in range(400)]
+    assert stats.kstest(firsts, stats.uniform(0, 1 / 125).cdf).pvalue > 0.001
+
+
+def test_a_trace_is_the_rate_scaled_to_the_mean_that_was_asked_for() -> None:
+    # The stream begins at 7 s: on its own clock the day turns at 13, 23, 43 s, and each 50 s on.
+    arrivals = stream("trace")
+    edges = np.array([0, 13, 23, 43, 63, 73, 93, 5043])
+    counts = np.diff([arrivals.count_until(float(edge)) for edge in edges])
+    day_rates = 125 / 1.1 * np.array([2, 0, 0.75, 2, 0, 0.75])
+    expected = np.append(day_rates * np.diff(edges)[:-1], 125 * 4950)
+    assert (counts[[1, 4]] == 0).all()
+    assert (np.abs(counts - expected) <= 5 * np.sqrt(expected)).all()
+
+
+def test_a_trace_that_begins_again_many_times_keeps_its_hours() -> None:
+    arrived = times(stream("trace", rate_per_s=5.0), 2 * CHUNK)
+    hour = (arrived + 7) % 50
+    assert not ((hour > 20 + 1e-6) & (hour < 30 - 1e-6)).any()
+    busy, expected = (hour < 25).mean(), 2 * 20 / 55
+    assert busy == pytest.approx(expected, abs=5 * math.sqrt(expected * 15 / 55 / (2 * CHUNK)))
+
+
+def test_within_a_piece_of_a_trace_arrivals_are_poisson() -> None:
+    arrived = times(stream("trace", rate_per_s=1000.0), 11_000)
+    gaps = np.diff(arrived[arrived < 13])
+    assert stats.kstest(gaps, stats.expon(scale=1.1 / 2000).cdf).pvalue > 0.001
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(SPECS)),
+    st.integers(0, 2**32 - 1),
+    st.floats(1e-3, 1e4),
+    st.lists(st.integers(0, 3 * CHUNK), min_size=1, max_size=6),
+)
+def test_counts_and_times_agree(
+    name: str, seed: int, rate_per_s: float, indexes: list[int]
+) -> None:
+    arrivals = stream(name, rate_per_s, seed)
+    for index in indexes:
+        time_s = arrivals.time_of(index)
+        count = arrivals.count_until(time_s)
+        assert count >= index + 1
+        assert arrivals.time_of(count - 1) <= time_s < arrivals.time_of(count)
+        assert arrivals.count_until(math.nextafter(time_s, -math.inf)) <= index
+
+
+@pytest.mark.parametrize("name", sorted(SPECS))
+def test_time_goes_on_over_the_ends_of_chunks(name: str) -> None:
+    arrived = times(stream(name), 4 * CHUNK)
+    assert (np.diff(arrived) >= 0).all()
+    gaps = np.diff(arrived)
+    at_ends = gaps[CHUNK - 1 :: CHUNK]
+    assert at_ends.max() < 25 * gaps.mean() + 10  # the nightly pause of the trace is one gap
+    assert arrived[0] >= 0
+
+
+@pytest.mark.parametrize("name", sorted(SPECS))
+def test_who_asks_later_or_forgets_gets_the_same_records(name: str) -> None:
+    one, other = stream(name, seed=3), stream(name, seed=3)
+    far = one.time_of(3 * CHUNK)
+    for index in range(0, 3 * CHUNK, 1000):
+        other.forget_before(index)
+        assert other.time_of(index) == one.time_of(index)
+    assert other.time_of(3 * CHUNK) == far
+    assert other.count_until(far) == one.count_until(far)
+
+
+def test_what_was_forgotten_is_refused_and_what_is_left_is_counted_right() -> None:
+    arrivals = stream("poisson")
+    kept_s = arrivals.time_of(2 * CHUNK + 5)
+    arrivals.forget_before(2 * CHUNK + 5)
+    assert arrivals.time_of(2 * CHUNK) < kept_s
+    assert arrivals.count_until(kept_s) == 2 * CHUNK + 6
+    with pytest.raises(ParameterError, match="was forgotten"):
+        arrivals.time_of(2 * CHUNK - 1)
+    with pytest.raises(ParameterError, match="what was forgotten"):
+        arrivals.count_until(1.0)
+    arrivals.forget_before(10)  # earlier than what is forgotten: nothing more
+    arrivals.forget_before(100 * CHUNK)  # more than there is: all there is
+    assert arrivals.time_of(3 * CHUNK) > kept_s
+    with pytest.raises(ParameterError, match="t_s"):
+        arrivals.count_until(math.inf)
+
+
+@pytest.mark.parametrize("name", sorted(SPECS))
+def test_a_silent_stream_never_has_a_record(name: str) -> None:
+    arrivals = stream(name, rate_per_s=0.0)
+    assert isinstance(arrivals, Silent)
+    arrivals.forget_before(5)
+    assert arrivals.count_until(1e9) == 0
+    assert arrivals.time_of(0) == math.inf
+
+
+def test_streams_are_independent_of_each_other_and_of_who_asks_first() -> None:
+    rates = np.full(4, 50.0)
+    forward = arrivals_of(SPECS["poisson"], rates, np.random.default_rng(5))
+    backward = arrivals_of(SPECS["poisson"], rates, np.random.default_rng(5))
+    first = [times(made, 2000) for made in forward]
+    second = [times(made, 2000) for made in reversed(backward)][::-1]
+    np.testing.assert_array_equal(first, second)
+    correlation = np.corrcoef(np.diff(first, axis=1))
+    assert np.abs(correlation - np.eye(4)).max() < 5 / math.sqrt(2000)
+
+
+def test_what_cannot_arrive_is_refused() -> None:
+    rng = np.random.default_rng(1)
+    still = Trace(np.array([0.0, 5]), np.zeros(2), 10.0, "still.csv")
+    with pytest.raises(ParameterError, match=r"trace: still\.csv is 0 throughout"):
+        arrivals_of(SPECS["trace"], np.ones(1), rng, still)
+    with pytest.raises(ParameterError, match="trace: arrivals by a trace need one"):
+        arrivals_of(SPECS["trace"], np.ones(1), rng)
+    for name in SPECS:
+        with pytest.raises(ParameterError, match="rate_per_s"):
+            stream(name, rate_per_s=-1.0)
+    with pytest.raises(ParameterError, match="rate_per_s"):
+        Even(0, 0.5)
+
+
+def test_gaps_of_any_law_can_be_put_on_any_clock() -> None:
+    drawn = Drawn(np.ones, lambda sums: sums / 4)
+    assert times(drawn, 5).tolist() == [0.25, 0.5, 0.75, 1, 1.25]
+    assert drawn.count_until(1.0) == 4
+
+
+def test_rates_are_drawn_for_each_worker_of_each_run() -> None:
+    rng = np.random.default_rng(1)
+    drawn = draw_rates(UniformRates(low=1, high=250), 64, 200, rng)
+    assert drawn.shape == (200, 64)
+    assert stats.kstest(drawn.ravel(), stats.uniform(1, 249).cdf).pvalue > 0.001
+    assert draw_rates(125.0, 3, 2, rng).tolist() == [[125.0] * 3] * 2
+    given_rates = draw_rates((1.0, 0.0, 5.0), 3, 2, rng)
+    assert given_rates.tolist() == [[1, 0, 5]] * 2
+    given_rates[0, 0] = 9  # the caller's own
+    with pytest.raises(ParameterError, match="rates: has 2 entries for 3 workers"):
+        draw_rates((1.0, 2.0), 3, 2, rng)

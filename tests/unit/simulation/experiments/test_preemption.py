@@ -1,0 +1,207 @@
+"""The chain has the paper's law, and traces and bids give and take as they say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from common.simulation.experiments.preemption import STEP_S, Bid, Both, Chain, offers_of
+from common.simulation.experiments.prices import ConstantPrices, TracePrices
+from common.simulation.experiments.spec import SpotSpec, TraceSpec
+from common.simulation.experiments.traces import Trace
+from common.theory.errors import ParameterError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from common.simulation.experiments.preemption import Offers
+    from common.simulation.experiments.traces import Bools
+
+
+def history(offers: Offers, steps: int) -> Bools:
+    """Step an offer; (steps, R, N)."""
+    return np.array([offers.step(STEP_S * step) for step in range(steps)])
+
+
+def step_by_step(
+    availability: float, cycle_s: float, shape: tuple[int, int], steps: int, seed: int
+) -> Bools:
+    """Sample the chain as it is defined: a number for each machine at each step."""
+    rng = np.random.default_rng(seed)
+    up = rng.random(shape) < availability
+    states = [up]
+    lost, back = STEP_S / (availability * cycle_s), STEP_S / ((1 - availability) * cycle_s)
+    for _ in range(steps - 1):
+        up = np.where(up, rng.random(shape) >= lost, rng.random(shape) < back)
+        states.append(up)
+    return np.array(states)
+
+
+def test_the_chain_is_in_equilibrium_from_the_first_step_to_the_last() -> None:
+    shape, steps = (400, 50), 300
+    states = history(Chain(0.8, 100, shape, np.random.default_rng(1)), steps)
+    error = np.sqrt(0.8 * 0.2 / (shape[0] * shape[1]))
+    for step in (0, 1, 7, 50, 299):
+        assert states[step].mean() == pytest.approx(0.8, abs=5 * error)
+
+
+def test_machines_are_lost_and_come_back_with_the_probabilities_of_a_step() -> None:
+    states = history(Chain(0.7, 60, (200, 50), np.random.default_rng(2)), 200)
+    before, after = states[:-1], states[1:]
+    for was, expected in ((True, STEP_S / (0.7 * 60)), (False, STEP_S / (0.3 * 60))):
+        moved = (after != was)[before == was]
+        error = np.sqrt(expected * (1 - expected) / moved.size)
+        assert moved.mean() == pytest.approx(expected, abs=5 * error)
+
+
+def test_a_cycle_takes_as_long_as_it_was_to_on_average() -> None:
+    steps, machines = 2000, 500
+    states = history(Chain(0.9, 200, (machines, 1), np.random.default_rng(3)), steps)
+    preemptions = np.count_nonzero(states[:-1] & ~states[1:])
+    expected = (steps - 1) * STEP_S / 200 * machines
+    assert preemptions == pytest.approx(expected, abs=5 * np.sqrt(expected))
+
+
+def test_it_is_the_chain_that_is_defined_step_by_step() -> None:
+    shape, steps = (300, 20), 120
+    fast = history(Chain(0.75, 80, shape, np.random.default_rng(4)), steps)
+    slow = step_by_step(0.75, 80, shape, steps, seed=5)
+    # The law of the time up of a machine, and how states hang together over some distances.
+    for states in (fast, slow):
+        assert states.shape == (steps, *shape)
+    times_up = [np.sort(states.mean(axis=0).ravel()) for states in (fast, slow)]
+    grid = np.linspace(0, 1, 60)
+    laws = [np.searchsorted(times, grid) / times.size for times in times_up]
+    # Two-sample Kolmogorov-Smirnov: 1.95 at a thousandth.
+    assert np.abs(laws[0] - laws[1]).max() < 1.95 * np.sqrt(2 / times_up[0].size)
+    for lag in (1, 5, 20):
+        together = [(states[lag:] & states[:-lag]).mean(axis=0) for states in (fast, slow)]
+        error = np.hypot(*(part.std() / np.sqrt(part.size) for part in together))
+        assert together[0].mean() == pytest.approx(together[1].mean(), abs=5 * error)
+
+
+def test_machines_know_nothing_of_each_other() -> None:
+    states = history(Chain(0.5, 40, (40, 10), np.random.default_rng(6)), 1500)
+    walks = states.reshape(1500, -1).astype(np.float64)
+    correlation = np.array(np.corrcoef(walks.T))
+    apart = correlation[~np.eye(len(correlation), dtype=np.bool_)]
+    # Samples hang together over a few steps, so that fewer of them count than there are.
+    assert abs(apart.mean()) < 0.005
+    assert apart.std() < 0.15
+
+
+def test_the_same_seed_gives_the_same_states_and_time_only_goes_on() -> None:
+    chains = [Chain(0.9, 100, (3, 4), np.random.default_rng(7)) for _ in range(2)]
+    np.testing.assert_array_equal(history(chains[0], 200), history(chains[1], 200))
+    with pytest.raises(ParameterError, match="now_s"):
+        chains[0].step(0)
+
+
+def test_between_two_steps_and_over_many_the_chain_stands_where_it_should() -> None:
+    chain = Chain(0.5, 20, (2, 500), np.random.default_rng(8))
+    state = chain.step(0)
+    np.testing.assert_array_equal(chain.step(1.9), state)
+    # Far on, nothing is left of the first state: each half agrees with it by chance.
+    assert (chain.step(4000) == state).mean() == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(1000))
+    state[:] = True  # the caller's own
+    assert not chain.step(4000).all()
+
+
+@pytest.mark.parametrize("availability", [0, 1])
+def test_limits_of_availability_are_never_and_always(availability: float) -> None:
+    states = history(Chain(availability, 100, (5, 5), np.random.default_rng(9)), 500)
+    assert (states == bool(availability)).all()
+
+
+@pytest.mark.parametrize(
+    ("availability", "cycle_s", "found"),
+    [
+        (0.999, 1000, "cycle_s: 1000 s makes the outages 1 s .* must be at least 2000 s"),
+        (0.1, 10, "cycle_s: 10 s makes the stays 1 s"),
+        (0.5, 0, "cycle_s"),
+        (1.1, 100, "availability"),
+    ],
+)
+def test_a_chain_that_cannot_be_sampled_is_refused(
+    availability: float, cycle_s: float, found: str
+) -> None:
+    with pytest.raises(ParameterError, match=found):
+        Chain(availability, cycle_s, (1, 1), np.random.default_rng(1))
+
+
+def made(folder: Path, spot: SpotSpec, shape: tuple[int, int], seed: int = 1) -> Offers:
+    prices = ConstantPrices(0.1, shape[0])
+    return offers_of(spot, prices, folder, *shape, np.random.default_rng(seed))
+
+
+def test_where_all_see_a_count_together_the_first_workers_are_served(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("seconds,count\n0,3\n2,0\n4,1\n6,5\n")
+    spec = TraceSpec(file="n.csv", start_s=0)
+    spot = SpotSpec(usd_per_hour=0.1, availability=spec, together=True)
+    states = history(made(tmp_path, spot, (2, 4)), 5)
+    assert states.sum(axis=2).tolist() == [[3, 3], [0, 0], [1, 1], [4, 4], [3, 3]]
+    assert states[2].tolist() == [[True, False, False, False]] * 2
+
+
+def test_a_trace_of_yes_and_no_is_for_all_workers(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("seconds,available\n0,1\n2,0\n4,1\n")
+    spec = TraceSpec(file="n.csv", start_s=0)
+    spot = SpotSpec(usd_per_hour=0.1, availability=spec, together=True)
+    states = history(made(tmp_path, spot, (1, 3)), 3)
+    assert states[:, 0].tolist() == [[True] * 3, [False] * 3, [True] * 3]
+
+
+def test_apart_each_worker_has_its_own_part_of_the_trace(tmp_path: Path) -> None:
+    rows = "".join(f"{seconds},{int(seconds % 40 < 30)}\n" for seconds in range(0, 400, 10))
+    (tmp_path / "n.csv").write_text("seconds,available\n" + rows)
+    spot = SpotSpec(usd_per_hour=0.1, availability=TraceSpec(file="n.csv"))
+    states = history(made(tmp_path, spot, (50, 40)), 200)
+    assert states[0].mean() == pytest.approx(0.75, abs=5 * np.sqrt(0.75 * 0.25 / 2000))
+    np.testing.assert_allclose(states.mean(axis=0), 0.75, atol=0.01)  # each in its time
+    assert len(np.unique(states.reshape(200, -1), axis=1).T) == 20  # all phases of 40 s / 2 s
+
+
+def test_apart_each_worker_has_a_place_in_a_count(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("seconds,count\n0,2\n1000,1\n")
+    spot = SpotSpec(usd_per_hour=0.1, availability=TraceSpec(file="n.csv"))
+    shares = history(made(tmp_path, spot, (100, 4)), 1000).mean(axis=(0, 1))
+    assert shares.tolist() == [1, 0.5, 1, 0.5]  # places 0, 1, 0, 1 of the two
+
+
+def test_a_start_for_workers_that_each_read_their_own_part_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("seconds,count\n0,2\n1000,1\n")
+    spot = SpotSpec(usd_per_hour=0.1, availability=TraceSpec(file="n.csv", start_s=5))
+    with pytest.raises(UserError, match="start_s: each worker reads its own part"):
+        made(tmp_path, spot, (1, 1))
+
+
+def test_a_bid_holds_machines_while_the_price_is_at_most_that() -> None:
+    trace = Trace(np.array([0.0, 2, 4]), np.array([0.1, 0.2, 0.3]), 6.0)
+    bid = Bid(TracePrices(trace, np.array([0.0, 2.0])), 0.2, 3)
+    states = history(bid, 3)
+    assert states.all(axis=2).tolist() == [[True, True], [True, False], [False, True]]
+    assert (states.all(axis=2) == states.any(axis=2)).all()
+    with pytest.raises(ParameterError, match="bid_usd_per_hour"):
+        Bid(ConstantPrices(0.1, 1), -0.1, 1)
+
+
+def test_a_bid_and_the_chain_both_take_machines_away(tmp_path: Path) -> None:
+    trace = Trace(np.array([0.0, 2, 4]), np.array([0.1, 0.2, 0.3]), 6.0)
+    prices, shape = TracePrices(trace, np.zeros(50)), (50, 20)
+    spot = SpotSpec(usd_per_hour=0.1, availability=0.8, cycle_s=50, bid_usd_per_hour=0.2)
+    offers = offers_of(spot, prices, tmp_path, *shape, np.random.default_rng(1))
+    assert isinstance(offers, Both)
+    states = history(offers, 6)
+    chain = history(Chain(0.8, 50, shape, np.random.default_rng(1)), 6)
+    chain[[2, 5]] = False
+    np.testing.assert_array_equal(states, chain)
+
+
+def test_without_preemptions_of_its_own_a_bid_alone_decides(tmp_path: Path) -> None:
+    spot = SpotSpec(usd_per_hour=0.1, bid_usd_per_hour=0.05)
+    assert not made(tmp_path, spot, (2, 2)).step(0).any()
+    always = SpotSpec(usd_per_hour=0.1)
+    assert made(tmp_path, always, (2, 2)).step(0).all()

@@ -1,0 +1,77 @@
+"""Prices of many runs: each run goes through the trace from its own start."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from common.simulation.experiments.prices import ConstantPrices, TracePrices, prices_of
+from common.simulation.experiments.spec import TraceSpec
+from common.simulation.experiments.traces import Trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# 0       10      30      40 s
+# | 0.1    | 0.3   | 0.1   | 0.1 ...
+TRACE = Trace(np.array([0.0, 10, 30]), np.array([0.1, 0.3, 0.1]), 40.0)
+
+
+def test_a_constant_price_never_changes(tmp_path: Path) -> None:
+    prices = prices_of(0.158, tmp_path, 3, np.random.default_rng(1))
+    assert prices.at(5).tolist() == [0.158] * 3
+    assert not prices.changed(0, 1e9).any()
+    assert prices.next_change_s(0).tolist() == [math.inf] * 3
+    assert prices.mean_usd_per_hour == 0.158
+    with pytest.raises(UserError, match="usd_per_hour"):
+        ConstantPrices(-1, 3)
+
+
+def test_each_run_sees_the_trace_from_its_start() -> None:
+    prices = TracePrices(TRACE, np.array([0.0, 25, 35]))
+    assert prices.at(0).tolist() == [0.1, 0.3, 0.1]
+    assert prices.at(6).tolist() == [0.1, 0.1, 0.1]
+    assert prices.at(15).tolist() == [0.3, 0.1, 0.3]
+    assert prices.mean_usd_per_hour == pytest.approx(0.2)
+
+
+def test_a_change_is_told_once_and_only_if_the_price_is_another() -> None:
+    prices = TracePrices(TRACE, np.array([0.0, 25, 35]))
+    assert prices.changed(0, 6).tolist() == [False, True, False]
+    assert prices.changed(6, 15).tolist() == [True, False, True]
+    assert prices.changed(15, 18).tolist() == [False, False, False]
+    # Past the end the price is what it was: no change. Nor is one that came and went.
+    assert prices.changed(38, 42).tolist() == [False, False, False]
+    assert prices.changed(0, 35).tolist()[0] is False
+
+
+def test_the_next_change_passes_over_the_end_if_the_price_stays() -> None:
+    prices = TracePrices(TRACE, np.array([0.0, 25, 35]))
+    assert prices.next_change_s(0).tolist() == [10, 5, 15]
+    assert prices.next_change_s(30).tolist() == [50, 45, 35]
+
+
+def test_what_is_returned_is_the_callers_own() -> None:
+    prices = TracePrices(TRACE, np.zeros(2))
+    prices.at(1)[:] = 7
+    assert prices.at(1).tolist() == [0.1, 0.1]
+
+
+def test_runs_begin_anywhere_in_a_file_at_its_speed(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("seconds,usd\n0,0.1\n1000,0.3\n")
+    spec = TraceSpec(file="p.csv", speed=100)
+    prices = prices_of(spec, tmp_path, 4000, np.random.default_rng(2))
+    first, later = prices.at(0), prices.at(10)
+    # Twice 10 s: who begins in one half is in the other 10 s later.
+    assert (first == 0.1).mean() == pytest.approx(0.5, abs=5 * 0.5 / math.sqrt(4000))
+    assert (first != later).all()
+    again = prices_of(spec, tmp_path, 4000, np.random.default_rng(2))
+    np.testing.assert_array_equal(again.at(0), first)
+    fixed = prices_of(
+        spec.model_copy(update={"start_s": 400.0}), tmp_path, 2, np.random.default_rng(2)
+    )
+    assert fixed.next_change_s(0).tolist() == [6, 6]

@@ -1,0 +1,146 @@
+"""A trace is in order and whole, or refused by row; readers of one see what a search would find."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import UserError
+from common.simulation.experiments.traces import Trace, Walk, trace_from_rows, usual_gap_s
+
+
+def trace(times_s: list[float], values: list[float], end_s: float) -> Trace:
+    return Trace(np.array(times_s, np.float64), np.array(values, np.float64), end_s)
+
+
+# 0     10      30   40 s
+# | 5    | 1     | 3  | 5 ...
+THREE = trace([0, 10, 30], [5, 1, 3], 40)
+
+
+def test_a_value_holds_until_the_next_and_all_begins_again_at_the_end() -> None:
+    times = np.array([0, 9.9, 10, 29.9, 30, 39.9, 40, 50, 95])
+    assert THREE.value_at(times).tolist() == [5, 5, 1, 1, 3, 3, 5, 1, 1]
+    assert float(THREE.value_at(10.0)) == 1
+
+
+def test_the_mean_and_shares_weigh_each_value_by_the_time_it_holds() -> None:
+    assert THREE.mean() == pytest.approx((5 * 10 + 1 * 20 + 3 * 10) / 40)
+    assert THREE.share(THREE.values > 2) == pytest.approx(0.5)
+
+
+def test_at_another_speed_the_same_is_seen_sooner() -> None:
+    fast = THREE.faster(20)
+    assert fast.end_s == 2
+    times = np.linspace(0, 3, 31) + 1e-9
+    assert fast.value_at(times).tolist() == THREE.value_at(times * 20).tolist()
+    assert fast.mean() == pytest.approx(THREE.mean())
+    with pytest.raises(UserError, match="speed"):
+        THREE.faster(0)
+
+
+@pytest.mark.parametrize(
+    ("times_s", "values", "end_s", "found"),
+    [
+        ([0], [1], 10, "two rows or more, and has 1"),
+        ([0, 20, 10], [1, 1, 1], 30, r"row 3 \(10 s\) is 10 s before the one above it; sort"),
+        ([0, math.nan], [1, 1], 30, "row 2 .* no finite time"),
+        ([0, 10], [1, math.nan], 30, r"row 2 \(10 s\) holds no number of at least 0"),
+        ([0, 10], [-1, 1], 30, "row 1 .* holds no number of at least 0"),
+        ([5, 10], [1, 1], 30, "begins at 0 s, this one at 5 s"),
+        ([0, 10], [1, 1], 9, "ends at 9 s, before its last row"),
+        ([0, 10], [1, 1], math.inf, "ends at inf s"),
+    ],
+)
+def test_what_is_no_trace_is_refused_by_row(
+    times_s: list[float], values: list[float], end_s: float, found: str
+) -> None:
+    with pytest.raises(UserError, match=found):
+        trace(times_s, values, end_s)
+
+
+def test_a_hole_in_a_sampled_trace_is_refused_and_a_late_row_is_not() -> None:
+    late = trace_from_rows([0, 10, 24, 30], [1, 2, 3, 4], [2, 3, 4, 5], "f.csv", gap_s=10)
+    assert late.end_s == 40
+    with pytest.raises(UserError, match=r"f\.csv: row 3 \(10 s\) is the last before a hole"):
+        trace_from_rows([0, 10, 30, 40], [1, 2, 3, 4], [2, 3, 4, 5], "f.csv", gap_s=10)
+
+
+def test_of_rows_with_one_time_the_last_wins_and_any_origin_will_do() -> None:
+    made = trace_from_rows([100, 110, 110, 130], [1, 2, 3, 4], [1, 2, 3, 4], "f.csv")
+    assert made.times_s.tolist() == [0, 10, 30]
+    assert made.values.tolist() == [1, 3, 4]
+    assert made.end_s == 30  # events: the last row says when it ends
+    longer = trace_from_rows([100, 110], [1, 2], [1, 2], "f.csv", end_s=150)
+    assert longer.end_s == 50
+
+
+def test_rows_out_of_order_are_named_by_their_number_in_the_file() -> None:
+    with pytest.raises(UserError, match=r"f\.csv: row 9 \(-5 s\) is 15 s before"):
+        trace_from_rows([0, 10, -5], [1, 1, 1], [7, 8, 9], "f.csv")
+    with pytest.raises(UserError, match=r"f\.csv: row 8 has no finite time"):
+        trace_from_rows([0, math.inf, -5], [1, 1, 1], [7, 8, 9], "f.csv")
+
+
+def test_a_sampled_file_is_told_from_one_of_events() -> None:
+    assert usual_gap_s([*range(0, 100, 5), 110, 115]) == 5
+    assert usual_gap_s([0, 3, 10, 11, 30]) is None
+    assert usual_gap_s([0, 10, 10, 20]) is None
+    assert usual_gap_s([7]) is None
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    gaps = draw(st.lists(st.integers(1, 20), min_size=1, max_size=8))
+    values = draw(st.lists(st.integers(0, 2), min_size=len(gaps) + 1, max_size=len(gaps) + 1))
+    times = np.concatenate(([0], np.cumsum(gaps))).astype(np.float64)
+    return Trace(times, np.array(values, np.float64), float(times[-1]) + draw(st.integers(0, 5)))
+
+
+# Quarters of seconds are exact in floating point, so that rounding cannot tell the two apart.
+quarters = st.integers(0, 800).map(lambda count: count / 4)
+
+
+@given(traces(), st.lists(quarters, min_size=1, max_size=5), st.lists(quarters, max_size=12))
+def test_readers_see_what_a_search_at_each_moment_finds(
+    recorded: Trace, starts_s: list[float], moments_s: list[float]
+) -> None:
+    starts = np.array(starts_s)
+    walk = Walk(recorded, starts)
+    for now_s in moments_s:  # backwards too
+        np.testing.assert_array_equal(walk.at(now_s), recorded.value_at(starts + now_s))
+
+
+@given(traces(), quarters, quarters)
+def test_the_next_change_is_later_and_nothing_changes_before_it(
+    recorded: Trace, start_s: float, now_s: float
+) -> None:
+    walk = Walk(recorded, np.array([start_s]))
+    (value,) = walk.at(now_s)
+    (next_s,) = walk.next_change_s(now_s)
+    assert next_s > now_s
+    until_s = min(next_s, now_s + 2 * recorded.end_s)
+    between = np.arange(now_s, until_s, 0.25)
+    assert (recorded.value_at(start_s + between) == value).all()
+    if math.isinf(next_s):
+        assert recorded.share(recorded.values == value) == 1
+    else:
+        assert float(recorded.value_at(start_s + next_s)) != value
+
+
+def test_who_waits_for_each_next_change_gets_on_despite_rounding() -> None:
+    fast = trace([0, 0.1, 0.3], [0, 1, 2], 0.7).faster(3)
+    walk = Walk(fast, np.array([0.1 + 1e-3, 0.2 / 3]))
+    now_s, seen = 0.0, [walk.at(0.0)]
+    for _ in range(300):
+        following_s = float(walk.next_change_s(now_s).min())
+        assert following_s > now_s
+        now_s = following_s
+        assert (walk.at(now_s) != seen[-1]).any()
+        seen.append(walk.at(now_s))
+    # Three changes in each 0.7 / 3 s for each of two readers.
+    assert now_s == pytest.approx(50 * 0.7 / 3, rel=0.03)
