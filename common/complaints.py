@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import BaseModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,6 +42,19 @@ def shown(value: object) -> str:
     """A value as JSON, cut where it is long."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+def field_names(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
+    """Names of the fields that are allowed at a path of a model."""
+    part = model
+    for step in location:
+        field = part.model_fields.get(str(step))
+        if field is None:
+            continue  # the key of a mapping, such as a record's field
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                part = kind
+    return sorted(part.model_fields)
 
 
 def _path_of(location: Sequence[str | int]) -> str:

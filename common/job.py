@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from common import topics
-from common.complaints import complaint
+from common.complaints import complaint, field_names
 from common.errors import UnknownTopicError, UserError
 from common.job_file import as_json, load_text
 from common.job_parts import (
@@ -30,7 +31,7 @@ from common.job_parts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from common.ports import Log
 
@@ -190,7 +191,8 @@ def job_from_json(text: str | bytes) -> JobSpec:
     try:
         return JobSpec.model_validate_json(text)
     except ValidationError as error:
-        raise UserError(f"job file: {complaint(error, allowed=_field_names)}") from error
+        told = complaint(error, allowed=partial(field_names, JobSpec))
+        raise UserError(f"job file: {told}") from error
 
 
 def check_streams(spec: JobSpec, log: Log) -> None:
@@ -207,16 +209,3 @@ def check_streams(spec: JobSpec, log: Log) -> None:
                 f'job file: streams: there is no topic "{stream}" in this Kafka; create it, for'
                 f" example with `doll produce SOURCE --topic {stream} --create-partitions 4`"
             ) from error
-
-
-def _field_names(location: Sequence[str | int]) -> list[str]:
-    """Names of the fields that are allowed at a path of the specification."""
-    part: type[BaseModel] = JobSpec
-    for step in location:
-        field = part.model_fields.get(str(step))
-        if field is None:
-            continue  # the key of a mapping, such as a record's field
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                part = kind
-    return sorted(part.model_fields)

@@ -1,4 +1,4 @@
-"""A job file's text to plain data.
+"""A job file's text, or an experiment's, to plain data.
 
 YAML is read by its 1.2 core schema: `1e-3` is a number and `no` a word, unlike in YAML 1.1. Keys
 given twice and aliases are refused: the first hide mistakes, the second let a small file grow
@@ -19,14 +19,18 @@ from common.errors import UserError
 _MAX_CHARACTERS = 1_000_000  # Kafka's default limit for the record that the job becomes
 
 
-def load_text(text: str) -> dict[str, Any]:
+def load_text(text: str, name: str = "job file") -> dict[str, Any]:
     """Read YAML or JSON that holds one mapping.
+
+    Args:
+        text: What the file holds.
+        name: What messages call it.
 
     Raises:
         UserError: If it does not parse, with line and column.
     """
     if len(text) > _MAX_CHARACTERS:
-        raise UserError(f"job file: {len(text):,} characters are above {_MAX_CHARACTERS:,}")
+        raise UserError(f"{name}: {len(text):,} characters are above {_MAX_CHARACTERS:,}")
     try:
         # Tabs between tokens are common in JSON and forbidden in YAML; they never occur inside
         # JSON strings, and YAML forbids them as indentation anyway.
@@ -34,15 +38,15 @@ def load_text(text: str) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise UserError(f"job file: {where}{error.problem}") from error
+        raise UserError(f"{name}: {where}{error.problem}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"job file: is neither YAML nor JSON: {error}") from error
+        raise UserError(f"{name}: is neither YAML nor JSON: {error}") from error
     if not isinstance(data, dict):
-        raise UserError(f"job file: must be a mapping of fields to values, got {shown(data)}")
+        raise UserError(f"{name}: must be a mapping of fields to values, got {shown(data)}")
     return data
 
 
-def as_json(data: dict[str, Any]) -> str:
+def as_json(data: dict[str, Any], name: str = "job file") -> str:
     """Turn plain data to JSON, so that one strict schema judges what came as YAML and as JSON.
 
     Raises:
@@ -51,7 +55,7 @@ def as_json(data: dict[str, Any]) -> str:
     try:
         return json.dumps(data, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UserError(f"job file: holds a value that is not plain data: {error}") from error
+        raise UserError(f"{name}: holds a value that is not plain data: {error}") from error
 
 
 class _Loader(yaml.SafeLoader):

@@ -11,6 +11,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from common.core.spans import Partition, Span, address_of
 
 if TYPE_CHECKING:
@@ -22,8 +24,7 @@ if TYPE_CHECKING:
 MAX_SKIPPED = 1000  # a batch closes at this many bad records: an indicator stays under about 100 kB
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """Consecutive records of one partition, as decoded: which offsets are good, which are not."""
 
     partition: Partition
@@ -33,8 +34,7 @@ class Run:
     last_arrival_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """A closed batch: its address, and how many samples each of its spans holds."""
 
     address: Address
@@ -120,8 +120,9 @@ class Batcher:
         if position is None:
             raise ValueError(f"{run.partition} was read before it was placed")
         offsets, skipped = run.offsets, run.skipped
-        firsts = [*offsets[:1], *(bad.offset for bad in skipped[:1])]
-        begin = min(firsts, default=position)
+        begin = offsets[0] if offsets else position
+        if skipped:
+            begin = min(begin, skipped[0].offset) if offsets else skipped[0].offset
         if begin < position:
             raise ValueError(f"{run.partition} gave offset {begin} below its position {position}")
         cuts = list[Cut]()
@@ -179,6 +180,13 @@ class Batcher:
         self._skipped += bad[1] - bad[0]
 
     def _close(self) -> Cut:
+        if len(self._open) == 1:  # the common road
+            ((place, part),) = self._open.items()
+            self._open = {}
+            self._samples = self._skipped = 0
+            address = (Span(*place, part.start, part.end),)
+            counts, skipped = (part.samples,), tuple(part.skipped)
+            return Cut(address, counts, skipped, part.first_arrival_s, part.last_arrival_s)
         parts = sorted(self._open.items())
         self._open = {}
         self._samples = self._skipped = 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 # --- a worker's stream side ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Announce:
+class Announce(msgspec.Struct, frozen=True):
     """Append a claim to the control topic; its rows are the oldest undropped ones of each span."""
 
     number: int  # to be reported back with the offset that it got
@@ -36,52 +36,45 @@ class Announce:
     counts: tuple[int, ...]  # rows per span of its address
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """Read these partitions from these positions on."""
 
     positions: Mapping[Partition, int]
 
 
-@dataclass(frozen=True, slots=True)
-class DropRows:
+class DropRows(msgspec.Struct, frozen=True):
     """Forget the decoded rows of a partition that no announced batch holds."""
 
     partition: Partition
 
 
-@dataclass(frozen=True, slots=True)
-class SetReading:
+class SetReading(msgspec.Struct, frozen=True):
     """Pause or resume reading all partitions; the reason is worth a log line when it changes."""
 
     reading: bool
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(msgspec.Struct, frozen=True):
     """Give a sign of life."""
 
     status: str
 
 
-@dataclass(frozen=True, slots=True)
-class LookAtStanding:
+class LookAtStanding(msgspec.Struct, frozen=True):
     """Read the leader's standing, then run what delivery reports are there, then report it.
 
     In this order: what the standing has decided must be known as sent.
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(msgspec.Struct, frozen=True):
     """Let go of the rows of these batches: they are settled, or were never accepted."""
 
     addresses: tuple[Address, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True):
     """Tell lag tools where a checkpoint stands."""
 
     positions: Mapping[Partition, int]
@@ -94,92 +87,78 @@ WorkerCommand: TypeAlias = (
 # --- the coordinator -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class AskLease:
+class AskLease(msgspec.Struct, frozen=True):
     """Take or prolong the lease, and report."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseLease:
+class ReleaseLease(msgspec.Struct, frozen=True):
     """Give the lease back if it is ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class FindSnapshots:
+class FindSnapshots(msgspec.Struct, frozen=True):
     """Read every snapshot of a source, and the updates topic from the lowest on, and report."""
 
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreSnapshot:
+class RestoreSnapshot(msgspec.Struct, frozen=True):
     """Take the weights and the optimizer state of one of them in hand, and report."""
 
     snapshot: Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(msgspec.Struct, frozen=True):
     """Lead with this epoch and the weights in hand: read control and replies from here on."""
 
     epoch: int
     snapshot: Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class AppendAudit:
+class AppendAudit(msgspec.Struct, frozen=True):
     """Append to the updates topic."""
 
     record: AuditRecord
 
 
-@dataclass(frozen=True, slots=True)
-class PublishModel:
+class PublishModel(msgspec.Struct, frozen=True):
     """Put the weights in hand on the board under this name."""
 
     model: ModelId
 
 
-@dataclass(frozen=True, slots=True)
-class PostTrigger:
+class PostTrigger(msgspec.Struct, frozen=True):
     """Post a trigger on the board."""
 
     trigger: UpdateTrigger
 
 
-@dataclass(frozen=True, slots=True)
-class PutStanding:
+class PutStanding(msgspec.Struct, frozen=True):
     """Put the standing on the board."""
 
     standing: Standing
 
 
-@dataclass(frozen=True, slots=True)
-class AddGradient:
+class AddGradient(msgspec.Struct, frozen=True):
     """Add this vector to the sum of the round."""
 
     gradient: Gradient
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(msgspec.Struct, frozen=True):
     """Take one optimizer step with the sum of the round, and begin a new sum."""
 
     update: UpdateApplied
 
 
-@dataclass(frozen=True, slots=True)
-class DiscardSum:
+class DiscardSum(msgspec.Struct, frozen=True):
     """Forget the sum of the round: it will not be applied."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyWeights:
+class CopyWeights(msgspec.Struct, frozen=True):
     """Copy weights and optimizer state as they are now, for the snapshot that is published next."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublishSnapshot:
+class PublishSnapshot(msgspec.Struct, frozen=True):
     """Publish the copy: on the board, and to object storage where it is a checkpoint.
 
     Dead letters ordered before it must have been delivered: no later leader writes them again.
@@ -189,49 +168,42 @@ class PublishSnapshot:
     checkpoint: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterRecords:
+class DeadLetterRecords(msgspec.Struct, frozen=True):
     """Records inside accepted spans that did not decode: to their dead-letter topics."""
 
     skipped: tuple[Skipped, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterBatch:
+class DeadLetterBatch(msgspec.Struct, frozen=True):
     """A quarantined batch: its address to the dead-letter topics."""
 
     record: Quarantined
 
 
-@dataclass(frozen=True, slots=True)
-class LookForWorkers:
+class LookForWorkers(msgspec.Struct, frozen=True):
     """Read the workers' beats, and report."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(msgspec.Struct, frozen=True):
     """A reply that does not count; its reason is counted and logged."""
 
     reply: Reply
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """Say that the job waits for a person, who looks at the reason and resumes it."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """The job has reached its end, and its last checkpoint is published."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StepDown:
+class StepDown(msgspec.Struct, frozen=True):
     """This process leads no longer: forget all of it."""
 
     reason: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,65 +18,56 @@ Wanted: TypeAlias = Literal["running", "paused", "stopped"]
 Source: TypeAlias = Literal["hot", "all", "genesis"]  # of snapshots: board; and storage; the job
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Nothing happened, but `due()` has come."""
 
 
 # --- a worker's stream side ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Assigned:
+class Assigned(msgspec.Struct, frozen=True):
     """The group gave these partitions to this member; they stay silent until placed."""
 
     partitions: tuple[Partition, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Revoked:
+class Revoked(msgspec.Struct, frozen=True):
     """The group took these partitions away, with or without asking."""
 
     partitions: tuple[Partition, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(msgspec.Struct, frozen=True):
     """Records of one partition were read and decoded."""
 
     run: Run
 
 
-@dataclass(frozen=True, slots=True)
-class FellBehind:
+class FellBehind(msgspec.Struct, frozen=True):
     """A partition's log begins above the position: retention deleted records that nobody read."""
 
     partition: Partition
     start: int
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(msgspec.Struct, frozen=True):
     """The indicator with this number stands in the control topic at this offset."""
 
     number: int
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class StandingSeen:
+class StandingSeen(msgspec.Struct, frozen=True):
     """What the board says of the leader's standing; None where there is none."""
 
     standing: Standing | None
 
 
-@dataclass(frozen=True, slots=True)
-class RoundBegan:
+class RoundBegan(msgspec.Struct, frozen=True):
     """A trigger was heard: the update before it is applied, and the standing will say so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
+class Leaving(msgspec.Struct, frozen=True):
     """This machine will be gone soon."""
 
 
@@ -94,15 +86,13 @@ WorkerEvent: TypeAlias = (
 # --- the coordinator -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseAnswered:
+class LeaseAnswered(msgspec.Struct, frozen=True):
     """Whether this process holds the lease now."""
 
     held: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotsFound:
+class SnapshotsFound(msgspec.Struct, frozen=True):
     """All snapshots of a source that could be read, and what the updates topic says after them."""
 
     source: Source
@@ -111,60 +101,51 @@ class SnapshotsFound:
     end: int  # of the updates topic; 0: nobody ever led
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotRestored:
+class SnapshotRestored(msgspec.Struct, frozen=True):
     """The weights of the snapshot that was asked for are in hand."""
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotTorn:
+class SnapshotTorn(msgspec.Struct, frozen=True):
     """They cannot be read: another snapshot must do."""
 
     snapshot: Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class UpdatesRead:
+class UpdatesRead(msgspec.Struct, frozen=True):
     """Further records of the updates topic, by offset; None for one that does not parse."""
 
     records: tuple[tuple[int, AuditRecord | None], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ControlRead:
+class ControlRead(msgspec.Struct, frozen=True):
     """Further records of the control topic, by offset; None for one that does not parse."""
 
     records: tuple[tuple[int, Claim | None], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RepliesRead:
+class RepliesRead(msgspec.Struct, frozen=True):
     """What workers sent, well-formed: vectors of the right length, all finite."""
 
     replies: tuple[Reply, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkersSeen:
+class WorkersSeen(msgspec.Struct, frozen=True):
     """Every worker with a valid beat, and its status."""
 
     statuses: Mapping[WorkerId, str]
 
 
-@dataclass(frozen=True, slots=True)
-class BoardWiped:
+class BoardWiped(msgspec.Struct, frozen=True):
     """The board no longer has what this leader put there: Redis came back empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class WantedChanged:
+class WantedChanged(msgspec.Struct, frozen=True):
     """What the job's owner wants of it now."""
 
     wanted: Wanted
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(msgspec.Struct, frozen=True):
     """Something that no machine may decide alone: the job must be held."""
 
     reason: str

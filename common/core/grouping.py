@@ -38,7 +38,7 @@ class Grouper:
     @property
     def oldest(self) -> int | None:
         """Control offset of the batch that has waited longest."""
-        return min((queue[0] for queue in self._queues.values()), default=None)
+        return min(self._batches, default=None)
 
     @property
     def batches(self) -> tuple[Batch, ...]:

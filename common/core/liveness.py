@@ -32,19 +32,21 @@ class Liveness:
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._status = dict[WorkerId, str]()
+        self._live = frozenset[WorkerId]()  # follows from the status; asked for at every batch
         self._wiped_until = float("-inf")
         self._doubted_until = dict[WorkerId, float]()
 
     @property
     def live(self) -> frozenset[WorkerId]:
         """Workers that may be given new work."""
-        return frozenset(w for w, status in self._status.items() if status != LEAVING)
+        return self._live
 
     def trusted(self, now: float) -> frozenset[WorkerId]:
         """Those of them that are not in doubt; all of them where each one is."""
-        live = self.live
-        trusted = {w for w in live if now >= self._doubted_until.get(w, now)}
-        return frozenset(trusted) or live
+        if not self._doubted_until:
+            return self._live
+        trusted = {w for w in self._live if now >= self._doubted_until.get(w, now)}
+        return frozenset(trusted) or self._live
 
     def doubt(self, workers: Iterable[WorkerId], now: float) -> None:
         """They did not do in time what they were asked to: others are asked first for a while."""
@@ -58,6 +60,7 @@ class Liveness:
         """It said that it leaves."""
         if worker in self._status:
             self._status[worker] = LEAVING
+            self._live -= {worker}
 
     def wiped(self, now: float) -> None:
         """The board is empty, of beats too: who lives will beat again soon."""
@@ -75,4 +78,5 @@ class Liveness:
             del self._status[worker]
             self.trust(worker)  # if it comes back, it does so anew
         self._status.update(seen)
+        self._live = frozenset(w for w, status in self._status.items() if status != LEAVING)
         return Departures(frozenset(gone - left), frozenset(left))

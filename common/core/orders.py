@@ -53,8 +53,10 @@ class Orders:
             if self._queue and self._queue[0].model != trigger.model:
                 self._queue.clear()
             for order in trigger.orders:
+                if order.worker != self._worker:
+                    continue
                 compute = Compute(trigger.model, order.batches, trigger.weights)
-                if order.worker == self._worker and not self._knows(compute):
+                if not self._knows(compute):
                     self._queue.append(compute)
 
     def next(self) -> Compute | None:

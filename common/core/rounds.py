@@ -34,16 +34,18 @@ class GradientTimes:
     def __init__(self, floor_s: float) -> None:
         self._floor_s = floor_s
         self._recent = deque[float](maxlen=RECENT_TIMES)  # seconds per batch
-        self._quantile_s = 0.0
+        self._quantile_s: float | None = 0.0  # None: to be found when it is asked for
 
     def observe(self, seconds: float, batches: int) -> None:
         """Take in a measured time of `batches` gradients computed one after the other."""
         self._recent.append(seconds / max(batches, 1))
-        ordered = sorted(self._recent)
-        self._quantile_s = ordered[int(QUANTILE * (len(ordered) - 1))]
+        self._quantile_s = None
 
     def allowed_s(self, batches: int, attempt: int) -> float:
         """Time for `batches` in one worker's hands, the `attempt`-th time (from 0)."""
+        if self._quantile_s is None:
+            ordered = sorted(self._recent)
+            self._quantile_s = ordered[int(QUANTILE * (len(ordered) - 1))]
         growth = GROWTH ** min(attempt, MOST_GROWTHS)
         return (self._floor_s + self._quantile_s * batches) * growth
 
@@ -180,7 +182,7 @@ class Round:
         for offset in gradient.batches:
             self._counted[offset] = self._todo.pop(offset)
         for hand in self._hands:
-            hand.offsets -= self._counted.keys()
+            hand.offsets.difference_update(gradient.batches)
         self._hands = [hand for hand in self._hands if hand.offsets]
         self._suspects.clear(gradient.batches)
         self.samples += gradient.samples

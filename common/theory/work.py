@@ -101,9 +101,7 @@ class Market:
     spot: Pool  # pi_s, alpha
 
 
-def market(
-    on_demand_usd_per_hour: float, spot_usd_per_hour: float, availability: float
-) -> Market:
+def market(on_demand_usd_per_hour: float, spot_usd_per_hour: float, availability: float) -> Market:
     """Make the paper's market from its three numbers: pi_o, pi_s and alpha.
 
     Raises:

@@ -9,19 +9,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from common.theory.policies import PolicyName  # noqa: TC001 -- pydantic reads it when run
+
 Seconds = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
-
-PolicyName = Literal[
-    "on-demand",
-    "static",
-    "adaptive",
-    "chance",
-    "backfill",
-    "reassign",
-    "pools",
-]
 
 
 class Part(BaseModel):

@@ -1,0 +1,190 @@
+"""Runs an experiment: reads it, draws its runs, and goes through them in the mode that it asks for."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from common.complaints import complaint, field_names
+from common.errors import UserError
+from common.job_file import as_json, load_text
+from common.simulation.experiments.full import FullRun, FullSimulation
+from common.simulation.experiments.setting import setting_of
+from common.simulation.experiments.spec import Experiment
+from common.simulation.experiments.steering import Beliefs
+from common.simulation.experiments.trace_files import starts_of, traced
+from common.simulation.experiments.updates import Conditions, Pace, simulate_updates
+from common.theory.beyond.reassign import update_capacity_per_s
+from common.theory.estimates import RatePrior
+from common.theory.policies import policy_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from common.simulation.experiments.learning import Sgd
+    from common.simulation.experiments.outcome import Run
+    from common.simulation.experiments.setting import Setting
+    from common.simulation.experiments.traces import Trace
+    from common.simulation.experiments.updates import Array
+    from common.theory.policy import Policy
+
+KNOWN_S = 10.0  # a policy that learns rates begins with their mean, as if watched for so long
+ROUND_OVERHEAD_S = 0.005  # of a round beside its gradients, as measured with 4 small workers
+LEARNS = frozenset({"adaptive", "backfill"})  # what is not known beforehand; the others plan once
+
+
+def load_experiment(path: Path) -> Experiment:
+    """Read an experiment's file.
+
+    Raises:
+        UserError: If there is none, or it does not say what an experiment must.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    try:
+        return Experiment.model_validate_json(as_json(load_text(text, str(path)), str(path)))
+    except ValidationError as error:
+        raise UserError(
+            f"{path}: {complaint(error, allowed=partial(field_names, Experiment))}"
+        ) from error
+
+
+def simulate(
+    experiment: Experiment,
+    folder: Path,
+    runs: int,
+    seed: int,
+    progress: Callable[[float], None] | None = None,
+) -> tuple[Run, ...]:
+    """Run an experiment so many times.
+
+    Args:
+        experiment: In either mode; what it learns is not told, see `simulate_full`.
+        folder: What its files are relative to.
+        runs: R.
+        seed: The same seed gives the same rates, prices, preemptions and records.
+        progress: Is told the share done, from 0 to 1.
+
+    Raises:
+        UserError: If a file cannot be read, or a number makes no sense.
+    """
+    if experiment.mode == "full":
+        return tuple(
+            simulate_full(
+                experiment, folder, seed + index, partial(_part, progress, index, runs)
+            ).run
+            for index in range(runs)
+        )
+    setting = setting_of(experiment, folder, runs, seed)
+    return simulate_updates(
+        setting.givens,
+        _policy(experiment),
+        _conditions(setting),
+        seed,
+        _beliefs(setting),
+        progress,
+    )
+
+
+def simulate_full(
+    experiment: Experiment,
+    folder: Path,
+    seed: int,
+    progress: Callable[[float], None] | None = None,
+    learner: Sgd | None = None,
+) -> FullRun:
+    """Run an experiment once through the production state machines.
+
+    Args:
+        experiment: In mode full.
+        folder: What its files are relative to.
+        seed: Of everything that is drawn.
+        progress: Is told the share done, from 0 to 1.
+        learner: See `learner_of`; it has the learning curve afterwards.
+
+    Raises:
+        UserError: If a file cannot be read, or a number makes no sense.
+    """
+    setting = setting_of(experiment, folder, 1, seed)
+    if learner is None:
+        learner = learner_of(experiment, folder, seed)
+    policy, beliefs = _policy(experiment), _beliefs(setting)
+    return FullSimulation(setting, policy, beliefs, learner, progress).run()
+
+
+def learner_of(experiment: Experiment, folder: Path, seed: int) -> Sgd | None:
+    """Make what an experiment learns with; None where it learns nothing.
+
+    Raises:
+        UserError: If its data set cannot be read.
+    """
+    if experiment.learning is None:
+        return None
+    from common.simulation.experiments.learning import Sgd  # noqa: PLC0415 -- torch takes seconds
+
+    return Sgd(experiment.learning, folder, experiment.workers, seed)
+
+
+def _policy(experiment: Experiment) -> Policy:
+    spec = experiment.policy
+    return policy_of(spec.name, spec.probability, spec.spot)
+
+
+def _beliefs(setting: Setting) -> Beliefs | None:
+    if setting.experiment.policy.name not in LEARNS:
+        return None
+    mean_per_s = float(setting.givens.rates_per_s.mean())
+    return Beliefs(RatePrior(mean_per_s * KNOWN_S, KNOWN_S))
+
+
+def _conditions(setting: Setting) -> Conditions:
+    experiment, givens = setting.experiment, setting.givens
+    arrivals = experiment.arrivals
+    variation = {"poisson": 1.0, "gamma": arrivals.variation, "even": 0.0, "trace": 1.0}
+    reassigns = experiment.on_preemption == "reassign"
+    capacity = partial(
+        update_capacity_per_s,
+        group_size=givens.group_size,
+        gradient_s=givens.gradient_s,
+        round_overhead_s=ROUND_OVERHEAD_S,
+    )
+    return Conditions(
+        setting.prices,
+        setting.offers,
+        variation[arrivals.process],
+        _pace(setting),
+        "reassign" if reassigns else experiment.while_preempted,
+        capacity if reassigns else None,
+        givens.gradient_s + ROUND_OVERHEAD_S,
+    )
+
+
+class _TracePace:
+    """Arrivals that follow a trace: its value over its mean, from a place of its own in each run."""
+
+    def __init__(self, trace: Trace, starts_s: Array) -> None:
+        self._trace = trace
+        self._starts_s = starts_s
+        self._mean = trace.mean()
+
+    def at(self, now_s: float) -> Array:
+        return self._trace.value_at(self._starts_s + now_s) / self._mean
+
+
+def _pace(setting: Setting) -> Pace | None:
+    spec = setting.experiment.arrivals.trace
+    if spec is None:
+        return None
+    trace = traced(spec, setting.folder)
+    (rng,) = setting.rng.spawn(1)
+    return _TracePace(trace, starts_of(spec, trace, (setting.givens.runs,), rng))
+
+
+def _part(progress: Callable[[float], None] | None, index: int, runs: int, share: float) -> None:
+    if progress is not None:
+        progress((index + share) / runs)

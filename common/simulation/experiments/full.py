@@ -1,0 +1,180 @@
+"""One run of an experiment through the production state machines, machine by machine.
+
+The fleet and the policy live on the grid of the market, the protocol between its points. A slot is
+one worker for as long as it is active: that a stand-in takes over from a spot machine, or the other
+way round, is a handover on notice and no preemption.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from common.core.spans import Partition
+from common.simulation.experiments.arrivals import arrivals_of
+from common.simulation.experiments.clock import VirtualTime
+from common.simulation.experiments.computing import Costless, GradientTimes
+from common.simulation.experiments.fleet import Fleet
+from common.simulation.experiments.group import Hold, Reassign
+from common.simulation.experiments.outcome import Run, pool_uses
+from common.simulation.experiments.preemption import STEP_S
+from common.simulation.experiments.protocol import Job, Protocol
+from common.simulation.experiments.steering import Steering
+from common.simulation.experiments.streams import Stream
+from common.simulation.experiments.trace_files import traced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.simulation.experiments.computing import Learner
+    from common.simulation.experiments.group import Group
+    from common.simulation.experiments.machine import Machine
+    from common.simulation.experiments.setting import Setting
+    from common.simulation.experiments.steering import Beliefs
+    from common.theory.policy import Policy
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Indexes: TypeAlias = npt.NDArray[np.intp]
+
+GIVE_UP_AFTER = 20.0  # deadlines
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FullRun:
+    """A run, and when each of its updates was applied."""
+
+    run: Run
+    update_times_s: Array  # (J,)
+
+
+class _Heard:
+    """What a policy may know of the streams: how many records came in which time."""
+
+    def __init__(self, streams: list[Stream], time: VirtualTime) -> None:
+        self._streams = streams
+        self._time = time
+
+    def seen(self, runs: Indexes) -> tuple[Array, Array]:
+        """Tell records and seconds of each stream; there is one run."""
+        del runs
+        told = [stream.heard(self._time.now) for stream in self._streams]
+        records, seconds = np.array(told, np.float64).T
+        return records[np.newaxis], seconds[np.newaxis]
+
+
+class FullSimulation:
+    """An experiment under way.
+
+    Args:
+        setting: One run, not used before.
+        policy: Who decides what runs where.
+        beliefs: None where the policy is told the true rates and availability.
+        learner: What gradients are; None: nothing is learned.
+        progress: Is told the share of the updates that are made, now and then.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        policy: Policy,
+        beliefs: Beliefs | None = None,
+        learner: Learner | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        experiment, givens = setting.experiment, setting.givens
+        self._setting = setting
+        self._progress = progress
+        self._time = VirtualTime()
+        arrivals_rng, gradients_rng = setting.rng.spawn(2)
+        trace_spec = experiment.arrivals.trace
+        trace = None if trace_spec is None else traced(trace_spec, setting.folder)
+        rates_per_s = givens.rates_per_s[0]
+        arrivals = arrivals_of(experiment.arrivals, rates_per_s, arrivals_rng, trace)
+        streams = [Stream(Partition("s", n), each) for n, each in enumerate(arrivals)]
+        gradient = experiment.gradient
+        records = givens.group_size * givens.batch_size
+        self._protocol = Protocol(
+            self._time,
+            Job(
+                givens.group_size,
+                givens.batch_size,
+                givens.updates,
+                records / float(rates_per_s.sum()),
+            ),
+            streams,
+            GradientTimes(gradient.mean_s, gradient.variation, gradients_rng),
+            learner or Costless(),
+        )
+        self._group: Group = Reassign(self._time, streams)
+        if experiment.on_preemption == "hold":
+            pause = experiment.while_preempted == "pause"
+            self._group = Hold(self._time, streams, pause=pause)
+        self._fleet = Fleet(givens.pools, 1, givens.workers, STEP_S)
+        unknown = None if beliefs is None else (beliefs, _Heard(streams, self._time))
+        self._steering = Steering(policy, self._fleet, givens, unknown)
+        self._machines: list[Machine | None] = [None] * givens.workers
+        self._steps = 0
+        self._give_up_s = GIVE_UP_AFTER * float(givens.deadline_s[0])
+
+    def run(self) -> FullRun:
+        """Run it to its last update, or until it is given up."""
+        self._step()
+        self._time.run()
+        protocol, givens = self._protocol, self._setting.givens
+        made = len(protocol.update_times_s)
+        finished = made >= givens.updates
+        end_s = protocol.update_times_s[-1] if finished else self._time.now
+        last_step_s = (self._steps - 1) * STEP_S
+        self._fleet.stop(np.array([0]), np.array([end_s - last_step_s]))
+        run = Run(
+            seed=self._setting.seed,
+            index=0,
+            finished=finished,
+            runtime_s=end_s,
+            deadline_s=float(givens.deadline_s[0]),
+            updates=float(made),
+            on_demand_only_usd=float(givens.on_demand_only_usd[0]),
+            pools=pool_uses(self._fleet, 0),
+            history=tuple(self._steering.history[0]),
+        )
+        return FullRun(run, np.array(protocol.update_times_s))
+
+    def _step(self) -> None:
+        """Go through a step of the market: prices, offers, decisions, machines."""
+        now, before = self._time.now, self._time.now - STEP_S
+        if now >= self._give_up_s:
+            self._time.stop()
+            return
+        setting = self._setting
+        made, updates = len(self._protocol.update_times_s), setting.givens.updates
+        prices = [each.at(now) for each in setting.prices]
+        changed = np.zeros(1, np.bool_)
+        if self._steps:
+            changed |= [any(each.changed(before, now)[0] for each in setting.prices)]
+        left = np.array([max(float(updates - made), 1.0)])
+        self._steering.consider(now, prices, changed, left, np.ones(1, np.bool_))
+        offered = [None if each is None else each.step(now) for each in setting.offers]
+        self._fleet.step(now, offered, prices)
+        self._follow()
+        if self._progress is not None:
+            self._progress(made / updates)
+        self._steps += 1
+        self._time.at(self._steps * STEP_S, self._step)
+
+    def _follow(self) -> None:
+        """Start and preempt machines as the fleet says."""
+        active = self._fleet.active[0]
+        has = np.array([machine is not None for machine in self._machines])
+        for slot in np.flatnonzero(active ^ has).tolist():
+            machine = self._machines[slot]
+            if machine is None:
+                machine = self._protocol.join(float(self._fleet.speeds[0, slot]))
+                self._machines[slot] = machine
+                self._group.join(slot, machine)
+            else:
+                self._machines[slot] = None
+                self._protocol.preempt(machine)
+                self._group.leave(slot, machine)

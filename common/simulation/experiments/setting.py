@@ -1,0 +1,125 @@
+"""From what a person asks to what is simulated: the job in each run, its pools, its market."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.errors import UserError
+from common.simulation.experiments.arrivals import draw_rates
+from common.simulation.experiments.preemption import offers_of
+from common.simulation.experiments.prices import ConstantPrices, prices_of
+from common.simulation.experiments.spec import TraceSpec
+from common.simulation.experiments.steering import Givens
+from common.simulation.experiments.trace_files import traced
+from common.theory.work import Pool
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from common.simulation.experiments.preemption import Offers
+    from common.simulation.experiments.prices import Prices
+    from common.simulation.experiments.spec import Experiment, SpotSpec
+    from common.simulation.experiments.traces import Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """R runs of one experiment, drawn but not yet run; prices and offers are gone through once."""
+
+    experiment: Experiment
+    givens: Givens
+    prices: tuple[Prices, ...]  # of each pool, on-demand first
+    offers: tuple[Offers | None, ...]  # likewise; None: always
+    folder: Path  # what files are relative to
+    seed: int
+    rng: np.random.Generator  # for what happens in the runs
+
+
+def setting_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Setting:
+    """Draw everything that does not depend on what a policy decides.
+
+    So the same seed gives all policies, and both modes, the same rates, prices and preemptions.
+
+    Raises:
+        UserError: If a trace cannot be read, or a number makes no sense.
+    """
+    rates_rng, prices_rng, offers_rng, rng = np.random.default_rng(seed).spawn(4)
+    rates_per_s = draw_rates(experiment.rates, experiment.workers, runs, rates_rng)
+    if not rates_per_s.any(axis=1).all():
+        raise UserError("rates: all streams of a run are silent: without arrivals nothing is done")
+    prices: list[Prices] = [ConstantPrices(experiment.on_demand.usd_per_hour, runs)]
+    offers: list[Offers | None] = [None]
+    pools = [_on_demand(experiment)]
+    for spot in experiment.spot:
+        pool_prices = prices_of(spot.usd_per_hour, folder, runs, prices_rng)
+        prices.append(pool_prices)
+        offers.append(offers_of(spot, pool_prices, folder, runs, experiment.workers, offers_rng))
+        pools.append(_spot(spot, pool_prices, folder, experiment.workers))
+    records = experiment.updates * experiment.group_size * experiment.batch_size
+    undisturbed_s = records / rates_per_s.sum(axis=1)
+    if experiment.deadline_s is not None:
+        deadline_s = np.full(runs, experiment.deadline_s)
+    else:
+        deadline_s = undisturbed_s * (experiment.deadline_factor or 1.0)
+    givens = Givens(
+        tuple(pools),
+        rates_per_s,
+        experiment.group_size,
+        experiment.batch_size,
+        experiment.updates,
+        deadline_s,
+        experiment.gradient.mean_s,
+    )
+    return Setting(experiment, givens, tuple(prices), tuple(offers), folder, seed, rng)
+
+
+def _on_demand(experiment: Experiment) -> Pool:
+    spec = experiment.on_demand
+    return Pool(
+        "on-demand",
+        spec.usd_per_hour,
+        start_up_s=spec.start_up_s,
+        minimum_billing_s=spec.minimum_billing_s,
+    )
+
+
+def _spot(spec: SpotSpec, prices: Prices, folder: Path, workers: int) -> Pool:
+    """Describe a pool as it is on average, which is what a plan made beforehand can know."""
+    if isinstance(spec.availability, TraceSpec):
+        trace = traced(spec.availability, folder)
+        availability, cycle_s = _on_average(trace, workers, together=spec.together)
+    else:
+        availability, cycle_s = spec.availability, spec.cycle_s
+    if spec.bid_usd_per_hour is not None and isinstance(spec.usd_per_hour, TraceSpec):
+        trace = traced(spec.usd_per_hour, folder)
+        below = trace.values <= spec.bid_usd_per_hour
+        availability *= trace.share(below)
+        cycle_s = min(cycle_s, trace.end_s / max(_falls(below), 1))
+    return Pool(
+        spec.name,
+        prices.mean_usd_per_hour,
+        availability,
+        cycle_s,
+        spec.speed,
+        spec.capacity,
+        spec.start_up_s,
+        spec.minimum_billing_s,
+    )
+
+
+def _on_average(trace: Trace, workers: int, *, together: bool) -> tuple[float, float]:
+    """Availability and mean cycle of a worker's machine under a trace of how many can be had."""
+    most = int(trace.values.max())
+    places = np.zeros(1) if most <= 1 else np.arange(workers if together else min(workers, most))
+    had = [trace.values > place for place in places]
+    availability = float(np.mean([trace.share(holds) for holds in had]))
+    falls = float(np.mean([_falls(holds) for holds in had]))
+    return availability, trace.end_s / max(falls, 1.0)
+
+
+def _falls(holds: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
+    """How often something ends in a lap of a trace."""
+    return int(np.count_nonzero(holds & ~np.roll(holds, -1)))

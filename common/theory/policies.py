@@ -1,0 +1,46 @@
+"""All policies by name: the paper's three, then those that go beyond it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+from common.theory.adaptive import Adaptive
+from common.theory.beyond.backfill import Backfill
+from common.theory.beyond.chance import Chance
+from common.theory.beyond.pools import Pools
+from common.theory.beyond.reassign import Reassign
+from common.theory.fixed import OnDemandOnly, Static
+
+if TYPE_CHECKING:
+    from common.theory.policy import Policy
+
+PolicyName: TypeAlias = Literal[
+    "on-demand",  # section V's yardstick
+    "static",  # Theorems 4 and 5, once
+    "adaptive",  # section V-C
+    "chance",  # the deadline with a probability
+    "backfill",  # on-demand machines stand in during outages
+    "reassign",  # survivors take streams over: as few machines as can keep up
+    "pools",  # several kinds of spot machines
+]
+POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
+
+
+def policy_of(name: PolicyName, probability: float = 0.95, spot: int | None = None) -> Policy:
+    """Make a policy.
+
+    Args:
+        name: Which.
+        probability: Of meeting the deadline, where a policy promises one.
+        spot: N_s, static only: as given instead of the optimum.
+    """
+    policies: dict[PolicyName, Policy] = {
+        "on-demand": OnDemandOnly(),
+        "static": Static(spot),
+        "adaptive": Adaptive(),
+        "chance": Chance(probability),
+        "backfill": Backfill(),
+        "reassign": Reassign(probability),
+        "pools": Pools(),
+    }
+    return policies[name]
