@@ -1,0 +1,271 @@
+"""What runs where and what it costs, for many runs at once on one grid of time.
+
+Every slot has a seat in each pool and one for a stand-in; a seat holds at most one machine. Nothing
+is computed anew for a seat in which nothing changed: of 64,000 slots some hundred do in a step.
+
+    orders ──▶ wanted ──┐
+    offers ─────────────┴──▶ machine ──start-up──▶ up ──▶ active
+                                └──────────────────────▶ bill
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from common.theory.errors import ParameterError, positive
+from common.theory.policy import NOWHERE, ON_DEMAND
+from common.theory.work import HOUR_S
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from common.theory.policy import Decision
+    from common.theory.work import Pool
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+Indexes: TypeAlias = npt.NDArray[np.intp]
+
+ROUNDING_S = 1e-9  # times are sums of steps: a start-up of five steps is over after five
+
+
+class _Seats:
+    """The seats of all slots for one use, a pool's own machines or stand-ins; arrays are (R N,)."""
+
+    def __init__(self, pool: int, kind: Pool, slots: int) -> None:
+        self.pool = pool
+        self.kind = kind
+        self.wanted = np.zeros(slots, np.bool_)
+        self.has = np.zeros(slots, np.bool_)  # a machine that is paid for
+        self.launched_s = np.zeros(slots)  # of that machine
+        self.up = np.zeros(slots, np.bool_) if kind.start_up_s else self.has
+        self.starting = deque[tuple[float, Indexes]]()  # when launched, which; the oldest first
+
+    def ready(self, now_s: float) -> bool:
+        """Take into service what has been started up; say whether there was any."""
+        any_ready = False
+        while self.starting and self._ready_s(self.starting[0][0]) <= now_s:
+            launched_s, slots = self.starting.popleft()
+            # one that was lost meanwhile, and perhaps launched again, is not this machine
+            still = self.has[slots] & (self.launched_s[slots] == launched_s)
+            self.up[slots[still]] = True
+            any_ready |= bool(still.any())
+        return any_ready
+
+    def _ready_s(self, launched_s: float) -> float:
+        return launched_s + self.kind.start_up_s - ROUNDING_S
+
+    def launch(self, slots: Indexes, now_s: float, *, at_once: bool) -> None:
+        """Put new machines in seats."""
+        self.has[slots] = True
+        self.launched_s[slots] = now_s
+        if at_once:
+            self.up[slots] = True
+        elif self.kind.start_up_s:
+            self.starting.append((now_s, slots))
+
+    def vacate(self, slots: Indexes) -> None:
+        """Take machines out of seats."""
+        self.has[slots] = False
+        self.up[slots] = False
+
+    def unpaid_s(self, slots: Indexes, now_s: float | Array) -> Array:
+        """Tell what the shortest time that is billed still asks of machines that we stop."""
+        short = self.kind.minimum_billing_s - (now_s - self.launched_s[slots])
+        return np.maximum(short, 0.0)
+
+
+class Fleet:
+    """All machines of all runs.
+
+    A slot's own machine runs while its pool offers one. It is lost the moment it is not offered any
+    more, and billed to that moment; when it is offered again, another one is launched, paid from
+    then on and up after its start-up (rounded up to the grid). A machine that *we* stop, also at
+    the end, is billed for the pool's minimum at least. To move a slot is to stop and to launch.
+    What is launched in the very first step is up at once: there the clock of the job begins.
+
+    Attributes:
+        places: (R, N) int8, as ordered.
+        stand_ins: (R, N) bool, as ordered.
+        active: (R, N) bool, slots in which a machine works; it and `own_up` change with each step.
+        own_up: (R, N) bool, slots whose own machine works.
+        usd: (P, R) what each pool has cost so far; stand-ins are the first pool's.
+        machine_s: (P, R) seconds of machines, start-up included, billed but not used excluded.
+        wanted_s: (P, R) seconds for which slots wanted an own machine, offered or not.
+        own_s: (P, R) seconds for which they had one.
+        launches: (P, R).
+        preemptions: (P, R).
+
+    Raises:
+        ParameterError: If there is no pool, run or worker, or the step is not positive.
+    """
+
+    def __init__(self, pools: tuple[Pool, ...], runs: int, workers: int, step_s: float) -> None:
+        if not pools:
+            raise ParameterError("pools", "name at least the on-demand machines")
+        positive("runs", runs)
+        positive("workers", workers)
+        positive("step_s", step_s)
+        self.pools = pools
+        self.runs, self.workers, self.step_s = runs, workers, step_s
+        shape = (runs, workers)
+        slots = runs * workers
+        self._own = [_Seats(index, pool, slots) for index, pool in enumerate(pools)]
+        self._stand_ins = _Seats(ON_DEMAND, pools[ON_DEMAND], slots)
+        self._seats = [*self._own, self._stand_ins]
+        self._ordered = True
+        self._now_s: float | None = None  # of the last step
+        self._paid = np.zeros((len(pools), runs))  # machines
+        self._own_paid = np.zeros((len(pools), runs))
+        self._wanted = np.zeros((len(pools), runs))
+        self._usd_per_s = np.zeros((len(pools), runs))
+        self._speeds: Array | None = None
+        self.places = np.full(shape, NOWHERE, np.int8)
+        self.stand_ins = self._stand_ins.wanted.reshape(shape)
+        self.active = np.zeros(shape, np.bool_)
+        self.own_up = np.zeros(shape, np.bool_)
+        self.usd = np.zeros((len(pools), runs))
+        self.machine_s = np.zeros((len(pools), runs))
+        self.wanted_s = np.zeros((len(pools), runs))
+        self.own_s = np.zeros((len(pools), runs))
+        self.launches = np.zeros((len(pools), runs), np.int64)
+        self.preemptions = np.zeros((len(pools), runs), np.int64)
+
+    @property
+    def cost_usd(self) -> Array:
+        """(R,) what each run has cost so far."""
+        total: Array = self.usd.sum(axis=0)
+        return total
+
+    @property
+    def speeds(self) -> Array:
+        """(R, N) how fast each slot works against the first pool; 0: it does not."""
+        if self._speeds is None:
+            self._speeds = np.zeros(self.active.shape)
+            for seats in self._seats:
+                up = seats.up.reshape(self._speeds.shape)
+                np.maximum(self._speeds, up * seats.kind.speed, out=self._speeds)
+        return self._speeds
+
+    def stands_in_s(self, runs: Indexes, now_s: float) -> Array:
+        """(n, N) since when a stand-in has been launched, in those runs; NaN: there is none."""
+        seats = self._stand_ins
+        since = now_s - seats.launched_s.reshape(self.active.shape)[runs]
+        return np.where(seats.has.reshape(self.active.shape)[runs], since, np.nan)
+
+    def order(self, run: int, decision: Decision) -> None:
+        """Say what a run's slots shall run on, from the next step on.
+
+        Raises:
+            ParameterError: If a place is not one of the pools.
+        """
+        if int(decision.places.max()) >= len(self.pools):
+            worker = int(decision.places.argmax())
+            problem = f"worker {worker} is in pool {decision.places[worker]} of {len(self.pools)}"
+            raise ParameterError("places", problem)
+        self.places[run] = decision.places
+        self.stand_ins[run] = decision.stand_ins
+        for seats in self._own:
+            wanted = seats.wanted[run * self.workers : (run + 1) * self.workers]
+            np.equal(decision.places, seats.pool, out=wanted)
+            self._wanted[seats.pool, run] = np.count_nonzero(wanted)
+        self._ordered = True
+
+    def step(
+        self,
+        now_s: float,
+        offered: Sequence[Flags | None],
+        usd_per_hour: Sequence[Array],
+    ) -> Flags:
+        """Go through the step that begins now, bill it whole, and say which slots are active.
+
+        Args:
+            now_s: When it begins.
+            offered: For each pool (R, N) whether a slot could have a machine; None: always.
+            usd_per_hour: For each pool (R,) the price during the step.
+        """
+        self._usd_per_s[:] = usd_per_hour
+        self._usd_per_s /= HOUR_S
+        changed = False
+        for seats, offer in zip(self._seats, (*offered, None), strict=True):
+            changed |= self._settle(seats, offer, now_s)
+            changed |= seats.ready(now_s)
+        if changed:
+            shape = self.active.shape
+            self.own_up[:] = self._own[0].up.reshape(shape)
+            for seats in self._own[1:]:
+                np.logical_or(self.own_up, seats.up.reshape(shape), out=self.own_up)
+            np.logical_or(self.own_up, self._stand_ins.up.reshape(shape), out=self.active)
+            self._speeds = None
+        self._ordered = False
+        self._now_s = now_s
+        self.usd += self._paid * self._usd_per_s * self.step_s
+        self.machine_s += self._paid * self.step_s
+        self.own_s += self._own_paid * self.step_s
+        self.wanted_s += self._wanted * self.step_s
+        return self.active
+
+    def stop(self, runs: Indexes, after_s: Array) -> None:
+        """End runs: their machines stop so long after the last step began, and cost no more.
+
+        Args:
+            runs: (n,) which.
+            after_s: (n,) seconds; more than a step is billed at the price of the last step.
+
+        Raises:
+            ParameterError: If no step has been gone through.
+        """
+        if self._now_s is None:
+            raise ParameterError("runs", "nothing runs before the first step")
+        beyond_s = after_s - self.step_s
+        self.usd[:, runs] += self._paid[:, runs] * self._usd_per_s[:, runs] * beyond_s
+        self.machine_s[:, runs] += self._paid[:, runs] * beyond_s
+        end_s = np.zeros(self.runs)
+        end_s[runs] = self._now_s + after_s
+        slots = (runs[:, None] * self.workers + np.arange(self.workers)).ravel()
+        for seats in self._seats:
+            seats.wanted[slots] = False
+            having = slots[seats.has[slots]]
+            self._surcharge(seats, having, end_s[having // self.workers])
+            seats.vacate(having)
+        self.places[runs] = NOWHERE
+        self._paid[:, runs] = self._own_paid[:, runs] = self._wanted[:, runs] = 0
+        self.active[runs] = self.own_up[runs] = False
+        self._speeds = None
+
+    def _settle(self, seats: _Seats, offer: Flags | None, now_s: float) -> bool:
+        """Launch and end machines of these seats; say whether anything changed."""
+        if offer is None and not self._ordered:
+            return False
+        shall = seats.wanted if offer is None else seats.wanted & offer.reshape(-1)
+        slots = np.flatnonzero(shall ^ seats.has)
+        if not slots.size:
+            return False
+        comes = shall[slots]
+        coming, leaving = slots[comes], slots[~comes]
+        ours = ~seats.wanted[leaving]
+        self._surcharge(seats, leaving[ours], now_s)
+        seats.vacate(leaving)
+        seats.launch(coming, now_s, at_once=self._now_s is None)
+        launched = self._per_run(coming)
+        self.launches[seats.pool] += launched
+        self.preemptions[seats.pool] += self._per_run(leaving[~ours])
+        more = launched - self._per_run(leaving)
+        self._paid[seats.pool] += more
+        if seats is not self._stand_ins:
+            self._own_paid[seats.pool] += more
+        return True
+
+    def _surcharge(self, seats: _Seats, slots: Indexes, now_s: float | Array) -> None:
+        if seats.kind.minimum_billing_s and slots.size:
+            unpaid_s = np.bincount(
+                slots // self.workers, seats.unpaid_s(slots, now_s), minlength=self.runs
+            )
+            self.usd[seats.pool] += unpaid_s * self._usd_per_s[seats.pool]
+
+    def _per_run(self, slots: Indexes) -> Indexes:
+        return np.bincount(slots // self.workers, minlength=self.runs)

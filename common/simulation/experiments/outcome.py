@@ -1,0 +1,249 @@
+"""What came of one simulated run, and what many of them say together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from common.theory.errors import ParameterError, positive
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from common.simulation.experiments.fleet import Fleet
+
+Json: TypeAlias = "float | int | str | bool | list[Json] | dict[str, Json] | None"
+
+CONFIDENCE = 0.95
+
+
+class Change(NamedTuple):
+    """A decision that differed from the one before."""
+
+    at_s: float
+    reason: str
+    spot: int  # slots in a pool that may be preempted
+    on_demand: int  # slots on demand, and stand-ins
+
+
+class PoolUse(NamedTuple):
+    """What a run used of one pool."""
+
+    name: str
+    usd: float
+    machine_s: float  # start-ups included, what was billed but not used excluded
+    launches: int
+    preemptions: int
+
+
+def pool_uses(fleet: Fleet, run: int) -> tuple[PoolUse, ...]:
+    """Read off a fleet what a run has used of each pool; stand-ins count as on-demand machines."""
+    return tuple(
+        PoolUse(
+            pool.name,
+            float(fleet.usd[index, run]),
+            float(fleet.machine_s[index, run]),
+            int(fleet.launches[index, run]),
+            int(fleet.preemptions[index, run]),
+        )
+        for index, pool in enumerate(fleet.pools)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One job from its first machine to its last update, or to where it was given up."""
+
+    seed: int
+    index: int  # among the runs of that seed
+    finished: bool  # all updates were made; else the runtime is when it was given up
+    runtime_s: float
+    deadline_s: float  # theta
+    updates: float  # that were made
+    on_demand_only_usd: float  # this work on N_tot on-demand machines, which takes theta_0
+    pools: tuple[PoolUse, ...]  # on-demand first
+    history: tuple[Change, ...] = field(default=(), repr=False)
+
+    @property
+    def met(self) -> bool:
+        """Whether all updates were made by the deadline."""
+        return self.finished and self.runtime_s <= self.deadline_s
+
+    @property
+    def cost_usd(self) -> float:
+        """What all machines cost."""
+        return math.fsum(pool.usd for pool in self.pools)
+
+    @property
+    def cost_ratio(self) -> float:
+        """The cost against on-demand machines alone."""
+        return self.cost_usd / self.on_demand_only_usd
+
+    @property
+    def spot_share(self) -> float:
+        """The share of machine time in pools that may be preempted; 0 where there was none."""
+        total_s = math.fsum(pool.machine_s for pool in self.pools)
+        return 1 - self.pools[0].machine_s / total_s if total_s else 0.0
+
+    @property
+    def launches(self) -> int:
+        """How many machines were launched."""
+        return sum(pool.launches for pool in self.pools)
+
+    @property
+    def preemptions(self) -> int:
+        """How many machines were taken away."""
+        return sum(pool.preemptions for pool in self.pools)
+
+    @property
+    def changes(self) -> int:
+        """How often another decision was made, after the first."""
+        return max(len(self.history) - 1, 0)
+
+    def as_dict(self) -> dict[str, Json]:
+        """Make it ready for JSON; the history stays out."""
+        return {
+            "seed": self.seed,
+            "index": self.index,
+            "finished": self.finished,
+            "met": self.met,
+            "runtime_s": self.runtime_s,
+            "deadline_s": self.deadline_s,
+            "updates": self.updates,
+            "cost_usd": self.cost_usd,
+            "on_demand_only_usd": self.on_demand_only_usd,
+            "cost_ratio": self.cost_ratio,
+            "spot_share": self.spot_share,
+            "launches": self.launches,
+            "preemptions": self.preemptions,
+            "changes": self.changes,
+            "pools": {pool.name: _pool_dict(pool) for pool in self.pools},
+        }
+
+
+def _pool_dict(pool: PoolUse) -> dict[str, Json]:
+    return {
+        "usd": pool.usd,
+        "machine_s": pool.machine_s,
+        "launches": pool.launches,
+        "preemptions": pool.preemptions,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A number over many runs."""
+
+    mean: float
+    deviation: float | None  # standard, of single runs; None: there is one run only
+    low: float | None  # 95 % interval of the mean (Student's t, which assumes a normal mean)
+    high: float | None
+
+    @classmethod
+    def of(cls, values: npt.NDArray[np.float64]) -> Spread:
+        """Summarise one value per run.
+
+        Raises:
+            ParameterError: If there is none.
+        """
+        if not len(values):
+            raise ParameterError("values", "there is no run to summarise")
+        mean = float(values.mean())
+        if len(values) == 1:
+            return cls(mean, None, None, None)
+        deviation = float(values.std(ddof=1))
+        quantile = float(special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
+        half = quantile * deviation / math.sqrt(len(values))
+        return cls(mean, deviation, mean - half, mean + half)
+
+    def as_dict(self) -> dict[str, Json]:
+        """Make it ready for JSON."""
+        return {"mean": self.mean, "std": self.deviation, "low": self.low, "high": self.high}
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Compute Wilson's 95 % interval of a probability; it keeps within [0, 1] at 0 and at all.
+
+    Raises:
+        ParameterError: If there is no trial, or there are more successes than trials.
+    """
+    positive("trials", trials)
+    if not 0 <= successes <= trials:
+        raise ParameterError("successes", f"must lie between 0 and {trials}, got {successes}")
+    square = float(special.ndtri((1 + CONFIDENCE) / 2)) ** 2
+    centre = (successes + square / 2) / (trials + square)
+    half = math.sqrt(square * (successes * (trials - successes) / trials + square / 4))
+    half /= trials + square
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What many runs of one experiment say together.
+
+    Runtimes and costs of runs that were given up are in the means as they were then: both are too
+    low there, which `finished` tells.
+    """
+
+    runs: int
+    finished: int
+    met: float  # share of runs
+    met_low: float  # Wilson's 95 % interval
+    met_high: float
+    cost_usd: Spread
+    cost_ratio: Spread
+    runtime_s: Spread
+    runtime_ratio: Spread  # runtime over deadline
+    spot_share: float
+    launches: float  # mean per run, as are the next two
+    preemptions: float
+    changes: float
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> Summary:
+        """Summarise runs.
+
+        Raises:
+            ParameterError: If there is none.
+        """
+        if not runs:
+            raise ParameterError("runs", "there is no run to summarise")
+        met = sum(run.met for run in runs)
+        low, high = wilson(met, len(runs))
+        runtimes_s = np.array([run.runtime_s for run in runs])
+        return cls(
+            runs=len(runs),
+            finished=sum(run.finished for run in runs),
+            met=met / len(runs),
+            met_low=low,
+            met_high=high,
+            cost_usd=Spread.of(np.array([run.cost_usd for run in runs])),
+            cost_ratio=Spread.of(np.array([run.cost_ratio for run in runs])),
+            runtime_s=Spread.of(runtimes_s),
+            runtime_ratio=Spread.of(runtimes_s / [run.deadline_s for run in runs]),
+            spot_share=float(np.mean([run.spot_share for run in runs])),
+            launches=float(np.mean([run.launches for run in runs])),
+            preemptions=float(np.mean([run.preemptions for run in runs])),
+            changes=float(np.mean([run.changes for run in runs])),
+        )
+
+    def as_dict(self) -> dict[str, Json]:
+        """Make it ready for JSON."""
+        return {
+            "runs": self.runs,
+            "finished": self.finished,
+            "met": {"share": self.met, "low": self.met_low, "high": self.met_high},
+            "cost_usd": self.cost_usd.as_dict(),
+            "cost_ratio": self.cost_ratio.as_dict(),
+            "runtime_s": self.runtime_s.as_dict(),
+            "runtime_ratio": self.runtime_ratio.as_dict(),
+            "spot_share": self.spot_share,
+            "launches": self.launches,
+            "preemptions": self.preemptions,
+            "changes": self.changes,
+        }

@@ -1,0 +1,252 @@
+"""When a policy is asked, what it is told, and what becomes of its answer, for many runs at once.
+
+What it is told is either what is so (`known`, as for a static plan) or what could be seen by then:
+running tallies over a weak prior, as in section V-C.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from common.simulation.experiments.outcome import Change
+from common.theory.errors import ParameterError, positive
+from common.theory.estimates import (
+    ONE_CYCLE,
+    availability_from_times,
+    cycle_from_times,
+    rate_from_counts,
+)
+from common.theory.policy import ON_DEMAND, Situation
+from common.theory.work import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from common.simulation.experiments.fleet import Fleet
+    from common.theory.estimates import CyclePrior, RatePrior
+    from common.theory.policy import Decision, Policy
+    from common.theory.work import Pool
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+Indexes: TypeAlias = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Givens:
+    """The job in each of R runs, and the pools it can rent from.
+
+    Raises:
+        ParameterError: If shapes do not fit, or a number is out of range.
+    """
+
+    pools: tuple[Pool, ...]  # on-demand first; as they are on average
+    rates_per_s: Array  # (R, N) lambda_A,n of each worker's stream
+    group_size: int  # K
+    batch_size: int  # b
+    updates: int  # J(epsilon)
+    deadline_s: Array  # (R,) theta
+    gradient_s: float  # mu_C, on the first pool
+
+    def __post_init__(self) -> None:
+        if self.rates_per_s.ndim != 2 or not self.rates_per_s.size:
+            shape = self.rates_per_s.shape
+            raise ParameterError("rates_per_s", f"must be one row of rates per run, got {shape}")
+        if self.deadline_s.shape != (self.runs,):
+            shape = self.deadline_s.shape
+            raise ParameterError("deadline_s", f"must be one per run, {self.runs}, got {shape}")
+        if not self.pools:
+            raise ParameterError("pools", "name at least the on-demand machines")
+        positive("updates", self.updates)
+        positive("gradient_s", self.gradient_s)
+
+    @property
+    def runs(self) -> int:
+        """R."""
+        return len(self.rates_per_s)
+
+    @property
+    def workers(self) -> int:
+        """N_tot, one per stream."""
+        return int(self.rates_per_s.shape[1])
+
+    @property
+    def records(self) -> int:
+        """J K b, what all updates take."""
+        return self.updates * self.group_size * self.batch_size
+
+    @property
+    def undisturbed_s(self) -> Array:
+        """(R,) theta_0."""
+        undisturbed: Array = self.records / self.rates_per_s.sum(axis=1)
+        return undisturbed
+
+    @property
+    def on_demand_only_usd(self) -> Array:
+        """(R,) what theta_0 costs with all workers on demand."""
+        return self.undisturbed_s * self.workers * self.pools[ON_DEMAND].usd_per_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beliefs:
+    """What is taken for true of a job before anything of it was seen."""
+
+    rate: RatePrior  # of every stream; it must be worth some seconds
+    machines: CyclePrior = ONE_CYCLE  # of every pool that may be preempted
+
+
+class Tallies(Protocol):
+    """What has been seen of the streams so far."""
+
+    def seen(self, runs: Indexes) -> tuple[Array, Array]:
+        """(n, N) records of each stream in those runs, and the seconds in which they came."""
+        ...
+
+
+class Steering:
+    """Asks a policy for each run, hands its orders to the fleet and keeps what was decided.
+
+    A policy is asked at time 0, when a price has changed, at its reviews and, if it watches
+    outages, when the machines that are up are not those that it knows of. At time 0 nothing runs
+    yet and every machine is taken to be up: what could not be had is noticed one step later.
+
+    Attributes:
+        last: For each run its last decision.
+        history: For each run all decisions that differed from the one before.
+
+    Args:
+        policy: Decides.
+        fleet: Is ordered about, and looked at.
+        givens: What is so.
+        unknown: None where policies are told what is so; else what they start from, and what they
+            see of the streams. Prices are always known.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        fleet: Fleet,
+        givens: Givens,
+        unknown: tuple[Beliefs, Tallies] | None = None,
+    ) -> None:
+        self._policy = policy
+        self._fleet = fleet
+        self._givens = givens
+        self._unknown = unknown
+        self._pools = [givens.pools] * givens.runs  # as each run's policy was told last
+        self._known_up = np.ones((givens.runs, givens.workers), np.bool_)
+        self._begun = False
+        self._review_at_s = 0.0
+        self.last: list[Decision | None] = [None] * givens.runs
+        self.history: list[list[Change]] = [[] for _ in range(givens.runs)]
+
+    def consider(
+        self,
+        now_s: float,
+        usd_per_hour: Sequence[Array],
+        price_changed: Flags,
+        updates_left: Array,
+        going: Flags,
+    ) -> None:
+        """Ask for every run in which there is a reason to.
+
+        Args:
+            now_s: Since the job began; not earlier than in the last call.
+            usd_per_hour: For each pool (R,) the price of now.
+            price_changed: (R,) whether one has changed since the last call.
+            updates_left: (R,)
+            going: (R,) runs that are not over.
+        """
+        due = going & self._due(now_s, price_changed)
+        runs = np.flatnonzero(due)
+        if not runs.size:
+            return
+        givens, fleet = self._givens, self._fleet
+        if self._begun:
+            self._known_up[runs] = fleet.own_up[runs]
+        self._begun = True
+        up = self._known_up[runs]
+        stands_in_s = fleet.stands_in_s(runs, now_s)
+        rates_per_s = self._rates_per_s(runs)
+        deadlines_s = np.maximum(givens.deadline_s[runs] - now_s, 0.0).tolist()
+        lefts = updates_left[runs].tolist()
+        pools = self._pools_now(runs, usd_per_hour)
+        for row, run in enumerate(runs.tolist()):
+            work = Work(
+                rates_per_s[row], givens.group_size, givens.batch_size, lefts[row], deadlines_s[row]
+            )
+            situation = Situation(
+                now_s, work, pools[row], givens.gradient_s, up[row], stands_in_s[row]
+            )
+            self._ask(run, situation)
+
+    def _due(self, now_s: float, price_changed: Flags) -> Flags:
+        policy = self._policy
+        everybody = np.ones_like(price_changed)
+        if policy.review_s is not None and now_s >= self._review_at_s:
+            self._review_at_s = now_s + policy.review_s
+            return everybody
+        if not self._begun:
+            return everybody
+        if policy.watches_outages:
+            moved = np.any(self._fleet.own_up ^ self._known_up, axis=1)
+            return np.logical_or(price_changed, moved)
+        return price_changed
+
+    def _ask(self, run: int, situation: Situation) -> None:
+        decision = self._policy.reconsider(situation, self.last[run])
+        if decision is self.last[run]:
+            return
+        self.last[run] = decision
+        self._fleet.order(run, decision)
+        spot = int(np.count_nonzero(decision.places > ON_DEMAND))
+        on_demand = int(np.count_nonzero(decision.places == ON_DEMAND))
+        on_demand += int(np.count_nonzero(decision.stand_ins))
+        self.history[run].append(Change(situation.now_s, decision.reason, spot, on_demand))
+
+    def _rates_per_s(self, runs: Indexes) -> Array:
+        """(n, N) as estimated, or as they are."""
+        if self._unknown is None:
+            return self._givens.rates_per_s[runs]
+        beliefs, tallies = self._unknown
+        records, seconds = tallies.seen(runs)
+        return np.asarray(rate_from_counts(records, seconds, beliefs.rate).value)
+
+    def _pools_now(self, runs: Indexes, usd_per_hour: Sequence[Array]) -> list[tuple[Pool, ...]]:
+        """For each of the runs its pools, with what is known of them; the same ones if the same."""
+        told: list[list[Pool]] = [[] for _ in runs]
+        for index, prices in enumerate(usd_per_hour):
+            availability, cycle_s = self._availability(index, runs)
+            rows = zip(
+                runs.tolist(),
+                prices[runs].tolist(),
+                availability.tolist(),
+                cycle_s.tolist(),
+                strict=True,
+            )
+            for row, (run, usd, alpha, cycle) in enumerate(rows):
+                pool = self._pools[run][index]
+                if (pool.usd_per_hour, pool.availability, pool.cycle_s) != (usd, alpha, cycle):
+                    pool = replace(pool, usd_per_hour=usd, availability=alpha, cycle_s=cycle)
+                told[row].append(pool)
+        for row, run in enumerate(runs.tolist()):
+            self._pools[run] = tuple(told[row])
+        return [self._pools[run] for run in runs.tolist()]
+
+    def _availability(self, index: int, runs: Indexes) -> tuple[Array, Array]:
+        """(n,) alpha and mean cycle of a pool, from what this job itself has had of it."""
+        pool = self._givens.pools[index]
+        if self._unknown is None or index == ON_DEMAND:
+            return np.full(len(runs), pool.availability), np.full(len(runs), pool.cycle_s)
+        beliefs, _ = self._unknown
+        up_s = self._fleet.own_s[index, runs]
+        # by rounding they might differ by less than nothing
+        down_s = np.maximum(self._fleet.wanted_s[index, runs] - up_s, 0.0)
+        outages = self._fleet.preemptions[index, runs].astype(np.float64)
+        availability = availability_from_times(up_s, down_s, outages, beliefs.machines)
+        cycle_s = cycle_from_times(up_s, down_s, outages, beliefs.machines)
+        return np.asarray(availability.value), np.asarray(cycle_s.value)

@@ -1,0 +1,321 @@
+"""The update process alone, for many runs at once: no protocol, only when how much has been done.
+
+Records are not drawn one by one. How many a stream is expected to have had follows from when its
+worker was active; real numbers are drawn of it where somebody looks: a policy that estimates rates,
+and step by step from shortly before the end, so that the last update comes with the law that it
+has record by record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from common.simulation.experiments.fleet import Fleet
+from common.simulation.experiments.outcome import Run, pool_uses
+from common.simulation.experiments.preemption import STEP_S
+from common.simulation.experiments.steering import Steering
+from common.theory.errors import ParameterError, not_negative, positive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from common.simulation.experiments.preemption import Offers
+    from common.simulation.experiments.prices import Prices
+    from common.simulation.experiments.steering import Beliefs, Givens
+    from common.theory.policy import Policy
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Counts: TypeAlias = npt.NDArray[np.int64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+Indexes: TypeAlias = npt.NDArray[np.intp]
+
+# Records are drawn from where, with this many standard deviations, the last update is still ahead:
+# fewer than one run in 10^9 would have ended before.
+SURE = 6.0
+TELL_STEPS = 50  # some hundred calls in a job of the paper's size
+LEAST = 1e-12  # updates in a step; below it a run that is over was so before the step
+
+
+class Pace(Protocol):
+    """How fast records come now, where that varies over time."""
+
+    def at(self, now_s: float) -> Array:
+        """(R,) against the mean rates."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conditions:
+    """What happens to a job, beside what its policy is told.
+
+    Raises:
+        ParameterError: If a number is out of range, `reassign` has no capacity, or there are not as
+            many offers as prices.
+    """
+
+    prices: tuple[Prices, ...]  # of each pool
+    offers: tuple[Offers | None, ...]  # of each pool; None: always
+    variation: float = 1.0  # c_A of the gaps between records; 1: Poisson, 0: even
+    pace: Pace | None = None  # None: rates stay as they are
+    stream: Literal["pause", "keep", "reassign"] = "pause"  # what becomes of a preempted worker's
+    capacity_per_s: Callable[[Array], Array] | None = None  # reassign: (R,) speeds -> updates
+    last_round_s: float = 0.0  # from the last batch to the last update
+    step_s: float = STEP_S
+    give_up_after: float = 20.0  # deadlines
+
+    def __post_init__(self) -> None:
+        not_negative("variation", self.variation)
+        not_negative("last_round_s", self.last_round_s)
+        positive("step_s", self.step_s)
+        positive("give_up_after", self.give_up_after)
+        if len(self.prices) != len(self.offers):
+            problem = f"must be one per pool, {len(self.prices)}, got {len(self.offers)}"
+            raise ParameterError("offers", problem)
+        if (self.stream == "reassign") != (self.capacity_per_s is not None):
+            problem = "is needed where streams are reassigned, and only there"
+            raise ParameterError("capacity_per_s", problem)
+
+
+class Records:
+    """How many records each stream has had: expected always, drawn where somebody asks.
+
+    Poisson arrivals (variation 1) are exact. Any other renewal process is taken as the Brownian
+    motion with its mean and its variance, c_A^2 of the mean, which it approaches over hundreds of
+    records. Looked at often, its running maximum is at most c_A^2 / 2 records too high. Even
+    arrivals (variation 0) have a phase only.
+
+    Attributes:
+        expected: (R, N) so far.
+    """
+
+    def __init__(self, shape: tuple[int, int], variation: float, rng: np.random.Generator) -> None:
+        self.expected = np.zeros(shape)
+        self._variation = variation
+        self._rng = rng
+        self._drawn_at = np.zeros(shape)  # expected, when the counts were drawn
+        self._level = rng.random(shape) if variation != 1 else None
+        self._counts = np.zeros(shape, np.int64)
+
+    def count(self, runs: Indexes | slice) -> Counts:
+        """Draw what has come since the last look at these runs, and tell all that has come."""
+        expected = self.expected[runs]
+        more = expected - self._drawn_at[runs]
+        self._drawn_at[runs] = expected
+        if self._level is None:
+            self._counts[runs] += self._rng.poisson(more)
+        else:
+            deviations = self._variation * np.sqrt(more) * self._rng.standard_normal(more.shape)
+            self._level[runs] += more + deviations
+            level = np.floor(self._level[runs]).astype(np.int64)
+            self._counts[runs] = np.maximum(self._counts[runs], level)
+        return self._counts[runs]
+
+
+class _Streams:
+    """Where the records of all runs are: waiting, read."""
+
+    def __init__(self, givens: Givens, conditions: Conditions, rng: np.random.Generator) -> None:
+        shape = givens.rates_per_s.shape
+        self._conditions = conditions
+        self._come = givens.rates_per_s * conditions.step_s  # (R, N) in a step, at the mean rates
+        # what one worker works off by itself in a step, if its speed is 1: a batch takes it mu_C
+        self._most = givens.batch_size / givens.gradient_s * conditions.step_s
+        self._waiting = np.zeros(shape) if conditions.stream == "keep" else None
+        self._heard_steps = np.zeros(shape, np.int32)  # in which records could come
+        self.records = Records(shape, conditions.variation, rng)
+
+    def go_on(self, now_s: float, fleet: Fleet) -> Array:
+        """Say how many records are expected to be read in the step that begins now, (R, N)."""
+        pace = self._conditions.pace
+        come = self._come if pace is None else self._come * pace.at(now_s)[:, np.newaxis]
+        if self._conditions.stream == "pause":
+            self._heard_steps += fleet.active
+            return come * fleet.active
+        self._heard_steps += 1
+        if self._waiting is None:
+            return come
+        self._waiting += come
+        come = np.minimum(self._waiting, fleet.speeds * self._most)
+        self._waiting -= come
+        return come
+
+    def seen(self, runs: Indexes) -> tuple[Array, Array]:
+        """Tell the records of each stream and the seconds in which they came."""
+        heard_s: Array = self._heard_steps[runs] * np.float64(self._conditions.step_s)
+        return self.records.count(runs).astype(np.float64), heard_s
+
+
+class _Progress:
+    """How many updates have been made.
+
+    The J-th update is made when K J batches are complete, which takes more than J K b records: of
+    each stream but the one that completed the last batch, a part of a batch is left over.
+    """
+
+    def __init__(self, givens: Givens, conditions: Conditions, records: Records) -> None:
+        self._givens = givens
+        self._conditions = conditions
+        self._records = records
+        self._total = np.zeros(givens.runs)  # records expected, over all streams
+        self._left_over = givens.workers * (givens.batch_size - 1) / 2  # on average
+        deviation = max(conditions.variation, 1.0) * np.sqrt(givens.records)
+        self._look_from = givens.records - SURE * deviation  # records
+        self._looking = np.zeros(givens.runs, np.bool_)
+        self._arrived = np.zeros(givens.runs)  # updates whose batches are complete
+        self.made = np.zeros(givens.runs)  # updates
+
+    def go_on(self, come: Array, fleet: Fleet, going: Flags) -> tuple[Indexes, Array]:
+        """Go through a step; tell which runs made their last update in it, and at which share."""
+        givens, capacity_per_s = self._givens, self._conditions.capacity_per_s
+        self._total += come.sum(axis=1)
+        begin = np.flatnonzero(going & ~self._looking & (self._total >= self._look_from))
+        if begin.size:
+            self._looking[begin] = True
+            self._count(begin)  # as it was before this step
+            exact = self._arrived[begin]
+            behind = np.minimum(self.made[begin], exact)
+            self.made[begin] = exact if capacity_per_s is None else behind
+        before = self.made
+        self._records.expected += come
+        records = np.maximum(self._total - self._left_over, 0.0)
+        estimated = records / (givens.group_size * givens.batch_size)
+        self._arrived = np.where(self._looking, self._arrived, estimated)
+        self._count(np.flatnonzero(self._looking & going & (self._arrived < givens.updates)))
+        self.made = self._arrived
+        if capacity_per_s is not None:
+            most = capacity_per_s(fleet.speeds.sum(axis=1)) * self._conditions.step_s
+            self.made = np.minimum(self.made, before + most)
+        over = np.flatnonzero(going & (self.made >= givens.updates))
+        missing, gained = givens.updates - before[over], self.made[over] - before[over]
+        return over, np.clip(missing / np.maximum(gained, LEAST), 0.0, 1.0)
+
+    def _count(self, runs: Indexes) -> None:
+        if runs.size:
+            batches = self._records.count(runs) // self._givens.batch_size
+            self._arrived[runs] = batches.sum(axis=1) / self._givens.group_size
+
+
+def simulate_updates(
+    givens: Givens,
+    policy: Policy,
+    conditions: Conditions,
+    seed: int,
+    beliefs: Beliefs | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> tuple[Run, ...]:
+    """Run a job R times.
+
+    Args:
+        givens: The job.
+        policy: Who decides what runs where.
+        conditions: Prices, outages and arrivals; offers are used up.
+        seed: For the records; prices and offers have their own.
+        beliefs: None where the policy is told the true rates and availability; else what it starts
+            from, to learn the rest from what it sees.
+        progress: Is told the share of all updates that has been made, now and then, and 1.0 once.
+
+    Raises:
+        ParameterError: If there are not as many prices as pools, or a policy's answer makes no
+            sense.
+    """
+    if len(conditions.prices) != len(givens.pools):
+        problem = f"must be one per pool, {len(givens.pools)}, got {len(conditions.prices)}"
+        raise ParameterError("prices", problem)
+    step_s = conditions.step_s
+    fleet = Fleet(givens.pools, givens.runs, givens.workers, step_s)
+    streams = _Streams(givens, conditions, np.random.default_rng(seed))
+    work = _Progress(givens, conditions, streams.records)
+    steering = Steering(policy, fleet, givens, None if beliefs is None else (beliefs, streams))
+    going = np.ones(givens.runs, np.bool_)
+    finished = np.zeros(givens.runs, np.bool_)
+    runtimes_s = conditions.give_up_after * givens.deadline_s  # until they turn out shorter
+    changed = np.zeros(givens.runs, np.bool_)
+    now_s = before_s = 0.0
+    steps = 0
+    while going.any():
+        usd_per_hour = [prices.at(now_s) for prices in conditions.prices]
+        if steps:
+            changed = _changed(conditions.prices, before_s, now_s)
+        left = np.maximum(givens.updates - work.made, 1.0)  # the last one, as long as it goes
+        steering.consider(now_s, usd_per_hour, changed, left, going)
+        offered = [None if offers is None else offers.step(now_s) for offers in conditions.offers]
+        fleet.step(now_s, offered, usd_per_hour)
+        over, share = work.go_on(streams.go_on(now_s, fleet), fleet, going)
+        if over.size:
+            after_s = share * step_s + conditions.last_round_s
+            runtimes_s[over] = now_s + after_s
+            finished[over], going[over] = True, False
+            fleet.stop(over, after_s)
+        lost = np.flatnonzero(going & (now_s + step_s >= runtimes_s))
+        if lost.size:
+            going[lost] = False
+            fleet.stop(lost, runtimes_s[lost] - now_s)
+        before_s = now_s
+        steps += 1
+        now_s = steps * step_s
+        if progress is not None and steps % TELL_STEPS == 0:
+            progress(min(float(work.made.mean()) / givens.updates, 1.0))
+    if progress is not None:
+        progress(1.0)
+    made = np.where(finished, givens.updates, work.made)
+    return tuple(
+        Run(
+            seed=seed,
+            index=run,
+            finished=bool(finished[run]),
+            runtime_s=float(runtimes_s[run]),
+            deadline_s=float(givens.deadline_s[run]),
+            updates=float(made[run]),
+            on_demand_only_usd=float(givens.on_demand_only_usd[run]),
+            pools=pool_uses(fleet, run),
+            history=tuple(steering.history[run]),
+        )
+        for run in range(givens.runs)
+    )
+
+
+def _changed(prices: Sequence[Prices], before_s: float, now_s: float) -> Flags:
+    changed: Flags = np.logical_or.reduce([one.changed(before_s, now_s) for one in prices])
+    return changed
+
+
+def sample_updates_at(
+    rates_per_s: Array,
+    group_size: int,
+    batch_size: int,
+    times_s: Array,
+    runs: int,
+    rng: np.random.Generator,
+    variation: float = 1.0,
+) -> Counts:
+    """Draw J_t, the number of updates after some times, where nothing is preempted.
+
+    What Theorem 1 says is normal. Gradients take no time: an update is there with its last batch.
+
+    Args:
+        rates_per_s: (N,) lambda_A,n
+        group_size: K
+        batch_size: b
+        times_s: (T,) ascending
+        runs: R, independent ones
+        rng: Draws the records.
+        variation: c_A, as in `Records`.
+
+    Returns:
+        (T, R) int64
+
+    Raises:
+        ParameterError: If times are negative or descend.
+    """
+    if len(times_s) and (np.diff(times_s, prepend=0.0) < 0).any():
+        raise ParameterError("times_s", "must ascend from 0 or later")
+    records = Records((runs, len(rates_per_s)), variation, rng)
+    updates = np.empty((len(times_s), runs), np.int64)
+    for index, time_s in enumerate(times_s.tolist()):
+        records.expected[:] = rates_per_s * time_s
+        updates[index] = (records.count(slice(None)) // batch_size).sum(axis=1) // group_size
+    return updates

@@ -1,0 +1,72 @@
+"""Decisions and policies for tests: what stands in a script, whatever the situation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.theory.plan import Plan
+from common.theory.policy import Decision, Situation
+from common.theory.work import Pool, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+ON_DEMAND, SPOT, OTHER, NOWHERE = 0, 1, 2, -1
+
+
+def decide(
+    places: Sequence[int],
+    stand_ins: Sequence[bool] = (),
+    situation: Situation | None = None,
+    reason: str = "so it is written",
+) -> Decision:
+    """Make a decision out of its places alone."""
+    count = len(places)
+    if situation is None:
+        work = Work(np.ones(count), 1, 1, 1.0, 1.0)
+        pools = (Pool("on-demand", 1.0),)
+        situation = Situation(
+            0.0, work, pools, 1.0, np.ones(count, np.bool_), np.full(count, np.nan)
+        )
+    spot = np.flatnonzero(np.array(places) > ON_DEMAND)
+    plan = Plan(
+        feasible=True,
+        spot=len(spot),
+        on_demand=count - len(spot),
+        spot_workers=spot,
+        expected_cost_usd=0.0,
+        expected_runtime_s=0.0,
+        cost_ratio_to_on_demand=1.0,
+        binding="deadline",
+        reason=reason,
+    )
+    flags = np.array(stand_ins or [False] * count)
+    return Decision(np.array(places, np.int8), flags, plan, reason, situation)
+
+
+@dataclass
+class Scripted:
+    """Answers as its function does, and remembers what it was asked."""
+
+    answer: Callable[[Situation, Decision | None], Decision]
+    review_s: float | None = None
+    watches_outages: bool = False
+    name: str = "scripted"
+    asked: list[Situation] = field(default_factory=list)
+
+    def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
+        """Answer."""
+        self.asked.append(situation)
+        return self.answer(situation, last)
+
+
+def always(places: Sequence[int]) -> Callable[[Situation, Decision | None], Decision]:
+    """Answer the same at all times."""
+
+    def answer(situation: Situation, last: Decision | None) -> Decision:
+        return last or decide(places, situation=situation)
+
+    return answer

@@ -1,0 +1,308 @@
+"""What machines run and what they cost: timelines by hand, and a slow bookkeeper for all others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.simulation.experiments.fleet import Fleet
+from common.theory.errors import ParameterError
+from common.theory.work import Pool
+from tests.unit.simulation.experiments.decisions import NOWHERE, ON_DEMAND, OTHER, SPOT, decide
+
+STEP_S = 2.0
+HOUR_S = 3600.0
+DEAR, CHEAP = 3600.0, 1800.0  # USD per hour: 1 and 0.5 a second
+
+
+def one_slot(on_demand: Pool, spot: Pool, place: int) -> Fleet:
+    fleet = Fleet((on_demand, spot), 1, 1, STEP_S)
+    fleet.order(0, decide([place]))
+    return fleet
+
+
+def go_through(fleet: Fleet, offers: str, prices: tuple[float, float] = (DEAR, CHEAP)) -> str:
+    """Step through offers drawn as `#` and `.`, and draw in which steps the slot was active."""
+    active = ""
+    steps = round(float(fleet.wanted_s.sum(axis=0)[0]) / STEP_S)
+    for step, offer in enumerate(offers, start=steps):
+        seen = fleet.step(
+            step * STEP_S,
+            (None, np.array([[offer == "#"]])),
+            [np.array([price]) for price in prices],
+        )
+        active += "#" if seen[0, 0] else "."
+    return active
+
+
+ON_DEMAND_POOL = Pool("on-demand", DEAR)
+SPOT_POOL = Pool("spot", CHEAP, 0.9)
+
+
+def test_a_spot_machine_runs_and_costs_only_while_it_is_offered() -> None:
+    # offered  # # . . #     in steps of 2 s, at 0.5 USD a second
+    # active   # # . . #
+    # bill     4 s     2 s
+    fleet = one_slot(ON_DEMAND_POOL, SPOT_POOL, SPOT)
+    assert go_through(fleet, "##..#") == "##..#"
+    assert fleet.cost_usd[0] == pytest.approx(6 * 0.5)
+    assert fleet.machine_s[:, 0].tolist() == [0, 6]
+    assert (fleet.launches[SPOT, 0], fleet.preemptions[SPOT, 0]) == (2, 1)
+    assert (fleet.wanted_s[SPOT, 0], fleet.own_s[SPOT, 0]) == (10, 6)
+
+
+def test_a_machine_that_comes_back_is_paid_for_while_it_starts_up() -> None:
+    # offered  # . # # # #   start-up 4 s; the first launch of all is up at once
+    # active   # . . . # #
+    # bill     2   8 s
+    fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, start_up_s=4.0), SPOT)
+    assert go_through(fleet, "#.####") == "#...##"
+    assert fleet.cost_usd[0] == pytest.approx(10 * 0.5)
+
+
+def test_a_start_up_that_is_cut_short_does_not_count_for_the_next_one() -> None:
+    # offered  # . # . # # #   start-up 4 s
+    # active   # . . . . . #
+    fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, start_up_s=4.0), SPOT)
+    assert go_through(fleet, "#.#.###") == "#.....#"
+    assert (fleet.launches[SPOT, 0], fleet.preemptions[SPOT, 0]) == (3, 2)
+
+
+def test_a_start_up_off_the_grid_ends_at_the_next_step() -> None:
+    # offered  # . # # #   start-up 2.5 s
+    # active   # . . . #
+    fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, start_up_s=2.5), SPOT)
+    assert go_through(fleet, "#.###") == "#...#"
+
+
+def test_a_preempted_machine_is_billed_to_the_second_a_stopped_one_for_the_minimum() -> None:
+    # offered   # . # #      minimum 60 s
+    # ordered   spot  | od   from 6 s on
+    # spot      2   2 + 58 s that are not used
+    # on-demand         2 s so far
+    fleet = one_slot(ON_DEMAND_POOL, Pool("spot", CHEAP, 0.9, minimum_billing_s=60.0), SPOT)
+    assert go_through(fleet, "#.#") == "#.#"
+    fleet.order(0, decide([ON_DEMAND]))
+    assert go_through(fleet, "#") == "#"
+    assert fleet.usd[:, 0] == pytest.approx([2 * 1.0, (2 + 2 + 58) * 0.5])
+    assert fleet.machine_s[:, 0].tolist() == [2, 4]
+    assert fleet.preemptions[SPOT, 0] == 1
+
+
+def test_to_move_a_slot_breaks_before_it_makes() -> None:
+    # ordered    spot | on-demand, whose start-up is 4 s
+    # active     # #    . . #
+    fleet = one_slot(Pool("on-demand", DEAR, start_up_s=4.0), SPOT_POOL, SPOT)
+    assert go_through(fleet, "##") == "##"
+    fleet.order(0, decide([ON_DEMAND]))
+    assert go_through(fleet, "###") == "..#"
+    assert fleet.usd[:, 0] == pytest.approx([6 * 1.0, 4 * 0.5])
+
+
+def test_a_stand_in_runs_beside_and_is_not_counted_twice() -> None:
+    # offered    # . . # #
+    # stand-in     |-----|      wanted from 4 s to 8 s, at 1 USD a second
+    # active     # . # # #
+    fleet = one_slot(ON_DEMAND_POOL, SPOT_POOL, SPOT)
+    assert go_through(fleet, "#.") == "#."
+    fleet.order(0, decide([SPOT], [True]))
+    assert go_through(fleet, ".#") == "##"
+    assert fleet.stands_in_s(np.array([0]), 8.0).tolist() == [[4.0]]
+    assert fleet.speeds.tolist() == [[1.0]]
+    fleet.order(0, decide([SPOT]))
+    assert go_through(fleet, "#") == "#"
+    assert np.isnan(fleet.stands_in_s(np.array([0]), 10.0)).all()
+    assert fleet.usd[:, 0] == pytest.approx([4 * 1.0, 6 * 0.5])
+    assert fleet.own_s[:, 0].tolist() == [0, 6]
+
+
+def test_a_stand_in_is_billed_for_its_minimum() -> None:
+    # offered    # . #      stand-in from 2 s to 4 s, minimum 60 s
+    fleet = one_slot(Pool("on-demand", DEAR, minimum_billing_s=60.0), SPOT_POOL, SPOT)
+    go_through(fleet, "#")
+    fleet.order(0, decide([SPOT], [True]))
+    go_through(fleet, ".")
+    fleet.order(0, decide([SPOT]))
+    go_through(fleet, "#")
+    assert fleet.usd[ON_DEMAND, 0] == pytest.approx(60 * 1.0)
+
+
+def test_prices_are_those_of_each_moment() -> None:
+    # price      1.0   2.0   0.5   a second
+    fleet = one_slot(ON_DEMAND_POOL, SPOT_POOL, ON_DEMAND)
+    for price in (1.0, 2.0, 0.5):
+        go_through(fleet, "#", (price * HOUR_S, CHEAP))
+    assert fleet.cost_usd[0] == pytest.approx(2 * 3.5)
+
+
+def test_the_last_step_is_billed_as_far_as_it_was_used() -> None:
+    # run 0   # # #)      over 0.5 s into the third step
+    # run 1   # # # #
+    fleet = Fleet((ON_DEMAND_POOL, SPOT_POOL), 2, 2, STEP_S)
+    prices = [np.array([DEAR, DEAR]), np.array([CHEAP, CHEAP])]
+    offers = (None, np.ones((2, 2), np.bool_))
+    for run in range(2):
+        fleet.order(run, decide([ON_DEMAND, SPOT]))
+    for step in range(3):
+        fleet.step(step * STEP_S, offers, prices)
+    fleet.stop(np.array([0]), np.array([0.5]))
+    active = fleet.step(6.0, offers, prices)
+    assert active.tolist() == [[False, False], [True, True]]
+    assert fleet.cost_usd == pytest.approx([4.5 * 1.5, 8 * 1.5])
+    assert fleet.machine_s[:, 0] == pytest.approx([4.5, 4.5])
+    assert fleet.places[0].tolist() == [NOWHERE, NOWHERE]
+
+
+def test_the_minimum_is_billed_at_the_end_too() -> None:
+    fleet = one_slot(Pool("on-demand", DEAR, minimum_billing_s=60.0), SPOT_POOL, ON_DEMAND)
+    go_through(fleet, "##")
+    fleet.stop(np.array([0]), np.array([1.0]))
+    assert fleet.cost_usd[0] == pytest.approx(60.0)
+    assert fleet.machine_s[ON_DEMAND, 0] == pytest.approx(3.0)
+
+
+def test_a_slot_nowhere_has_no_machine() -> None:
+    fleet = one_slot(ON_DEMAND_POOL, SPOT_POOL, NOWHERE)
+    fleet.step(0.0, (None, np.ones((1, 1), np.bool_)), [np.array([DEAR]), np.array([CHEAP])])
+    assert not fleet.active.any()
+    assert fleet.cost_usd[0] == 0
+
+
+def test_a_place_beyond_the_pools_is_refused() -> None:
+    fleet = Fleet((ON_DEMAND_POOL, SPOT_POOL), 1, 2, STEP_S)
+    with pytest.raises(ParameterError, match=r"places: worker 1 is in pool 2 of 2"):
+        fleet.order(0, decide([SPOT, OTHER]))
+
+
+@pytest.mark.parametrize("parameter", ["pools", "runs", "workers", "step_s"])
+def test_a_fleet_of_nothing_is_refused(parameter: str) -> None:
+    arguments = {"pools": (ON_DEMAND_POOL,), "runs": 1, "workers": 1, "step_s": 1.0}
+    with pytest.raises(ParameterError, match=parameter):
+        Fleet(**{**arguments, parameter: () if parameter == "pools" else 0})  # type: ignore[arg-type]
+
+
+def test_nothing_can_end_before_the_first_step() -> None:
+    fleet = one_slot(ON_DEMAND_POOL, SPOT_POOL, SPOT)
+    with pytest.raises(ParameterError, match="first step"):
+        fleet.stop(np.array([0]), np.array([0.0]))
+
+
+@dataclass
+class Machine:
+    """One machine, written down by hand."""
+
+    pool: int
+    launched_s: float
+    ready_s: float
+    usd: float = 0.0
+    used_s: float = 0.0
+
+
+@dataclass
+class Bookkeeper:
+    """One run's machines, one after the other; what `Fleet` must agree with."""
+
+    pools: tuple[Pool, ...]
+    workers: int
+    seats: dict[tuple[int, str], Machine] = field(default_factory=dict)
+    ended: list[Machine] = field(default_factory=list)
+    preemptions: int = 0
+
+    def end(self, key: tuple[int, str], now_s: float, price: float, *, by_us: bool) -> None:
+        """End the machine of a seat."""
+        machine = self.seats.pop(key)
+        minimum_s = self.pools[machine.pool].minimum_billing_s
+        if by_us and now_s - machine.launched_s < minimum_s:
+            machine.usd += (minimum_s - (now_s - machine.launched_s)) * price / HOUR_S
+        self.preemptions += not by_us
+        self.ended.append(machine)
+
+    def step(
+        self,
+        now_s: float,
+        order: tuple[list[int], list[bool]],
+        offered: list[list[bool]],
+        prices: list[float],
+    ) -> list[bool]:
+        """Go through a step, slot by slot."""
+        places, stand_ins = order
+        active = []
+        for slot in range(self.workers):
+            own, beside = (slot, "own"), (slot, "stand-in")
+            if (machine := self.seats.get(own)) and machine.pool != places[slot]:
+                self.end(own, now_s, prices[machine.pool], by_us=True)
+            elif machine and not offered[machine.pool][slot]:
+                self.end(own, now_s, prices[machine.pool], by_us=False)
+            if beside in self.seats and not stand_ins[slot]:
+                self.end(beside, now_s, prices[0], by_us=True)
+            if places[slot] >= 0 and own not in self.seats and offered[places[slot]][slot]:
+                self.launch(own, places[slot], now_s)
+            if stand_ins[slot] and beside not in self.seats:
+                self.launch(beside, 0, now_s)
+            machines = [self.seats[key] for key in (own, beside) if key in self.seats]
+            active.append(any(machine.ready_s <= now_s for machine in machines))
+            for machine in machines:
+                machine.usd += STEP_S * prices[machine.pool] / HOUR_S
+                machine.used_s += STEP_S
+        return active
+
+    def launch(self, key: tuple[int, str], pool: int, now_s: float) -> None:
+        """Put a new machine in a seat."""
+        ready_s = now_s + self.pools[pool].start_up_s if now_s else 0.0
+        self.seats[key] = Machine(pool, now_s, ready_s)
+
+    def stop(self, now_s: float, after_s: float, prices: list[float]) -> None:
+        """End them all within the last step."""
+        for key, machine in list(self.seats.items()):
+            machine.usd -= (STEP_S - after_s) * prices[machine.pool] / HOUR_S
+            machine.used_s -= STEP_S - after_s
+            self.end(key, now_s + after_s, prices[machine.pool], by_us=True)
+
+
+STARTS = st.sampled_from([0.0, 2.0, 5.0, 10.0])
+MINIMA = st.sampled_from([0.0, 7.0, 60.0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(STARTS, MINIMA), min_size=3, max_size=3), st.integers(0, 2**32 - 1))
+def test_every_machine_is_billed_for_its_seconds_at_their_price(
+    kinds: list[tuple[float, float]], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    runs, workers, steps = 2, 3, 25
+    pools = tuple(
+        Pool(str(index), 1.0, start_up_s=start_up_s, minimum_billing_s=minimum_s)
+        for index, (start_up_s, minimum_s) in enumerate(kinds)
+    )
+    fleet = Fleet(pools, runs, workers, STEP_S)
+    books = [Bookkeeper(pools, workers) for _ in range(runs)]
+    orders = [([0] * workers, [False] * workers) for _ in range(runs)]
+    prices = np.zeros((len(pools), runs))
+    offered = rng.random((len(pools), runs, workers)) < 0.8
+    for step in range(steps):
+        now_s = step * STEP_S
+        prices = rng.random((len(pools), runs))
+        offered ^= rng.random(offered.shape) < 0.2
+        offered[0] = True
+        for run in np.flatnonzero((rng.random(runs) < 0.3) | (step == 0)).tolist():
+            places = rng.integers(-1, len(pools), workers).tolist()
+            orders[run] = (places, (rng.random(workers) < 0.3).tolist())
+            fleet.order(run, decide(*orders[run]))
+        active = fleet.step(now_s, (None, offered[1], offered[2]), list(prices))
+        for run, book in enumerate(books):
+            seen = book.step(now_s, orders[run], offered[:, run].tolist(), prices[:, run].tolist())
+            assert seen == active[run].tolist()
+    after_s = rng.random(runs) * STEP_S
+    fleet.stop(np.arange(runs), after_s)
+    for run, book in enumerate(books):
+        book.stop((steps - 1) * STEP_S, float(after_s[run]), prices[:, run].tolist())
+        for index in range(len(pools)):
+            mine = [machine for machine in book.ended if machine.pool == index]
+            assert fleet.launches[index, run] == len(mine)
+            assert fleet.usd[index, run] == pytest.approx(sum(one.usd for one in mine))
+            assert fleet.machine_s[index, run] == pytest.approx(sum(one.used_s for one in mine))
+        assert fleet.preemptions[:, run].sum() == book.preemptions

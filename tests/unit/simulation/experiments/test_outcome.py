@@ -1,0 +1,89 @@
+"""What a run came to, and intervals over many."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from common.simulation.experiments.outcome import Change, PoolUse, Run, Spread, Summary, wilson
+from common.theory.errors import ParameterError
+
+RUN = Run(
+    seed=7,
+    index=0,
+    finished=True,
+    runtime_s=100.0,
+    deadline_s=110.0,
+    updates=10.0,
+    on_demand_only_usd=8.0,
+    pools=(PoolUse("on-demand", 3.0, 100.0, 2, 0), PoolUse("spot", 1.0, 300.0, 5, 4)),
+    history=(Change(0.0, "first plan", 3, 1), Change(50.0, "price", 2, 2)),
+)
+
+
+def test_a_run_adds_up_its_pools() -> None:
+    assert (RUN.cost_usd, RUN.cost_ratio, RUN.spot_share) == (4.0, 0.5, 0.75)
+    assert (RUN.launches, RUN.preemptions, RUN.changes) == (7, 4, 1)
+
+
+def test_a_deadline_is_met_by_whoever_finishes_on_it_but_not_by_whoever_gives_up() -> None:
+    assert replace(RUN, runtime_s=110.0).met
+    assert not replace(RUN, runtime_s=110.1).met
+    assert not replace(RUN, finished=False).met
+
+
+def test_a_run_without_machines_has_no_spot_share() -> None:
+    assert replace(RUN, pools=(PoolUse("on-demand", 0.0, 0.0, 0, 0),)).spot_share == 0
+
+
+def test_the_interval_of_a_mean_holds_it_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(1)
+    spreads = [Spread.of(rng.normal(5.0, 2.0, 6)) for _ in range(4000)]
+    held = sum(one.low < 5.0 < one.high for one in spreads if one.low and one.high)
+    # 95 % of 4,000, with a standard deviation of 14
+    assert abs(held - 3800) < 5 * 14
+
+
+def test_one_value_has_no_spread() -> None:
+    assert Spread.of(np.array([3.0])) == Spread(3.0, None, None, None)
+
+
+def test_wilson_s_bounds_are_where_the_normal_test_of_a_share_just_accepts() -> None:
+    for successes, trials in ((3, 12), (171, 200), (199, 200)):
+        for share in wilson(successes, trials):
+            z = (successes / trials - share) / np.sqrt(share * (1 - share) / trials)
+            assert abs(z) == pytest.approx(1.959964, abs=1e-5)
+
+
+def test_wilson_s_interval_stays_between_nothing_and_all() -> None:
+    assert wilson(0, 12)[0] == 0
+    assert wilson(12, 12)[1] == 1
+    assert 0.7 < wilson(12, 12)[0] < 1
+
+
+def test_a_summary_is_ready_for_json() -> None:
+    late = replace(RUN, index=1, runtime_s=120.0, history=RUN.history[:1])
+    summary = Summary.of([RUN, late])
+    said = json.loads(json.dumps(summary.as_dict(), allow_nan=False))
+    assert said["runs"] == said["finished"] == 2
+    assert said["met"]["share"] == 0.5
+    assert said["runtime_s"]["mean"] == 110.0
+    assert said["cost_ratio"] == {"mean": 0.5, "std": 0.0, "low": 0.5, "high": 0.5}
+    assert said["changes"] == 0.5
+    assert json.loads(json.dumps(RUN.as_dict()))["pools"]["spot"]["preemptions"] == 4
+
+
+def test_no_runs_say_nothing() -> None:
+    with pytest.raises(ParameterError, match="no run"):
+        Summary.of([])
+    with pytest.raises(ParameterError, match="no run"):
+        Spread.of(np.array([]))
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 0), (3, 2), (-1, 2)])
+def test_a_share_of_nothing_is_refused(successes: int, trials: int) -> None:
+    with pytest.raises(ParameterError):
+        wilson(successes, trials)

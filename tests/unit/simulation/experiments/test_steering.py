@@ -1,0 +1,233 @@
+"""When policies are asked, and what they are told."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from common.simulation.experiments.fleet import Fleet
+from common.simulation.experiments.outcome import Change
+from common.simulation.experiments.steering import Beliefs, Givens, Steering
+from common.theory.errors import ParameterError
+from common.theory.estimates import CyclePrior, RatePrior
+from common.theory.work import Pool
+from tests.unit.simulation.experiments.decisions import (
+    NOWHERE,
+    ON_DEMAND,
+    SPOT,
+    Scripted,
+    always,
+    decide,
+)
+
+if TYPE_CHECKING:
+    from common.theory.policy import Decision, Situation
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+STEP_S = 2.0
+POOLS = (Pool("on-demand", 0.286), Pool("spot", 0.158, 0.9, 1000.0))
+
+
+def givens(runs: int = 1, workers: int = 2) -> Givens:
+    rates = 10.0 + np.arange(runs * workers, dtype=np.float64).reshape(runs, workers)
+    return Givens(POOLS, rates, 2, 5, 100, np.full(runs, 60.0), 0.01)
+
+
+class Table:
+    """One fleet under one policy, step by step."""
+
+    def __init__(self, policy: Scripted, runs: int = 1, workers: int = 2) -> None:
+        self.givens = givens(runs, workers)
+        self.fleet = Fleet(POOLS, runs, workers, STEP_S)
+        self.policy = policy
+        self.steering = Steering(policy, self.fleet, self.givens)
+        self.going = np.ones(runs, np.bool_)
+        self.step = 0
+
+    def go_on(
+        self, offered: list[list[bool]], prices: list[float] | None = None, left: float = 100.0
+    ) -> None:
+        """Ask who is to be asked, then go through a step."""
+        runs = self.givens.runs
+        spot = np.array(prices or [0.158] * runs)
+        usd_per_hour = [np.full(runs, 0.286), spot]
+        now_s = self.step * STEP_S
+        changed = (spot != 0.158) & (self.step > 0)
+        self.steering.consider(now_s, usd_per_hour, changed, np.full(runs, left), self.going)
+        self.fleet.step(now_s, (None, np.array(offered)), usd_per_hour)
+        self.step += 1
+
+    @property
+    def times_s(self) -> list[float]:
+        """When it was asked."""
+        return [situation.now_s for situation in self.policy.asked]
+
+
+ALL = [[True, True]]
+
+
+def test_a_policy_that_watches_nothing_is_asked_once() -> None:
+    table = Table(Scripted(always([SPOT, ON_DEMAND])))
+    for offered in (ALL, [[False, True]], ALL):
+        table.go_on(offered)
+    assert table.times_s == [0.0]
+    assert table.fleet.places.tolist() == [[SPOT, ON_DEMAND]]
+    assert table.steering.history == [[Change(0.0, "so it is written", 1, 1)]]
+
+
+def test_reviews_come_at_their_time() -> None:
+    # step   0 2 4 6 8 10 12
+    # review *     *      *     every 5 s
+    table = Table(Scripted(always([SPOT, SPOT]), review_s=5.0))
+    for _ in range(7):
+        table.go_on(ALL)
+    assert table.times_s == [0.0, 6.0, 12.0]
+
+
+def test_a_change_of_price_asks_in_its_run_alone_and_is_told() -> None:
+    table = Table(Scripted(always([SPOT, SPOT])), runs=2)
+    table.go_on(ALL * 2)
+    table.go_on(ALL * 2, prices=[0.158, 0.2])
+    assert table.times_s == [0.0, 0.0, 2.0]
+    asked = table.policy.asked[-1]
+    assert [pool.usd_per_hour for pool in asked.pools] == [0.286, 0.2]
+    assert asked.work.rates_per_s.tolist() == table.givens.rates_per_s[1].tolist()
+
+
+def test_an_outage_asks_one_step_later_as_does_its_end() -> None:
+    # slot 1  # # . . # #
+    # asked   *     *   . *
+    table = Table(Scripted(always([ON_DEMAND, SPOT]), watches_outages=True))
+    for up in (True, True, False, False, True, True):
+        table.go_on([[True, up]])
+    assert table.times_s == [0.0, 6.0, 10.0]
+    assert [asked.up.tolist() for asked in table.policy.asked] == [
+        [True, True],
+        [True, False],
+        [True, True],
+    ]
+
+
+def test_a_machine_that_could_not_be_had_at_first_is_noticed() -> None:
+    table = Table(Scripted(always([SPOT, SPOT]), watches_outages=True))
+    for _ in range(3):
+        table.go_on([[True, False]])
+    assert table.times_s == [0.0, 2.0]
+
+
+def test_what_is_left_is_handed_in_and_never_below_nothing() -> None:
+    table = Table(Scripted(always([SPOT, SPOT]), review_s=40.0))
+    for step in range(42):
+        table.go_on(ALL, left=100.0 - step)
+    works = [asked.work for asked in table.policy.asked]
+    assert [work.deadline_s for work in works] == [60.0, 20.0, 0.0]
+    assert [work.updates for work in works] == [100.0, 80.0, 60.0]
+
+
+def test_a_run_that_is_over_is_not_asked() -> None:
+    table = Table(Scripted(always([SPOT, SPOT]), review_s=2.0), runs=2)
+    table.go_on(ALL * 2)
+    table.going[0] = False
+    table.go_on(ALL * 2)
+    assert len(table.policy.asked) == 3
+    assert table.policy.asked[-1].work.rates_per_s[0] == 12.0
+
+
+def test_only_another_object_is_another_decision() -> None:
+    def answer(situation: Situation, last: Decision | None) -> Decision:
+        if last is not None and situation.now_s < 4:
+            return last
+        stand_ins = [False, last is not None]
+        return decide([NOWHERE, SPOT], stand_ins, situation, f"at {situation.now_s:g}")
+
+    table = Table(Scripted(answer, review_s=2.0))
+    for _ in range(3):
+        table.go_on(ALL)
+    assert table.steering.history[0] == [Change(0.0, "at 0", 1, 0), Change(4.0, "at 4", 1, 1)]
+    assert table.fleet.stand_ins.tolist() == [[False, True]]
+    last = table.steering.last[0]
+    assert last is not None
+    assert last.basis is table.policy.asked[-1]
+
+
+def test_a_policy_is_told_how_long_a_stand_in_has_stood() -> None:
+    def answer(situation: Situation, last: Decision | None) -> Decision:
+        return last or decide([SPOT, SPOT], [True, False], situation)
+
+    table = Table(Scripted(answer, review_s=4.0))
+    for _ in range(3):
+        table.go_on(ALL)
+    stands_in_s = table.policy.asked[-1].stands_in_s
+    assert stands_in_s[0] == 4.0
+    assert math.isnan(stands_in_s[1])
+
+
+class Counted:
+    """So many records in so much time."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def seen(self, runs: npt.NDArray[np.intp]) -> tuple[Array, Array]:
+        """Tell."""
+        return np.full((len(runs), 2), 30.0 * self.seconds), np.full((len(runs), 2), self.seconds)
+
+
+def test_where_nothing_is_known_a_prior_gives_way_to_what_is_seen() -> None:
+    # slot 0  # . . . #   had 4 of 10 s, once preempted; slot 1 had all 10 s
+    # prior: 0.9 of a cycle of 100 s
+    beliefs = Beliefs(RatePrior(10.0, 1.0), CyclePrior(0.9, 100.0))
+    counted = Counted()
+    fleet = Fleet(POOLS, 1, 2, STEP_S)
+    policy = Scripted(always([SPOT, SPOT]), review_s=10.0)
+    steering = Steering(policy, fleet, givens(), (beliefs, counted))
+    usd_per_hour = [np.array([0.286]), np.array([0.158])]
+    no, going, left = np.array([False]), np.array([True]), np.array([9.0])
+    for step, up in enumerate([True, False, False, False, True]):
+        steering.consider(step * STEP_S, usd_per_hour, no, left, going)
+        fleet.step(step * STEP_S, (None, np.array([[up, True]])), usd_per_hour)
+    counted.seconds = 9.0
+    steering.consider(10.0, usd_per_hour, no, left, going)
+
+    first, later = policy.asked
+    assert first.work.rates_per_s.tolist() == [10.0, 10.0]
+    assert later.work.rates_per_s.tolist() == [28.0, 28.0]
+    assert [pool.availability for pool in first.pools] == [1.0, 0.9]
+    assert later.pools[SPOT].availability == pytest.approx((90 + 14) / 120)
+    assert later.pools[SPOT].cycle_s == pytest.approx(120 / 2)
+    assert later.pools[ON_DEMAND] is POOLS[ON_DEMAND]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "changes"),
+    [
+        ("rates_per_s", {"rates_per_s": np.ones(3)}),
+        ("deadline_s", {"deadline_s": np.ones(3)}),
+        ("pools", {"pools": ()}),
+        ("updates", {"updates": 0}),
+        ("gradient_s", {"gradient_s": 0.0}),
+    ],
+)
+def test_a_job_that_makes_no_sense_is_refused(parameter: str, changes: dict[str, object]) -> None:
+    arguments: dict[str, object] = {
+        "pools": POOLS,
+        "rates_per_s": np.ones((2, 3)),
+        "group_size": 1,
+        "batch_size": 1,
+        "updates": 1,
+        "deadline_s": np.ones(2),
+        "gradient_s": 0.01,
+    }
+    with pytest.raises(ParameterError, match=parameter):
+        Givens(**{**arguments, **changes})  # type: ignore[arg-type]
+
+
+def test_theta_0_and_its_price_come_from_the_rates() -> None:
+    job = givens(workers=2)
+    assert job.undisturbed_s == pytest.approx([1000 / 21])
+    assert job.on_demand_only_usd == pytest.approx([1000 / 21 * 2 * 0.286 / 3600])

@@ -1,0 +1,361 @@
+"""When updates are made: against records drawn one by one, and against the paper's equations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+
+from common.simulation.experiments.outcome import Summary
+from common.simulation.experiments.preemption import Chain
+from common.simulation.experiments.prices import ConstantPrices
+from common.simulation.experiments.steering import Beliefs, Givens
+from common.simulation.experiments.updates import Conditions, sample_updates_at, simulate_updates
+from common.theory.errors import ParameterError
+from common.theory.estimates import RatePrior
+from common.theory.fixed import OnDemandOnly, Static
+from common.theory.provisioning import cost_with_equal_rates_usd, runtime_with_equal_rates_s
+from common.theory.work import Pool, Work, market
+from tests.unit.simulation.experiments.decisions import ON_DEMAND, SPOT, Scripted, always
+
+if TYPE_CHECKING:
+    from common.simulation.experiments.outcome import Run
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+ON_DEMAND_USD, SPOT_USD, ALPHA = 0.286, 0.158, 0.9
+POOLS = (Pool("on-demand", ON_DEMAND_USD), Pool("spot", SPOT_USD, ALPHA))
+
+
+def givens(rates: Array, updates: int, theta: float = 1.05, k: int = 20, b: int = 256) -> Givens:
+    undisturbed_s = updates * k * b / rates.sum(axis=1)
+    return Givens(POOLS, rates, k, b, updates, theta * undisturbed_s, 0.01)
+
+
+@dataclass
+class Drawn:
+    """Offers as they are drawn, one character for a step, the same for all; the last one stays."""
+
+    timeline: str
+    shape: tuple[int, int]
+    steps: int = field(default=0, init=False)
+
+    def step(self, now_s: float) -> npt.NDArray[np.bool_]:
+        """Tell."""
+        assert now_s == 2.0 * self.steps
+        self.steps += 1
+        at = min(self.steps, len(self.timeline)) - 1
+        return np.full(self.shape, self.timeline[at] == "#")
+
+
+@dataclass
+class Jump:
+    """A price that jumps once."""
+
+    runs: int
+    at_s: float
+    before: float
+    after: float
+
+    @property
+    def mean_usd_per_hour(self) -> float:
+        """Of no interest here."""
+        return self.before
+
+    def at(self, now_s: float) -> Array:
+        """Tell."""
+        return np.full(self.runs, self.before if now_s < self.at_s else self.after)
+
+    def changed(self, before_s: float, now_s: float) -> npt.NDArray[np.bool_]:
+        """Tell."""
+        return np.full(self.runs, before_s < self.at_s <= now_s)
+
+    def next_change_s(self, now_s: float) -> Array:
+        """Tell."""
+        return np.full(self.runs, self.at_s if now_s < self.at_s else np.inf)
+
+
+def prices(runs: int) -> tuple[ConstantPrices, ConstantPrices]:
+    return ConstantPrices(ON_DEMAND_USD, runs), ConstantPrices(SPOT_USD, runs)
+
+
+def calm(runs: int, workers: int, timeline: str = "#") -> Conditions:
+    """Constant prices, and offers by a timeline."""
+    return Conditions(prices(runs), (None, Drawn(timeline, (runs, workers))))
+
+
+def chained(runs: int, workers: int, cycle_s: float = 100.0) -> Conditions:
+    """The paper's market, ten times as fast."""
+    chain = Chain(ALPHA, cycle_s, (runs, workers), np.random.default_rng(3))
+    return Conditions(prices(runs), (None, chain))
+
+
+def runtimes_s(runs: tuple[Run, ...]) -> Array:
+    return np.array([run.runtime_s for run in runs])
+
+
+def test_on_demand_alone_takes_theta_0_and_what_it_costs() -> None:
+    runs, workers = 200, 64
+    job = givens(np.full((runs, workers), 125.0), updates=200)
+    done = simulate_updates(job, OnDemandOnly(), calm(runs, workers), seed=1)
+    # what is left over in batches of the others, when the last one is complete
+    expected_s = job.undisturbed_s[0] + (workers - 1) * 255 / 2 / (workers * 125)
+    error_s = runtimes_s(done).std() / np.sqrt(runs)
+    assert runtimes_s(done).mean() == pytest.approx(expected_s, abs=5 * error_s)
+    assert runtimes_s(done).mean() == pytest.approx(job.undisturbed_s[0], rel=0.01)
+    for run in done:
+        usd = run.runtime_s * workers * ON_DEMAND_USD / 3600
+        assert run.cost_usd == pytest.approx(usd)
+        assert (run.finished, run.updates, run.spot_share, run.changes) == (True, 200, 0, 0)
+        assert run.cost_ratio == pytest.approx(run.runtime_s / job.undisturbed_s[0])
+
+
+def test_the_static_split_costs_what_equation_16_says() -> None:
+    runs, workers = 200, 64
+    job = givens(np.full((runs, workers), 125.0), updates=1000)
+    done = Summary.of(simulate_updates(job, Static(), chained(runs, workers), seed=1))
+    work = Work(job.rates_per_s[0], 20, 256, 1000, job.deadline_s[0])
+    usd = cost_with_equal_rates_usd(work, 30, market(ON_DEMAND_USD, SPOT_USD, ALPHA))
+    assert done.cost_usd.mean == pytest.approx(usd, rel=0.01)
+    seconds = runtime_with_equal_rates_s(work, 30, ALPHA)
+    assert done.runtime_s.mean == pytest.approx(seconds, rel=0.01)
+    assert done.spot_share == pytest.approx(30 * ALPHA / (34 + 30 * ALPHA), rel=0.01)
+
+
+def record_by_record(
+    rates: Array, work: tuple[int, int, int], gaps: tuple[float, int], rng: np.random.Generator
+) -> float:
+    """When K J batches are complete, if every record is drawn; gaps: Gamma of a shape, how many."""
+    k, b, updates = work
+    shape, count = gaps
+    times_s = rng.gamma(shape, 1 / (shape * rates[:, np.newaxis]), (len(rates), count)).cumsum(
+        axis=1
+    )
+    end_s = np.sort(times_s[:, b - 1 :: b], axis=None)[k * updates - 1]
+    assert end_s < times_s[:, -1].min()  # enough were drawn
+    return float(end_s)
+
+
+@pytest.mark.parametrize("shape", [1.0, 4.0])
+def test_the_last_update_comes_with_the_law_it_has_record_by_record(shape: float) -> None:
+    # few records, rates that differ: parts of batches are a tenth of the work
+    k, b, updates, runs = 3, 8, 12, 500
+    rates = np.array([3.0, 1.0, 2.0, 0.5])
+    rng = np.random.default_rng(5)
+    slow = [record_by_record(rates, (k, b, updates), (shape, 400), rng) for _ in range(runs)]
+    job = givens(np.tile(rates, (runs, 1)), updates, k=k, b=b)
+    # steps short enough that where in a step the update comes is no matter
+    conditions = replace(calm(runs, 4), variation=shape**-0.5, offers=(None, None), step_s=0.25)
+    done = runtimes_s(simulate_updates(job, OnDemandOnly(), conditions, seed=6))
+    assert stats.ks_2samp(done, slow).pvalue > 0.001
+    assert done.mean() == pytest.approx(np.mean(slow), abs=5 * np.std(slow) / np.sqrt(runs / 2))
+
+
+EVEN = 0.0  # variation: then a timeline alone says when the last update comes, but for the phases
+
+
+def one_worker(timeline: str, gradient_s: float = 0.01) -> tuple[Givens, Conditions]:
+    """Two updates of 100 records at 5 a second: 40 s."""
+    job = replace(givens(np.array([[5.0]]), updates=2, k=10, b=10), gradient_s=gradient_s)
+    return job, replace(calm(1, 1, timeline), variation=EVEN)
+
+
+def test_a_paused_stream_takes_as_much_longer_as_its_worker_was_away() -> None:
+    # up       |--- 10 s ---|   20 s   |--- 30 s ---|
+    job, conditions = one_worker("#" * 5 + "." * 10 + "#")
+    (run,) = simulate_updates(job, Static(1), conditions, seed=1)
+    assert run.runtime_s == pytest.approx(60.0, abs=2.0)
+    assert run.cost_usd == pytest.approx((run.runtime_s - 20) * SPOT_USD / 3600)
+
+
+def test_records_that_were_kept_are_worked_off_at_once_where_gradients_are_quick() -> None:
+    job, conditions = one_worker("#" * 5 + "." * 10 + "#")
+    (run,) = simulate_updates(job, Static(1), replace(conditions, stream="keep"), seed=1)
+    assert run.runtime_s == pytest.approx(40.0, abs=2.0)
+
+
+def test_records_that_were_kept_are_worked_off_as_fast_as_gradients_are() -> None:
+    # up       |- 10 s -|  20 s  |--- 20 s ---|     10 records a second while 5 a second come:
+    # waiting  0        0 ... 100 ........... 0     what waits is gone after 20 s, at 50 s
+    job, conditions = one_worker("#" * 5 + "." * 10 + "#", gradient_s=1.0)
+    longer = replace(job, updates=3)
+    conditions = replace(conditions, stream="keep")
+    (at_50_s,) = simulate_updates(replace(job, updates=2), Static(1), conditions, seed=1)
+    conditions = replace(conditions, offers=calm(1, 1, "#" * 5 + "." * 10 + "#").offers)
+    (run,) = simulate_updates(longer, Static(1), conditions, seed=1)
+    assert at_50_s.runtime_s == pytest.approx(45.0, abs=2.0)  # 50 + 15 times 10 records
+    assert run.runtime_s == pytest.approx(60.0, abs=2.0)
+
+
+def test_reassigned_streams_cost_capacity_alone() -> None:
+    # machines  4 4 4 4 0 0 0 0 0 4 ...     each makes 0.1 updates a second, 0.2 of them come
+    job = givens(np.full((1, 4), 5.0), updates=20, k=10, b=10)
+    conditions = replace(
+        calm(1, 4, "####.....#"),
+        stream="reassign",
+        variation=EVEN,
+        capacity_per_s=lambda machines: 0.1 * machines,
+    )
+    (run,) = simulate_updates(job, Static(4), conditions, seed=1)
+    # what came in the outage is made up for afterwards
+    assert run.runtime_s == pytest.approx(100.0, abs=3.0)
+
+
+def test_reassigned_streams_wait_for_machines_where_these_are_too_few() -> None:
+    job = givens(np.full((1, 4), 5.0), updates=20, k=10, b=10)
+    conditions = replace(
+        calm(1, 4), stream="reassign", capacity_per_s=lambda machines: 0.1 * machines
+    )
+    policy = Scripted(always([SPOT, -1, -1, -1]))
+    (run,) = simulate_updates(job, policy, conditions, seed=1)
+    assert run.runtime_s == pytest.approx(20 / 0.1, abs=4.0)
+    assert run.pools[SPOT].machine_s == pytest.approx(run.runtime_s)
+
+
+def test_the_last_round_takes_its_time_and_is_paid_for() -> None:
+    runs = 2
+    job = givens(np.full((runs, 4), 5.0), updates=5, k=10, b=10)
+    conditions = replace(calm(runs, 4), variation=EVEN)
+    before = simulate_updates(job, OnDemandOnly(), conditions, seed=1)
+    conditions = replace(calm(runs, 4), variation=EVEN, last_round_s=7.0)
+    after = simulate_updates(job, OnDemandOnly(), conditions, seed=1)
+    for one, other in zip(before, after, strict=True):
+        assert other.runtime_s == pytest.approx(one.runtime_s + 7)
+        assert other.cost_usd == pytest.approx(one.cost_usd + 4 * 7 * ON_DEMAND_USD / 3600)
+
+
+def test_who_never_gets_a_machine_gives_up_unpaid() -> None:
+    job = givens(np.full((3, 4), 5.0), updates=5, k=10, b=10)
+    conditions = replace(calm(3, 4, "."), give_up_after=2.0)
+    for run in simulate_updates(job, Static(4), conditions, seed=1):
+        assert (run.finished, run.met, run.cost_usd, run.launches) == (False, False, 0, 0)
+        assert run.runtime_s == pytest.approx(2 * run.deadline_s)
+        assert run.updates == 0
+
+
+def test_prices_are_paid_as_they_are_and_policies_hear_of_them() -> None:
+    # 0.1 USD an hour for 10 s, then 0.3; the policy goes on demand then
+    job = givens(np.full((1, 4), 5.0), updates=5, k=10, b=10)
+    conditions = replace(calm(1, 4), prices=(prices(1)[0], Jump(1, 10.0, 0.1, 0.3)))
+    policy = Scripted(always([SPOT] * 4))
+    (run,) = simulate_updates(job, policy, conditions, seed=1)
+    assert [situation.now_s for situation in policy.asked] == [0.0, 10.0]
+    assert policy.asked[1].pools[SPOT].usd_per_hour == 0.3
+    assert policy.asked[1].work.updates == pytest.approx(5 - 10 * 20 / 100 + 4 * 4.5 / 100)
+    assert run.cost_usd == pytest.approx(4 * (10 * 0.1 + (run.runtime_s - 10) * 0.3) / 3600)
+
+
+def test_rates_are_learnt_from_what_is_seen() -> None:
+    rates = np.array([[2.0, 40.0, 5.0, 100.0]] * 50)
+    job = givens(rates, updates=500, k=4, b=8)
+    policy = Scripted(always([SPOT, SPOT, ON_DEMAND, ON_DEMAND]), review_s=60.0)
+    beliefs = Beliefs(RatePrior(1.0, 0.1))
+    simulate_updates(job, policy, chained(50, 4), seed=1, beliefs=beliefs)
+    first, later = policy.asked[0], [one for one in policy.asked if one.now_s == 60.0]
+    assert first.work.rates_per_s.tolist() == [10.0] * 4
+    learnt = np.array([one.work.rates_per_s for one in later])
+    error = np.sqrt(rates[0] / (ALPHA * 60) / len(later))
+    assert (np.abs(learnt.mean(axis=0) - rates[0]) < 6 * error + 0.2).all()
+    assert learnt.std(axis=0).min() > 0
+
+
+def test_what_is_learnt_and_what_ends_the_job_are_the_same_records() -> None:
+    # looked at again and again, the records are no others than drawn at once
+    runs = 300
+    job = givens(np.full((runs, 4), 5.0), updates=12, k=5, b=10)
+    once = simulate_updates(job, OnDemandOnly(), calm(runs, 4), seed=1)
+    nosy = Scripted(always([ON_DEMAND] * 4), review_s=2.0)
+    often = simulate_updates(job, nosy, calm(runs, 4), seed=2, beliefs=Beliefs(RatePrior(1.0, 0.2)))
+    assert stats.ks_2samp(runtimes_s(once), runtimes_s(often)).pvalue > 0.001
+
+
+@dataclass
+class Double:
+    """Twice as fast as the mean."""
+
+    runs: int
+
+    def at(self, now_s: float) -> Array:
+        """Tell."""
+        del now_s
+        return np.full(self.runs, 2.0)
+
+
+def test_twice_the_pace_halves_the_time() -> None:
+    job = givens(np.full((1, 4), 5.0), updates=50, k=10, b=10)
+    conditions = replace(calm(1, 4), variation=EVEN, pace=Double(1))
+    (run,) = simulate_updates(job, OnDemandOnly(), conditions, seed=1)
+    assert run.runtime_s == pytest.approx(job.undisturbed_s[0] / 2, abs=1.0)
+
+
+def test_the_same_seed_gives_the_same_runs() -> None:
+    job = givens(np.full((5, 8), 5.0), updates=50, k=10, b=10)
+    one, other = (simulate_updates(job, Static(), chained(5, 8), seed=4) for _ in range(2))
+    assert one == other
+    assert [run.index for run in one] == list(range(5))
+
+
+def test_progress_rises_to_all() -> None:
+    job = givens(np.full((2, 4), 5.0), updates=50, k=10, b=10)
+    told = list[float]()
+    simulate_updates(job, OnDemandOnly(), calm(2, 4), seed=1, progress=told.append)
+    # 250 s and the rest of some batches: 125 steps or a few more, told after 50 and 100
+    assert len(told) == 3
+    assert told == sorted(told)
+    assert told[0] == pytest.approx(0.4, abs=0.02)
+    assert told[-1] == 1.0
+
+
+def test_updates_at_given_times_are_those_of_single_records() -> None:
+    k, b, runs = 3, 4, 4000
+    rates = np.array([2.0, 0.7, 1.3])
+    times_s = np.array([10.0, 30.0])
+    rng = np.random.default_rng(8)
+    drawn = sample_updates_at(rates, k, b, times_s, runs, rng)
+    assert drawn.shape == (2, runs)
+    assert (drawn[1] >= drawn[0]).all()
+    slow = np.zeros((2, runs), np.int64)
+    for run in range(runs):
+        gaps = rng.exponential(1 / rates[:, np.newaxis], (3, 150)).cumsum(axis=1)
+        for index, time_s in enumerate(times_s.tolist()):
+            slow[index, run] = ((gaps <= time_s).sum(axis=1) // b).sum() // k
+    for mine, theirs in zip(drawn, slow, strict=True):
+        counts = [np.bincount(one, minlength=12) for one in (mine, theirs)]
+        seen = counts[0] + counts[1] >= 20
+        table = np.array([one[seen] for one in counts])
+        assert stats.chi2_contingency(table).pvalue > 0.001
+
+
+def test_updates_at_times_that_descend_are_refused() -> None:
+    with pytest.raises(ParameterError, match="times_s"):
+        sample_updates_at(np.ones(2), 1, 1, np.array([2.0, 1.0]), 3, np.random.default_rng(1))
+
+
+@pytest.mark.parametrize(
+    ("parameter", "changes"),
+    [
+        ("variation", {"variation": -1.0}),
+        ("last_round_s", {"last_round_s": -1.0}),
+        ("step_s", {"step_s": 0.0}),
+        ("give_up_after", {"give_up_after": 0.0}),
+        ("offers", {"offers": (None,)}),
+        ("capacity_per_s", {"stream": "reassign"}),
+        ("capacity_per_s", {"capacity_per_s": np.sqrt}),
+    ],
+)
+def test_conditions_that_make_no_sense_are_refused(
+    parameter: str, changes: dict[str, object]
+) -> None:
+    arguments: dict[str, object] = {"prices": prices(1), "offers": (None, None)}
+    with pytest.raises(ParameterError, match=parameter):
+        Conditions(**{**arguments, **changes})  # type: ignore[arg-type]
+
+
+def test_prices_are_needed_for_every_pool() -> None:
+    conditions = Conditions(prices(1)[:1], (None,))
+    with pytest.raises(ParameterError, match="prices"):
+        simulate_updates(givens(np.ones((1, 2)), 2), OnDemandOnly(), conditions, seed=1)
