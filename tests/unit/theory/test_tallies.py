@@ -1,0 +1,178 @@
+"""Running tallies: they forget at their half-life, and no order or cut of the input matters."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.theory.errors import ParameterError
+from common.theory.estimates import CyclePrior, rate_from_counts
+from common.theory.tallies import GradientTally, MachineTally, RateTally, Sums
+
+if TYPE_CHECKING:
+    from random import Random
+
+WEAK = CyclePrior(cycles=0.1)
+half_lives = st.sampled_from([1.0, 30.0, math.inf])
+
+
+@given(half_lives, st.lists(st.floats(0.01, 50), min_size=1, max_size=10))
+def test_a_steady_stream_gives_one_tally_however_its_time_is_cut(
+    half_life_s: float, lengths_s: list[float]
+) -> None:
+    whole, cut, now_s = Sums(1, half_life_s), Sums(1, half_life_s), 0.0
+    for length_s in lengths_s:
+        cut.add(now_s, now_s + length_s, 7 * length_s)
+        now_s += length_s
+    whole.add(0.0, now_s, 7 * now_s)
+    assert cut.at(now_s + 5) == pytest.approx(whole.at(now_s + 5))
+
+
+@given(
+    half_lives,
+    st.lists(st.tuples(st.floats(0, 100), st.floats(0, 9)), min_size=1, max_size=8),
+    st.randoms(use_true_random=False),
+)
+def test_contributions_may_come_in_any_order(
+    half_life_s: float, terms: list[tuple[float, float]], random: Random
+) -> None:
+    ordered, shuffled = Sums(1, half_life_s), Sums(1, half_life_s)
+    for at_s, term in sorted(terms):
+        ordered.add(at_s, at_s, term)
+    random.shuffle(terms)
+    for at_s, term in terms:
+        shuffled.add(at_s, at_s, term)
+    assert shuffled.at(200.0) == pytest.approx(ordered.at(200.0))
+
+
+def test_a_contribution_counts_half_after_a_half_life() -> None:
+    sums = Sums(1, 20.0)
+    sums.add(10.0, 10.0, 8.0)
+    assert [sums.at(now_s)[0] for now_s in (5.0, 10.0, 30.0, 70.0)] == pytest.approx([8, 8, 4, 1])
+
+
+def test_without_forgetting_a_tally_is_the_count() -> None:
+    tally = RateTally()
+    tally.add(0.0, 1.0, 3.0, 1.0)
+    tally.add(1.0, 5.0, 7.0, 4.0)
+    assert tally.counts(1e9) == (10.0, 5.0)
+    assert tally.rate(1e9).value == rate_from_counts(10.0, 5.0).value
+
+
+def test_a_rate_that_jumps_is_followed_within_a_few_half_lives() -> None:
+    rng, half_life_s = np.random.default_rng(1), 50.0
+    tally, found = RateTally(half_life_s), dict[int, float]()
+    for second in range(1000):
+        rate = 100.0 if second < 600 else 300.0
+        tally.add(second, second + 1.0, float(rng.poisson(rate)), 1.0)
+        found[second] = float(tally.rate(second + 1.0).value)
+    assert found[599] == pytest.approx(100, rel=0.1)
+    assert found[600 + 50] == pytest.approx(200, rel=0.1)  # half-way after one half-life
+    assert found[600 + 250] == pytest.approx(300, rel=0.1)
+
+
+def test_the_interval_of_a_forgetting_tally_covers_a_steady_rate_at_least_as_often_as_it_says() -> (
+    None
+):
+    rng = np.random.default_rng(2)
+    tally = RateTally(half_life_s=20.0)  # an array: 1,000 runs at once
+    for second in range(200):
+        tally.add(second, second + 1.0, rng.poisson(5.0, 1000).astype(np.float64), np.ones(1000))
+    low, high = tally.rate(200.0).interval(0.9)
+    assert np.mean((low <= np.asarray(5.0)) & (high >= np.asarray(5.0))) >= 0.9
+
+
+@given(half_lives, st.lists(st.tuples(*[st.floats(0, 50)] * 2), min_size=1, max_size=4))
+def test_an_array_of_streams_is_tallied_as_each_stream_alone(
+    half_life_s: float, rows: list[tuple[float, float]]
+) -> None:
+    together, alone = RateTally(half_life_s), [RateTally(half_life_s) for _ in range(2)]
+    for second, row in enumerate(rows):
+        together.add(second, second + 1.0, np.asarray(row), np.ones(2))
+        for tally, records in zip(alone, row, strict=True):
+            tally.add(second, second + 1.0, records, 1.0)
+    rates = [tally.rate(9.0) for tally in alone]
+    assert np.asarray(together.rate(9.0).value) == pytest.approx([rate.value for rate in rates])
+    assert np.asarray(together.rate(9.0).std) == pytest.approx([rate.std for rate in rates])
+
+
+def test_availability_that_drops_is_followed() -> None:
+    forgetful, faithful = MachineTally(half_life_s=3000.0), MachineTally()
+    for slot in range(60):  # one cycle each
+        up_s = 900.0 if slot < 30 else 500.0
+        for tally in (forgetful, faithful):
+            tally.add(1000.0 * slot, 1000.0 * (slot + 1), up_s, 1000 - up_s, 1)
+    assert forgetful.availability(60000.0, WEAK).value == pytest.approx(0.5, abs=0.03)
+    assert faithful.availability(60000.0).value == pytest.approx(0.7, abs=0.01)
+    assert faithful.cycle(60000.0).value == pytest.approx(1000)
+    assert float(forgetful.availability(60000.0).std) > float(faithful.availability(60000.0).std)
+
+
+@given(
+    half_lives,
+    st.lists(
+        st.tuples(st.floats(0, 100), st.floats(0.01, 9), st.integers(1, 5)), min_size=3, max_size=9
+    ),
+)
+def test_gradient_times_have_the_mean_and_the_variance_of_numpy(
+    half_life_s: float, messages: list[tuple[float, float, int]]
+) -> None:
+    tally = GradientTally(half_life_s)
+    for at_s, seconds, batches in messages:
+        tally.add(at_s, seconds * batches, batches)
+    times, each, m = (np.asarray(column) for column in zip(*messages, strict=True))
+    fade = np.exp2((times - times.max()) / half_life_s)
+    mean = np.average(each, weights=fade * m)
+    assert tally.mean(100.0).value == pytest.approx(mean)
+    if math.isinf(half_life_s):
+        variance = (m * (each - mean) ** 2).sum() / (len(each) - 1)
+        assert tally.variance(100.0).value == pytest.approx(variance, abs=1e-9)
+
+
+def test_small_scatter_about_a_large_time_is_not_lost() -> None:
+    rng = np.random.default_rng(3)
+    tally = GradientTally(half_life_s=100.0)
+    for at_s in range(1000):
+        tally.add(at_s, 1e4 + rng.normal(0, 1e-3))
+    assert float(tally.variance(1000.0).value) ** 0.5 == pytest.approx(1e-3, rel=0.2)
+
+
+def test_messages_over_several_batches_tell_the_variance_of_one() -> None:
+    # Each message: m independent gradients of mean 0.02 s and standard deviation 0.004 s.
+    rng, runs = np.random.default_rng(4), 400
+    tally = GradientTally()
+    for at_s in range(60):
+        m = rng.integers(0, 4, runs).astype(np.float64)  # none, in some
+        tally.add(at_s, 0.02 * m + rng.normal(0, 0.004, runs) * m**0.5, m)
+    mean, variance = tally.mean(60.0), tally.variance(60.0)
+    assert float(np.mean(variance.value)) == pytest.approx(0.004**2, rel=0.04)
+    for estimate, truth in ((mean, 0.02), (variance, 0.004**2)):
+        low, high = (np.asarray(end) for end in estimate.interval(0.9))
+        assert 0.85 <= np.mean((low <= truth) & (truth <= high)) <= 0.95
+
+
+def test_one_message_gives_a_mean_of_which_nobody_is_sure() -> None:
+    tally = GradientTally()
+    tally.add(0.0, 0.06, 3)
+    assert tally.mean(1.0).value == pytest.approx(0.02)
+    assert tally.mean(1.0).std == math.inf
+    with pytest.raises(ParameterError, match="seconds: a variance takes two messages"):
+        tally.variance(1.0)
+
+
+def test_what_makes_no_sense_is_refused_by_name() -> None:
+    with pytest.raises(ParameterError, match="half_life_s: must be above 0"):
+        Sums(1, 0.0)
+    with pytest.raises(ParameterError, match="until_s: must be finite and not before"):
+        RateTally().add(2.0, 1.0, 1.0, 1.0)
+    with pytest.raises(ParameterError, match="outages: must be at least 0"):
+        MachineTally().add(0.0, 1.0, 1.0, 0.0, -1)
+    with pytest.raises(ParameterError, match="seconds: must be at least 0 and finite"):
+        GradientTally().add(0.0, math.inf)
+    with pytest.raises(ParameterError, match="seconds: a worker has computed no gradient yet"):
+        GradientTally().mean(0.0)
