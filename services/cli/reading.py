@@ -20,8 +20,16 @@ _READ_S = 0.5
 _PATIENCE_S = 30.0  # without a single record
 
 
-def read_decoded(log: Log, topic: str, decode: Callable[[bytes], T]) -> list[tuple[int, T | None]]:
-    """All messages of a topic by offset; None stands for what does not parse.
+def read_decoded(
+    log: Log, topic: str, decode: Callable[[bytes], T], last: int | None = None
+) -> list[tuple[int, T | None]]:
+    """All messages of a topic by offset, or the newest; None stands for what does not parse.
+
+    Args:
+        log: Where the topic is.
+        topic: Its first partition is read.
+        decode: Raises WireError on what does not parse.
+        last: Offsets to go back from the end; None: to the beginning.
 
     Raises:
         FutureFormatError: If a newer program wrote one of them.
@@ -29,7 +37,7 @@ def read_decoded(log: Log, topic: str, decode: Callable[[bytes], T]) -> list[tup
         ExpiredError: If retention deletes what is being read.
     """
     decoded = list[tuple[int, T | None]]()
-    for record in _records(log, topic):
+    for record in _records(log, topic, last):
         try:
             decoded.append((record.offset, decode(record.value or b"")))
         except FutureFormatError as error:
@@ -41,10 +49,11 @@ def read_decoded(log: Log, topic: str, decode: Callable[[bytes], T]) -> list[tup
     return decoded
 
 
-def _records(log: Log, topic: str) -> Iterator[LogRecord]:
+def _records(log: Log, topic: str, last: int | None) -> Iterator[LogRecord]:
     partition = Partition(topic, 0)
     bounds = log.bounds(partition)
-    tail = log.tail(partition, bounds.start)
+    start = bounds.start if last is None else max(bounds.start, bounds.end - last)
+    tail = log.tail(partition, start)
     last_s = monotonic()
     try:
         while tail.position() < bounds.end:

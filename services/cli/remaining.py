@@ -1,0 +1,144 @@
+"""What a job in Kafka says of its work: updates and time that are left, and how fast records come.
+
+Rates are those of arrivals at Kafka, not of training: the first and the last arrival of each batch
+stand in its indicator. A stream's records count for the worker that took the newest of them, so
+that a worker that is gone, and its successor, are not two.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common import topics
+from common.core.history import History
+from common.core.messages import BatchReady
+from common.core.spans import Partition
+from common.errors import UserError
+from common.jobs import JobBook
+from common.theory.estimates import pooled_prior, rate_from_counts
+from common.wire import decode_audit, decode_claim
+from services.cli.reading import read_decoded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from common.core.messages import Claim
+    from common.ports import Log
+    from common.theory.work import Rates
+
+RECENT = 50_000  # indicators: some 15 MB, and a few of each stream even if there are 10,000
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """What a job asks for; None where it does not say."""
+
+    group_size: int | None = None  # K
+    batch_size: int | None = None  # b
+    updates: float | None = None  # J, left
+    deadline_s: float | None = None  # theta, left
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arriving:
+    """Workers that take in records, and how fast these arrive."""
+
+    workers: tuple[str, ...]
+    rates_per_s: Rates  # (N,) lambda_A,n
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What indicators said of one partition."""
+
+    first_s: float
+    last_s: float = -math.inf
+    records: float = 0.0
+    end: int = 0
+    worker: str = ""
+
+
+def remaining(job: str, log: Log, now_s: float) -> Remaining:
+    """Say what is left of a job; its deadline counts from when it was submitted.
+
+    Raises:
+        UserError: If there is no such job.
+        UnavailableError: If Kafka is away.
+    """
+    record = JobBook(log).get(job)
+    spec, stop = record.spec, record.spec.stop
+    updates, deadline_s, notes = None, None, tuple[str, ...]()
+    if stop.updates is not None:
+        history = History()
+        for offset, decided in read_decoded(log, topics.updates_topic(job), decode_audit):
+            history.feed(offset, decided)
+        updates = max(stop.updates - history.head.version, 0)
+    if stop.deadline_s is not None:
+        deadline_s = max(record.submitted_s + stop.deadline_s - now_s, 0.0)
+    if spec.on_preemption == "reassign":
+        note = (
+            f"{job} gives a preempted worker's streams to others (on_preemption: reassign); this"
+            " plan lets them wait, so the job may be done before the runtime that it names"
+        )
+        notes = (note,)
+    return Remaining(spec.group_size, spec.batch_size, updates, deadline_s, notes)
+
+
+def arriving(job: str, log: Log) -> Arriving:
+    """Estimate each worker's rate from the newest indicators of a job.
+
+    Raises:
+        UserError: If they say nothing yet.
+        UnavailableError: If Kafka is away.
+    """
+    claims = read_decoded(log, topics.control_topic(job), decode_claim, last=RECENT)
+    found = rates_of(claim for _, claim in claims)
+    if found is None:
+        raise UserError(
+            f"--rate: the batches of {job} do not say yet how fast records arrive; give --workers"
+            " and --rate, or --rates"
+        )
+    note = f"rates are those of {len(found.workers)} workers that took in records of {job} lately"
+    return Arriving(found.workers, found.rates_per_s, (note,))
+
+
+def rates_of(claims: Iterable[Claim | None]) -> Arriving | None:
+    """Estimate rates from indicators, in the order of the control topic; None: nothing is known.
+
+    A stream's rate is its records over the time from the first to the last of them. What was
+    claimed before is passed over, as the coordinator does.
+    """
+    streams = dict[Partition, _Stream]()
+    for claim in claims:
+        # Times of 0 are those of an indicator that says none.
+        if isinstance(claim, BatchReady) and claim.samples and claim.last_arrival_s > 0:
+            _take(claim, streams)
+    if not any(stream.last_s > stream.first_s for stream in streams.values()):
+        return None
+    each = list(streams.values())
+    records = np.array([max(stream.records - 1, 0) for stream in each])  # the first began the time
+    seconds = np.array([max(stream.last_s - stream.first_s, 0.0) for stream in each])
+    estimate = rate_from_counts(records, seconds, pooled_prior(records, seconds))
+    workers = dict[str, float]()
+    for stream, rate in zip(each, np.atleast_1d(estimate.value), strict=True):
+        workers[stream.worker] = workers.get(stream.worker, 0.0) + float(rate)
+    names = tuple(sorted(workers))
+    return Arriving(names, np.array([workers[name] for name in names]))
+
+
+def _take(claim: BatchReady, streams: dict[Partition, _Stream]) -> None:
+    known = [(streams.get(span.place), span.start) for span in claim.address]
+    if any(stream is not None and start < stream.end for stream, start in known):
+        return
+    length = sum(span.end - span.start for span in claim.address)
+    for span in claim.address:
+        stream = streams.setdefault(span.place, _Stream(claim.first_arrival_s))
+        stream.records += claim.samples * (span.end - span.start) / length
+        stream.last_s = max(stream.last_s, claim.last_arrival_s)
+        stream.end, stream.worker = span.end, claim.worker

@@ -1,0 +1,113 @@
+"""How the results of `doll simulate` look: as a table for people and as JSON for scripts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Group
+from rich.table import Column, Table
+from rich.text import Text
+
+from common.simulation.experiments.outcome import Spread, Summary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from common.simulation.experiments.spec import Experiment
+    from services.cli.simulating import Result
+
+
+def as_data(experiment: Experiment, seed: int, results: Mapping[str, Result]) -> dict[str, Any]:
+    """The results as plain data, by policy."""
+    data: dict[str, Any] = {
+        "experiment": experiment.name,
+        "seed": seed,
+        "summary": {name: Summary.of(it.runs).as_dict() for name, it in results.items()},
+        "runs": {name: [run.as_dict() for run in it.runs] for name, it in results.items()},
+    }
+    if experiment.learning is not None:
+        data["curves"] = {
+            name: [[point._asdict() for point in curve] for curve in it.curves]
+            for name, it in results.items()
+        }
+    return data
+
+
+def draw(experiment: Experiment, results: Mapping[str, Result]) -> Group:
+    """Draw one row per policy, and what the numbers are."""
+    summaries = {name: Summary.of(result.runs) for name, result in results.items()}
+    learned = any(result.curves for result in results.values())
+    given_up = any(summary.finished < summary.runs for summary in summaries.values())
+    heads = ["cost\n$", "of on-\ndemand %", "runtime\ns", "in time\n%", "on spot\n%"]
+    heads += ["preemp-\ntions", "changes"]
+    heads += ["accuracy\n%"] * learned + ["given up"] * given_up
+    # Eight columns are to fit into 80 characters.
+    table = Table(Column("policy", no_wrap=True), box=None, collapse_padding=True, pad_edge=False)
+    for head in heads:
+        table.add_column(head, justify="right")
+    for name, summary in summaries.items():
+        cells = [
+            _spread(summary.cost_usd, 2),
+            _spread(summary.cost_ratio, 1, 100.0),
+            _spread(summary.runtime_s, 0),
+            f"{_percent(summary.met)} [{_percent(summary.met_low)},{_percent(summary.met_high)}]",
+            f"{100 * summary.spot_share:.1f}",
+            f"{summary.preemptions:,.1f}",
+            f"{summary.changes:,.1f}",
+        ]
+        if learned:
+            cells.append(_accuracy(results[name]))
+        if given_up:
+            cells.append(f"{summary.runs - summary.finished} of {summary.runs}")
+        table.add_row(name, *cells)
+    runs = next(iter(summaries.values())).runs
+    legend = "Means per run; ± and [ ]: 95 % intervals of the mean, of the share in time."
+    if given_up:
+        legend += " Runs that were given up count with what they had cost by then."
+    return Group(Text(title(experiment, runs)), Text(), table, Text(), Text(legend, "dim"))
+
+
+def title(experiment: Experiment, runs: int) -> str:
+    """Say in two lines what was simulated."""
+    rates = experiment.rates
+    if isinstance(rates, tuple):
+        streams = f"{float(np.sum(rates)):,.6g} records/s in all"
+    elif isinstance(rates, float | int):
+        streams = f"{rates:g} records/s each"
+    else:
+        streams = f"{rates.low:g} to {rates.high:g} records/s each"
+    deadline = f"deadline {experiment.deadline_s or 0:,.6g} s"
+    if experiment.deadline_factor is not None:
+        deadline = f"deadline {experiment.deadline_factor:g} theta_0"
+    return (
+        f"{experiment.name}: {experiment.workers:,} workers, {streams}, K={experiment.group_size},"
+        f" b={experiment.batch_size}, J={experiment.updates:,}, {runs:,} run{'s' * (runs > 1)}\n"
+        f"{deadline}, {_pools(experiment)}"
+    )
+
+
+def _pools(experiment: Experiment) -> str:
+    pools = []
+    for pool in experiment.spot:
+        price, alpha = pool.usd_per_hour, pool.availability
+        cost = f"${price:g}/h" if isinstance(price, float | int) else "price by trace"
+        share = f"{100 * alpha:g} %" if isinstance(alpha, float | int) else "by trace"
+        pools.append(f"{pool.name} {cost}, available {share}")
+    return f"{'; '.join(pools)}; on demand ${experiment.on_demand.usd_per_hour:g}/h"
+
+
+def _spread(spread: Spread, digits: int, factor: float = 1.0) -> str:
+    mean = f"{factor * spread.mean:,.{digits}f}"
+    if spread.high is None:
+        return mean
+    return f"{mean}±{factor * (spread.high - spread.mean):,.{digits}f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}"
+
+
+def _accuracy(result: Result) -> str:
+    last = [curve[-1].accuracy for curve in result.curves if curve]
+    return _spread(Spread.of(np.array(last)), 1, 100.0) if last else ""

@@ -1,0 +1,309 @@
+"""`doll plan` answers with a plan for people and scripts, and names the option that is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from math import nan
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import UserError
+from common.theory.provisioning import plan as best_plan
+from common.theory.provisioning import plan_of
+from common.theory.work import Work, market
+from services.cli import exits
+from services.cli.planned import ranges
+from services.cli.planning import Given, answer, gather, read_rates
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from common.theory.work import Rates
+    from tests.unit.cli.conftest import World
+
+PAPER = {
+    "--workers": "64",
+    "--rate": "125",
+    "--group-size": "20",
+    "--batch-size": "256",
+    "--updates": "10000",
+    "--deadline": "6720",
+    "--availability": "0.9",
+    "--spot-price": "0.158",
+    "--on-demand-price": "0.286",
+}
+
+
+def no_log() -> Any:  # noqa: ANN401 -- it never gives one
+    raise AssertionError("Kafka is not needed without a job")
+
+
+_FIELDS = {
+    "--workers": "workers",
+    "--rate": "rate_per_s",
+    "--group-size": "group_size",
+    "--batch-size": "batch_size",
+    "--updates": "updates",
+    "--deadline": "deadline_s",
+    "--availability": "availability",
+    "--spot-price": "spot_usd_per_hour",
+    "--on-demand-price": "on_demand_usd_per_hour",
+}
+PAPER_GIVEN = replace(
+    Given(), **{field: json.loads(PAPER[option]) for option, field in _FIELDS.items()}
+)
+
+
+def options(*without: str, **changed: object) -> list[str]:
+    """The paper's command line, with some options changed or left out."""
+    named = {f"--{name.replace('_', '-')}": str(value) for name, value in changed.items()}
+    merged = {name: value for name, value in PAPER.items() if name not in without} | named
+    return [word for option in merged.items() for word in option]
+
+
+def planned(world: World, *arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(world.run("plan", *arguments, "--json").stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("availability", "deadline", "spot", "ratio"),
+    [(0.9, 6720, 30, 0.8019), (0.8, 6720, 15, 0.9120), (0.8, 7040, 29, 0.8216)],
+)
+def test_json_has_the_papers_check_values(
+    world: World, availability: float, deadline: float, spot: int, ratio: float
+) -> None:
+    found = planned(world, *options(availability=availability, deadline=deadline))
+    assert list(found) == [
+        "feasible",
+        "spot",
+        "on_demand",
+        "expected_cost_usd",
+        "expected_runtime_s",
+        "cost_ratio_to_on_demand",
+        "binding",
+        "reason",
+    ]
+    assert (found["feasible"], found["spot"], found["on_demand"]) == (True, spot, 64 - spot)
+    assert found["cost_ratio_to_on_demand"] == pytest.approx(ratio, abs=5e-5)
+    assert found["binding"] == "deadline"
+
+
+def test_a_deadline_that_cannot_be_met_is_an_answer_and_no_error(world: World) -> None:
+    found = planned(world, *options(deadline=6399))
+    assert (found["feasible"], found["spot"], found["binding"]) == (False, 0, "infeasible")
+    shown = world.run("plan", *options(deadline=6399)).stdout
+    assert "feasible" in shown
+    assert "what comes nearest" in shown
+
+
+def test_people_see_the_plan_its_workers_its_limit_and_the_curve(world: World) -> None:
+    shown = world.run("plan", *options()).stdout
+    assert "30 of 64 workers on spot, 34 on demand" in shown
+    assert "0-29" in shown
+    assert "80.19 %" in shown
+    assert "one more would make it" in shown
+    curve = re.findall(r"^ *(\d+) +[\d,]+ s .*█", shown, re.MULTILINE)
+    assert curve[0] == "0"
+    assert curve[-1] == "64"
+    assert "30" in curve
+
+
+def test_a_probability_asks_for_fewer_spot_workers_and_is_told(world: World) -> None:
+    found = planned(world, *options(probability=0.95))
+    assert found["spot"] < 30
+    assert 0.95 <= found["deadline_probability"] <= 1
+    longer = planned(world, *options(probability=0.95, cycle=4000))
+    assert longer["spot"] < found["spot"]  # fewer, longer outages vary more
+
+
+def test_a_given_number_of_spot_workers_is_judged(world: World) -> None:
+    found = planned(world, *options(spot=40, cycle=1000))
+    assert (found["feasible"], found["spot"], found["binding"]) == (False, 40, "deadline")
+    assert found["deadline_probability"] < 0.5
+    cheapest = plan_of(work_of(np.full(64, 125.0)), market(0.286, 0.158, 0.9), 40)
+    assert found["expected_cost_usd"] == pytest.approx(cheapest.expected_cost_usd)
+
+
+def work_of(rates: Rates, deadline_s: float = 6720) -> Work:
+    return Work(rates, 20, 256, 10000, deadline_s)
+
+
+@pytest.mark.parametrize("form", ["lines", "csv", "json"])
+def test_rates_come_from_a_file_in_three_forms(world: World, tmp_path: Path, form: str) -> None:
+    rates = np.random.default_rng(4).uniform(60, 250, 64).round(3)
+    file = tmp_path / "rates"
+    file.write_text(
+        {
+            "lines": "\n".join(map(str, rates)) + "\n\n",
+            "csv": "worker,rate\n" + "\n".join(f"w{n},{r}" for n, r in enumerate(rates)),
+            "json": json.dumps(rates.tolist()),
+        }[form]
+    )
+    deadline_s = 1.03 * work_of(rates).undisturbed_s
+    line = options("--workers", "--rate", rates=file, deadline=deadline_s)
+    found = planned(world, *line, "--list-workers")
+    expected = best_plan(work_of(rates, deadline_s), market(0.286, 0.158, 0.9))
+    assert 0 < found["spot"] < 64
+    assert found["spot_workers"] == sorted(expected.spot_workers.tolist())
+    assert found["expected_cost_usd"] == pytest.approx(expected.expected_cost_usd)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no rate"),
+        ("125\nmany\n", "line 2: no rate in 'many'"),
+        ("worker,speed\nw1,5\n", "has no column `rate`, only worker, speed"),
+        ("1,2\n3,4\n", "has several columns: name one `rate`"),
+        ('[125, "many"]', "must be a JSON list of numbers"),
+        ("[]", "must be one rate per worker"),
+        ("125\n-1\n", "worker 1 has -1; a rate is a number of at least 0"),
+        ("0\n0\n", "all are 0: without arrivals nothing is ever done"),
+        ("125\nnan\n", "line 2: no rate in 'nan'"),
+    ],
+)
+def test_a_file_of_rates_that_is_wrong_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "rates.csv"
+    file.write_text(text)
+    with pytest.raises(UserError, match=r"^--rates: ") as refused:
+        gather(replace(PAPER_GIVEN, workers=None, rate_per_s=None, rates=file), no_log, 0.0)
+    assert message in str(refused.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(world: World, tmp_path: Path) -> None:
+    line = options("--workers", "--rate", rates=tmp_path / "gone.csv")
+    said = world.run("plan", *line, code=exits.REFUSED).stderr
+    assert said.startswith("error: --rates: ")
+    assert "gone.csv: there is no such file" in said
+    assert said.count("\n") == 1
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\xfd")
+    with pytest.raises(UserError, match="binary: cannot be read as text"):
+        read_rates(tmp_path / "binary")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "option"),
+    [
+        ("workers", 0, "--workers"),
+        ("workers", 10**9, "--workers"),
+        ("rate_per_s", 0.0, "--rate"),
+        ("rate_per_s", nan, "--rate"),
+        ("group_size", 0, "--group-size"),
+        ("batch_size", -1, "--batch-size"),
+        ("updates", -1.0, "--updates"),
+        ("deadline_s", nan, "--deadline"),
+        ("availability", 1.01, "--availability"),
+        ("availability", nan, "--availability"),
+        ("spot_usd_per_hour", -0.1, "--spot-price"),
+        ("on_demand_usd_per_hour", 0.0, "--on-demand-price"),
+        ("cycle_s", 0.0, "--cycle"),
+    ],
+)
+def test_a_number_out_of_range_is_told_by_its_option(field: str, value: float, option: str) -> None:
+    changed: dict[str, Any] = {field: value}
+    with pytest.raises(UserError, match=f"^{option}: "):
+        gather(replace(PAPER_GIVEN, **changed), no_log, 0.0)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--probability", "1"), ("--spot", "65")])
+def test_what_is_asked_beyond_the_range_is_told_by_its_option(
+    world: World, option: str, value: str
+) -> None:
+    said = world.run("plan", *options(), option, value, code=exits.REFUSED).stderr
+    assert said.startswith(f"error: {option}: ")
+    assert said.count("\n") == 1
+
+
+def test_options_that_lack_are_named(world: World) -> None:
+    for option in [name for name in PAPER if name not in ("--workers", "--rate")]:
+        left_out: dict[str, Any] = {_FIELDS[option]: None}
+        with pytest.raises(UserError, match=f"^{option}: must be given$"):
+            gather(replace(PAPER_GIVEN, **left_out), no_log, 0.0)
+    said = world.run("plan", *options("--updates", "--deadline"), code=exits.REFUSED).stderr
+    assert said == "error: --updates, --deadline: must be given\n"
+
+
+def test_rates_must_be_given_in_one_way(world: World, tmp_path: Path) -> None:
+    for without, option in (("--workers", "--workers"), ("--rate", "--rate")):
+        said = world.run("plan", *options(without), code=exits.REFUSED).stderr
+        assert said.startswith(f"error: {option}: ")
+    said = world.run("plan", *options("--workers", "--rate"), code=exits.REFUSED).stderr
+    assert "or --rates FILE, or --job NAME" in said
+    said = world.run("plan", *options(rates=tmp_path / "r"), code=exits.REFUSED).stderr
+    assert "--rates: stands instead of --workers and --rate" in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "binding", "spot"),
+    [
+        ({"availability": 1}, "workers", 64),
+        ({"availability": 0}, "availability", 0),
+        ({"spot_price": 0.3}, "price", 0),
+        ({"deadline": 1e6}, "workers", 64),
+    ],
+)
+def test_limit_cases_are_plans_too(
+    world: World, changed: dict[str, object], binding: str, spot: int
+) -> None:
+    found = planned(world, *options(**changed))
+    assert (found["feasible"], found["binding"], found["spot"]) == (True, binding, spot)
+    assert f"{spot} of 64 workers on spot" in world.run("plan", *options(**changed)).stdout
+
+
+def test_what_never_ends_is_null_in_json_and_in_words_for_people(world: World) -> None:
+    line = options(availability=0, spot=64)
+    found = planned(world, *line)
+    assert (found["expected_cost_usd"], found["expected_runtime_s"]) == (None, None)
+    assert "never done" in world.run("plan", *line).stdout
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_ranges_hold_the_same_numbers(numbers: set[int]) -> None:
+    held = set[int]()
+    for part in ranges(numbers):
+        first, _, last = part.partition("-")
+        held |= set(range(int(first), int(last or first) + 1))
+    assert held == numbers
+
+
+def test_many_ranges_are_shortened_unless_all_are_asked_for(world: World, tmp_path: Path) -> None:
+    file = tmp_path / "rates.txt"
+    file.write_text("\n".join(["10", "250"] * 40))
+    line = options("--workers", "--rate", rates=file, updates=9000, deadline=4600)
+    short, full = (world.run("plan", *line, *more).stdout for more in ((), ("--list-workers",)))
+    assert ", ... (all of them: --list-workers)" in short
+    assert "..." not in full
+
+
+def test_an_answer_says_which_numbers_of_spot_workers_are_enough() -> None:
+    asked = gather(PAPER_GIVEN, no_log, 0.0)
+    on_average = answer(asked, probability=None, spot=None)
+    assert np.flatnonzero(on_average.enough).tolist() == list(range(31))
+    surely = answer(asked, probability=0.99, spot=None)
+    assert int(np.flatnonzero(surely.enough).max()) == surely.plan.spot < 30
+
+
+def test_help_has_an_example_and_says_that_infeasible_is_an_answer(world: World) -> None:
+    text = " ".join(world.run("plan", "--help").stdout.split())
+    assert "Example: doll plan --workers 64" in text
+    assert "it ends with 0" in text
+
+
+def test_the_command_line_starts_without_what_only_planning_needs() -> None:
+    heavy = ("scipy", "matplotlib", "common.simulation.experiments")
+    peek = f"import sys, services.cli.app; print([n for n in {heavy} if n in sys.modules])"
+
+    answered = subprocess.run(  # noqa: S603 -- our own command line
+        [sys.executable, "-c", peek], capture_output=True, text=True, check=True
+    )
+
+    assert answered.stdout.strip() == "[]"

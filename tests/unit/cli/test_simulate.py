@@ -1,0 +1,203 @@
+"""`doll simulate` runs an experiment under one policy or several and tells what came of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from common.errors import UserError
+from common.simulation.experiments.experiment import load_experiment
+from common.simulation.experiments.learning import Point
+from common.simulation.experiments.outcome import PoolUse, Run, Summary
+from common.theory.policy import POLICY_NAMES
+from services.cli import exits
+from services.cli.simulated import as_data, draw, title
+from services.cli.simulating import Result, compare, with_policies
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from tests.unit.cli.conftest import World
+
+PAPER = Path(__file__).parents[3] / "docs" / "examples" / "paper.yaml"
+SMALL = """
+name: small
+workers: 4
+rates: 50
+group_size: 2
+batch_size: 10
+updates: 60
+deadline_factor: 1.4
+gradient: {mean_s: 0.01}
+on_demand: {usd_per_hour: 0.286}
+spot: [{usd_per_hour: 0.158, availability: 0.8, cycle_s: 20}]
+"""
+
+
+def run(
+    cost_usd: float, runtime_s: float, *, finished: bool = True, deadline_s: float = 6720.0
+) -> Run:
+    """Half of the money and of the time on spot, against 10 dollars on demand only."""
+    pools = (
+        PoolUse("on-demand", cost_usd / 2, runtime_s, 1, 0),
+        PoolUse("spot", cost_usd / 2, runtime_s, 3, 2),
+    )
+    return Run(0, 0, finished, runtime_s, deadline_s, 10000.0, 10.0, pools)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return str(path)
+
+
+def shown(group: Group) -> str:
+    """What is printed, with single spaces."""
+    from rich.console import Console  # noqa: PLC0415 -- only here
+
+    console = Console(width=200, record=True, quiet=True)
+    with console.capture() as captured:
+        console.quiet = False
+        console.print(group)
+    return re.sub(r" +", " ", captured.get())
+
+
+def test_the_examples_experiment_is_the_papers() -> None:
+    experiment = load_experiment(PAPER)
+    records = experiment.updates * experiment.group_size * experiment.batch_size
+    assert records / (experiment.workers * 125) == 6400  # theta_0
+    assert title(experiment, 12).startswith("paper: 64 workers, 125 records/s each, K=20, b=256")
+
+
+def test_policies_are_compared_in_one_table_and_one_object(world: World, file: str) -> None:
+    line = ("simulate", file, "--runs", "3", "--policy", "on-demand", "--policy", "static")
+    data = json.loads(world.run(*line, "--json").stdout)
+    assert (data["experiment"], data["seed"]) == ("small", 0)
+    assert list(data["summary"]) == list(data["runs"]) == ["on-demand", "static"]
+    assert [len(runs) for runs in data["runs"].values()] == [3, 3]
+    assert data["summary"]["on-demand"]["spot_share"] == 0
+    assert data["summary"]["static"]["cost_ratio"]["mean"] < 1
+    table = world.run(*line).stdout
+    assert re.search(r"^ *on-demand +0\.\d\d±", table, re.MULTILINE)
+    assert re.search(r"^ *static +0\.\d\d±", table, re.MULTILINE)
+    assert "3 runs" in table
+
+
+def test_progress_goes_where_results_do_not(world: World, file: str) -> None:
+    result = world.run("simulate", file, "--runs", "2", "--json")
+    assert "static" in result.stderr
+    assert "100%" in result.stderr
+    json.loads(result.stdout)
+
+
+def test_the_same_seed_gives_the_same_result(world: World, file: str) -> None:
+    line = ("simulate", file, "--runs", "2", "--json", "--seed")
+    first, again, other = (world.run(*line, seed).stdout for seed in ("7", "7", "8"))
+    assert first == again
+    assert json.loads(first)["runs"] != json.loads(other)["runs"]
+
+
+def test_a_learning_experiment_tells_its_accuracy(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "learning.yaml"
+    path.write_text(SMALL + "mode: full\nlearning: {evaluate_every: 20}\n")
+    data = json.loads(world.run("simulate", str(path), "--runs", "2", "--json").stdout)
+    curves = data["curves"]["static"]
+    assert [[point["version"] for point in curve] for curve in curves] == [[0, 20, 40, 60]] * 2
+    assert all(curve[-1]["accuracy"] > curve[0]["accuracy"] + 0.2 for curve in curves)
+
+
+def test_progress_of_several_runs_only_goes_forward(file: str) -> None:
+    told = list[tuple[str, float]]()
+    variants = with_policies(load_experiment(Path(file)), ["static", "chance"])
+    results = compare(variants, Path(file).parent, 2, 0, lambda *each: told.append(each))
+    assert list(results) == ["static", "chance"]
+    for name in results:
+        shares = [share for policy, share in told if policy == name]
+        assert shares == sorted(shares)
+        assert shares[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("workers: 4", "workers: 0", "workers: must be at least 1, got 0"),
+        ("updates:", "update:", 'unknown field "update" (did you mean "updates"?)'),
+        ("deadline_factor: 1.4", "", "give either deadline_s or deadline_factor"),
+    ],
+)
+def test_an_experiment_that_makes_no_sense_is_refused(
+    world: World, file: str, old: str, new: str, message: str
+) -> None:
+    Path(file).write_text(SMALL.replace(old, new))
+    said = world.run("simulate", file, code=exits.REFUSED).stderr
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_is_named(world: World, tmp_path: Path) -> None:
+    said = world.run("simulate", str(tmp_path / "gone.yaml"), code=exits.REFUSED).stderr
+    assert "gone.yaml" in said
+
+
+def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(file: str) -> None:
+    with pytest.raises(UserError, match=r"^--policy: must be one of on-demand, .* got 'statik'$"):
+        with_policies(load_experiment(Path(file)), ["statik"])
+
+
+def test_only_the_policy_that_needs_it_changes_what_becomes_of_streams(file: str) -> None:
+    variants = with_policies(load_experiment(Path(file)), ["reassign", "static"])
+    assert {name: it.on_preemption for name, it in variants.items()} == {
+        "reassign": "reassign",
+        "static": "hold",
+    }
+    assert [it.policy.name for it in variants.values()] == ["reassign", "static"]
+
+
+def test_the_table_has_means_intervals_and_who_was_in_time() -> None:
+    results = {"static": Result((run(4.0, 6700.0), run(6.0, 6800.0)))}
+    text = shown(draw(load_experiment(PAPER), results))
+    half = Summary.of(results["static"].runs).cost_usd
+    assert half.high is not None
+    assert f"5.00±{half.high - half.mean:.2f} 50.0±" in text
+    assert "6,750±" in text
+    assert "50 [9,91] 50.0 2.0 0.0" in text
+    assert "given up" not in text
+
+
+def test_a_single_run_has_no_interval_of_its_means() -> None:
+    text = shown(draw(load_experiment(PAPER), {"static": Result((run(4.0, 6700.0),))}))
+    assert "static 4.00 40.0 6,700 100 [" in text
+    assert ", 1 run\n" in text
+
+
+def test_runs_that_were_given_up_are_told() -> None:
+    results = {"static": Result((run(4.0, 6700.0), run(6.0, 9e4, finished=False)))}
+    assert "1 of 2" in shown(draw(load_experiment(PAPER), results))
+
+
+def test_accuracy_is_that_of_the_last_look(file: str) -> None:
+    path = Path(file)
+    path.write_text(SMALL + "mode: full\nlearning: {}\n")
+    curve = (Point(0, 0.0, 0.1, 2.3), Point(20, 60.0, 0.875, 0.6))
+    results = {"static": Result((run(4.0, 6700.0),), (curve,))}
+    experiment = load_experiment(path)
+    assert "87.5" in shown(draw(experiment, results))
+    data: dict[str, Any] = as_data(experiment, 3, results)
+    assert data["curves"]["static"][0][1] == {
+        "version": 20,
+        "at_s": 60.0,
+        "accuracy": 0.875,
+        "loss": 0.6,
+    }
+
+
+def test_help_has_an_example_and_names_all_policies(world: World) -> None:
+    text = " ".join(world.run("simulate", "--help").stdout.split())
+    assert "Example: doll simulate docs/examples/paper.yaml" in text
+    for name in POLICY_NAMES:
+        assert name in text
