@@ -17,7 +17,11 @@ ALLOWED = {  # folder or file: what of ours it may import, beside itself
     "common/ports.py": ("core",),
     "common/wire.py": ("core", "errors", "wire_checks"),
     "common/learning/": ("core", "errors"),
-    "common/simulation/": ("core",),
+    "common/theory/": ("errors",),
+    "common/simulation/faults/": ("core",),
+    "common/simulation/experiments/": (
+        *("complaints", "core", "datasets", "errors", "job_file", "learning", "theory"),
+    ),
     "common/datasets/": ("errors",),
     "common/adapters/": ("core", "errors", "ports", "rejections", "wire"),
     "common/testing/": ("core", "errors", "learning", "ports", "rejections", "wire"),
@@ -25,6 +29,7 @@ ALLOWED = {  # folder or file: what of ours it may import, beside itself
 }
 SHELLS = ("cli", "coordinator", "worker")
 CORE_LIBRARIES = {"msgspec", "numpy"}
+THEORY_LIBRARIES = {"numpy", "scipy"}
 OUTSIDE = {  # of the standard library: clocks, chance, the machine
     *("asyncio", "concurrent", "logging", "multiprocessing", "os", "pathlib", "random", "secrets"),
     *("signal", "socket", "subprocess", "sys", "threading", "time", "urllib", "uuid"),
@@ -34,7 +39,12 @@ HOMES = {  # a client library has one home
     "redis": ("common/adapters/redis_", "common/embedded/redis.py"),
     "boto3": ("common/adapters/s3_blobs.py",),
     "prometheus_client": ("common/metrics.py",),
-    "torch": ("common/learning/", "common/testing/", "services/worker/", "services/coordinator/"),
+    "torch": (
+        *("common/learning/", "common/testing/", "services/worker/", "services/coordinator/"),
+        "common/simulation/experiments/learning.py",
+    ),
+    "scipy": ("common/theory/", "common/simulation/experiments/outcome.py"),
+    "matplotlib": ("services/cli/plots.py",),
     "typer": ("services/cli/",),
     "rich": ("services/cli/", "common/simulation/__main__.py"),
 }
@@ -99,6 +109,13 @@ def test_the_core_knows_numbers_and_messages_and_nothing_of_the_world() -> None:
     for path in sources("common/core"):
         tops = {name.partition(".")[0] for name in imports(path)} - {"common"}
         foreign = tops - sys.stdlib_module_names - CORE_LIBRARIES
+        assert not foreign | (tops & OUTSIDE), f"{named(path)} imports {foreign | tops & OUTSIDE}"
+
+
+def test_the_theory_knows_numbers_and_nothing_of_the_world() -> None:
+    for path in sources("common/theory"):
+        tops = {name.partition(".")[0] for name in imports(path)} - {"common"}
+        foreign = tops - sys.stdlib_module_names - THEORY_LIBRARIES
         assert not foreign | (tops & OUTSIDE), f"{named(path)} imports {foreign | tops & OUTSIDE}"
 
 

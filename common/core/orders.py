@@ -82,6 +82,14 @@ class Orders:
         return Farewell(self._worker, self._model, tuple(batch.offset for batch in batches))
 
     def _knows(self, compute: Compute) -> bool:
-        """The same batches may be ordered again while the first order still queues here."""
-        offsets = {batch.offset for queued in self._queue for batch in queued.batches}
+        """The same batches may be ordered again while the first order is not answered yet.
+
+        Without this a slow fleet would compute everything twice, for ever: an order overdue is
+        asked of somebody once more, who is then late for the next round. Should the first answer
+        get lost, the leader asks again.
+        """
+        awaited = [*self._queue]
+        if self._under_way is not None and self._under_way.model == compute.model:
+            awaited.append(self._under_way)
+        offsets = {batch.offset for order in awaited for batch in order.batches}
         return all(batch.offset in offsets for batch in compute.batches)

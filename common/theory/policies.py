@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING
 
 from common.theory.adaptive import Adaptive
 from common.theory.beyond.backfill import Backfill
@@ -12,18 +12,7 @@ from common.theory.beyond.reassign import Reassign
 from common.theory.fixed import OnDemandOnly, Static
 
 if TYPE_CHECKING:
-    from common.theory.policy import Policy
-
-PolicyName: TypeAlias = Literal[
-    "on-demand",  # section V's yardstick
-    "static",  # Theorems 4 and 5, once
-    "adaptive",  # section V-C
-    "chance",  # the deadline with a probability
-    "backfill",  # on-demand machines stand in during outages
-    "reassign",  # survivors take streams over: as few machines as can keep up
-    "pools",  # several kinds of spot machines
-]
-POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
+    from common.theory.policy import Policy, PolicyName
 
 
 def policy_of(name: PolicyName, probability: float = 0.95, spot: int | None = None) -> Policy:

@@ -12,7 +12,7 @@ and a policy that has nothing to change returns that very object.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,17 @@ from common.theory.plan import Plan
 
 if TYPE_CHECKING:
     from common.theory.work import Pool, Work
+
+PolicyName: TypeAlias = Literal[
+    "on-demand",  # section V's yardstick
+    "static",  # Theorems 4 and 5, once
+    "adaptive",  # section V-C
+    "chance",  # the deadline with a probability
+    "backfill",  # on-demand machines stand in during outages
+    "reassign",  # survivors take streams over: as few machines as can keep up
+    "pools",  # several kinds of spot machines
+]
+POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 ON_DEMAND = 0  # the first pool is never preempted
 NOWHERE = -1  # a slot without a machine, by choice: `reassign` needs fewer than there are streams

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from common.telemetry import EventLogger
     from services.worker.rows import BatchCache
 
+SLOW_S = 0.1  # a gradient that took longer may have been asked for again: looking costs 0.2 ms
 LISTEN_S = 0.25  # longest wait for a trigger: how late the end of the job is noticed
 READ_BACK_S = 10.0  # for one span; the coordinator's deadline has long given it to others by then
 
@@ -86,8 +87,19 @@ class GradientDesk:
 
     def turn(self) -> None:
         """One turn of the loop: hear what is new, carry out one order."""
+        self._listen(0.0 if len(self._orders) else LISTEN_S)
+        with self._lock:
+            compute = self._orders.next()
+        if compute is not None:
+            reply = self._carry_out(compute)
+            if isinstance(reply, Gradient) and reply.seconds > SLOW_S:
+                self._listen(0.0)  # who asked for it again meanwhile has it now
+            self._send(reply)
+            with self._lock:
+                self._orders.done()
+
+    def _listen(self, timeout_s: float) -> None:
         try:
-            timeout_s = 0.0 if len(self._orders) else LISTEN_S
             triggers = self._board.triggers(self._orders.heard, timeout_s)
             self._board_outage.over()
             if triggers:
@@ -97,12 +109,6 @@ class GradientDesk:
         except UnavailableError as error:
             self._board_outage.met(error)
             self._wait(LISTEN_S)
-        with self._lock:
-            compute = self._orders.next()
-        if compute is not None:
-            self._send(self._carry_out(compute))
-            with self._lock:
-                self._orders.done()
 
     def leave(self, *, finish: bool = True) -> None:
         """Begin no further order, and tell the leader, so that others can; from any thread.

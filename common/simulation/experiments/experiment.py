@@ -1,4 +1,4 @@
-"""Runs an experiment: reads it, draws its runs, and goes through them in the mode that it asks for."""
+"""Runs an experiment: reads it, draws its runs, goes through them in the mode that it asks for."""
 
 from __future__ import annotations
 
@@ -74,11 +74,10 @@ def simulate(
         UserError: If a file cannot be read, or a number makes no sense.
     """
     if experiment.mode == "full":
+        parts = [partial(_part, progress, index, runs) for index in range(runs)]
         return tuple(
-            simulate_full(
-                experiment, folder, seed + index, partial(_part, progress, index, runs)
-            ).run
-            for index in range(runs)
+            simulate_full(experiment, folder, seed + index, part).run
+            for index, part in enumerate(parts)
         )
     setting = setting_of(experiment, folder, runs, seed)
     return simulate_updates(
@@ -165,7 +164,7 @@ def _conditions(setting: Setting) -> Conditions:
 
 
 class _TracePace:
-    """Arrivals that follow a trace: its value over its mean, from a place of its own in each run."""
+    """Arrivals that follow a trace: its value over its mean, each run from a place of its own."""
 
     def __init__(self, trace: Trace, starts_s: Array) -> None:
         self._trace = trace

@@ -1,7 +1,7 @@
 """Who reads which stream: a worker its own, or whoever is there (a consumer group).
 
-`hold`: the stream of a preempted worker waits for it, as in the paper. `reassign`: survivors take it
-over, once the group has noticed.
+`hold`: the stream of a preempted worker waits for it, as in the paper. `reassign`: survivors take
+it over, once the group has noticed.
 """
 
 from __future__ import annotations

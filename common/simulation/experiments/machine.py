@@ -9,6 +9,7 @@ from common.core import events
 from common.core.messages import Gradient
 from common.core.orders import Orders
 from common.core.worker import Worker
+from common.simulation.experiments.delays import LOOK_S
 
 if TYPE_CHECKING:
     from common.core.events import WorkerEvent
@@ -42,9 +43,11 @@ class Machine:
         self._worker = Worker(worker, settings)
         self._orders = Orders(worker)
         self._computing = False
+        self._posted = list["UpdateTrigger"]()
         self._reading = False
         self._awaited = dict["Partition", int]()  # the position whose batch is waited for
         self._tick_at = float("inf")
+        self._looking = False
 
     def vanish(self) -> None:
         """Be preempted without notice."""
@@ -97,15 +100,21 @@ class Machine:
     # --- orders -------------------------------------------------------------------------------
 
     def hear(self, trigger: UpdateTrigger) -> None:
-        """Take in a trigger."""
-        if not self._reading:
-            self._feed(events.RoundBegan())
-            self._wake_when_due()
-        self._orders.hear((trigger,))
+        """A trigger was posted; like a real worker, it listens between two gradients."""
+        self._posted.append(trigger)
         if not self._computing:
             self._compute()
 
+    def _listen(self) -> None:
+        if self._posted:
+            self._orders.hear(self._posted)
+            self._posted.clear()
+            if not self._reading:
+                self._feed(events.RoundBegan())
+                self._wake_when_due()
+
     def _compute(self) -> None:
+        self._listen()
         compute = self._orders.next()
         self._computing = compute is not None
         if compute is not None:
@@ -126,8 +135,9 @@ class Machine:
     def _computed(self, gradient: Gradient) -> None:
         if self.gone:
             return
-        self._orders.done()
+        self._listen()  # who asked for it again meanwhile has it now
         self._protocol.reply(gradient)
+        self._orders.done()
         self._compute()
 
     # --- the state machine --------------------------------------------------------------------
@@ -150,6 +160,20 @@ class Machine:
         self._feed(events.Tick())
         self._wake_when_due()
 
+    def _look_until_reading(self) -> None:
+        """See the standing as often as a real worker: it stands still until one gives it room."""
+        if not self._looking:
+            self._looking = True
+            self._time.at(self._time.now, self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        if not self.gone and not self._reading:
+            self._feed(events.StandingSeen(self._protocol.look()))
+        if not self.gone and not self._reading:
+            self._looking = True
+            self._time.at(self._time.now + LOOK_S, self._look)
+
     def _feed(self, event: WorkerEvent) -> None:
         for command in self._worker.on(event, self._time.now):
             match command:
@@ -159,6 +183,8 @@ class Machine:
                     self._reading = reading
                     if reading:
                         self.await_batches()
+                    else:
+                        self._look_until_reading()
                 case do.Place(positions):
                     for partition in positions:
                         self._await(self.streams[partition])

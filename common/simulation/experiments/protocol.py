@@ -20,6 +20,7 @@ from common.core.coordinator import Coordinator
 from common.core.messages import WorkerId
 from common.core.settings import CoordinatorSettings, WorkerSettings
 from common.core.snapshots import genesis
+from common.simulation.experiments.delays import LOOK_S, Delays
 from common.simulation.experiments.machine import Machine
 
 if TYPE_CHECKING:
@@ -33,18 +34,10 @@ if TYPE_CHECKING:
     from common.simulation.experiments.streams import Stream
 
 FOR_EVER_S = 1e12
-TICK_S = 0.25  # between looks at the coordinator's clock: overdue orders may be noticed so late
-STANDING_S = 60.0  # between looks at the standing while all goes well: it frees memory, no more
+TICK_S = 0.5  # between looks at the coordinator's clock: overdue orders may be noticed so late
+STANDING_S = 60.0  # between looks at the standing of who reads: it frees memory, no more
+
 READS = 8  # of the control topic in the time of a group, so that a claim waits 6 % of it at most
-
-
-@dataclass(frozen=True, slots=True)
-class Delays:
-    """How late things are, as measured on one machine with a real Kafka and a real Redis."""
-
-    control_s: float = 0.003  # from a record's append to its reader, if that one waits for it
-    board_s: float = 0.0005  # a trigger or a gradient through Redis
-    death_s: float = 0.1  # until a preempted machine's work is given to others
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +85,10 @@ class Protocol:
             bound,
             stop_updates=job.updates,
             # One coordinator that nobody contends with, and nothing to recover from: no lease, no
-            # beats, no hot snapshots; a standing is stated with each control record anyway.
+            # beats, no hot snapshots.
             hot_every_s=None,
             checkpoint_every_s=None,
             lease_ttl_s=FOR_EVER_S,
-            standing_s=STANDING_S,
             alive_s=FOR_EVER_S,
         )
         self._coordinator = Coordinator("simulated", settings)
@@ -104,7 +96,7 @@ class Protocol:
         self._joined = 0
         self._control_end = self._updates_end = 0
         self._claims = list[tuple[int, "Claim"]]()  # appended, not read
-        self._read_at = float("-inf")
+        self._read_at = self._ticked_at = float("-inf")
         self._read_s = job.group_s / READS
         self._commands = deque["CoordinatorCommand"]()
         self._replies = list["Reply"]()
@@ -115,6 +107,12 @@ class Protocol:
     def machines(self) -> Mapping[WorkerId, Machine]:
         """Those that are there now."""
         return self._machines
+
+    def look(self) -> Standing | None:
+        """See the standing as it is now, for who waits for it to change."""
+        if self.time.now - self._ticked_at >= LOOK_S:
+            self._tick_now()
+        return self.standing
 
     # --- machines come and go -----------------------------------------------------------------
 
@@ -166,10 +164,14 @@ class Protocol:
     # --- the coordinator ----------------------------------------------------------------------
 
     def _tick(self) -> None:
-        if self._coordinator.due() <= self.time.now:
-            self._feed(events.Tick())
+        self._tick_now()
         if not self.finished:
             self.time.at(self.time.now + TICK_S, self._tick)
+
+    def _tick_now(self) -> None:
+        self._ticked_at = self.time.now
+        if self._coordinator.due() <= self.time.now:
+            self._feed(events.Tick())
 
     def _feed(self, event: CoordinatorEvent) -> None:
         self._commands.extend(self._coordinator.on(event, self.time.now))

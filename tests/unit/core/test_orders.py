@@ -61,10 +61,22 @@ def test_what_queues_already_is_not_queued_again() -> None:
     assert taken(orders) == [(1, 2), (3,)]
 
 
-def test_an_order_taken_may_be_ordered_again() -> None:
+def test_an_order_under_way_is_not_queued_again_unless_for_another_model() -> None:
+    orders = Orders(B)
+    orders.hear([trigger(0, 1, 5, b=(1, 2))])
+    orders.next()
+    orders.hear([trigger(0, 2, 5, b=(1,))])
+    again = len(orders)
+    orders.hear([trigger(0, 3, 6, b=(1,))])
+
+    assert (again, len(orders)) == (0, 1)
+
+
+def test_an_order_answered_may_be_ordered_again() -> None:
     orders = Orders(B)
     orders.hear([trigger(0, 1, 5, b=(1,))])
     orders.next()
+    orders.done()
     orders.hear([trigger(0, 2, 5, b=(1,))])
 
     assert len(orders) == 1  # its first answer may have got lost

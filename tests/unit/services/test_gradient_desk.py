@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from common.core.messages import (
 from common.core.spans import Address, Partition, Span
 from common.learning.codecs import Codec, make_codec
 from common.learning.fields import Field
-from common.learning.gradients import GradientComputer
+from common.learning.gradients import GradientComputer, GradientSum
 from common.learning.tasks import build_model
 from common.telemetry import EventLogger
 from common.testing.board import MemoryBoard, MemoryRedis
@@ -33,6 +34,11 @@ from common.testing.counting import CountingTask
 from common.testing.log import MemoryLog
 from services.worker.gradients import GradientDesk
 from services.worker.rows import BatchCache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
 
 W = WorkerId("w1")
 MODEL = ModelId(3, 7)
@@ -59,7 +65,7 @@ class World:
         return reply
 
 
-def make_world(poison: int = -1) -> World:
+def make_world(poison: int = -1, computer: type[GradientComputer] = GradientComputer) -> World:
     log = MemoryLog()
     log.create_topic("s", 1)
     codec = make_codec("tensor", [Field("id", "int64")])
@@ -72,7 +78,7 @@ def make_world(poison: int = -1) -> World:
     cache = BatchCache(1 << 20)
     desk = GradientDesk(
         W,
-        GradientComputer(task, build_model(task, 0), torch.device("cpu")),
+        computer(task, build_model(task, 0), torch.device("cpu")),
         codec=codec,
         cache=cache,
         spans=log.spans(),
@@ -183,3 +189,31 @@ def test_a_desk_that_leaves_gives_back_what_is_not_begun_and_begins_nothing(worl
 def test_a_desk_that_never_heard_of_a_leader_leaves_without_a_word(world: World) -> None:
     world.desk.leave()
     assert world.board.pop_replies(3, 10, 0.0) == []
+
+
+class AskedAgain(GradientComputer):
+    """Takes long, so long that its order is posted once more meanwhile."""
+
+    post: Callable[[], object] = staticmethod(lambda: None)
+
+    def compute(self, batches: Sequence[Mapping[str, npt.NDArray[Any]]]) -> GradientSum:
+        """Compute, and say that it took a second."""
+        self.post()
+        return replace(super().compute(batches), seconds=1.0)
+
+
+def test_what_is_asked_for_again_while_it_is_slowly_computed_is_computed_once() -> None:
+    world = make_world(computer=AskedAgain)
+    publish(world)
+    order = Order(W, (batch(0, 1, offset=1),))
+    numbers = iter(range(2, 9))
+    AskedAgain.post = staticmethod(
+        lambda: world.board.post_trigger(
+            UpdateTrigger(TriggerId(3, next(numbers)), MODEL, (order,))
+        )
+    )
+    world.board.post_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, (order,)))
+    for _ in range(3):
+        world.desk.turn()
+
+    assert [used(reply) for reply in world.board.pop_replies(3, 10, 0.0)] == [[0]]

@@ -1,0 +1,78 @@
+"""A small job in virtual time, with a learner that counts how often each record was used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.core.spans import Partition
+from common.simulation.experiments.arrivals import Even
+from common.simulation.experiments.clock import VirtualTime
+from common.simulation.experiments.computing import Computed, GradientTimes
+from common.simulation.experiments.protocol import Job, Protocol
+from common.simulation.experiments.streams import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from common.core.messages import Batch, Vector
+
+GROUP_SIZE, BATCH_SIZE = 3, 4
+RATE_PER_S = 10.0
+MOST_RECORDS = 400  # of a stream
+
+
+class Counting:
+    """A `Learner` whose weights count, for every record, how often it was used."""
+
+    def __init__(self, streams: int) -> None:
+        self.used: npt.NDArray[np.float32] = np.zeros((streams, MOST_RECORDS), np.float32)
+        self.sums = list[int]()  # samples of each update
+        self._sum = np.zeros_like(self.used)
+
+    def gradient(self, batches: Sequence[Batch]) -> Computed:
+        """Count the records of these batches."""
+        vector = np.zeros_like(self.used)
+        for batch in batches:
+            for span in batch.address:
+                vector[span.partition, span.start : span.end] += 1
+        return Computed(float(len(batches)), vector)
+
+    def add(self, computed: Vector | None, samples: int) -> None:
+        """Add."""
+        assert computed is not None
+        assert computed.sum() == samples
+        self._sum += computed
+
+    def apply(self, version: int, now: float) -> None:
+        """Apply."""
+        del now
+        self.used += self._sum
+        self.sums.append(int(self._sum.sum()))
+        assert version == len(self.sums)
+        self.discard()
+
+    def discard(self) -> None:
+        """Forget."""
+        self._sum = np.zeros_like(self.used)
+
+
+class Bench:
+    """A protocol with streams, and machines that the test starts."""
+
+    def __init__(
+        self, streams: int, updates: int, gradient_s: float = 0.01, variation: float = 0.5
+    ) -> None:
+        self.time = VirtualTime()
+        self.streams = [
+            Stream(Partition("s", index), Even(RATE_PER_S, index / streams))
+            for index in range(streams)
+        ]
+        self.learner = Counting(streams)
+        group_s = GROUP_SIZE * BATCH_SIZE / (streams * RATE_PER_S)
+        times = GradientTimes(gradient_s, variation, np.random.default_rng(1))
+        job = Job(GROUP_SIZE, BATCH_SIZE, updates, group_s)
+        self.protocol = Protocol(self.time, job, self.streams, times, self.learner)

@@ -1,0 +1,132 @@
+"""The production state machines in virtual time: nothing lost, nothing twice, whoever is taken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.simulation.experiments.computing import GradientTimes
+from common.simulation.experiments.group import Hold, Reassign
+from tests.unit.simulation.experiments.protocols import (
+    BATCH_SIZE,
+    GROUP_SIZE,
+    RATE_PER_S,
+    Bench,
+)
+
+if TYPE_CHECKING:
+    from common.simulation.experiments.group import Group
+    from common.simulation.experiments.machine import Machine
+
+UPDATE = GROUP_SIZE * BATCH_SIZE
+
+
+def test_without_preemption_updates_come_as_fast_as_records_do() -> None:
+    bench = Bench(streams=4, updates=20)
+    group = Hold(bench.time, bench.streams, pause=True)
+    for slot in range(4):
+        group.join(slot, bench.protocol.join(1.0))
+
+    bench.time.run()
+
+    assert bench.protocol.finished
+    assert bench.learner.sums == [UPDATE] * 20
+    expected_s = 20 * UPDATE / (4 * RATE_PER_S)
+    # Incomplete batches wait at the end, and the last round takes a moment.
+    first_s = expected_s - 1 / RATE_PER_S  # arrivals are even, and begin at once
+    assert first_s <= bench.protocol.update_times_s[-1] <= expected_s + 1.5
+    assert (np.diff(bench.protocol.update_times_s) > 0).all()
+
+
+@given(
+    kind=st.sampled_from(["hold", "keep", "reassign"]),
+    flips=st.lists(st.tuples(st.floats(0.1, 6.0), st.integers(0, 2)), max_size=8),
+)
+@settings(max_examples=40)
+def test_whatever_is_preempted_and_when_each_record_is_used_once_at_most(
+    kind: str, flips: list[tuple[float, int]]
+) -> None:
+    bench = Bench(streams=3, updates=12, gradient_s=0.1)
+    group: Group = Reassign(bench.time, bench.streams)
+    if kind != "reassign":
+        group = Hold(bench.time, bench.streams, pause=kind == "hold")
+    machines: list[Machine | None] = [None] * 3
+
+    def flip(slot: int) -> None:
+        machine = machines[slot]
+        if machine is None:
+            machines[slot] = machine = bench.protocol.join(1.0)
+            group.join(slot, machine)
+        else:
+            machines[slot] = None
+            bench.protocol.preempt(machine)
+            group.leave(slot, machine)
+
+    def come_back() -> None:
+        for slot in range(3):
+            if machines[slot] is None:
+                flip(slot)
+
+    come_back()
+    for at, slot in flips:
+        bench.time.at(at, flip, slot)
+    bench.time.at(8.0, come_back)
+    bench.time.at(500.0, bench.time.stop)
+
+    bench.time.run()
+
+    assert bench.protocol.finished
+    assert bench.learner.sums == [UPDATE] * 12
+    assert set(np.unique(bench.learner.used)) == {0.0, 1.0}
+
+
+def test_a_stream_that_is_held_waits_and_one_that_is_reassigned_goes_on() -> None:
+    used = {}
+    for name in ("hold", "reassign"):
+        bench = Bench(streams=2, updates=10)
+        group: Group = Reassign(bench.time, bench.streams)
+        if name == "hold":
+            group = Hold(bench.time, bench.streams, pause=True)
+        machines = [bench.protocol.join(1.0) for _ in range(2)]
+        for slot, machine in enumerate(machines):
+            group.join(slot, machine)
+        bench.time.at(1.0, bench.protocol.preempt, machines[1])
+        bench.time.at(1.0, group.leave, 1, machines[1])
+        bench.time.run()
+        used[name] = bench.learner.used.sum(axis=1)
+
+    assert used["hold"][1] <= RATE_PER_S
+    assert used["reassign"][1] > 3 * RATE_PER_S
+
+
+def test_a_worker_that_cannot_keep_up_reads_no_more_than_it_may_hold() -> None:
+    bench = Bench(streams=1, updates=15, gradient_s=1.0, variation=0.0)  # a batch each 0.4 s
+    group = Hold(bench.time, bench.streams, pause=True)
+    group.join(0, bench.protocol.join(1.0))
+
+    bench.time.run()
+
+    assert bench.protocol.finished
+    standing = bench.protocol.standing
+    assert standing is not None
+    assert standing.waiting <= 2 * GROUP_SIZE + 1
+    # All it does is compute.
+    assert bench.protocol.update_times_s[-1] == pytest.approx(15 * GROUP_SIZE * 1.0, rel=0.2)
+
+
+@given(variation=st.sampled_from([0.0, 0.3, 1.0]), batches=st.integers(1, 4))
+@settings(max_examples=10)
+def test_gradient_times_have_the_mean_and_the_variation_asked_for(
+    variation: float, batches: int
+) -> None:
+    times = GradientTimes(0.2, variation, np.random.default_rng(7))
+
+    drawn = np.array([times.draw(batches, 2.0) for _ in range(4000)])
+
+    mean_s, deviation_s = batches * 0.1, np.sqrt(batches) * 0.1 * variation
+    assert drawn.mean() == pytest.approx(mean_s, abs=5 * deviation_s / np.sqrt(4000) + 1e-12)
+    assert drawn.std() == pytest.approx(deviation_s, rel=0.15, abs=1e-12)

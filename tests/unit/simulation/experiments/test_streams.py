@@ -1,0 +1,57 @@
+"""Datastreams whose clock may stand still."""
+
+from __future__ import annotations
+
+import math
+
+from common.core.spans import Partition
+from common.simulation.experiments.arrivals import Even
+from common.simulation.experiments.streams import Stream
+
+PLACE = Partition("s", 0)
+
+
+def a_stream() -> Stream:
+    """A record each second, from second 0 on."""
+    return Stream(PLACE, Even(1.0, 0.0))
+
+
+def test_a_stream_that_runs_has_its_records_when_they_arrive() -> None:
+    stream = a_stream()
+
+    assert [stream.there_at(offset) for offset in range(3)] == [0.0, 1.0, 2.0]
+
+
+def test_what_would_arrive_while_a_stream_stands_still_arrives_as_much_later() -> None:
+    stream = a_stream()
+
+    #  0   1   2   3 |  4 ...        |   arrivals
+    #                3.5 stops       13.5 goes on
+    stream.stop(3.5)
+    before, after = stream.there_at(3), stream.there_at(4)
+    stream.go_on(13.5)
+
+    assert (before, after) == (3.0, math.inf)
+    assert stream.there_at(4) == 14.0
+    assert stream.heard(15.2) == (6, 15.2 - 10.0)
+
+
+def test_a_stream_is_stopped_and_started_once_however_often_it_is_said() -> None:
+    stream = a_stream()
+    stream.go_on(1.0)
+    stream.stop(2.5)
+    stream.stop(4.0)
+    stream.go_on(5.5)
+    stream.go_on(9.0)
+
+    assert stream.there_at(3) == 6.0
+    assert stream.heard(6.0) == (4, 3.0)
+
+
+def test_a_run_names_the_records_and_when_the_first_and_the_last_came() -> None:
+    stream = a_stream()
+
+    run = stream.read(2, 3, stream.there_at(4))
+
+    assert (run.partition, list(run.offsets)) == (PLACE, [2, 3, 4])
+    assert (run.first_arrival_s, run.last_arrival_s) == (2.0, 4.0)
