@@ -63,14 +63,14 @@ class Ledger:
         self._position = offset + 1
         if claim is None:
             return Decision(accepted=False, reason="does not parse")
-        for span in claim.address:
-            claimed = self._claimed.get(span.place)
+        ends = [(span.place, span.end) for span in claim.address]
+        for (place, _), span in zip(ends, claim.address, strict=True):
+            claimed = self._claimed.get(place)
             if claimed is None:
-                return Decision(accepted=False, reason=f"{span.place} is not of this job")
+                return Decision(accepted=False, reason=f"{place} is not of this job")
             if claimed != span.start:
                 return Decision(accepted=False, reason=f"{span} starts elsewhere than {claimed}")
-        for span in claim.address:
-            self._claimed[span.place] = span.end
+        self._claimed.update(ends)
         if not isinstance(claim, BatchReady) or claim.samples == 0:
             return Decision(accepted=True, reason="")
         batch = Batch(offset, claim.worker, claim.address, claim.samples, claim.skipped)

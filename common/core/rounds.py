@@ -165,7 +165,9 @@ class Round:
             loads[worker] += 1
             if suspect:
                 closed.add(worker)
-        return tuple(self._give(worker, batches, now) for worker, batches in given.items())
+        return tuple(
+            self._give(worker, batches, loads[worker], now) for worker, batches in given.items()
+        )
 
     def count(self, gradient: Gradient) -> str:
         """Count a gradient message, or say why it does not count (empty where it does)."""
@@ -181,9 +183,13 @@ class Round:
         self._times.observe(gradient.seconds, len(gradient.batches))
         for offset in gradient.batches:
             self._counted[offset] = self._todo.pop(offset)
+        emptied = False
         for hand in self._hands:
-            hand.offsets.difference_update(gradient.batches)
-        self._hands = [hand for hand in self._hands if hand.offsets]
+            if not hand.offsets.isdisjoint(gradient.batches):
+                hand.offsets.difference_update(gradient.batches)
+                emptied |= not hand.offsets
+        if emptied:
+            self._hands = [hand for hand in self._hands if hand.offsets]
         self._suspects.clear(gradient.batches)
         self.samples += gradient.samples
         self.loss_sum += gradient.loss_sum
@@ -260,12 +266,11 @@ class Round:
         asked.append(worker)
         return worker
 
-    def _give(self, worker: WorkerId, batches: list[Batch], now: float) -> Order:
+    def _give(self, worker: WorkerId, batches: list[Batch], load: int, now: float) -> Order:
+        """Put batches into a worker's hands, which then hold `load` of them."""
         offsets = {batch.offset for batch in batches}
-        awaited = [h for h in self._hands if h.worker == worker and not h.late]
-        in_hand = sum(len(hand.offsets) for hand in awaited)
         attempt = max(len(self._asked[offset]) for offset in offsets) - 1
-        allowed_s = self._times.allowed_s(in_hand + len(offsets), attempt)
+        allowed_s = self._times.allowed_s(load, attempt)
         self._hands.append(Hand(worker, offsets, now + allowed_s, alone=len(offsets) == 1))
         return Order(worker, tuple(batches))
 

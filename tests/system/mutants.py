@@ -47,8 +47,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "ledger.py",
-                "for span in claim.address:\n            claimed = ",
-                "for span in claim.address[:1]:\n            claimed = ",
+                "zip(ends, claim.address, strict=True)",
+                "zip(ends[:1], claim.address[:1], strict=True)",
             ),
         ),
     ),
