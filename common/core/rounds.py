@@ -183,13 +183,7 @@ class Round:
         self._times.observe(gradient.seconds, len(gradient.batches))
         for offset in gradient.batches:
             self._counted[offset] = self._todo.pop(offset)
-        emptied = False
-        for hand in self._hands:
-            if not hand.offsets.isdisjoint(gradient.batches):
-                hand.offsets.difference_update(gradient.batches)
-                emptied |= not hand.offsets
-        if emptied:
-            self._hands = [hand for hand in self._hands if hand.offsets]
+        self._let_go(gradient.batches)
         self._suspects.clear(gradient.batches)
         self.samples += gradient.samples
         self.loss_sum += gradient.loss_sum
@@ -243,9 +237,7 @@ class Round:
         batch = self._todo.pop(offset, None)
         if batch is not None:
             self._suspects.clear([offset])
-            for hand in self._hands:
-                hand.offsets.discard(offset)
-            self._hands = [hand for hand in self._hands if hand.offsets]
+            self._let_go([offset])
         return batch
 
     def give_up(self) -> tuple[Batch, ...]:
@@ -273,6 +265,15 @@ class Round:
         allowed_s = self._times.allowed_s(load, attempt)
         self._hands.append(Hand(worker, offsets, now + allowed_s, alone=len(offsets) == 1))
         return Order(worker, tuple(batches))
+
+    def _let_go(self, offsets: Collection[int]) -> None:
+        """Nobody is to compute these batches any more; hands that are empty then go."""
+        for index in range(len(self._hands) - 1, -1, -1):
+            held = self._hands[index].offsets
+            if not held.isdisjoint(offsets):
+                held.difference_update(offsets)
+                if not held:
+                    del self._hands[index]
 
     def _blame(self, offsets: set[int], alone: set[int]) -> tuple[Batch, ...]:
         """Suspect these batches; returns those that are poison now."""

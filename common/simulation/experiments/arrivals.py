@@ -40,6 +40,10 @@ class Arrivals(Protocol):
         """Tell when a record arrives; they are counted from 0; inf for never."""
         ...
 
+    def times_of(self, indexes: range) -> list[float]:
+        """Tell when some records arrive, that are equally far from each other."""
+        ...
+
     def forget_before(self, index: int) -> None:
         """Free the memory of earlier records: nobody asks about them, or their times, again."""
         ...
@@ -55,6 +59,10 @@ class Silent:
     def time_of(self, index: int) -> float:  # noqa: ARG002 - none of them
         """Tell when a record arrives."""
         return math.inf
+
+    def times_of(self, indexes: range) -> list[float]:
+        """Tell when some records arrive."""
+        return [math.inf] * len(indexes)
 
     def forget_before(self, index: int) -> None:
         """Free nothing."""
@@ -90,6 +98,10 @@ class Even:
     def time_of(self, index: int) -> float:
         """Tell when a record arrives."""
         return (index + self._phase) / self._rate_per_s
+
+    def times_of(self, indexes: range) -> list[float]:
+        """Tell when some records arrive."""
+        return [self.time_of(index) for index in indexes]
 
     def forget_before(self, index: int) -> None:
         """Free nothing: nothing is kept."""
@@ -134,6 +146,22 @@ class Drawn:
         while chunk >= len(self._chunks):
             self._draw()
         return float(self._chunks[chunk][within])
+
+    def times_of(self, indexes: range) -> list[float]:
+        """Tell when some records arrive.
+
+        Raises:
+            ParameterError: If one was forgotten.
+        """
+        times_s = list[float]()
+        while indexes:
+            self.time_of(indexes[0])  # draws its chunk, or refuses
+            chunk, within = divmod(indexes[0] - self._first, CHUNK)
+            end = self._first + (chunk + 1) * CHUNK
+            here = indexes[: len(range(indexes[0], end, indexes.step))]
+            times_s += self._chunks[chunk][within :: indexes.step][: len(here)].tolist()
+            indexes = indexes[len(here) :]
+        return times_s
 
     def forget_before(self, index: int) -> None:
         """Free the memory of earlier records, by whole chunks."""

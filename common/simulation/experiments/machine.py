@@ -82,19 +82,19 @@ class Machine:
         position = self._worker.position(stream.partition)
         if position is None or not self._reading or self._awaited.get(stream.partition) == position:
             return
-        full_at = stream.there_at(position + self._batch_size - 1)
+        full_at = stream.full_at(position, self._batch_size)
         if full_at == float("inf"):
             return  # it stands still: whoever lets it go on asks again
         self._awaited[stream.partition] = position
-        self._time.at(full_at, self._read, stream, position, full_at)
+        self._time.at(full_at, self._read, stream, position)
 
-    def _read(self, stream: Stream, position: int, full_at: float) -> None:
+    def _read(self, stream: Stream, position: int) -> None:
         if self.gone or self._awaited.get(stream.partition) != position:
             return
         del self._awaited[stream.partition]
         if self._worker.position(stream.partition) != position or not self._reading:
             return
-        self._feed(events.Decoded(stream.read(position, self._batch_size, full_at)))
+        self._feed(events.Decoded(stream.read(position, self._batch_size)))
         self._await(stream)
 
     # --- orders -------------------------------------------------------------------------------
@@ -103,7 +103,8 @@ class Machine:
         """A trigger was posted; like a real worker, it listens between two gradients."""
         self._posted.append(trigger)
         if not self._computing:
-            self._compute()
+            self._listen()
+            self._begin_next()
 
     def _listen(self) -> None:
         if self._posted:
@@ -113,8 +114,7 @@ class Machine:
                 self._feed(events.RoundBegan())
                 self._wake_when_due()
 
-    def _compute(self) -> None:
-        self._listen()
+    def _begin_next(self) -> None:
         compute = self._orders.next()
         self._computing = compute is not None
         if compute is not None:
@@ -138,7 +138,7 @@ class Machine:
         self._listen()  # who asked for it again meanwhile has it now
         self._protocol.reply(gradient)
         self._orders.done()
-        self._compute()
+        self._begin_next()
 
     # --- the state machine --------------------------------------------------------------------
 

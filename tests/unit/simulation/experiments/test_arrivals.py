@@ -199,3 +199,15 @@ def test_rates_are_drawn_for_each_worker_of_each_run() -> None:
     given_rates[0, 0] = 9  # the caller's own
     with pytest.raises(ParameterError, match="rates: has 2 entries for 3 workers"):
         draw_rates((1.0, 2.0), 3, 2, rng)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@given(st.integers(0, 3 * CHUNK), st.integers(1, 900), st.integers(0, 120))
+@settings(max_examples=10)
+def test_many_times_at_once_are_those_one_by_one(
+    name: str, first: int, step: int, count: int
+) -> None:
+    indexes = range(first, first + step * count, step)
+    one_by_one = stream(name)
+
+    assert stream(name).times_of(indexes) == [one_by_one.time_of(index) for index in indexes]

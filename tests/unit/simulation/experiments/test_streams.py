@@ -19,7 +19,8 @@ def a_stream() -> Stream:
 def test_a_stream_that_runs_has_its_records_when_they_arrive() -> None:
     stream = a_stream()
 
-    assert [stream.there_at(offset) for offset in range(3)] == [0.0, 1.0, 2.0]
+    assert [stream.full_at(offset, 1) for offset in range(3)] == [0.0, 1.0, 2.0]
+    assert stream.full_at(1, 4) == 4.0
 
 
 def test_what_would_arrive_while_a_stream_stands_still_arrives_as_much_later() -> None:
@@ -28,11 +29,11 @@ def test_what_would_arrive_while_a_stream_stands_still_arrives_as_much_later() -
     #  0   1   2   3 |  4 ...        |   arrivals
     #                3.5 stops       13.5 goes on
     stream.stop(3.5)
-    before, after = stream.there_at(3), stream.there_at(4)
+    before, after = stream.full_at(3, 1), stream.full_at(4, 1)
     stream.go_on(13.5)
 
     assert (before, after) == (3.0, math.inf)
-    assert stream.there_at(4) == 14.0
+    assert stream.full_at(4, 1) == 14.0
     assert stream.heard(15.2) == (6, 15.2 - 10.0)
 
 
@@ -44,14 +45,22 @@ def test_a_stream_is_stopped_and_started_once_however_often_it_is_said() -> None
     stream.go_on(5.5)
     stream.go_on(9.0)
 
-    assert stream.there_at(3) == 6.0
+    assert stream.full_at(3, 1) == 6.0
     assert stream.heard(6.0) == (4, 3.0)
 
 
 def test_a_run_names_the_records_and_when_the_first_and_the_last_came() -> None:
     stream = a_stream()
 
-    run = stream.read(2, 3, stream.there_at(4))
+    run = stream.read(2, 3)
 
     assert (run.partition, list(run.offsets)) == (PLACE, [2, 3, 4])
     assert (run.first_arrival_s, run.last_arrival_s) == (2.0, 4.0)
+
+
+def test_what_was_read_and_not_claimed_can_be_read_again() -> None:
+    stream = a_stream()
+    before = [stream.read(start, 4) for start in range(0, 4000, 4)]
+
+    assert stream.read(3600, 4) == before[900]
+    assert stream.read(3602, 2).last_arrival_s == 3603.0
