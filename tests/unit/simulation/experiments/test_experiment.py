@@ -1,0 +1,195 @@
+"""Experiments in both modes: they agree with each other, with the theory, and with their file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from common.simulation.experiments.experiment import (
+    learner_of,
+    load_experiment,
+    simulate,
+    simulate_full,
+)
+from common.simulation.experiments.outcome import Summary
+from common.simulation.experiments.setting import setting_of
+from common.simulation.experiments.spec import Experiment
+from common.theory.policy import POLICY_NAMES
+from common.theory.provisioning import plan
+from common.theory.work import Work, market
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL: dict[str, Any] = {  # theta_0 is 120 s
+    "workers": 12,
+    "rates": 40,
+    "group_size": 5,
+    "batch_size": 16,
+    "updates": 720,
+    "deadline_factor": 1.1,
+    "on_demand": {"usd_per_hour": 0.286},
+    "spot": [{"usd_per_hour": 0.158, "availability": 0.9, "cycle_s": 60}],
+}
+
+
+def an_experiment(**changes: Any) -> Experiment:  # noqa: ANN401 -- fields of a model
+    return Experiment.model_validate(SMALL | changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rates": {"low": 1, "high": 80}},
+        {"while_preempted": "keep"},
+        {"policy": {"name": "backfill"}},
+        {"on_preemption": "reassign", "policy": {"name": "reassign"}},
+    ],
+    ids=["hold", "heterogeneous", "keep", "backfill", "reassign"],
+)
+def test_the_update_process_alone_comes_to_what_the_whole_protocol_comes_to(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    for seed in range(3):
+        (alone,) = simulate(an_experiment(**changes), tmp_path, 1, seed)
+        (whole,) = simulate(an_experiment(mode="full", **changes), tmp_path, 1, seed)
+
+        assert whole.finished
+        # Rates, prices and preemptions are the same, records are not; a takeover takes 3 s.
+        assert whole.runtime_s == pytest.approx(alone.runtime_s, abs=4.0)
+        assert whole.cost_usd == pytest.approx(alone.cost_usd, rel=0.04)
+
+
+def test_a_static_split_costs_on_average_what_equation_16_says(tmp_path: Path) -> None:
+    experiment = an_experiment(updates=7200, spot=[SMALL["spot"][0] | {"cycle_s": 100}])
+    work = Work(np.full(12, 40.0), 5, 16, 7200, 1320.0)
+    expected = plan(work, market(0.286, 0.158, 0.9))
+
+    summary = Summary.of(simulate(experiment, tmp_path, 150, 3))
+
+    assert summary.cost_usd.mean == pytest.approx(expected.expected_cost_usd, rel=0.01)
+    assert summary.runtime_s.mean == pytest.approx(expected.expected_runtime_s, rel=0.01)
+
+
+def test_on_demand_machines_alone_take_theta_0_whatever_spot_does(tmp_path: Path) -> None:
+    runs = simulate(an_experiment(policy={"name": "on-demand"}), tmp_path, 20, 1)
+
+    assert {run.preemptions for run in runs} == {0}
+    assert [run.runtime_s for run in runs] == pytest.approx([120.0] * 20, abs=2.5)
+    assert [run.cost_ratio for run in runs] == pytest.approx([1.0] * 20, abs=0.02)
+
+
+def test_all_policies_are_shown_the_same_world(tmp_path: Path) -> None:
+    rates = {
+        name: setting_of(
+            an_experiment(rates={"low": 1, "high": 80}, policy={"name": name}), tmp_path, 4, 7
+        ).givens.rates_per_s
+        for name in POLICY_NAMES
+    }
+
+    for other in rates.values():
+        np.testing.assert_array_equal(other, rates["static"])
+
+
+def test_the_same_seed_gives_the_same_runs_and_another_one_does_not(tmp_path: Path) -> None:
+    for mode in ("updates", "full"):
+        experiment = an_experiment(mode=mode, updates=100)
+        first, again, other = (simulate(experiment, tmp_path, 2, seed) for seed in (5, 5, 9))
+
+        assert [run.as_dict() for run in first] == [run.as_dict() for run in again]
+        assert [run.runtime_s for run in first] != [run.runtime_s for run in other]
+
+
+def test_progress_goes_from_the_beginning_to_the_end(tmp_path: Path) -> None:
+    for mode in ("updates", "full"):
+        told = list[float]()
+        simulate(an_experiment(mode=mode, updates=2000), tmp_path, 2, 0, told.append)
+
+        assert told == sorted(told)
+        assert 0 <= told[0] < 0.5 < told[-1] <= 1
+
+
+def test_arrivals_that_follow_a_trace_take_as_long_in_both_modes(tmp_path: Path) -> None:
+    (tmp_path / "day.csv").write_text("seconds,value\n0,1\n30,3\n60,0.5\n90,1\n")
+    trace = {"file": "day.csv", "start_s": 10}
+    arrivals = {"process": "trace", "trace": trace}
+    (alone,) = simulate(an_experiment(arrivals=arrivals), tmp_path, 1, 0)
+    (whole,) = simulate(an_experiment(arrivals=arrivals, mode="full"), tmp_path, 1, 0)
+
+    assert whole.runtime_s == pytest.approx(alone.runtime_s, rel=0.1)
+
+
+def test_preempted_machines_learn_as_well_as_others_and_accuracy_is_a_result(
+    tmp_path: Path,
+) -> None:
+    learning = {"hidden": [], "learning_rate": 0.01, "evaluate_every": 40}
+    curves = []
+    for availability in (1.0, 0.8):
+        experiment = an_experiment(
+            mode="full",
+            learning=learning,
+            updates=120,
+            spot=[{"usd_per_hour": 0.1, "availability": availability, "cycle_s": 20}],
+            policy={"name": "static", "spot": 12},
+        )
+        learner = learner_of(experiment, tmp_path, 0)
+        assert learner is not None
+        full = simulate_full(experiment, tmp_path, 0, learner=learner)
+        assert full.run.finished
+        assert (np.diff(full.update_times_s) > 0).all()
+        curves.append(learner.curve)
+
+    for curve in curves:
+        assert [point.version for point in curve] == [0, 40, 80, 120]
+        assert curve[0].accuracy < 0.3
+        assert curve[-1].accuracy > 0.85
+        assert curve[-1].loss < curve[0].loss
+    assert curves[1][-1].at_s > curves[0][-1].at_s
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("workers: 4", "rates: is missing"),
+        ("workers: 0", "workers: must be at least 1"),
+        ("deadlin_s: 5", 'unknown field "deadlin_s" (did you mean "deadline_s"?)'),
+        ("[1, 2]", "must be a mapping"),
+        ("a: [", "line "),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused_with_the_field(
+    text: str, told: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+
+    with pytest.raises(UserError) as refused:
+        load_experiment(file)
+
+    assert str(refused.value).startswith(str(file))
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"deadline_s": 100}, "either deadline_s or deadline_factor"),
+        ({"rates": [1.0, 2.0]}, "rates has 2 entries for 12 workers"),
+        ({"rates": {"low": 5, "high": 1}}, "low 5 is above high 1"),
+        ({"learning": {}}, "learning needs mode: full"),
+        ({"arrivals": {"process": "trace"}}, "trace"),
+        ({"spot": [SMALL["spot"][0], SMALL["spot"][0]]}, "two spot pools have one name"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        an_experiment(**changes)
+
+
+def test_a_job_without_any_arrivals_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="without arrivals nothing is done"):
+        simulate(an_experiment(rates=[0.0] * 12), tmp_path, 1, 0)
