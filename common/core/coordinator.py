@@ -77,7 +77,7 @@ class Coordinator:
         if self.finished:
             return ()
         commands = list(self._on(event, now))
-        if any(isinstance(command, do.Finish) for command in commands):
+        if do.Finish in map(type, commands):
             self._reset()
             self.finished = True
             commands.append(do.ReleaseLease())

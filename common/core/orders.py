@@ -91,5 +91,7 @@ class Orders:
         awaited = [*self._queue]
         if self._under_way is not None and self._under_way.model == compute.model:
             awaited.append(self._under_way)
+        if not awaited:
+            return False
         offsets = {batch.offset for order in awaited for batch in order.batches}
         return all(batch.offset in offsets for batch in compute.batches)

@@ -157,7 +157,9 @@ class Round:
             if batch.offset in held:
                 continue
             suspect = batch.offset in self._suspects
-            open_to = [w for w in loads if w not in closed and not (suspect and loads[w])]
+            open_to: Collection[WorkerId] = loads
+            if closed or suspect:
+                open_to = [w for w in loads if w not in closed and not (suspect and loads[w])]
             if not open_to:
                 continue  # asked again as soon as a hand empties
             worker = self._choose(batch, open_to, loads)
@@ -247,7 +249,7 @@ class Round:
         return missing
 
     def _choose(
-        self, batch: Batch, open_to: list[WorkerId], loads: Mapping[WorkerId, int]
+        self, batch: Batch, open_to: Collection[WorkerId], loads: Mapping[WorkerId, int]
     ) -> WorkerId:
         """The holder the first time; then who was asked least for it, and has least to do."""
         asked = self._asked.setdefault(batch.offset, [])
