@@ -8,7 +8,7 @@ SEED ?= 1
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint unit servers kafka simulate chaos nightly format clean
+.PHONY: help install demo test lint unit servers kafka simulate chaos paper nightly format clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -48,6 +48,9 @@ simulate: $(INSTALLED)  ## the protocol under SEEDS=10000 fault schedules
 
 chaos: $(INSTALLED)  ## kill, freeze and cut off everything on a real stack for MINUTES=5, seeded by SEED=1
 	$(BIN)/python load/chaos.py --minutes $(MINUTES) --seed $(SEED)
+
+paper: $(INSTALLED)  ## section V of the paper, reproduced by simulation: some minutes, writes docs/paper
+	$(BIN)/python -m load.paper
 
 nightly: simulate chaos  ## what takes too long for every change: 10,000 schedules, five minutes of chaos
 

@@ -1,0 +1,142 @@
+"""The pages that the command writes: sections of sentences, tables and plots, each replaceable.
+
+A section stands between two comments that name its part. So one part can be done again, and what
+the others found stays as it is, with what was asked for then.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from io import BytesIO
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image  # comes with matplotlib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+    from common.simulation.experiments.outcome import Summary
+
+NONE = "\N{EN DASH}"  # in a cell that is empty for a reason
+README, RESULTS = "README.md", "results.json"
+_DPI, _COLOURS, _WIDTH = 100, 64, 120
+_SECTION = re.compile(r"<!-- part: (\w+) -->\n(.*?)<!-- end: \1 -->\n", re.DOTALL)
+
+
+@dataclass(slots=True)
+class Section:
+    """What one part has found."""
+
+    title: str
+    data: dict[str, Any] = field(default_factory=dict)  # for the JSON file
+    figures: dict[str, Figure] = field(default_factory=dict)  # by file name
+    blocks: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)  # what must be reached and is not
+
+    def judge(self, reached: bool, what: str) -> str:  # noqa: FBT001 -- a verdict, said first
+        """Note what is missed, and give the word for a sentence."""
+        if not reached:
+            self.missed.append(what)
+        return "reached" if reached else "NOT REACHED"
+
+    def say(self, *sentences: str) -> None:
+        """Add a paragraph."""
+        self.blocks.append(_wrapped(" ".join(each for each in sentences if each)))
+
+    def point(self, *points: str) -> None:
+        """Add a list."""
+        self.blocks.append("\n".join(_wrapped(f"- {each}", "  ") for each in points if each))
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Add a table; the first column is words, the others are numbers."""
+        ruler = ["---", *["---:"] * (len(columns) - 1)]
+        lines = [columns, ruler, *rows]
+        self.blocks.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+
+    def head(self, words: str) -> None:
+        """Begin a sub-section."""
+        self.blocks.append(f"### {words}")
+
+    def draw(self, name: str, figure: Figure, caption: str) -> None:
+        """Add a plot."""
+        self.figures[name] = figure
+        self.blocks.append(f"![{caption}]({name})")
+
+    @property
+    def text(self) -> str:
+        """All of it in Markdown."""
+        return "\n\n".join([f"## {self.title}", *self.blocks]) + "\n"
+
+
+def write(folder: Path, parts: Mapping[str, Section], order: Sequence[str], head: str) -> None:
+    """Write sections into the pages of a folder, beside those that are there already.
+
+    Args:
+        folder: Is made where there is none.
+        parts: What was found now, by part.
+        order: Of all parts.
+        head: What stands above them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    readme, results = folder / README, folder / RESULTS
+    texts = dict(_SECTION.findall(readme.read_text())) if readme.exists() else {}
+    data: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {}
+    for name, section in parts.items():
+        texts[name], data[name] = section.text, section.data
+        for file, figure in section.figures.items():
+            _save(figure, folder / file)
+    there = [name for name in order if name in texts]
+    body = "\n".join(f"<!-- part: {one} -->\n{texts[one]}<!-- end: {one} -->\n" for one in there)
+    readme.write_text(f"{head}\n{body}")
+    kept = {name: data[name] for name in order if name in data}
+    results.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """Write a plot with few colours: a third of the size, and it looks the same."""
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png", dpi=_DPI)
+    few = Image.open(drawn).convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
+
+
+def _wrapped(words: str, indent: str = "") -> str:
+    return fill(
+        words, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """Write a share; a dash where there is none."""
+    return NONE if share is None else f"{100 * share:.{digits}f} %"
+
+
+def interval(low: float | None, high: float | None, digits: int = 1) -> str:
+    """Write an interval of shares."""
+    if low is None or high is None:
+        return ""
+    return f"[{100 * low:.{digits}f}, {100 * high:.{digits}f}]"
+
+
+def met(summary: Summary) -> str:
+    """Write the share of deadlines met, with Wilson's interval."""
+    return f"{percent(summary.met)} {interval(summary.met_low, summary.met_high, 0)}"
+
+
+def cost(summary: Summary) -> str:
+    """Write the mean cost share, with the interval of the mean."""
+    ratio = summary.cost_ratio
+    return f"{percent(ratio.mean)} {interval(ratio.low, ratio.high)}".strip()
+
+
+def listed(words: Sequence[str]) -> str:
+    """Join words with commas and an "and"."""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,180 @@
+"""Section V's job and market as experiments, one for each setting and policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from common.simulation.experiments.setting import setting_of
+from common.simulation.experiments.spec import (
+    Experiment,
+    GradientSpec,
+    OnDemandSpec,
+    PolicySpec,
+    SpotSpec,
+    UniformRates,
+)
+from common.theory.work import Work, market
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from common.simulation.experiments.spec import TraceSpec
+    from common.theory.policy import PolicyName
+    from common.theory.work import Market
+
+Rates: TypeAlias = Literal["equal", "drawn"]
+
+WORKERS = 64  # N_tot
+RATE_PER_S = 125.0  # lambda_A where all are equal
+DRAWN = UniformRates(low=1, high=250)  # else, anew for each worker and run
+GROUP_SIZE = 20  # K
+BATCH_SIZE = 256  # b
+UPDATES = 10_000  # J
+# mu_C: Proposition 1 asks for less than 0.032 s. The paper does not say what its own was.
+GRADIENT_S = 0.025
+SLOW_GRADIENT_S = 0.1  # a CNN of 230,000 weights, a batch of 256 images, one core
+CYCLE_S = 1000.0  # mean time from one preemption to the next
+
+# Lint takes them for letters of another alphabet typed by mistake.
+ALPHA, SIGMA = "\N{GREEK SMALL LETTER ALPHA}", "\N{GREEK SMALL LETTER SIGMA}"
+
+RATES: dict[Rates, str] = {"equal": "λ = 125", "drawn": "λ ~ U(1, 250)"}
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What an hour costs."""
+
+    name: str
+    on_demand: float  # pi_o
+    spot: float  # pi_s
+
+    @property
+    def ratio(self) -> float:
+        """pi_s / pi_o, what every worker on spot costs against on-demand machines alone."""
+        return self.spot / self.on_demand
+
+
+HIGH = Prices("high", 0.286, 0.158)
+LOW = Prices("low", 0.186, 0.058)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One of the settings in which section V compares costs."""
+
+    availability: float = 0.9  # alpha
+    deadline_factor: float = 1.05  # theta / theta_0
+    rates: Rates = "equal"
+    prices: Prices = HIGH
+    group_size: int = GROUP_SIZE  # K
+
+    @property
+    def key(self) -> str:
+        """Its name in the JSON file."""
+        factor = f"{self.availability:g}-{self.deadline_factor:.2f}"
+        return f"{self.rates}-{self.prices.name}-{factor}-K{self.group_size}"
+
+    @property
+    def label(self) -> str:
+        """Availability and deadline, for tables and plots."""
+        return f"{ALPHA} = {self.availability:g}, θ = {self.deadline_factor:.2f} θ₀"
+
+    @property
+    def market(self) -> Market:
+        """The paper's market."""
+        return market(self.prices.on_demand, self.prices.spot, self.availability)
+
+    def work(self) -> Work:
+        """What is to be done where all rates are equal."""
+        return self._work(np.full(WORKERS, RATE_PER_S))
+
+    def drawn_works(self, runs: int, seed: int, folder: Path) -> list[Work]:
+        """What is to be done in each run of that seed, with the rates that it draws."""
+        rates = setting_of(experiment(self, "static"), folder, runs, seed).givens.rates_per_s
+        return [self._work(each) for each in rates]
+
+    def _work(self, rates_per_s: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Work:
+        work = Work(rates_per_s, self.group_size, BATCH_SIZE, UPDATES, 0.0)
+        return replace(work, deadline_s=self.deadline_factor * work.undisturbed_s)
+
+
+PAIRS = ((0.9, 1.05), (0.8, 1.05), (0.8, 1.10))  # (alpha, theta / theta_0)
+
+
+def settings(*, quick: bool, prices: Sequence[Prices] = (HIGH, LOW)) -> list[Setting]:
+    """List all settings of figures 3 to 5; quick: the first pair at the high price alone."""
+    pairs, some = (PAIRS[:1], prices[:1]) if quick else (PAIRS, prices)
+    return [
+        Setting(availability, factor, rates, price)
+        for price in some
+        for rates in RATES
+        for availability, factor in pairs
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """What else may differ from section V."""
+
+    name: str = ""  # of the variation, where there is one
+    spot: int | None = None  # N_s as given, static only
+    updates: int = UPDATES
+    deadline_s: float | None = None  # instead of a factor
+    gradient_s: float = GRADIENT_S
+    start_up_s: tuple[float, float] = (0.0, 0.0)  # on-demand, spot
+    minimum_billing_s: float = 0.0
+    usd_per_hour: TraceSpec | None = None  # of spot machines
+    bid_usd_per_hour: float | None = None
+    availability: TraceSpec | None = None
+    together: bool = False  # machines of all workers are had, and lost, at once
+
+
+NOTHING = Variation()
+
+
+def second_pool(setting: Setting) -> SpotSpec:
+    """Give the pool that `pools` may use besides: cheaper, scarcer and of limited size.
+
+    0.120 USD per hour beside 0.158; beside another price as much less.
+    """
+    usd_per_hour = round(0.120 / HIGH.spot * setting.prices.spot, 3)
+    return SpotSpec(name="second", usd_per_hour=usd_per_hour, availability=0.8, capacity=32)
+
+
+def experiment(setting: Setting, policy: PolicyName, change: Variation = NOTHING) -> Experiment:
+    """Make the experiment of a setting under a policy."""
+    on_demand_s, spot_s = change.start_up_s
+    spot = SpotSpec(
+        usd_per_hour=change.usd_per_hour or setting.prices.spot,
+        availability=change.availability or setting.availability,
+        cycle_s=CYCLE_S,
+        together=change.together,
+        bid_usd_per_hour=change.bid_usd_per_hour,
+        start_up_s=spot_s,
+        minimum_billing_s=change.minimum_billing_s,
+    )
+    factor = setting.deadline_factor if change.deadline_s is None else None
+    return Experiment(
+        name=" ".join(filter(None, (setting.key, policy, change.name))),
+        workers=WORKERS,
+        rates=RATE_PER_S if setting.rates == "equal" else DRAWN,
+        group_size=setting.group_size,
+        batch_size=BATCH_SIZE,
+        updates=change.updates,
+        deadline_s=change.deadline_s,
+        deadline_factor=factor,
+        gradient=GradientSpec(mean_s=change.gradient_s),
+        on_preemption="reassign" if policy == "reassign" else "hold",
+        on_demand=OnDemandSpec(
+            usd_per_hour=setting.prices.on_demand,
+            start_up_s=on_demand_s,
+            minimum_billing_s=change.minimum_billing_s,
+        ),
+        spot=(spot, second_pool(setting)) if policy == "pools" else (spot,),
+        policy=PolicySpec(name=policy, spot=change.spot),
+    )

@@ -1,0 +1,234 @@
+"""The recorded prices and availability of the data folder: which can be simulated, and how.
+
+Prices alone do not say what on-demand machines cost then. It is taken from the list of 2014 for the
+old market; from a tenth of the highest price for the files of 2016, as bids were limited to ten
+times the on-demand price; from the snapshot of 2022 for everything else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from common.errors import UserError
+from common.simulation.experiments.setting import setting_of
+from common.simulation.experiments.spec import TraceSpec
+from common.simulation.experiments.trace_files import read_trace
+from load.paper.job import CYCLE_S, HIGH, Prices, Setting, Variation, experiment
+from load.paper.price_files import listed, regions, rows, snapshot, split
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from load.paper.asked import Asked
+
+SPEED = 2000.0  # the paper's, of prices
+GRID_S = 2.0  # what changes faster is not seen
+EVERY = 15  # so many of the series of 2022 are much alike: one of this many is simulated
+WAYS = ((False, "each worker its own part"), (True, "all at once"))
+_OLD, _NEW = "us-east-1-2015-03-to-06.csv.gz", "eu-west-3a-2020-03-to-05.csv.gz"
+_CHANGES = "all-regions-changes-2022-05-31.csv.gz"
+_SNAPSHOT = "all-regions-snapshot-2022-07-12.csv.gz"
+_LIST = "on-demand-2014-us-east-1-us-west-2.csv"
+_LINUX = "Linux/UNIX"
+
+
+class Series(NamedTuple):
+    """One recorded series, ready to be simulated."""
+
+    group: str
+    name: str
+    prices: Prices  # spot: the mean of the trace while a machine is had
+    change: Variation
+    speed: float
+
+    @property
+    def setting(self) -> Setting:
+        """Where nothing is recorded it is as in the paper."""
+        return Setting(prices=self.prices)
+
+
+@dataclass(slots=True)
+class Found:
+    """What there is."""
+
+    data: Path
+    scratch: Path
+    quick: bool  # one series of each group is enough
+    series: list[Series] = field(default_factory=list)
+    unused: list[tuple[str, str]] = field(default_factory=list)  # what, and why not
+
+    def price(
+        self, group: str, name: str, on_demand: float | None, trace: TraceSpec, *, bid: bool = False
+    ) -> None:
+        """Add a series of prices, or say why it cannot be used."""
+        if self.enough(group):
+            return
+        if on_demand is None:
+            self.unused.append((name, "its on-demand price is not known"))
+            return
+        try:
+            mean = _mean_price(self.scratch / trace.file, trace, on_demand if bid else math.inf)
+        except UserError as error:
+            self.unused.append((name, str(error)))
+            return
+        change = Variation(name, usd_per_hour=trace, bid_usd_per_hour=on_demand if bid else None)
+        prices = Prices(name, on_demand, mean)
+        self.series.append(Series(group, name, prices, change, trace.speed))
+
+    def enough(self, group: str) -> bool:
+        """Say whether no more of a group is asked for."""
+        return self.quick and any(each.group.startswith(group) for each in self.series)
+
+    def on_demand(self, region: str, kind: str) -> float | None:
+        """Look up what a type cost on demand in 2022."""
+        return snapshot(self.data / "spot-prices" / _SNAPSHOT).get((region, kind))
+
+
+def _mean_price(path: Path, trace: TraceSpec, bid: float) -> float:
+    """Give the mean price over the time in which a machine is had at all."""
+    found = read_trace(path, trace.series, trace.column)
+    paid_s = np.where(found.values <= bid, found.durations_s, 0.0)
+    return float(found.values @ paid_s / paid_s.sum()) if paid_s.any() else found.mean()
+
+
+def find(asked: Asked) -> Found | None:
+    """Look through the data folder; quick: one series of each kind."""
+    if asked.data is None:
+        return None
+    found = Found(asked.data, asked.scratch, asked.quick)
+    if (asked.data / "spot-prices").is_dir():
+        for look in (_of_2015, _of_2016, _of_2020, _of_2022):
+            look(asked.data / "spot-prices", found)
+    if (asked.data / "spot-traces").is_dir():
+        _availability(asked.data / "spot-traces", found)
+    return found
+
+
+def like_the_papers(asked: Asked) -> TraceSpec | None:
+    """Give a SUSE price as slow as the paper's, scaled to its mean; None without data."""
+    path = asked.data and asked.data / "spot-prices" / _NEW
+    if not path or not path.exists():
+        return None
+    kind, folder = ("c5.2xlarge", "SUSE Linux"), asked.scratch / "paper"
+    columns = ("instance_type", "product")
+    mean = read_trace(split(path, folder, columns)[kind]).mean()
+    file = split(path, folder, columns, scale=HIGH.spot / mean)[kind]
+    return TraceSpec(file=str(file), speed=SPEED)
+
+
+def _of_2015(folder: Path, found: Found) -> None:
+    if not (folder / _OLD).exists():
+        return
+    prices = listed(folder / _LIST, "us-east-1")
+    files = split(folder / _OLD, found.scratch / "2015", ("instance_type", "availability_zone"))
+    for (kind, zone), file in files.items():
+        on_demand = prices.get(kind) or found.on_demand("us-east-1", kind)
+        trace = TraceSpec(file=str(file), speed=SPEED)
+        name = f"2015 {kind} {zone}"
+        found.price("2015, price crosses the bid", name, on_demand, trace, bid=True)
+
+
+def _of_2016(folder: Path, found: Found) -> None:
+    for path in sorted(folder.glob("us-east-1-2016-5min-*.csv.gz")):
+        kind = path.name.removesuffix(".csv.gz").rpartition("5min-")[2]
+        table = rows(path)
+        zones = [name for name in table[0] if name != "step"]
+        highest = max(float(row[zone]) for row in table for zone in zones if row[zone])
+        for zone in zones:
+            trace = TraceSpec(file=str(path), column=zone, speed=SPEED)
+            name = f"2016 {kind} {zone}"
+            found.price("2016, price crosses the bid", name, highest / 10, trace, bid=True)
+
+
+def _of_2020(folder: Path, found: Found) -> None:
+    if not (folder / _NEW).exists():
+        return
+    files = split(folder / _NEW, found.scratch / "2020", ("instance_type", "product"))
+    linux = {kind: file for (kind, product), file in files.items() if product == _LINUX}
+    others = f"{_NEW}: {len(files) - len(linux)} series of other systems than Linux"
+    found.unused.append((others, "their on-demand prices are not known"))
+    for kind, file in linux.items():
+        trace = TraceSpec(file=str(file), speed=SPEED)
+        on_demand = found.on_demand("eu-west-3", kind)
+        found.price("2020, price drifts", f"2020 {kind} eu-west-3a", on_demand, trace)
+
+
+def _of_2022(folder: Path, found: Found) -> None:
+    if not (folder / _CHANGES).exists():
+        return
+    columns = ("instance_type", "az_id")  # all are Linux
+    files = split(folder / _CHANGES, found.scratch / "2022", columns, least=2)
+    zones = regions(folder / _SNAPSHOT)
+    known = {
+        key: file for key, file in files.items() if found.on_demand(zones.get(key[1], ""), key[0])
+    }
+    for (kind, zone), file in list(known.items())[::EVERY]:
+        # Recorded for less than six hours: at 2,000 times its speed a run would go through it
+        # hundreds of times. So it is gone through as it was.
+        on_demand, name = found.on_demand(zones[zone], kind), f"2022 {kind} {zone}"
+        trace = TraceSpec(file=str(file))
+        found.price("2022, price changes once or twice", name, on_demand, trace)
+    found.unused += [
+        (f"{_CHANGES}: all but {len(files)} series", "one record each: the price never changes"),
+        (
+            f"{_CHANGES}: {len(files) - len(known)} series that change",
+            "their on-demand prices are not known",
+        ),
+        (
+            f"{_CHANGES}: {len(known) - len(range(0, len(known), EVERY))} of {len(known)} others",
+            f"much alike: every {EVERY}th is simulated",
+        ),
+        (_SNAPSHOT, "one instant; on-demand prices are worked out from it"),
+    ]
+
+
+def _availability(folder: Path, found: Found) -> None:
+    for path in sorted((folder / "skypilot").rglob("*.json.gz")):
+        zone, recorded = path.name.removesuffix(".json.gz"), path.parent.name
+        kind = "preemptions" if "preemption" in path.parts else "availability"
+        _had(found, f"SkyPilot, {kind}", f"{recorded} {zone} ({path.parent.parent.name})", path)
+    bamboo = folder / "bamboo"
+    for path in sorted((*bamboo.glob("*.csv"), *bamboo.glob("*.csv.gz"))):
+        _had(found, "Bamboo, clusters", path.name.partition(".csv")[0], path)
+    for path in sorted(folder.glob("gce-*.csv*")):
+        why = "lifetimes of single machines, not what could be had over time"
+        if "startup" in path.name:
+            why = "start-up times, used with the policies"
+        found.unused.append((path.name, why))
+
+
+def _had(found: Found, group: str, name: str, path: Path) -> None:
+    """Add what could be had: with a part of its own for each worker, and for all at once."""
+    if found.enough(group):
+        return
+    trace = TraceSpec(file=str(path))
+    try:
+        gap_s = read_trace(path).gap_s
+        prices, column = _recorded_prices(path, found)
+        for together, word in WAYS[: 1 if found.quick else 2]:
+            change = Variation(f"{name}, {word}", availability=trace, together=together)
+            setting = setting_of(experiment(Setting(), "static", change), path.parent, 1, 0)
+            speed = setting.givens.pools[1].cycle_s / CYCLE_S
+            speed = min(speed, gap_s / GRID_S) if gap_s else speed
+            faster = trace.model_copy(update={"speed": speed})
+            paid = faster.model_copy(update={"column": column}) if column else None
+            change = replace(change, availability=faster, usd_per_hour=paid)
+            found.series.append(Series(f"{group}; {word}", name, prices, change, speed))
+    except UserError as error:
+        found.unused.append((name, str(error)))
+
+
+def _recorded_prices(path: Path, found: Found) -> tuple[Prices, str]:
+    """Give the prices of a trace and in which column they are; the paper's where it has none."""
+    column = "prices"
+    try:
+        mean = read_trace(path, column=column).mean()
+    except UserError:
+        return HIGH, ""
+    kind = "r5.16xlarge" if "intel_64" in path.name else "p3.2xlarge"  # one V100
+    on_demand = found.on_demand(path.name[: len("us-east-1")], kind)
+    return (Prices(kind, on_demand, mean), column) if on_demand else (HIGH, "")

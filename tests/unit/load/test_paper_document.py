@@ -1,0 +1,98 @@
+"""Pages whose sections can be replaced one by one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from common.simulation.experiments.outcome import Spread
+from load.paper import plots
+from load.paper.document import Section, interval, listed, percent, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def section(title: str, words: str) -> Section:
+    found = Section(title, {"said": words})
+    found.say(words)
+    return found
+
+
+def test_one_part_can_be_done_again_and_the_others_stay_as_they_are(tmp_path: Path) -> None:
+    order = ("first", "second")
+    write(tmp_path, {"first": section("One", "old"), "second": section("Two", "kept")}, order, "#")
+    write(tmp_path, {"first": section("One", "new")}, order, "#")
+    text, data = (tmp_path / "README.md").read_text(), (tmp_path / "results.json").read_text()
+    assert "old" not in text
+    assert text.index("new") < text.index("kept")
+    assert json.loads(data) == {"first": {"said": "new"}, "second": {"said": "kept"}}
+
+
+def test_parts_stand_in_their_order_whichever_was_written_first(tmp_path: Path) -> None:
+    order = ("first", "second")
+    write(tmp_path, {"second": section("Two", "b")}, order, "#")
+    write(tmp_path, {"first": section("One", "a")}, order, "#")
+    text = (tmp_path / "README.md").read_text()
+    assert text.index("## One") < text.index("## Two")
+
+
+def test_a_table_is_as_wide_as_its_head() -> None:
+    found = Section("T")
+    found.table(("", "a", "b"), [("x", "1", "2")])
+    counts = {line.count("|") for line in found.blocks[0].splitlines()}
+    assert counts == {4}
+
+
+def test_paragraphs_are_wrapped_and_lists_indented() -> None:
+    found = Section("T")
+    found.point("word " * 60, "")
+    lines = found.blocks[0].splitlines()
+    assert all(len(line) <= 120 for line in lines)
+    assert lines[0].startswith("- word")
+    assert all(line.startswith("  word") for line in lines[1:])
+
+
+def test_what_is_missed_is_said_and_kept() -> None:
+    found = Section("T")
+    assert found.judge(reached=True, what="fine") == "reached"
+    assert found.judge(reached=False, what="cost") == "NOT REACHED"
+    assert found.missed == ["cost"]
+
+
+@pytest.mark.parametrize(
+    ("words", "joined"), [([], ""), (["a"], "a"), (["a", "b", "c"], "a, b and c")]
+)
+def test_words_are_joined_as_in_a_sentence(words: list[str], joined: str) -> None:
+    assert listed(words) == joined
+
+
+def test_shares_are_written_in_per_cent() -> None:
+    assert percent(0.80186, 2) == "80.19 %"
+    assert percent(None) == "\N{EN DASH}"
+    assert interval(0.5, 0.625, 0) == "[50, 62]"
+    assert interval(None, None) == ""
+
+
+def test_plots_are_small_enough_to_be_kept_beside_the_text(tmp_path: Path) -> None:
+    spread = Spread(0.8, 0.01, 0.79, 0.81)
+    groups = {
+        f"group {number}": {
+            f"series {one}": {"static": 0.9, "adaptive": 0.8, "backfill": 0.5} for one in range(30)
+        }
+        for number in range(4)
+    }
+    curve = {"times_s": np.array([1.0, 10.0]), "dispersion": np.array([0.05, 0.001])}
+    figures = {
+        "bars.png": plots.bars([("static", spread, 0.695, 0.7986), ("drawn", spread, None, None)]),
+        "series.png": plots.series(groups),
+        "policies.png": plots.policies({"setting": {"static": (0.8, 0.5, 0.4, 0.6)}}),
+        "law.png": plots.dispersion({"64 workers": curve}, 1 / 20, 1 / 5120),
+    }
+    found = Section("T", figures=figures)
+    write(tmp_path, {"part": found}, ("part",), "#")
+    sizes = {name: (tmp_path / name).stat().st_size for name in figures}
+    assert all(0 < size < 150_000 for size in sizes.values()), sizes

@@ -1,0 +1,111 @@
+"""Section V's settings, what the paper states of them, and formulas turned round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.theory.beyond.backfill import cost_share_limit
+from common.theory.policy import POLICY_NAMES
+from common.theory.provisioning import cost_share_bound, cost_usd, plan
+from load.paper import stated
+from load.paper.asked import Asked
+from load.paper.explanations import most_updates, price_for, price_of_bound, updates_for
+from load.paper.job import (
+    HIGH,
+    LOW,
+    PAIRS,
+    UPDATES,
+    Prices,
+    Setting,
+    Variation,
+    experiment,
+    settings,
+)
+
+SETTINGS = [Setting(*pair) for pair in PAIRS]
+ASKED = Asked(12, 1, quick=True, data=None, scratch=Path())
+
+
+def test_the_job_takes_6400_s_on_demand() -> None:
+    assert Setting().work().undisturbed_s == stated.THETA_0_S
+
+
+def test_theorem_4_gives_the_check_values() -> None:
+    for pair, (spot, share, bound) in stated.CHECKS.items():
+        setting = Setting(*pair)
+        best = plan(setting.work(), setting.market)
+        assert best.spot == spot
+        assert round(best.cost_ratio_to_on_demand, 4) == share
+        least = cost_share_bound(pair[1], pair[0], HIGH.spot, HIGH.on_demand)
+        assert round(least, 4) == bound
+
+
+def test_every_setting_and_policy_is_a_simulation_with_a_name_of_its_own() -> None:
+    names = [
+        ASKED.simulation(setting, policy, change).name
+        for setting in settings(quick=False)
+        for policy in POLICY_NAMES
+        for change in (Variation(), Variation("slow", gradient_s=0.1))
+    ]
+    assert len(names) == len(set(names)) == 2 * 2 * 3 * 7 * 2
+
+
+def test_only_reassign_has_streams_taken_over_and_only_pools_a_second_pool() -> None:
+    made = {name: experiment(Setting(), name) for name in POLICY_NAMES}
+    assert [name for name in made if made[name].on_preemption == "reassign"] == ["reassign"]
+    assert [name for name in made if len(made[name].spot) > 1] == ["pools"]
+
+
+def test_the_second_pool_is_cheaper_than_the_first_at_either_price() -> None:
+    for prices in (HIGH, LOW):
+        first, second = experiment(Setting(prices=prices), "pools").spot
+        assert isinstance(first.usd_per_hour, float)
+        assert isinstance(second.usd_per_hour, float)
+        assert second.usd_per_hour < first.usd_per_hour
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each.key)
+@given(share=st.floats(0.6, 0.95))
+def test_updates_for_a_cost_cost_that_much(setting: Setting, share: float) -> None:
+    updates = updates_for(share, setting)
+    best = plan(setting.work(), setting.market)
+    found = best.cost_ratio_to_on_demand * updates / UPDATES
+    assert found == pytest.approx(share, abs=1e-4)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each.key)
+@given(usd_per_hour=st.floats(0.05, 0.25))
+def test_the_price_for_a_cost_is_the_one_that_gives_it(
+    setting: Setting, usd_per_hour: float
+) -> None:
+    work, spot = setting.work(), plan(setting.work(), setting.market).spot
+    other = replace(setting, prices=Prices("other", HIGH.on_demand, usd_per_hour))
+    share = cost_usd(work, spot, other.market) / cost_usd(work, 0, other.market)
+    assert price_for(share, setting) == pytest.approx(usd_per_hour)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each.key)
+@given(usd_per_hour=st.floats(0.05, 0.25))
+def test_the_price_of_a_bound_is_that_of_equation_19(setting: Setting, usd_per_hour: float) -> None:
+    factor, alpha = setting.deadline_factor, setting.availability
+    bound = cost_share_bound(factor, alpha, usd_per_hour, HIGH.on_demand)
+    if bound > usd_per_hour / HIGH.on_demand:  # else all are on spot and the bound is that
+        assert price_of_bound(bound, setting) == pytest.approx(usd_per_hour)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each.key)
+def test_the_least_cost_within_the_deadline_buys_all_updates(setting: Setting) -> None:
+    limit = cost_share_limit(
+        setting.deadline_factor, setting.availability, HIGH.spot, HIGH.on_demand
+    )
+    assert most_updates(limit, setting) == UPDATES
+
+
+def test_less_than_spot_gives_until_the_deadline_is_bought_on_spot_alone() -> None:
+    share = 0.5 * Setting().prices.ratio
+    assert most_updates(share, Setting()) == UPDATES // 2

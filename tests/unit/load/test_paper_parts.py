@@ -1,0 +1,98 @@
+"""The parts of the reproduction on few runs, and the command that writes them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from load.paper import stated
+from load.paper.accuracy import Lesson, learn
+from load.paper.asked import Asked
+from load.paper.command import main, parse
+from load.paper.document import Section
+from load.paper.equations import run as equations
+from load.paper.explanations import explain_static
+from load.paper.job import PAIRS, UPDATES, Setting
+from load.paper.runner import Runner
+from load.paper.updates_law import FEW, FEW_LATER, MANY_LATER, SIGNIFICANT, Streams, p_value
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(name="asked")
+def few_runs(tmp_path: Path) -> Asked:
+    return Asked(12, 1, quick=True, data=None, scratch=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("streams", "t_s", "printed", "renewal"),
+    [
+        (FEW, 6400.0, False, True),
+        (FEW_LATER, 64.0, False, True),
+        (FEW, 64.0, False, False),
+        (MANY_LATER, 5.0, True, False),
+    ],
+    ids=["the paper's job", "under way", "still in step", "many slow streams, a short time"],
+)
+def test_each_law_holds_where_it_should(
+    streams: Streams, t_s: float, *, printed: bool, renewal: bool
+) -> None:
+    (found,) = streams.sample(np.array([t_s]), 400, np.random.default_rng(1))
+    assert (p_value(found, streams.printed(t_s)) >= SIGNIFICANT) is printed
+    assert (p_value(found, streams.renewal(t_s)) >= SIGNIFICANT) is renewal
+
+
+def test_static_costs_what_equations_16_and_22_say(asked: Asked) -> None:
+    with Runner() as runner:
+        section = equations(asked, runner)
+    assert section.missed == []
+    assert section.data["theorem 4 agrees"]
+    for setting in (Setting(), Setting(rates="drawn")):
+        assert abs(section.data[setting.key]["cost_off"]) < 0.01
+
+
+def test_fewer_updates_of_the_same_split_cost_what_the_paper_states(asked: Asked) -> None:
+    section = Section("T")
+    with Runner() as runner:
+        explain_static(section, asked, runner)
+    (found,) = section.data["fewer updates"].values()
+    assert found["updates"] < UPDATES
+    assert found["cost_share"] == pytest.approx(stated.STATIC["equal"][PAIRS[0]], abs=0.005)
+
+
+def test_a_simulation_that_two_parts_ask_for_is_run_once(asked: Asked) -> None:
+    one = asked.simulation(Setting(), "static")
+    with Runner() as runner:
+        first = runner.simulated("a", [one])[one.name]
+        assert runner.simulated("b", [one, one])[one.name] is first
+
+
+def test_real_gradients_give_a_curve(tmp_path: Path) -> None:
+    curve = learn(Lesson("static", 0.9, 1.05, 10, "digits", tmp_path, 1))
+    assert curve.updates == 10
+    assert [point.version for point in curve.points] == list(range(11))
+    assert curve.points[-1].loss < curve.points[0].loss
+
+
+def test_the_command_writes_one_part_alone(tmp_path: Path) -> None:
+    words = ["--quick", "--only", "theorem1", "--processes", "1", "--out", str(tmp_path)]
+    assert main(words) == 0
+    assert (tmp_path / "README.md").read_text().startswith("# Section V")
+    assert list(json.loads((tmp_path / "results.json").read_text())) == ["theorem1"]
+
+
+@pytest.mark.parametrize("words", [["--data", "nowhere"], ["--runs", "3"], ["--processes", "0"]])
+def test_what_makes_no_sense_is_said_and_nothing_is_run(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert "--" in capsys.readouterr().err
+
+
+def test_a_part_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(SystemExit):
+        parse(["--only", "figure 7"])

@@ -1,0 +1,134 @@
+"""What is found in a folder of recorded prices and availability, and why some of it is not used."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from common.simulation.experiments.experiment import simulate
+from common.simulation.experiments.trace_files import read_trace
+from load.paper.asked import Asked
+from load.paper.job import CYCLE_S, HIGH, experiment
+from load.paper.policies import START_UP_S, start_up_s
+from load.paper.price_files import listed, snapshot, split
+from load.paper.series import Found, find
+
+RECORDS = """timestamp,availability_zone,instance_type,product,price_usd_per_hour
+2015-03-11T00:00:00Z,us-east-1a,c3.xlarge,Linux/UNIX,0.03
+2015-03-11T06:00:00Z,us-east-1a,x9.huge,Linux/UNIX,1.0
+2015-03-11T12:00:00Z,us-east-1a,c3.xlarge,Linux/UNIX,0.9
+2015-03-12T00:00:00Z,us-east-1b,c3.xlarge,Linux/UNIX,0.04
+2015-03-13T00:00:00Z,us-east-1a,x9.huge,Linux/UNIX,1.0
+"""
+SNAPSHOT = """region,az_id,instance_type,price_usd_per_hour,savings_percent
+eu-west-3,euw3-az1,c5.large,0.04,60
+eu-west-3,euw3-az2,c5.large,0.05,60
+eu-west-3,euw3-az3,c5.large,0.03,60
+eu-west-3,euw3-az3,c5.metal,3.0,
+"""
+
+
+def compressed(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode()))
+    return path
+
+
+@pytest.fixture(name="asked")
+def some_data(tmp_path: Path) -> Asked:
+    data, scratch = tmp_path / "data", tmp_path / "scratch"
+    prices, traces = data / "spot-prices", data / "spot-traces"
+    compressed(prices / "us-east-1-2015-03-to-06.csv.gz", RECORDS)
+    (prices / "on-demand-2014-us-east-1-us-west-2.csv").write_text(
+        "region,instance_type,on_demand_usd_per_hour\nus-east-1,c3.xlarge,0.21\n"
+    )
+    up = {"metadata": {"gap_seconds": 600}, "data": [1, 1, 1, 0, 1, 1, 0, 0] * 20}
+    folder = traces / "skypilot" / "availability" / "1-node" / "aws"
+    compressed(folder / "us-east-1a_v100_1.json.gz", json.dumps(up))
+    bamboo = traces / "bamboo"
+    bamboo.mkdir()
+    (bamboo / "back.csv").write_text("0,3\n100,2\n50,1\n")
+    scratch.mkdir()
+    return Asked(12, 1, quick=False, data=data, scratch=scratch)
+
+
+@pytest.fixture(name="found")
+def what_is_there(asked: Asked) -> Found:
+    found = find(asked)
+    assert found is not None
+    return found
+
+
+def test_what_cannot_be_used_is_listed_with_the_reason(found: Found) -> None:
+    reasons = dict(found.unused)
+    assert "on-demand price" in reasons["2015 x9.huge us-east-1a"]
+    assert "before the one above" in reasons["back"]
+
+
+def test_an_old_price_preempts_at_the_on_demand_price_and_is_averaged_below_it(
+    found: Found,
+) -> None:
+    (series,) = [each for each in found.series if each.name == "2015 c3.xlarge us-east-1a"]
+    assert series.change.bid_usd_per_hour == series.prices.on_demand == 0.21
+    assert series.prices.spot == pytest.approx(0.03)
+
+
+def test_availability_is_gone_through_so_that_a_cycle_lasts_as_long_as_the_papers(
+    found: Found,
+) -> None:
+    some = [each for each in found.series if "SkyPilot" in each.group]
+    assert [each.change.together for each in some] == [False, True]
+    for each in some:
+        assert each.prices == HIGH
+        trace = each.change.availability
+        assert trace is not None
+        # 8 ticks of 600 s have two outages
+        assert trace.speed == each.speed == pytest.approx(8 * 600 / 2 / CYCLE_S)
+
+
+def test_every_series_that_is_found_can_be_simulated(found: Found, asked: Asked) -> None:
+    for each in found.series:
+        wanted = experiment(each.setting, "static", each.change).model_copy(update={"updates": 50})
+        (run,) = simulate(wanted, asked.scratch, 1, 1)
+        assert run.finished
+
+
+def test_without_a_data_folder_there_is_nothing() -> None:
+    assert find(Asked(12, 1, quick=False, data=None, scratch=Path())) is None
+
+
+def test_a_series_of_its_own_reads_as_the_one_in_the_file(tmp_path: Path) -> None:
+    path = compressed(tmp_path / "all.csv.gz", RECORDS)
+    files = split(path, tmp_path / "each", ("instance_type", "availability_zone"), scale=2.0)
+    alone = read_trace(files["c3.xlarge", "us-east-1a"])
+    there = read_trace(path, {"instance_type": "c3.xlarge", "availability_zone": "us-east-1a"})
+    assert alone.end_s == there.end_s == 2 * 86_400
+    assert alone.mean() == pytest.approx(2 * there.mean())
+
+
+def test_series_with_too_few_records_are_left_out(tmp_path: Path) -> None:
+    path = compressed(tmp_path / "all.csv.gz", RECORDS)
+    files = split(path, tmp_path / "each", ("instance_type", "availability_zone"), least=2)
+    assert set(files) == {("c3.xlarge", "us-east-1a"), ("x9.huge", "us-east-1a")}
+
+
+def test_an_on_demand_price_is_the_median_over_zones_of_price_and_savings(tmp_path: Path) -> None:
+    path = compressed(tmp_path / "snapshot.csv.gz", SNAPSHOT)
+    assert snapshot(path) == {("eu-west-3", "c5.large"): pytest.approx(0.1)}
+
+
+def test_no_list_of_prices_is_an_empty_one(tmp_path: Path) -> None:
+    assert listed(tmp_path / "none.csv", "us-east-1") == {}
+
+
+def test_start_up_times_are_medians_of_the_sums_of_their_stages(tmp_path: Path) -> None:
+    folder = tmp_path / "spot-traces"
+    folder.mkdir()
+    rows = ["transient,1,2,3", "transient,10,20,30", "transient,2,2,3", "on-demand,1,1,1"]
+    head = "kind,provisioning_s,staging_s,booting_s"
+    (folder / "gce-gpu-vm-startup-seconds.csv").write_text("\n".join([head, *rows]))
+    assert start_up_s(tmp_path)[:2] == (3.0, 7.0)
+    assert start_up_s(None)[:2] == START_UP_S
