@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tests.unit.cli.conftest import World
 
 COMMANDS = [
+    ("plan",),
+    ("simulate",),
     ("produce",),
     ("audit",),
     ("model", "pull"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.simulation.experiments.group import TAKEOVER_S, Hold, Reassign
@@ -20,7 +20,8 @@ def shares(machines: dict[int, Machine]) -> list[int]:
     return sorted(len(machine.streams) for machine in machines.values())
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=20))
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12))
+@settings(max_examples=25)
 def test_streams_are_shared_evenly_each_once_and_few_are_moved(flips: list[int]) -> None:
     bench = Bench(STREAMS, updates=10_000)
     group = Reassign(bench.time, bench.streams)
