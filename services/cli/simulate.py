@@ -18,6 +18,7 @@ from rich.progress import (
 )
 
 from services.cli import plots
+from services.cli.silence import silent_output
 
 
 def simulate(
@@ -70,7 +71,8 @@ def simulate(
                 bars[name] = progress.add_task(name, total=1.0)
             progress.update(bars[name], completed=share)
 
-        results = compare(variants, file.parent, runs, seed, advance)
+        with silent_output():
+            results = compare(variants, file.parent, runs, seed, advance)
     if plot is not None:
         figure = plots.runs_figure(
             title(experiment, runs),

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from common.theory.adaptive import Adaptive
 from common.theory.beyond.outages import effective_availability
 from common.theory.beyond.program import GAP, LIMIT_S, Classes, Program, classes_of
 from common.theory.beyond.reassign import Computing, machines_for_stability
 from common.theory.errors import ParameterError
+from common.theory.fixed import OnDemandOnly
 from common.theory.plan import Plan
 from common.theory.policy import NOWHERE, ON_DEMAND, Decision
 
@@ -267,12 +269,13 @@ class Pools:
 
     Prices, availabilities and the gradient time may move by `moved`. The pace, the share of the
     time left that the work left takes at full rate, is held tighter: a deadline leaves a few
-    percent of slack, of which luck should not take much before it is answered.
+    percent of slack, of which luck should not take much before it is answered. With `hold` later
+    plans keep a reserve, as those of `Adaptive` do: the mean alone is late every second time.
     """
 
     on_preemption: Literal["hold", "reassign"] = "hold"
     computing: Computing | None = None  # reassign: overhead and headroom; None: its defaults
-    review_s: float | None = 60.0
+    review_s: float = 30.0
     moved: float = 0.05
     pace_moved: float = 0.01
     tolerance: float = 0.05  # rates that close count as equal in later plans, see `classes_of`
@@ -293,7 +296,7 @@ class Pools:
         Raises:
             ParameterError: If there is no pool.
         """
-        reason = "first plan" if last is None else self._reason(situation, last.basis)
+        reason = "first plan" if last is None else self._reason(situation, last)
         if last is not None and reason is None:
             return last
         work, pools = situation.work, situation.pools
@@ -303,12 +306,28 @@ class Pools:
         elif last is None:
             found = plan_hold(work, pools, situation.gradient_s)
         else:
-            places = last.places
-            found = plan_hold(work, pools, situation.gradient_s, places, self.tolerance)
+            time_s = self._time_s(situation, last)
+            if work.undisturbed_s > time_s:
+                alone = OnDemandOnly().reconsider(situation, None)
+                return last if np.array_equal(alone.places, last.places) else alone
+            work = replace(work, deadline_s=time_s)
+            found = plan_hold(work, pools, situation.gradient_s, last.places, self.tolerance)
         stand_ins = np.zeros(work.workers, np.bool_)
         return Decision(found.places, stand_ins, found.plan, reason or "", situation)
 
-    def _reason(self, situation: Situation, basis: Situation) -> str | None:
+    def _time_s(self, situation: Situation, last: Decision) -> float:
+        """Give the time left without the reserve that `Adaptive` keeps, and for the same reason."""
+        rates = situation.work.rates_per_s
+        lost = float(rates[last.places > ON_DEMAND].sum() / rates.sum())
+        reserve_s = Adaptive(self.review_s).reserve_of_s(situation, lost)
+        return max(situation.work.deadline_s - float(reserve_s), 0.0)
+
+    def _reason(self, situation: Situation, last: Decision) -> str | None:
+        basis = last.basis
+        if self.on_preemption == "hold" and (last.places > ON_DEMAND).any():
+            needs_s, time_s = situation.work.undisturbed_s, self._time_s(situation, last)
+            if needs_s > time_s:
+                return f"close: on-demand machines alone need {needs_s:,.6g} s of {time_s:,.6g} s"
         numbers = [("gradient time", situation.gradient_s, basis.gradient_s, self.moved)]
         for pool, then in zip(situation.pools, basis.pools, strict=True):
             numbers += [

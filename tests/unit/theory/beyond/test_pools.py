@@ -195,15 +195,16 @@ def seen(job: Work, pools: tuple[Pool, ...], now_s: float = 0.0) -> Situation:
 def test_it_decides_again_only_when_a_price_or_an_estimate_moved_much() -> None:
     pools = ON_DEMAND_POOL, Pool("a", 0.1, 0.9), Pool("b", 0.12, 0.9)
     job = work([100.0] * 8)
+    job = replace(job, updates=100_000, deadline_s=1000 * job.deadline_s)  # hours, not seconds
     policy = Pools()
     first = policy.reconsider(seen(job, pools), None)
-    half = replace(job, updates=50, deadline_s=job.deadline_s / 2)
+    half = replace(job, updates=50_000, deadline_s=job.deadline_s / 2)
     assert policy.reconsider(seen(half, pools), first) is first
     dear = ON_DEMAND_POOL, replace(pools[1], usd_per_hour=0.15), pools[2]
     moved = policy.reconsider(seen(half, dear), first)
     assert moved.reason.startswith("price of a moved")
     assert set(moved.places.tolist()) == {ON_DEMAND, 2}
-    behind = replace(half, updates=52)
+    behind = replace(half, updates=52_000)
     assert policy.reconsider(seen(behind, pools), first).reason.startswith("pace moved")
 
 
@@ -230,3 +231,20 @@ def test_without_any_pool_it_says_so() -> None:
         plan_hold(work([1.0]), (), GRADIENT_S)
     with pytest.raises(ParameterError, match="pools"):
         plan_machines(work([1.0]), (), Computing(0.1))
+
+
+def test_where_on_demand_machines_alone_are_just_in_time_all_run_on_demand() -> None:
+    pools = ON_DEMAND_POOL, Pool("a", 0.1, 0.9)
+    job = work([100.0] * 8)
+    job = replace(job, updates=100_000, deadline_s=1000 * job.deadline_s)
+    policy = Pools()
+    first = policy.reconsider(seen(job, pools), None)
+    close = replace(job, deadline_s=job.undisturbed_s + 1)
+    late = replace(job, deadline_s=job.undisturbed_s - 1)
+
+    assert (first.places != ON_DEMAND).any()
+    for situation, feasible in ((close, True), (late, False)):
+        decided = policy.reconsider(seen(situation, pools), first)
+        assert set(decided.places.tolist()) == {ON_DEMAND}
+        assert decided.plan.feasible == feasible
+        assert policy.reconsider(seen(situation, pools), decided) is decided
