@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import sys
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
@@ -78,6 +80,11 @@ def carry_out(simulation: Simulation) -> Outcome:
     return Outcome(tuple(replace(run, history=()) for run in runs), changes)
 
 
+def _say_nothing() -> None:
+    """Discard what libraries print: HiGHS prints lines for its own authors, into our bar."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 Asked = TypeVar("Asked", bound=Work)
 Got = TypeVar("Got")
 
@@ -93,7 +100,9 @@ class Runner:
     def __init__(self, processes: int = 1, *, show: bool = False) -> None:
         # Spawned: a fork of a process that has run torch's threads may stand still for ever.
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(processes, context) if processes > 1 else None
+        self._pool: ProcessPoolExecutor | None = None
+        if processes > 1:
+            self._pool = ProcessPoolExecutor(processes, context, initializer=_say_nothing)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
