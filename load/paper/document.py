@@ -95,7 +95,27 @@ def write(folder: Path, parts: Mapping[str, Section], order: Sequence[str], head
     body = "\n".join(f"<!-- part: {one} -->\n{texts[one]}<!-- end: {one} -->\n" for one in there)
     readme.write_text(f"{head}\n{body}")
     kept = {name: data[name] for name in order if name in data}
-    results.write_text(json.dumps(kept, indent=1) + "\n")
+    results.write_text(_as_json(kept))
+
+
+def _as_json(parts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write a line for each experiment, with as many digits as mean something."""
+    between = ",\n"
+    written = []
+    for name, data in parts.items():
+        lines = between.join(
+            f"  {json.dumps(key)}: {json.dumps(_short(one))}" for key, one in data.items()
+        )
+        written.append(f" {json.dumps(name)}: {{\n{lines}\n }}")
+    return f"{{\n{between.join(written)}\n}}\n"
+
+
+def _short(value: Any) -> Any:  # noqa: ANN401 -- whatever JSON can hold
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _short(one) for key, one in value.items()}
+    return [_short(one) for one in value] if isinstance(value, list) else value
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -192,9 +192,9 @@ def _table_ii(section: Section, found: Mapping[str, Outcome]) -> None:
     shares = [each.summary.cost_ratio.mean for each in equal]
     deviations = [each.summary.runtime_ratio.deviation or 0.0 for each in equal]
     section.say(
-        f"At equal rates the static cost lies between {percent(min(shares))} and"
-        f" {percent(max(shares))} whatever K is: equation 16 over the on-demand cost has no K. What"
-        f" K changes is how much runtimes vary: their standard deviation is"
+        f"At equal rates the static cost lies between {percent(min(shares), 2)} and"
+        f" {percent(max(shares), 2)} whatever K is: equation 16 over the on-demand cost has no K."
+        f" What K changes is how much runtimes vary: their standard deviation is"
         f" {percent(deviations[0], 2)} of the deadline for K = 20 and {percent(deviations[-1], 2)}"
         f" for K = 4, since a run of {stated.THETA_0_S * 4 / 20:,.0f} s sees fewer outages. So the"
         " differences between the paper's rows are not the update process's; they are what its"

@@ -130,6 +130,8 @@ def accuracy(found: Mapping[str, Curve]) -> Figure:
         reached = [100 * point.accuracy for point in curve.points]
         over_time.plot(times, reached, label=label)
         over_cost.plot(times * curve.cost_usd / curve.runtime_s, reached, label=label)
+    for axis in (over_time, over_cost):
+        axis.set_ylim(bottom=60)  # what comes before is steep, and alike
     over_time.set_xlabel("time, s")
     over_cost.set_xlabel("cost, USD")
     over_time.set_ylabel("accuracy on the held-out part, %")

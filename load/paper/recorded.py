@@ -88,11 +88,11 @@ def _introduce(section: Section, found: Found, asked: Asked) -> None:
         f" {ALPHA} = {Setting().availability:g}.",
         f"*Availability* is gone through so fast that the mean cycle of a machine is"
         f" {CYCLE_S:,.0f} s, as that of the paper's chain, and a run of 6,400 s sees several"
-        " outages; but no faster than one record in two steps of 2 s. At its own speed most runs"
+        " outages; but no faster than one record in a step of 2 s. At its own speed most runs"
         " would see none, and a few nothing else. Either each worker has a part of the trace for"
         " itself, as the paper's chains are independent, or all have the same, as the traces of 16"
-        " machines suggest (mostly all or none). Prices are the trace's where it has some, else"
-        " 0.286 and 0.158 $/h.",
+        " machines suggest (mostly all or none); then no more workers have one than there are."
+        " Prices are the trace's where it has some, else 0.286 and 0.158 $/h.",
         "*Lowest possible* is the mean spot price, while machines are had, over the on-demand"
         " price: what all workers on spot cost, however long they take.",
     )
