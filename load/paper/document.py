@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NONE = "\N{EN DASH}"  # in a cell that is empty for a reason
 README, RESULTS = "README.md", "results.json"
-_DPI, _COLOURS, _WIDTH = 100, 64, 120
+_DPI, _COLOURS, _WIDTH = 100, 256, 120
 _SECTION = re.compile(r"<!-- part: (\w+) -->\n(.*?)<!-- end: \1 -->\n", re.DOTALL)
 
 
@@ -122,7 +122,8 @@ def _save(figure: Figure, path: Path) -> None:
     """Write a plot with few colours: a third of the size, and it looks the same."""
     drawn = BytesIO()
     figure.savefig(drawn, format="png", dpi=_DPI)
-    few = Image.open(drawn).convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
+    whole, way = Image.open(drawn).convert("RGB"), Image.Quantize.MAXCOVERAGE
+    few = whole.quantize(_COLOURS, way, dither=Image.Dither.NONE)
     few.save(path, optimize=True)
 
 

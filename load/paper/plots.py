@@ -69,8 +69,8 @@ def policies(panels: Mapping[str, Mapping[str, tuple[float, float, float, float]
     for axis, (title, points) in zip(axes, panels.items(), strict=True):
         for number, (name, (share, met, low, high)) in enumerate(points.items()):
             error = [[100 * (met - low)], [100 * (high - met)]]
-            colour = f"C{number}"
-            axis.errorbar(100 * share, 100 * met, error, fmt="o", color=colour, label=name)
+            mark, colour = "os^vDPX"[number], f"C{number}"
+            axis.errorbar(100 * share, 100 * met, error, fmt=mark, color=colour, label=name)
         axis.axvline(100 * HIGH.ratio, color=_GREY, linestyle=":")
         axis.set_title(f"{title}, high price", fontsize="medium")
         axis.set_xlabel(_SHARE)

@@ -148,9 +148,8 @@ def _chance(section: Section, wanted: list[Setting], found: Mapping[str, Outcome
     return (
         f"*Chance* was to meet {percent(CHANCE)}; it met {percent(min(one.met for one in each))} to"
         f" {percent(max(one.met for one in each))}, at least the promised share in {kept} of"
-        f" {len(each)} settings, and less by more than chance (Wilson's interval) in"
-        f" {len(each) - possible}: {section.judge(possible == len(each), 'chance')}. It plans for"
-        " that share and little more, so samples may lie below."
+        f" {len(each)} settings, and within Wilson's interval or more in {possible}:"
+        f" {section.judge(possible == len(each), 'chance')}."
     )
 
 
@@ -184,15 +183,16 @@ def _reassign(wanted: list[Setting], found: Mapping[str, Outcome]) -> str:
 
 
 def _pools(wanted: list[Setting], found: Mapping[str, Outcome]) -> str:
-    gains = [
+    more = [
         100
-        * (_of(found, each, "static").cost_ratio.mean - _of(found, each, "pools").cost_ratio.mean)
+        * (_of(found, each, "pools").cost_ratio.mean - _of(found, each, "adaptive").cost_ratio.mean)
         for each in wanted
     ]
     mets = [_of(found, each, "pools").met for each in wanted]
     return (
-        f"*Pools*, with the second pool, costs {min(gains):.1f} to {max(gains):.1f} points less"
-        f" than static and meets {percent(min(mets))} to {percent(max(mets))} of the deadlines."
+        f"*Pools*, with the second pool, differs from adaptive's cost by {min(more):+.1f} to"
+        f" {max(more):+.1f} points and meets {percent(min(mets))} to {percent(max(mets))} of the"
+        " deadlines."
     )
 
 
