@@ -9,7 +9,9 @@ nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from common.core.messages import Batch, BatchReady
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from common.core.spans import Partition
 
 
-class Decision(NamedTuple):
+class Decision(msgspec.Struct, frozen=True):
     """What became of one control record."""
 
     accepted: bool

@@ -7,7 +7,9 @@ model makes orders for older ones void: nobody waits for them any more.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from common.core.messages import Farewell, TriggerId
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from common.core.messages import Batch, ModelId, UpdateTrigger, WorkerId
 
 
-class Compute(NamedTuple):
+class Compute(msgspec.Struct, frozen=True):
     """Compute one gradient over these batches at exactly these weights, to send as one message."""
 
     model: ModelId

@@ -123,10 +123,13 @@ class Publisher:
         self._pending = _Pending(snapshot, checkpoint, self._appended)
         return (CopyWeights(), *self._publish())
 
-    def _clocks(self) -> tuple[tuple[_Mark, float], ...]:
-        hot_s, checkpoint_s = self._settings.hot_every_s, self._settings.checkpoint_every_s
-        pairs = ((self._hot, hot_s), (self._checkpoint, checkpoint_s))
-        return tuple((mark, every_s) for mark, every_s in pairs if every_s is not None)
+    def _clocks(self) -> list[tuple[_Mark, float]]:
+        clocks = list[tuple[_Mark, float]]()
+        if self._settings.hot_every_s is not None:
+            clocks.append((self._hot, self._settings.hot_every_s))
+        if self._settings.checkpoint_every_s is not None:
+            clocks.append((self._checkpoint, self._settings.checkpoint_every_s))
+        return clocks
 
     def _publish(self) -> tuple[PublishSnapshot, ...]:
         pending = self._pending

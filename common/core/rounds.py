@@ -177,8 +177,13 @@ class Round:
             return f"of model {tuple(gradient.model)}, not {tuple(self.model)}"
         if len(set(gradient.batches)) != len(gradient.batches) or not gradient.batches:
             return "names a batch twice, or none"
-        again = [offset for offset in gradient.batches if offset not in self._todo]
-        if again or gradient.samples != sum(self._todo[o].samples for o in gradient.batches):
+        again, samples = list[int](), 0
+        for offset in gradient.batches:
+            if offset in self._todo:
+                samples += self._todo[offset].samples
+            else:
+                again.append(offset)
+        if again or gradient.samples != samples:
             # Its order is void. What else was in it goes to somebody else.
             self._drop(gradient.worker, gradient.batches)
             return f"batches {again} do not wait" if again else "has not the batches' samples"
@@ -263,7 +268,7 @@ class Round:
     def _give(self, worker: WorkerId, batches: list[Batch], load: int, now: float) -> Order:
         """Put batches into a worker's hands, which then hold `load` of them."""
         offsets = {batch.offset for batch in batches}
-        attempt = max(len(self._asked[offset]) for offset in offsets) - 1
+        attempt = max([len(self._asked[offset]) for offset in offsets]) - 1
         allowed_s = self._times.allowed_s(load, attempt)
         self._hands.append(Hand(worker, offsets, now + allowed_s, alone=len(offsets) == 1))
         return Order(worker, tuple(batches))

@@ -87,7 +87,12 @@ class Worker:
 
     def on(self, event: WorkerEvent, now: float) -> tuple[WorkerCommand, ...]:
         """Take in an event; returns what to do, in order."""
-        return (*self._on(event, now), *self._set_reading())
+        commands = list(self._on(event, now))
+        reason = self._why_not()
+        if (not reason) != self._reading:
+            self._reading = not reason
+            commands.append(do.SetReading(self._reading, reason))
+        return tuple(commands)
 
     def due(self) -> float:
         """When it wants a `Tick` at the latest."""
@@ -101,6 +106,14 @@ class Worker:
         self, event: WorkerEvent, now: float
     ) -> Iterator[WorkerCommand]:
         match event:
+            case events.Decoded(run):
+                if self._batcher.position(run.partition) is None:
+                    yield do.DropRows(run.partition)
+                else:
+                    for cut in self._batcher.add(run, now):
+                        yield from self._announce(cut)
+            case events.Delivered(number, offset):
+                self._underway.pop(number).offset = offset
             case events.Tick():
                 yield from self._tick(now)
             case events.Assigned(partitions):
@@ -109,16 +122,8 @@ class Worker:
                 for partition in partitions:
                     self._own.pop(partition, None)
                     yield from self._drop(partition)
-            case events.Decoded(run):
-                if self._batcher.position(run.partition) is None:
-                    yield do.DropRows(run.partition)
-                else:
-                    for cut in self._batcher.add(run, now):
-                        yield from self._announce(cut)
             case events.FellBehind(partition, start):
                 yield from self._expire(partition, start)
-            case events.Delivered(number, offset):
-                self._underway.pop(number).offset = offset
             case events.StandingSeen(standing):
                 if standing is not None:
                     yield from self._stand(standing)
@@ -230,12 +235,6 @@ class Worker:
         return sent
 
     # --- pace --------------------------------------------------------------------------------
-
-    def _set_reading(self) -> Iterator[WorkerCommand]:
-        reason = self._why_not()
-        if (not reason) != self._reading:
-            self._reading = not reason
-            yield do.SetReading(self._reading, reason)
 
     def _why_not(self) -> str:
         """Why nothing may be read now; empty where it may."""

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from common.theory.plan import Plan
-
 if TYPE_CHECKING:
+    from common.theory.plan import Plan
     from common.theory.work import Pool, Work
 
 PolicyName: TypeAlias = Literal[

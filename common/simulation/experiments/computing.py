@@ -6,7 +6,9 @@ The protocol does not know the difference: `Costless` answers with a loss of 0, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,11 +20,14 @@ if TYPE_CHECKING:
 DRAWN = 4096  # times drawn at once: a draw costs little, a call much
 
 
-class Computed(NamedTuple):
+class Computed(msgspec.Struct, frozen=True):
     """The gradient of some batches; every number is a sum over their samples."""
 
     loss_sum: float
     vector: Vector | None
+
+
+NOTHING = Computed(0.0, None)
 
 
 class Learner(Protocol):
@@ -51,7 +56,7 @@ class Costless:
     def gradient(self, batches: Sequence[Batch]) -> Computed:
         """Answer at once."""
         del batches
-        return Computed(0.0, None)
+        return NOTHING
 
     def add(self, computed: Vector | None, samples: int) -> None:
         """Nothing to add."""

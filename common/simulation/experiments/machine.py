@@ -92,7 +92,7 @@ class Machine:
         if self.gone or self._awaited.get(stream.partition) != position:
             return
         del self._awaited[stream.partition]
-        if self._worker.position(stream.partition) != position or not self._reading:
+        if not self._reading:
             return
         self._feed(events.Decoded(stream.read(position, self._batch_size)))
         self._await(stream)
@@ -188,6 +188,8 @@ class Machine:
                 case do.Place(positions):
                     for partition in positions:
                         self._await(self.streams[partition])
+                case do.DropRows(partition):
+                    self._awaited.pop(partition, None)
                 case do.LookAtStanding():
                     self._feed(events.StandingSeen(self._protocol.standing))
                 case _:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 STEP_S = 2.0  # section V-A
 
+ROUNDING = 1e-9  # 1 - 0.9 is a little less than 0.1
+
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -75,7 +77,7 @@ class Chain:
         positive("step_s", step_s)
         mean_steps = np.array([1 - availability, availability]) * (cycle_s / step_s)
         constant = availability in (0, 1)
-        if not constant and mean_steps.min() < 1:
+        if not constant and mean_steps.min() < 1 - ROUNDING:
             shorter_s, least_s = mean_steps.min() * step_s, cycle_s / mean_steps.min()
             problem = (
                 f"{cycle_s:g} s makes the {'outages' if availability > 0.5 else 'stays'}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from common.core import commands as do
 from common.core import events
 from common.core.coordinator import Coordinator
-from common.core.messages import WorkerId
+from common.core.messages import UpdateTrigger, WorkerId
 from common.core.settings import CoordinatorSettings, WorkerSettings
 from common.core.snapshots import genesis
 from common.simulation.experiments.delays import LOOK_S, Delays
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent
-    from common.core.messages import Claim, Gradient, Reply, Standing, UpdateTrigger
+    from common.core.messages import Claim, Gradient, Reply, Standing
     from common.simulation.experiments.clock import VirtualTime
     from common.simulation.experiments.computing import GradientTimes, Learner
     from common.simulation.experiments.streams import Stream
@@ -37,7 +37,7 @@ FOR_EVER_S = 1e12
 TICK_S = 0.5  # between looks at the coordinator's clock: overdue orders may be noticed so late
 STANDING_S = 60.0  # between looks at the standing of who reads: it frees memory, no more
 
-READS = 8  # of the control topic in the time of a group, so that a claim waits 6 % of it at most
+READS = 4  # of the control topic in the time of a group: a claim waits an eighth of it on average
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,17 +186,17 @@ class Protocol:
         for order in trigger.orders:
             machine = self._machines.get(order.worker)
             if machine is not None:  # else it was preempted: the coordinator will ask others
-                machine.hear(trigger)
+                machine.hear(UpdateTrigger(trigger.id, trigger.model, (order,)))
 
     def _obey(self, command: CoordinatorCommand) -> None:  # noqa: C901, PLR0912 -- one case each
         now = self.time.now
         match command:
+            case do.AddGradient(gradient):
+                self.learner.add(gradient.vector, gradient.samples)
             case do.PutStanding(standing):
                 self.standing = standing
             case do.PostTrigger(trigger):
                 self.time.at(now + self._delays.board_s, self._triggered, trigger)
-            case do.AddGradient(gradient):
-                self.learner.add(gradient.vector, gradient.samples)
             case do.Apply(update):
                 self.update_times_s.append(now)
                 self.learner.apply(update.version, now)

@@ -93,14 +93,18 @@ def _spot(spec: SpotSpec, prices: Prices, folder: Path, workers: int) -> Pool:
         availability, cycle_s = _on_average(trace, workers, together=spec.together)
     else:
         availability, cycle_s = spec.availability, spec.cycle_s
+    usd_per_hour = prices.mean_usd_per_hour
     if spec.bid_usd_per_hour is not None and isinstance(spec.usd_per_hour, TraceSpec):
         trace = traced(spec.usd_per_hour, folder)
         below = trace.values <= spec.bid_usd_per_hour
         availability *= trace.share(below)
         cycle_s = min(cycle_s, trace.end_s / max(_falls(below), 1))
+        if below.any():  # what is paid is the price while a machine is had
+            paid_s = trace.durations_s * below
+            usd_per_hour = float(trace.values @ paid_s / paid_s.sum())
     return Pool(
         spec.name,
-        prices.mean_usd_per_hour,
+        usd_per_hour,
         availability,
         cycle_s,
         spec.speed,
