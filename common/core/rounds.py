@@ -177,13 +177,8 @@ class Round:
             return f"of model {tuple(gradient.model)}, not {tuple(self.model)}"
         if len(set(gradient.batches)) != len(gradient.batches) or not gradient.batches:
             return "names a batch twice, or none"
-        again, samples = list[int](), 0
-        for offset in gradient.batches:
-            if offset in self._todo:
-                samples += self._todo[offset].samples
-            else:
-                again.append(offset)
-        if again or gradient.samples != samples:
+        again = [offset for offset in gradient.batches if offset not in self._todo]
+        if again or gradient.samples != sum(self._todo[o].samples for o in gradient.batches):
             # Its order is void. What else was in it goes to somebody else.
             self._drop(gradient.worker, gradient.batches)
             return f"batches {again} do not wait" if again else "has not the batches' samples"
