@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from common.theory.adaptive import Adaptive
 from common.theory.beyond.backfill import Backfill
@@ -15,13 +15,19 @@ if TYPE_CHECKING:
     from common.theory.policy import Policy, PolicyName
 
 
-def policy_of(name: PolicyName, probability: float = 0.95, spot: int | None = None) -> Policy:
+def policy_of(
+    name: PolicyName,
+    probability: float = 0.95,
+    spot: int | None = None,
+    on_preemption: Literal["hold", "reassign"] = "hold",
+) -> Policy:
     """Make a policy.
 
     Args:
         name: Which.
         probability: Of meeting the deadline, where a policy promises one.
         spot: N_s, static only: as given instead of the optimum.
+        on_preemption: Pools only: what becomes of a preempted worker's stream.
     """
     policies: dict[PolicyName, Policy] = {
         "on-demand": OnDemandOnly(),
@@ -30,6 +36,6 @@ def policy_of(name: PolicyName, probability: float = 0.95, spot: int | None = No
         "chance": Chance(probability),
         "backfill": Backfill(),
         "reassign": Reassign(probability),
-        "pools": Pools(),
+        "pools": Pools(on_preemption),
     }
     return policies[name]

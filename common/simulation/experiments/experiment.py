@@ -131,7 +131,7 @@ def learner_of(experiment: Experiment, folder: Path, seed: int) -> Sgd | None:
 
 def _policy(experiment: Experiment) -> Policy:
     spec = experiment.policy
-    return policy_of(spec.name, spec.probability, spec.spot)
+    return policy_of(spec.name, spec.probability, spec.spot, experiment.on_preemption)
 
 
 def _beliefs(setting: Setting) -> Beliefs | None:

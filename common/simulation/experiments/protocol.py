@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 FOR_EVER_S = 1e12
 TICK_S = 0.5  # between looks at the coordinator's clock: overdue orders may be noticed so late
 STANDING_S = 60.0  # between looks at the standing of who reads: it frees memory, no more
-
 READS = 4  # of the control topic in the time of a group: a claim waits an eighth of it on average
 
 

@@ -94,6 +94,8 @@ def _spot(spec: SpotSpec, prices: Prices, folder: Path, workers: int) -> Pool:
     else:
         availability, cycle_s = spec.availability, spec.cycle_s
     usd_per_hour = prices.mean_usd_per_hour
+    if spec.bid_usd_per_hour is not None and not isinstance(spec.usd_per_hour, TraceSpec):
+        availability *= usd_per_hour <= spec.bid_usd_per_hour
     if spec.bid_usd_per_hour is not None and isinstance(spec.usd_per_hour, TraceSpec):
         trace = traced(spec.usd_per_hour, folder)
         below = trace.values <= spec.bid_usd_per_hour

@@ -134,6 +134,11 @@ class Experiment(Part):
             raise ValueError("give either deadline_s or deadline_factor")
         if isinstance(self.rates, tuple) and len(self.rates) != self.workers:
             raise ValueError(f"rates has {len(self.rates)} entries for {self.workers} workers")
+        if self.policy.name == "reassign" and self.on_preemption != "reassign":
+            raise ValueError(
+                "policy reassign leaves slots without a machine, whose streams nobody would ever"
+                " read: add `on_preemption: reassign`"
+            )
         if self.learning is not None and self.mode != "full":
             raise ValueError("learning needs mode: full")
         if len({pool.name for pool in self.spot}) != len(self.spot):

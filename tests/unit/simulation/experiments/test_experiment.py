@@ -86,7 +86,12 @@ def test_on_demand_machines_alone_take_theta_0_whatever_spot_does(tmp_path: Path
 def test_all_policies_are_shown_the_same_world(tmp_path: Path) -> None:
     rates = {
         name: setting_of(
-            an_experiment(rates={"low": 1, "high": 80}, policy={"name": name}), tmp_path, 4, 7
+            an_experiment(
+                rates={"low": 1, "high": 80}, policy={"name": name}, on_preemption="reassign"
+            ),
+            tmp_path,
+            4,
+            7,
         ).givens.rates_per_s
         for name in POLICY_NAMES
     }
@@ -182,6 +187,7 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_field(
         ({"rates": {"low": 5, "high": 1}}, "low 5 is above high 1"),
         ({"learning": {}}, "learning needs mode: full"),
         ({"arrivals": {"process": "trace"}}, "trace"),
+        ({"policy": {"name": "reassign"}}, "add `on_preemption: reassign`"),
         ({"spot": [SMALL["spot"][0], SMALL["spot"][0]]}, "two spot pools have one name"),
     ],
 )
@@ -193,3 +199,20 @@ def test_fields_that_contradict_each_other_are_refused(changes: dict[str, Any], 
 def test_a_job_without_any_arrivals_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="without arrivals nothing is done"):
         simulate(an_experiment(rates=[0.0] * 12), tmp_path, 1, 0)
+
+
+def test_what_is_never_to_be_had_at_the_bid_is_planned_without(tmp_path: Path) -> None:
+    spot = SMALL["spot"][0] | {"bid_usd_per_hour": 0.1}
+    for policy in ("static", "chance", "backfill"):
+        (run,) = simulate(an_experiment(spot=[spot], policy={"name": policy}), tmp_path, 1, 0)
+
+        assert run.met
+        assert run.spot_share == 0
+
+
+def test_pools_rent_few_machines_where_streams_are_reassigned(tmp_path: Path) -> None:
+    experiment = an_experiment(on_preemption="reassign", policy={"name": "pools"})
+    (run,) = simulate(experiment, tmp_path, 1, 0)
+
+    assert run.finished
+    assert run.cost_ratio < 0.5
