@@ -17,6 +17,18 @@
 | DOLL_METADATA_ENDPOINT    | URL of EC2's instance metadata service              | link-local     |
 | DOLL_ON_REBALANCE         | `leave` or `stay` when the end is only likely       | leave          |
 | DOLL_LEAVE_S              | longest wait, when leaving, for gradients under way | 20             |
+| DOLL_MACHINE              | tag of the rented machine that the process runs on  | none           |
+| DOLL_OWNER_PID            | process with whose end this one ends; 0: none       | 0              |
+| DOLL_MARKET               | file of the machines that can be rented             | none           |
+| DOLL_FLEET_DIRECTORY      | where machines that are processes keep their logs   | temporary      |
+| DOLL_API_HOST             | the address on which the admin service listens      | 127.0.0.1      |
+| DOLL_API_PORT             | its port; 0: any that is free                       | 8080           |
+| DOLL_API_TLS_CERT         | file of its certificate chain, for https            | none           |
+| DOLL_API_TLS_KEY          | file of the certificate's key                       | none           |
+| DOLL_API_REQUESTS_PER_S   | requests of one key, on average; twice that at once | 1000           |
+| DOLL_API_BODY_BYTES       | largest body of a request                           | 1048576        |
+| DOLL_API_STREAMS          | event streams open at once                          | 200            |
+| DOLL_API_SIMULATE_S       | longest time of one simulation                      | 20             |
 | DOLL_METRICS_PORT         | where the coordinator serves its metrics; 0: not    | 0              |
 | DOLL_METRICS_HOST         | the address that it does so on                      | 127.0.0.1      |
 | DOLL_LOG_FORMAT           | `text` or `json`                                    | text           |
@@ -75,6 +87,18 @@ class Settings(BaseModel):
     # A gradient takes up to seconds and a spot notice gives 120 s; with the last announcements, it
     # is still over before Kubernetes loses patience, 30 s after its SIGTERM.
     leave_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
+    machine: str = ""
+    owner_pid: int = Field(default=0, ge=0)
+    market: str = ""
+    fleet_directory: str = ""
+    api_host: str = "127.0.0.1"
+    api_port: int = Field(default=8080, ge=0, le=65535)
+    api_tls_cert: str = ""
+    api_tls_key: str = ""
+    api_requests_per_s: float = Field(default=1000.0, gt=0, allow_inf_nan=False)
+    api_body_bytes: int = Field(default=1 << 20, ge=1024)
+    api_streams: int = Field(default=200, ge=1)
+    api_simulate_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)
     metrics_port: int = Field(default=0, ge=0, le=65535)
     metrics_host: str = "127.0.0.1"
     log_format: Literal["text", "json"] = "text"

@@ -7,15 +7,27 @@ load, no process needs all of them, and a command line that is wrong needs none.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from common.errors import UserError
+from common.outside import Outside
 
 if TYPE_CHECKING:
     from common.config import Settings
     from common.ports import Blobs, Board, Log, Notices
+
+
+def connect(settings: Settings) -> Outside:
+    """Say how to open what the settings name."""
+    return Outside(
+        settings,
+        open_log=partial(open_log, settings),
+        open_board=partial(open_board, settings),
+        open_blobs=partial(open_blobs, settings),
+    )
 
 
 def open_log(settings: Settings, client_id: str = "doll") -> Log:

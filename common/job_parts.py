@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from common.learning.fields import DtypeName
 from common.learning.fields import Field as RecordField
+from common.theory.policy import PolicyName  # noqa: TC001 -- pydantic reads it when run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,8 +169,10 @@ class ProvisioningSpec(Part):
     """What fleet to rent, for the provisioner; without one, workers are started by hand."""
 
     workers: Count  # N_tot
-    instance_type: str = ""
-    policy: Literal["on-demand", "spot", "fixed", "adaptive"] = "adaptive"
+    instance_type: str = ""  # of the market's, for all pools; empty: what each pool says
+    policy: PolicyName = "adaptive"
+    probability: float = Field(default=0.95, gt=0.5, lt=1)  # of the deadline; chance and reassign
+    review_s: Positive | None = None  # how often the policy is asked; None: as it likes
 
 
 class Needed(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 JOBS = "doll.jobs"  # compacted: key is the job's name, value its newest record
+KEYS = "doll.keys"  # compacted: key is an API key's name, value its newest record
 RESERVED_PREFIX = "doll."  # no datastream may be called so
 
 
@@ -14,6 +15,11 @@ def control_topic(job: str) -> str:
 def updates_topic(job: str) -> str:
     """Where leaders decide, the audit trail; one partition, kept for ever."""
     return f"doll.{job}.updates"
+
+
+def plans_topic(job: str) -> str:
+    """Where provisioners decide: plans, machines, prices; one partition, kept for ever."""
+    return f"doll.{job}.plans"
 
 
 def dead_letter_topic(stream: str) -> str:

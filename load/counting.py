@@ -16,11 +16,11 @@ from common.job import job_from_json
 from common.job_file import as_json
 from common.jobs import JobBook
 from common.learning.checkpoint import unpack
+from common.reading import read_decoded
 from common.saved import from_bytes
 from common.testing.counting import ENTRYPOINT
 from common.topics import control_topic, updates_topic
 from load.stack import await_until
-from services.cli.reading import read_decoded
 
 if TYPE_CHECKING:
     from common.config import Settings

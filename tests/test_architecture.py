@@ -18,16 +18,23 @@ ALLOWED = {  # folder or file: what of ours it may import, beside itself
     "common/wire.py": ("core", "errors", "wire_checks"),
     "common/learning/": ("core", "errors"),
     "common/theory/": ("errors",),
+    "common/traces/": ("datasets", "errors", "theory"),
+    "common/renting.py": (),
+    "common/provisioning/": ("core", "errors", "renting", "theory", "wire"),
     "common/simulation/faults/": ("core",),
     "common/simulation/experiments/": (
-        *("complaints", "core", "datasets", "errors", "job_file", "learning", "theory"),
+        *("complaints", "core", "datasets", "errors", "job_file", "learning", "theory", "traces"),
     ),
     "common/datasets/": ("errors",),
-    "common/adapters/": ("core", "errors", "ports", "rejections", "wire"),
-    "common/testing/": ("core", "errors", "learning", "ports", "rejections", "wire"),
+    "common/adapters/": (
+        *("core", "errors", "market", "ports", "rejections", "renting", "traces", "wire"),
+    ),
+    "common/testing/": (
+        *("core", "errors", "learning", "market", "ports", "rejections", "renting", "wire"),
+    ),
     "common/embedded/": ("adapters", "config", "errors"),
 }
-SHELLS = ("cli", "coordinator", "worker")
+SHELLS = ("admin", "cli", "coordinator", "provisioner", "worker")
 CORE_LIBRARIES = {"msgspec", "numpy"}
 THEORY_LIBRARIES = {"numpy", "scipy"}
 OUTSIDE = {  # of the standard library: clocks, chance, the machine
@@ -37,7 +44,13 @@ OUTSIDE = {  # of the standard library: clocks, chance, the machine
 HOMES = {  # a client library has one home
     "confluent_kafka": ("common/adapters/kafka_log/", "common/embedded/"),
     "redis": ("common/adapters/redis_", "common/embedded/redis.py"),
-    "boto3": ("common/adapters/s3_blobs.py",),
+    "boto3": ("common/adapters/s3_blobs.py", "common/adapters/ec2_"),
+    "fastapi": ("services/admin/",),
+    "uvicorn": ("services/admin/",),
+    "sse_starlette": ("services/admin/",),
+    "psutil": ("common/adapters/process_fleet.py",),
+    "httpx": ("services/cli/",),
+    "plotly": ("services/admin/",),
     "prometheus_client": ("common/metrics.py",),
     "torch": (
         *("common/learning/", "common/testing/", "services/worker/", "services/coordinator/"),

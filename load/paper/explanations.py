@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.simulation.experiments.trace_files import read_trace
 from common.theory.beyond.backfill import cost_share_limit
 from common.theory.provisioning import plan
+from common.traces.files import read_trace
 from load.paper import stated
 from load.paper.document import listed, percent
 from load.paper.job import (

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from common.simulation.experiments.spec import TraceSpec
     from common.theory.policy import PolicyName
     from common.theory.work import Market
+    from common.traces.spec import TraceSpec
 
 Rates: TypeAlias = Literal["equal", "drawn"]
 

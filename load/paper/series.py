@@ -15,8 +15,8 @@ import numpy as np
 
 from common.errors import UserError
 from common.simulation.experiments.setting import setting_of
-from common.simulation.experiments.spec import TraceSpec
-from common.simulation.experiments.trace_files import read_trace
+from common.traces.files import read_trace
+from common.traces.spec import TraceSpec
 from load.paper.job import CYCLE_S, HIGH, Prices, Setting, Variation, experiment
 from load.paper.price_files import listed, regions, rows, snapshot, split
 

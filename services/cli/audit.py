@@ -12,11 +12,11 @@ from common import topics
 from common.core.audit import audit as fold
 from common.core.spans import Partition
 from common.jobs import JobBook
+from common.reading import read_decoded
 from common.wire import decode_audit, decode_claim
 from services.cli import exits
 from services.cli.auditing import as_data, draw
 from services.cli.outside import outside_of
-from services.cli.reading import read_decoded
 
 
 def audit(

@@ -10,14 +10,14 @@ import typer
 from common import topics
 from common.errors import CorruptError, UnavailableError, UserError
 from common.jobs import JobBook
+from common.kept import in_storage, on_board, pick, wish_of
+from common.reading import read_decoded
 from common.saved import Stored
 from common.wire import decode_audit
-from services.cli.kept import in_storage, on_board, pick, wish_of
 from services.cli.outside import outside_of
-from services.cli.reading import read_decoded
 
 if TYPE_CHECKING:
-    from services.cli.outside import Outside
+    from common.outside import Outside
 
 app = typer.Typer(no_args_is_help=True, help="Take trained models out.")
 
@@ -42,7 +42,7 @@ def pull(
     spec = JobBook(log).get(job).spec
     kept = _kept(outside, job)
     updates = read_decoded(log, topics.updates_topic(job), decode_audit)
-    found, trainer = pick(kept, updates, wish)
+    found, trainer = pick(kept, updates, wish, _tell)
     # These bring torch, which takes seconds: only for a job that has a model.
     from common.job_task import task_of  # noqa: PLC0415 -- see above
     from common.learning.checkpoint import save_weights, unpack  # noqa: PLC0415 -- see above
@@ -65,11 +65,15 @@ def _kept(outside: Outside, job: str) -> list[Stored]:
     """What is kept in both places; Redis that is away is told and left out."""
     kept = list[Stored]()
     try:
-        kept += on_board(outside.open_board(job))
+        kept += on_board(outside.open_board(job), _tell)
     except UnavailableError as error:
         typer.echo(f"without the hot snapshots: {error}", err=True)
     if outside.settings.blobs:
-        kept += in_storage(outside.open_blobs(), job)
+        kept += in_storage(outside.open_blobs(), job, _tell)
     else:
         typer.echo("without checkpoints: DOLL_BLOBS names no object storage", err=True)
     return kept
+
+
+def _tell(what: str) -> None:
+    typer.echo(what, err=True)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import typer
+
 from common import topics
 from common.checkpoints import CheckpointStore
 from common.errors import CorruptError, UserError
 from common.jobs import Origin
+from common.kept import in_storage, pick, wish_of
+from common.reading import read_decoded
 from common.wire import decode_audit
-from services.cli.kept import in_storage, pick, wish_of
-from services.cli.reading import read_decoded
 
 if TYPE_CHECKING:
     from common.job import JobSpec
     from common.jobs import JobBook
-    from services.cli.outside import Outside
+    from common.outside import Outside
 
 
 class Beginning(NamedTuple):
@@ -55,7 +57,7 @@ def begin_with(source: str, spec: JobSpec, book: JobBook, outside: Outside) -> B
         )
     blobs = outside.open_blobs()
     updates = read_decoded(outside.open_log(), topics.updates_topic(job), decode_audit)
-    found, data = pick(in_storage(blobs, job), updates, wish)
+    found, data = pick(in_storage(blobs, job, _tell), updates, wish, _tell)
     trainer = trainer_of(spec, outside.settings.tasks)()
     try:
         other = trainer.adopt(data)
@@ -73,3 +75,7 @@ def begin_with(source: str, spec: JobSpec, book: JobBook, outside: Outside) -> B
         else f"weights alone, for the optimizer was {other} and is {own} now"
     )
     return Beginning(origin, f"it begins with {found.title} of {job}: {what}")
+
+
+def _tell(what: str) -> None:
+    typer.echo(what, err=True)

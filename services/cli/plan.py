@@ -75,8 +75,8 @@ def plan(  # noqa: PLR0913 -- the options of a command
     --on-demand-price 0.286[/]
     """
     # These bring scipy, which takes long to load: only for this command.
+    from common.planning.plan import Given, answer, gather  # noqa: PLC0415 -- see above
     from services.cli.planned import as_data, draw  # noqa: PLC0415 -- see above
-    from services.cli.planning import Given, answer, gather  # noqa: PLC0415 -- see above
 
     if plot is not None:
         plots.check(plot)

@@ -12,7 +12,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from services.cli.planning import Answer
+    from common.planning.plan import Answer
 
 _RANGES = 8  # of worker numbers, or so many names: a line or two
 _ROWS = 12  # of the curve, about

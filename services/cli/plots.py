@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from common.planning.plan import Answer
     from common.simulation.experiments.learning import Point
     from common.simulation.experiments.outcome import Run
-    from services.cli.planning import Answer
 
 _WIDTH, _HEIGHT, _DPI = 8.0, 5.5, 120  # inches, and dots in each
 _GREY = "0.6"

@@ -49,9 +49,9 @@ def simulate(
     --policy backfill[/]
     """
     # These bring scipy and the protocol, which take long to load: only for this command.
+    from common.planning.compare import compare, with_policies  # noqa: PLC0415 -- see above
     from common.simulation.experiments.experiment import load_experiment  # noqa: PLC0415 -- above
     from services.cli.simulated import as_data, draw, title  # noqa: PLC0415 -- see above
-    from services.cli.simulating import compare, with_policies  # noqa: PLC0415 -- see above
 
     if plot is not None:
         plots.check(plot)

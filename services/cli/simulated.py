@@ -14,8 +14,8 @@ from common.simulation.experiments.outcome import Spread, Summary
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from common.planning.compare import Result
     from common.simulation.experiments.spec import Experiment
-    from services.cli.simulating import Result
 
 
 def as_data(experiment: Experiment, seed: int, results: Mapping[str, Result]) -> dict[str, Any]:

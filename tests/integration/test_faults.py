@@ -12,9 +12,9 @@ from common.core.messages import Lead, ModelId
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
 from common.jobs import JobBook
+from common.reading import read_decoded
 from common.saved import Saved, to_bytes
 from common.topics import control_topic, updates_topic
-from services.cli.reading import read_decoded
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:

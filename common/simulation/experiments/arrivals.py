@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 
 from common.simulation.experiments.spec import UniformRates
-from common.simulation.experiments.trace_files import starts_of
 from common.theory.errors import ParameterError, not_negative, positive
+from common.traces.files import starts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.simulation.experiments.spec import ArrivalsSpec
-    from common.simulation.experiments.traces import Floats, Trace
+    from common.traces.trace import Floats, Trace
 
     Gaps: TypeAlias = Callable[[int], Floats]  # draws so many gaps, with mean 1
     Clock: TypeAlias = Callable[[Floats], Floats]  # sums of such gaps -> seconds, never backwards

@@ -14,11 +14,11 @@ from common.simulation.experiments.full import FullRun, FullSimulation
 from common.simulation.experiments.setting import setting_of
 from common.simulation.experiments.spec import Experiment
 from common.simulation.experiments.steering import Beliefs
-from common.simulation.experiments.trace_files import starts_of, traced
 from common.simulation.experiments.updates import Conditions, Pace, simulate_updates
 from common.theory.beyond.reassign import update_capacity_per_s
 from common.theory.estimates import RatePrior
 from common.theory.policies import policy_of
+from common.traces.files import starts_of, traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from common.simulation.experiments.learning import Sgd
     from common.simulation.experiments.outcome import Run
     from common.simulation.experiments.setting import Setting
-    from common.simulation.experiments.traces import Trace
     from common.simulation.experiments.updates import Array
     from common.theory.policy import Policy
+    from common.traces.trace import Trace
 
 KNOWN_S = 10.0  # a policy that learns rates begins with their mean, as if watched for so long
 ROUND_OVERHEAD_S = 0.005  # of a round beside its gradients, as measured with 4 small workers

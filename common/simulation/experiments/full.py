@@ -24,7 +24,7 @@ from common.simulation.experiments.preemption import STEP_S
 from common.simulation.experiments.protocol import Job, Protocol
 from common.simulation.experiments.steering import Steering
 from common.simulation.experiments.streams import Stream
-from common.simulation.experiments.trace_files import traced
+from common.traces.files import traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable

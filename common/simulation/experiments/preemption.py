@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from common.simulation.experiments.spec import TraceSpec
-from common.simulation.experiments.trace_files import starts_of, traced
-from common.simulation.experiments.traces import Walk
 from common.theory.errors import ParameterError, not_negative, positive, share
+from common.traces.files import starts_of, traced
+from common.traces.spec import TraceSpec
+from common.traces.trace import Walk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from common.simulation.experiments.prices import Prices
     from common.simulation.experiments.spec import SpotSpec
-    from common.simulation.experiments.traces import Bools, Floats, Trace
+    from common.traces.trace import Bools, Floats, Trace
 
 STEP_S = 2.0  # section V-A
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from common.simulation.experiments.spec import TraceSpec
-from common.simulation.experiments.trace_files import starts_of, traced
-from common.simulation.experiments.traces import Walk
 from common.theory.errors import not_negative
+from common.traces.files import starts_of, traced
+from common.traces.spec import TraceSpec
+from common.traces.trace import Walk
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.simulation.experiments.traces import Bools, Floats, Trace
+    from common.traces.trace import Bools, Floats, Trace
 
 
 class Prices(Protocol):

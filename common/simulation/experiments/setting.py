@@ -11,10 +11,10 @@ from common.errors import UserError
 from common.simulation.experiments.arrivals import draw_rates
 from common.simulation.experiments.preemption import offers_of
 from common.simulation.experiments.prices import ConstantPrices, prices_of
-from common.simulation.experiments.spec import TraceSpec
 from common.simulation.experiments.steering import Givens
-from common.simulation.experiments.trace_files import traced
 from common.theory.work import Pool
+from common.traces.files import traced
+from common.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from common.simulation.experiments.preemption import Offers
     from common.simulation.experiments.prices import Prices
     from common.simulation.experiments.spec import Experiment, SpotSpec
-    from common.simulation.experiments.traces import Trace
+    from common.traces.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)

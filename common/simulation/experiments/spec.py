@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.theory.policy import PolicyName  # noqa: TC001 -- pydantic reads it when run
+from common.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
 
 Seconds = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -33,16 +34,6 @@ class UniformRates(Part):
         if self.low > self.high:
             raise ValueError(f"low {self.low:g} is above high {self.high:g}")
         return self
-
-
-class TraceSpec(Part):
-    """A file of recorded prices, availability or arrivals, and how fast it is gone through."""
-
-    file: str  # relative to the experiment's file
-    series: dict[str, str] = {}  # which rows: column -> value; empty where the file has one series
-    column: str = ""  # which column holds the values, where there are several
-    speed: Positive = 1.0  # the paper's prices: 2000
-    start_s: Seconds | None = None  # where in the trace a run begins; None: drawn for each run
 
 
 class ArrivalsSpec(Part):

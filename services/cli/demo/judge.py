@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from common import topics
 from common.core.audit import audit
 from common.errors import CorruptError
+from common.reading import read_decoded
 from common.saved import from_checkpoint
 from common.wire import decode_audit, decode_claim
 from services.cli.demo.account import account
 from services.cli.demo.course import mean_accuracy
 from services.cli.demo.summary import Summary
-from services.cli.reading import read_decoded
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
+from common.outside import Outside
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from services.cli.app import app
-from services.cli.outside import Outside
 
 if TYPE_CHECKING:
     from typer.testing import Result

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
+from common.outside import Outside
 from common.testing.board import MemoryBoard
 from services.cli import exits
 from services.cli.app import app
-from services.cli.outside import Outside
 
 if TYPE_CHECKING:
     from common.config import Settings

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
+from common.planning.plan import Given, answer, gather, read_rates
 from common.theory.provisioning import plan as best_plan
 from common.theory.provisioning import plan_of
 from common.theory.work import Work, market
 from services.cli import exits
 from services.cli.planned import ranges
-from services.cli.planning import Given, answer, gather, read_rates
 
 if TYPE_CHECKING:
     from pathlib import Path

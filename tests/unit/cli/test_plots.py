@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from common.errors import UserError
+from common.planning.plan import answer, gather
 from common.simulation.experiments.learning import Point
 from services.cli import exits, plots
-from services.cli.planning import answer, gather
 from tests.unit.cli.test_plan import PAPER_GIVEN, no_log, options
 from tests.unit.cli.test_simulate import run
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied, WorkerId
 from common.core.spans import Span
+from common.planning.plan import Given, gather
+from common.planning.remaining import rates_of, remaining
+from common.reading import read_decoded
 from common.wire import decode_claim, encode_audit, encode_claim
 from services.cli import exits
-from services.cli.planning import Given, gather
-from services.cli.reading import read_decoded
-from services.cli.remaining import rates_of, remaining
 from tests.unit.cli.test_plan import PAPER, planned
 
 if TYPE_CHECKING:

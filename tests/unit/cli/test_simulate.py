@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from common.errors import UserError
+from common.planning.compare import Result, compare, with_policies
 from common.simulation.experiments.experiment import load_experiment
 from common.simulation.experiments.learning import Point
 from common.simulation.experiments.outcome import PoolUse, Run, Summary
 from common.theory.policy import POLICY_NAMES
 from services.cli import exits
 from services.cli.simulated import as_data, draw, title
-from services.cli.simulating import Result, compare, with_policies
 
 if TYPE_CHECKING:
     from rich.console import Group

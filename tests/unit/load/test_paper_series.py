@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.simulation.experiments.experiment import simulate
-from common.simulation.experiments.trace_files import read_trace
+from common.traces.files import read_trace
 from load.paper.asked import Asked
 from load.paper.job import CYCLE_S, HIGH, experiment
 from load.paper.policies import START_UP_S, start_up_s

@@ -19,9 +19,10 @@ from common.simulation.experiments.arrivals import (
     arrivals_of,
     draw_rates,
 )
-from common.simulation.experiments.spec import ArrivalsSpec, TraceSpec, UniformRates
-from common.simulation.experiments.traces import Floats, Trace
+from common.simulation.experiments.spec import ArrivalsSpec, UniformRates
 from common.theory.errors import ParameterError
+from common.traces.spec import TraceSpec
+from common.traces.trace import Floats, Trace
 
 #  0   20    30     50 s: twice as much, nothing, as much as the mean of 1.1
 DAY = Trace(np.array([0.0, 20, 30]), np.array([2.0, 0, 0.75]), 50.0)

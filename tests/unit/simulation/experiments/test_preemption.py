@@ -10,15 +10,16 @@ import pytest
 from common.errors import UserError
 from common.simulation.experiments.preemption import STEP_S, Bid, Both, Chain, offers_of
 from common.simulation.experiments.prices import ConstantPrices, TracePrices
-from common.simulation.experiments.spec import SpotSpec, TraceSpec
-from common.simulation.experiments.traces import Trace
+from common.simulation.experiments.spec import SpotSpec
 from common.theory.errors import ParameterError
+from common.traces.spec import TraceSpec
+from common.traces.trace import Trace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from common.simulation.experiments.preemption import Offers
-    from common.simulation.experiments.traces import Bools
+    from common.traces.trace import Bools
 
 
 def history(offers: Offers, steps: int) -> Bools:

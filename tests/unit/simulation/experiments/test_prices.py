@@ -10,8 +10,8 @@ import pytest
 
 from common.errors import UserError
 from common.simulation.experiments.prices import ConstantPrices, TracePrices, prices_of
-from common.simulation.experiments.spec import TraceSpec
-from common.simulation.experiments.traces import Trace
+from common.traces.spec import TraceSpec
+from common.traces.trace import Trace
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,9 +19,9 @@ from common.core.messages import BatchReady
 from common.core.spans import Partition
 from common.errors import UserError
 from common.jobs import JobBook
+from common.reading import read_decoded
 from common.theory.estimates import pooled_prior, rate_from_counts
 from common.wire import decode_audit, decode_claim
-from services.cli.reading import read_decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import UserError
+from common.planning.remaining import Remaining, arriving, remaining
 from common.theory.beyond.chance import deadline_probability, plan_with_probability
 from common.theory.errors import ParameterError
 from common.theory.provisioning import CostCurve, cost_curve, plan, plan_of
 from common.theory.work import Market, Rates, Work, market
-from services.cli.remaining import Remaining, arriving, remaining
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.simulation.experiments.spec import TraceSpec
-from common.simulation.experiments.trace_files import read_trace, starts_of, traced
+from common.traces.files import read_trace, starts_of, traced
+from common.traces.spec import TraceSpec
 
 RECORDED = Path(__file__).parents[5] / "shared" / "data"
 recorded = pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded traces are not here")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.simulation.experiments.traces import Trace, Walk, trace_from_rows, usual_gap_s
+from common.traces.trace import Trace, Walk, trace_from_rows, usual_gap_s
 
 
 def trace(times_s: list[float], values: list[float], end_s: float) -> Trace:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import typer
-
 from common.checkpoints import CheckpointStore
 from common.core.snapshots import choose
 from common.errors import CorruptError, UserError
@@ -13,12 +11,13 @@ from common.manifest import told
 from common.saved import Stored, from_bytes, from_store, in_hand
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from common.core.messages import AuditRecord
     from common.ports import Blobs, Board
 
 Wish: TypeAlias = int | Literal["newest", "best"]  # a version, or one of these
+Tell: TypeAlias = "Callable[[str], object]"  # where a person hears what was left out
 Updates: TypeAlias = "Sequence[tuple[int, AuditRecord | None]]"
 
 
@@ -35,8 +34,8 @@ def wish_of(text: str) -> Wish:
     return int(text)
 
 
-def on_board(board: Board) -> list[Stored]:
-    """Every hot snapshot that can be read.
+def on_board(board: Board, tell: Tell) -> list[Stored]:
+    """Every hot snapshot that can be read; what cannot is told.
 
     Raises:
         FutureFormatError: If a newer program wrote one.
@@ -47,12 +46,12 @@ def on_board(board: Board) -> list[Stored]:
         try:
             found.append(in_hand(from_bytes(data)))
         except CorruptError as error:
-            typer.echo(f"without a hot snapshot: {error}", err=True)
+            tell(f"without a hot snapshot: {error}")
     return found
 
 
-def in_storage(blobs: Blobs, job: str) -> list[Stored]:
-    """Every checkpoint that can be read, newest first.
+def in_storage(blobs: Blobs, job: str, tell: Tell) -> list[Stored]:
+    """Every checkpoint that can be read, newest first; what cannot is told.
 
     Raises:
         FutureFormatError: If a newer program wrote one.
@@ -60,14 +59,14 @@ def in_storage(blobs: Blobs, job: str) -> list[Stored]:
     """
     found, unreadable = from_store(CheckpointStore(blobs, job))
     for name, reason in unreadable.items():
-        typer.echo(f"without the checkpoint {told(name)}: {reason}", err=True)
+        tell(f"without the checkpoint {told(name)}: {reason}")
     return list(found.values())
 
 
-def pick(kept: Iterable[Stored], updates: Updates, wish: Wish) -> tuple[Stored, bytes]:
+def pick(kept: Iterable[Stored], updates: Updates, wish: Wish, tell: Tell) -> tuple[Stored, bytes]:
     """The one that is wanted, of those whose updates count by the audit, and its trainer's part.
 
-    One whose weights cannot be read is passed over, as a coordinator would.
+    One whose weights cannot be read is told and passed over, as a coordinator would.
 
     Raises:
         UserError: If there is none; names the versions that there are.
@@ -83,7 +82,7 @@ def pick(kept: Iterable[Stored], updates: Updates, wish: Wish) -> tuple[Stored, 
         try:
             return stored, stored.trainer()
         except CorruptError as error:
-            typer.echo(f"without {stored.title}: {error}", err=True)
+            tell(f"without {stored.title}: {error}")
             counting.remove(stored)
     versions = sorted({stored.snapshot.made.version for stored in counting})
     listed = ", ".join(map(str, versions)) or "none yet"

@@ -30,14 +30,14 @@ import numpy as np
 
 from common.datasets.readers import read_bytes
 from common.errors import UserError
-from common.simulation.experiments.traces import trace_from_rows, usual_gap_s
+from common.traces.trace import trace_from_rows, usual_gap_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from common.simulation.experiments.spec import TraceSpec
-    from common.simulation.experiments.traces import Floats, Trace
+    from common.traces.spec import TraceSpec
+    from common.traces.trace import Floats, Trace
 
 _TIMESTAMP, _PRICE = "timestamp", "price_usd_per_hour"
 _UNIT_S = {"step": 300.0, "seconds": 1.0, "hours": 3600.0}

@@ -1,0 +1,95 @@
+"""The ports of rented machines: a fleet for one job, and what machines cost.
+
+`common.adapters` fulfils them with EC2 and with local processes, `common.testing` in memory and in
+virtual time; one contract suite (tests/contract/test_fleet.py) holds all of them to the same
+behaviour. Errors are those of `common.errors`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class LaunchOrder(NamedTuple):
+    """One machine that shall be had, with one worker on it."""
+
+    launch: int  # counts the machines ordered for the job, from 1
+    token: str  # whoever gives the same token twice gets one machine, however late
+    slot: int  # the worker's place in the job
+    pool: str  # of the market: what kind of machine, paid how
+    worker: str  # the name of the worker on it
+
+
+class Refused(NamedTuple):
+    """An order that gave no machine, and never will: another try is another order."""
+
+    launch: int
+    capacity: bool  # whether there are none just now; else the order itself cannot be carried out
+    reason: str
+
+
+MachineState: TypeAlias = Literal["running", "ended"]
+EndCause: TypeAlias = Literal[
+    "preempted",  # the lender took it back
+    "released",  # we gave it back
+    "failed",  # it ended by itself
+]
+
+
+class Machine(NamedTuple):
+    """A machine of the job, found by the tags that it carries."""
+
+    id: str  # the lender's own
+    launch: int
+    slot: int
+    pool: str
+    worker: str
+    state: MachineState
+    started_s: float  # since 1970: paid for from then on
+    ended_s: float | None = None
+    cause: EndCause | None = None  # of its end
+    detail: str = ""  # in the lender's words
+
+
+class Fleet(Protocol):
+    """Machines that one job rents. For one thread at a time.
+
+    Every call may raise `UnavailableError` where the lender is away, and `OutsideError` where it
+    refuses for good (credentials, limits).
+    """
+
+    def launch(self, orders: Sequence[LaunchOrder]) -> tuple[Refused, ...]:
+        """Ask for machines; those that are not refused are found by `machines` sooner or later.
+
+        An order that was given before, by whomever, brings nothing new about.
+        """
+
+    def release(self, machines: Sequence[str]) -> None:
+        """Give machines back, by their ids; their workers are told to leave.
+
+        Nothing happens to those that have ended, or that are unknown.
+        """
+
+    def machines(self) -> tuple[Machine, ...]:
+        """All machines of the job that run, and those that ended lately, by launch.
+
+        A machine that was there and is no longer named has ended, and nobody knows how.
+        """
+
+    def close(self) -> None:
+        """Let go of the connection; the machines stay."""
+
+
+class Prices(Protocol):
+    """What machines of the market's pools cost. For one thread at a time."""
+
+    def look(self) -> dict[str, float]:
+        """USD per hour of one machine now, by pool.
+
+        Raises:
+            UnavailableError: If the source is away; what was known stays true.
+            OutsideError: If it refuses.
+        """

@@ -1,0 +1,272 @@
+"""What the API answers about jobs: the models behind the OpenAPI document, each with an example.
+
+Times are seconds since 1970. What is not known (nobody leads, Redis is away) is null, never 0.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from common.core.events import Wanted  # noqa: TC001 -- pydantic reads it when run
+from common.job import JobSpec  # noqa: TC001 -- likewise
+
+Count = Annotated[int, Field(ge=0)]
+MachineKind = Literal["on-demand", "spot", "unknown"]  # unknown: started by hand
+
+
+class Answer(BaseModel):
+    """What all answers share."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Progress(Answer):
+    """How far a job is."""
+
+    version: Count = Field(description="J, updates made so far.", examples=[412])
+    samples: Count = Field(description="Records trained.", examples=[2109440])
+    loss: float | None = Field(description="Mean per sample over the last updates.")
+    metrics: dict[str, float] = Field(description="Likewise, such as prequential accuracy.")
+    updates_per_s: float | None = Field(description="Over the last 10 s.")
+    samples_per_s: float | None = Field(description="Over the last 10 s.")
+    lag: Count | None = Field(description="Records in the streams and in no update yet.")
+    workers: Count | None = Field(description="That give signs of life.")
+    waiting: Count | None = Field(description="Batches that wait for an update.")
+    quarantined: Count
+    led: bool | None = Field(description="Whether a coordinator leads the job; null: Redis away.")
+    last_update_s: float | None
+    done: str = Field(description="Why it is over; empty while it is not.")
+
+
+class Change(Answer):
+    """A change of a job's settings while it ran."""
+
+    revision: Count = Field(description="Updates carry the revision that they were made under.")
+    at_s: float
+    changed: dict[str, float | int | None] = Field(examples=[{"group_size": 10}])
+    reason: str
+
+
+class JobAnswer(Answer):
+    """One job."""
+
+    id: str = Field(description="Its name.", examples=["digits"])
+    wanted: Wanted
+    reason: str = Field(description="Why it is wanted so.")
+    submitted_s: float
+    deadline_s: float | None = Field(description="When it must be done, since 1970.")
+    revision: Count
+    changes: tuple[Change, ...]
+    spec: JobSpec
+    progress: Progress
+
+
+class JobSummary(Answer):
+    """One job in a list."""
+
+    id: str
+    wanted: Wanted
+    reason: str
+    submitted_s: float
+    streams: tuple[str, ...]
+    task: str
+    batch_size: int
+    group_size: int
+    provisioned: bool = Field(description="Whether a provisioner rents its machines.")
+
+
+class JobList(Answer):
+    """Jobs by name."""
+
+    jobs: tuple[JobSummary, ...]
+    next: str | None = Field(description="Give it as `after` for more; null: there are no more.")
+
+
+class UpdateAnswer(Answer):
+    """One effective update."""
+
+    version: Count
+    epoch: Count = Field(description="Offset of the Lead record of the leader that made it.")
+    at_s: float | None
+    samples: Count
+    batches: Count
+    loss: float
+    metrics: dict[str, float]
+    gradient_s: float | None = Field(description="Mean time of one batch's gradient.")
+    revision: Count
+    short: str = Field(description="Why it has fewer than K batches: linger, missing, or empty.")
+
+
+class UpdatesPage(Answer):
+    """Effective updates, by version."""
+
+    updates: tuple[UpdateAnswer, ...]
+    next: Count | None = Field(description="Give it as `after` for more; null: there are no more.")
+    newest: Count
+
+
+class WorkerAnswer(Answer):
+    """One worker, or the slot of one that is to come."""
+
+    name: str
+    status: Literal["alive", "leaving", "silent"] = Field(
+        description="silent: its machine runs, but it gives no sign of life (yet)."
+    )
+    slot: Count | None = None
+    kind: MachineKind = "unknown"
+    pool: str | None = None
+    machine: str | None = None
+    since_s: float | None = Field(default=None, description="When its machine began.")
+    samples: Count = Field(default=0, description="In its batches, of late.")
+
+
+class WorkersAnswer(Answer):
+    """All workers; null where Redis is away."""
+
+    workers: tuple[WorkerAnswer, ...]
+    board_away: str = Field(default="", description="Why signs of life cannot be read.")
+
+
+class StreamAnswer(Answer):
+    """One datastream, as this job sees it."""
+
+    stream: str
+    partitions: Count
+    rate_per_s: float | None = Field(description="Records that arrive.")
+    lag: Count | None
+    settled: Count | None = Field(description="Records in updates that a checkpoint covers.")
+    dead_lettered: Count = Field(description="Records that did not decode or were quarantined.")
+
+
+class StreamsAnswer(Answer):
+    """All datastreams of a job."""
+
+    streams: tuple[StreamAnswer, ...]
+
+
+class LagCurve(Answer):
+    """Lag of one stream over time."""
+
+    stream: str
+    lag: tuple[int | None, ...]  # at `lag_at_s`
+
+
+class Life(Answer):
+    """One machine's life, for a timeline."""
+
+    slot: Count
+    worker: str
+    pool: str
+    kind: MachineKind
+    from_s: float
+    to_s: float | None = Field(description="Null: it runs.")
+    cause: Literal["preempted", "released", "failed", "refused", "lost"] | None = None
+
+
+class CurvesAnswer(Answer):
+    """What a page draws: columns of equal length, thinned to what an eye can tell apart."""
+
+    now_s: float
+    update_at_s: tuple[float, ...]
+    version: tuple[int, ...]
+    loss: tuple[float, ...]
+    metrics: dict[str, tuple[float | None, ...]]
+    updates_per_s: tuple[float, ...]
+    lag_at_s: tuple[float, ...]
+    lag: tuple[LagCurve, ...]
+    lives: tuple[Life, ...]
+    cost_at_s: tuple[float, ...]
+    spent_usd: tuple[float, ...]
+    on_demand_only_usd: tuple[float, ...]
+    stability: tuple[float, ...]  # at `cost_at_s`
+    running: tuple[int, ...]  # machines, at `cost_at_s`
+
+
+# --- provisioning ----------------------------------------------------------------------------
+
+
+class BelievedAnswer(Answer):
+    """An estimate and how sure it is."""
+
+    value: float
+    std: float
+    low: float = Field(description="With `high`, where the quantity lies with 90 %.")
+    high: float
+
+
+class PlanInForce(Answer):
+    """One decision of a job's policy."""
+
+    number: Count
+    at_s: float
+    policy: str
+    why: str = Field(description="What made it decide.")
+    reason: str = Field(description="Why this plan.")
+    feasible: bool
+    binding: str
+    spot: Count
+    on_demand: Count
+    places: dict[str, Count] = Field(description="Slots by pool; `none`: without a machine.")
+    updates_left: float
+    deadline_left_s: float | None
+    spent_usd: float
+    expected_cost_usd: float
+    expected_runtime_s: float
+    on_demand_only_usd: float
+    predicted_usd: float = Field(description="Spent by then, and expected from then on.")
+    stability: float
+    usd_per_hour: dict[str, float]
+    believed: dict[str, BelievedAnswer]
+    warning: str
+
+
+class CostAnswer(Answer):
+    """What a job has cost so far, and against what."""
+
+    at_s: float
+    spent_usd: float
+    on_demand_only_usd: float = Field(description="What its updates would have cost that way.")
+    ratio_to_on_demand: float | None
+    predicted_usd: float | None = Field(description="Of the whole job, by the plan in force.")
+    ratio_to_prediction: float | None = Field(description="Of a job that is over.")
+    usd_per_hour: float = Field(description="Of the machines that run now.")
+
+
+class ProvisioningAnswer(Answer):
+    """How a job's machines are rented."""
+
+    policy: str
+    workers: Count = Field(description="N_tot")
+    plan: PlanInForce | None
+    plans: tuple[PlanInForce, ...] = Field(description="Newest first, at most `limit`.")
+    cost: CostAnswer | None
+    believed: dict[str, BelievedAnswer]
+    stability: float | None
+    warning: str
+    running: Count
+    settled: str = Field(description="Why its provisioning is over; empty while it is not.")
+
+
+class ReplanAnswer(Answer):
+    """A replan was asked for; the decision comes with the events and in the history."""
+
+    job: str
+    asked_at_s: float
+
+
+class PoolAnswer(Answer):
+    """One pool of the market."""
+
+    name: str
+    kind: MachineKind
+    usd_per_hour: float | None
+    reason: str = Field(default="", description="Why there is no price.")
+
+
+class PricesAnswer(Answer):
+    """What machines cost now."""
+
+    at_s: float
+    pools: tuple[PoolAnswer, ...]
