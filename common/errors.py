@@ -19,6 +19,14 @@ class UserError(DollError):
     """Something a person gave us makes no sense; the message names the field and what to do."""
 
 
+class NotFoundError(UserError):
+    """What a person names is not there: a job, a version of a model."""
+
+
+class ConflictError(UserError):
+    """What a person wants contradicts what is there, or what somebody else did meanwhile."""
+
+
 class OutsideError(DollError):
     """Kafka, Redis or object storage did not do what was asked."""
 
