@@ -20,7 +20,7 @@ _STOP_GRACE_S = 10.0  # a worker finishes its gradient, a coordinator its last c
 
 
 class Service:
-    """A worker or a coordinator in a process of its own, which ends with this one.
+    """A service in a process of its own, which ends with this one.
 
     Args:
         kind: Which service.
@@ -32,7 +32,7 @@ class Service:
 
     def __init__(
         self,
-        kind: Literal["worker", "coordinator"],
+        kind: Literal["worker", "coordinator", "provisioner", "admin"],
         name: str,
         settings: Settings,
         logs: Path,
