@@ -1,0 +1,116 @@
+"""What happens in a demo on rented machines: the job, its deadline, and the market in a box.
+
+Machines are processes of this computer. Spot ones cost what m4.xlarge cost in us-east-1d one day of
+2016 (`prices.csv`, 5 minutes a row, from EC2's public price history), and are preempted by a chain.
+For half a minute the price is above that of on-demand machines: a plan that is not changed pays it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from common.job import parse_job
+
+if TYPE_CHECKING:
+    from common.job import JobSpec
+    from common.theory.policy import PolicyName
+
+PRICES = Path(__file__).parents[1] / "prices.csv"
+ON_DEMAND_USD_PER_HOUR = 0.239  # of the same machines at that time
+_SPEED = 100.0  # of the recorded prices: a row takes 3 s, the time above on-demand 18 s
+_AVAILABILITY = 0.9  # alpha
+_CYCLE_S = 40.0  # from one preemption of a machine to its next: some in every demo
+_REVIEW_S = 5.0
+_GROUP_SIZE, _BATCH_SIZE = 4, 32
+_SLACK = 1.12  # theta / theta_0: more than no outages at all, less than only spot machines need
+_START_S = 12.0  # until the first machines are at work: several processes load torch at once
+
+# As in the demo without a market, on which these numbers reach 0.98.
+_JOB = """
+name: {name}
+streams: [{name}-a, {name}-b]
+records:
+  codec: tensor
+  fields:
+    image: {{dtype: uint8, shape: [1, 8, 8]}}
+    label: {{dtype: int64}}
+task: {{name: image-classifier, classes: 10}}
+batch_size: {batch_size}
+group_size: {group_size}
+optimizer: {{name: adam, learning_rate: 4.0e-3}}
+seed: {seed}
+stop: {{updates: {updates}, deadline_s: {deadline_s:.1f}}}
+checkpoint: {{every_s: 3.0}}
+batch_linger_s: 0.5
+group_linger_s: 0.5
+device: cpu
+provisioning: {{workers: {workers}, policy: {policy}, review_s: {review_s}}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RentedPlan:
+    """The size of a demo on rented machines."""
+
+    name: str  # of the job; nothing of this name may be on the servers yet
+    undisturbed_s: float  # theta_0: what the updates take if nothing is preempted
+    rate_per_s: float
+    workers: int  # N_tot
+    policy: PolicyName
+    seed: int
+
+    @property
+    def partitions(self) -> int:
+        """Of each topic: some brokers deal out each topic apart, and nobody shall be left out."""
+        return self.workers
+
+    @property
+    def updates(self) -> int:
+        """J."""
+        return max(1, round(self.undisturbed_s * self.rate_per_s / (_GROUP_SIZE * _BATCH_SIZE)))
+
+    @property
+    def deadline_s(self) -> float:
+        """Theta, from the submission on."""
+        return _START_S + _SLACK * self.undisturbed_s
+
+    def job(self) -> JobSpec:
+        """The job's specification."""
+        return parse_job(
+            _JOB.format(
+                name=self.name,
+                seed=self.seed,
+                batch_size=_BATCH_SIZE,
+                group_size=_GROUP_SIZE,
+                updates=self.updates,
+                deadline_s=self.deadline_s,
+                workers=self.workers,
+                policy=self.policy,
+                review_s=_REVIEW_S,
+            )
+        )
+
+    def market(self) -> str:
+        """The market file."""
+        market = {
+            "fleet": "process",
+            "on_demand": {"usd_per_hour": ON_DEMAND_USD_PER_HOUR},
+            "spot": [
+                {
+                    "name": "spot",
+                    "usd_per_hour": {"file": str(PRICES), "speed": _SPEED, "start_s": 0},
+                    "availability": _AVAILABILITY,
+                    "cycle_s": _CYCLE_S,
+                }
+            ],
+            "process": {
+                "availability": _AVAILABILITY,
+                "cycle_s": _CYCLE_S,
+                "seed": self.seed,
+            },
+        }
+        return msgspec.json.encode(market).decode()
