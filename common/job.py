@@ -29,13 +29,13 @@ from common.job_parts import (
     SyncSpec,
     TaskSpec,
 )
+from common.names import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from common.ports import Log
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,245}")  # Kafka's 249, less ".dlq"
 
 
@@ -99,12 +99,7 @@ class JobSpec(Part):
     @field_validator("name")
     @classmethod
     def _legal_name(cls, value: str) -> str:
-        if not _NAME.fullmatch(value):
-            raise ValueError(
-                "must be 1 to 100 lower case letters, digits, '.', '_' or '-' and begin with a"
-                f" letter or digit, got {value!r}"
-            )
-        return value
+        return check_name(value)
 
     @field_validator("streams")
     @classmethod

@@ -1,0 +1,158 @@
+"""A compacted topic as a dictionary: the newest record of a name counts, a tombstone removes it.
+
+A record that does not parse is left out and logged: it may be of a later version, and must not stop
+others.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from common.core.spans import Partition
+from common.errors import ConflictError, ExpiredError, UnavailableError, WireError
+from common.ports import LogRecord
+from common.telemetry import EventLogger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.ports import Log, Tail
+
+T = TypeVar("T")
+
+_log = EventLogger(logging.getLogger(__name__))
+_READ_RECORDS = 1000
+_READ_S = 0.2
+_PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds
+
+
+class Book(Generic[T]):
+    """Reads and writes one such topic; belongs to one thread, like the reader that it makes.
+
+    Args:
+        log: Where the topic is; it is made when it is first wanted.
+        topic: Its first partition is all of it.
+        decode: Reads an entry from key and value; raises WireError on what does not parse.
+        noun: What one entry is called, in messages and in the log.
+        closed: Whether a name whose newest record does not parse is gone, rather than what it was.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        topic: str,
+        decode: Callable[[bytes | None, bytes], T],
+        noun: str,
+        *,
+        closed: bool,
+    ) -> None:
+        self._log = log
+        self._partition = Partition(topic, 0)
+        self._decode = decode
+        self._noun = noun
+        self._closed = closed
+        self._open: Tail | None = None
+        self._entries = dict[str, T]()
+        self.rejected = 0  # records so far that did not parse
+
+    def read(self) -> dict[str, T]:
+        """All entries as of now, by name.
+
+        Raises:
+            UnavailableError: If Kafka is away for long.
+        """
+        self._catch_up()
+        return dict(self._entries)
+
+    def refresh(self, timeout_s: float) -> dict[str, T]:
+        """Wait up to `timeout_s` for news, then return all entries as known by then.
+
+        Raises:
+            UnavailableError: If Kafka is away.
+        """
+        self._take(timeout_s)
+        return dict(self._entries)
+
+    def write(self, name: str, value: bytes | None, look: str) -> None:
+        """Append, and see by reading back that nobody else wrote this name since we last read.
+
+        Args:
+            name: Whose value it is.
+            value: Its newest; None removes it.
+            look: The command that shows what counts, for messages.
+
+        Raises:
+            ConflictError: If somebody else wrote the name in the same moment.
+            UnavailableError: If Kafka is away for long.
+        """
+        key, delivered = name.encode(), list[int]()
+        writer = self._log.writer()
+        try:
+            writer.append(self._partition.topic, value, key=key, on_delivered=delivered.append)
+            if not writer.flush(_PATIENCE_S):
+                raise UnavailableError(
+                    f'Kafka did not answer; whether it took the {self._noun} "{name}" shows'
+                    f" `{look}`"
+                )
+        finally:
+            writer.close()
+        (own,) = delivered
+        others = [new.offset for new in self._catch_up() if new.key == key and new.offset != own]
+        if others:
+            counts = "theirs counts" if others[-1] > own else "yours counts"
+            raise ConflictError(
+                f'somebody else wrote the {self._noun} "{name}" in the same moment: the later'
+                f" record, and so {counts}; look with `{look}`"
+            )
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _catch_up(self) -> list[LogRecord]:
+        """Fold to what is now the end; return what was new."""
+        tail, news, until = self._tail(), list[LogRecord](), monotonic() + _PATIENCE_S
+        end = self._log.bounds(self._partition).end
+        while tail.position() < end:
+            if monotonic() > until:
+                raise UnavailableError(
+                    f"{self._partition.topic} could not be read to its end at {end}"
+                )
+            news += self._take(_READ_S)
+            tail = self._tail()
+        return news
+
+    def _take(self, timeout_s: float) -> list[LogRecord]:
+        try:
+            records = self._tail().read(_READ_RECORDS, timeout_s)
+        except ExpiredError:  # someone deleted the topic's beginning: start over with what is there
+            self.close()
+            self._entries.clear()
+            return []
+        for record in records:
+            self._fold(record)
+        return records
+
+    def _tail(self) -> Tail:
+        if self._open is None:
+            self._log.create_topic(self._partition.topic, 1, kept_forever=True, compacted=True)
+            start = self._log.bounds(self._partition).start
+            self._open = self._log.tail(self._partition, start)
+        return self._open
+
+    def _fold(self, record: LogRecord) -> None:
+        name = (record.key or b"").decode(errors="replace")
+        if record.value is None:
+            self._entries.pop(name, None)
+            return
+        try:
+            self._entries[name] = self._decode(record.key, record.value)
+        except WireError as error:
+            self.rejected += 1
+            _log.warning(f"{self._noun}_rejected", offset=record.offset, reason=str(error))
+            if self._closed:
+                self._entries.pop(name, None)
