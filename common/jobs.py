@@ -2,6 +2,13 @@
 
 The topic is compacted and keyed by the job's name; the newest record of a name is the job. A record
 that does not parse is left out and logged: it may be of a later version, and must not stop others.
+
+Whoever writes reads back what else was written since it last read. The first of several counts: who
+came later puts back what it overwrote, and is told.
+
+    offset        7             8              9             10
+    writer        -             a person       the leader    the leader
+    record        running       K = 8          paused        K = 8, put back: tried again later
 """
 
 from __future__ import annotations
@@ -16,13 +23,21 @@ from msgspec import Meta
 from common import topics
 from common.core.events import Wanted  # noqa: TC001 -- msgspec reads it when run
 from common.core.spans import Partition
-from common.errors import ExpiredError, UnavailableError, UserError, WireError
+from common.errors import (
+    ConflictError,
+    ExpiredError,
+    NotFoundError,
+    UnavailableError,
+    UserError,
+    WireError,
+)
 from common.job import JobSpec, check_streams, job_from_json
+from common.job_changes import Value, changed_spec, differences
 from common.ports import LogRecord
 from common.telemetry import EventLogger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from common.core.messages import Positions
     from common.ports import Log, Tail
@@ -32,6 +47,7 @@ _JOBS = Partition(topics.JOBS, 0)
 _READ_RECORDS = 1000
 _READ_S = 0.2
 _PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds
+CHANGES_KEPT = 50  # of a job, in its record: a record stays small, its topic is compacted
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -46,6 +62,15 @@ class Origin(msgspec.Struct, frozen=True):
         return f"{self.job}@{self.version}"
 
 
+class Change(msgspec.Struct, frozen=True):
+    """One change of a job's settings by a person."""
+
+    revision: Annotated[int, Meta(ge=1)]  # that it made
+    at_s: float  # since 1970
+    changed: dict[str, Value]  # what differs from the revision before, as it is now
+    reason: str = ""
+
+
 class JobRecord(NamedTuple):
     """One job as the topic has it."""
 
@@ -55,6 +80,9 @@ class JobRecord(NamedTuple):
     reason: str  # why it is wanted so
     submitted_s: float  # since 1970; its deadline counts from here
     origin: Origin | None = None  # without one, it begins with what the specification makes
+    revision: int = 0  # of the specification: changes made so far
+    changes: tuple[Change, ...] = ()  # the last of them, newest last
+    request: str = ""  # who submitted it recognises a request that comes twice by this
 
 
 class _Stored(msgspec.Struct, omit_defaults=True):
@@ -66,6 +94,9 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     reason: str = ""
     submitted_s: float = 0.0
     origin: Origin | None = None
+    revision: Annotated[int, Meta(ge=0)] = 0
+    changes: tuple[Change, ...] = ()
+    request: str = ""
 
 
 class JobBook:
@@ -100,56 +131,106 @@ class JobBook:
         """One job as of now.
 
         Raises:
-            UserError: If there is none of this name.
+            NotFoundError: If there is none of this name.
             UnavailableError: If Kafka is away for long.
         """
         jobs = self.read()
         if job not in jobs:
             known = ", ".join(sorted(jobs)) or "none yet, submit one with `doll job submit FILE`"
-            raise UserError(f'there is no job "{job}"; jobs: {known}')
+            raise NotFoundError(f'there is no job "{job}"; jobs: {known}')
         return jobs[job]
 
     def check_new(self, spec: JobSpec) -> None:
         """Check that a job can be submitted.
 
         Raises:
-            UserError: If its name is taken or a stream does not exist.
+            ConflictError: If its name is taken.
+            UserError: If a stream does not exist.
             UnavailableError: If Kafka is away for long.
         """
         taken = self.read().get(spec.name)
         if taken is not None:
-            raise UserError(
+            raise ConflictError(
                 f'the name "{spec.name}" belongs to a job that is {taken.wanted}: its history stays'
                 " in Kafka, so choose another name"
             )
         check_streams(spec, self._log)
 
-    def submit(self, spec: JobSpec, origin: Origin | None = None) -> JobRecord:
+    def submit(self, spec: JobSpec, origin: Origin | None = None, request: str = "") -> JobRecord:
         """Make a job: its topics, its first positions, its record.
 
         Args:
             spec: What it is.
             origin: What it begins with, kept in its folder already.
+            request: Fingerprint of what asked for it, kept as it is.
 
         Raises:
-            UserError: If the name is taken or a stream does not exist, or if somebody else wrote a
-                job of this name in the same moment.
+            ConflictError: If the name is taken, by a job or by the history of an earlier one, or
+                if somebody else wrote a job of this name in the same moment.
+            UserError: If a stream does not exist.
             UnavailableError: If Kafka is away for long.
         """
         self.check_new(spec)
         self._make_topics(spec)
         first = first_positions(spec, self._log)
         reason = "submitted" if origin is None else f"submitted, begins with {origin}"
-        return self._write(JobRecord(spec, "running", first, reason, self._clock(), origin))
+        record = JobRecord(spec, "running", first, reason, self._clock(), origin, request=request)
+        self._write(spec.name, record)
+        return record
 
     def want(self, job: str, wanted: Wanted, reason: str) -> JobRecord:
         """Change what is wanted of a job; a stopped one goes on where it was.
 
         Raises:
-            UserError: If there is no such job, or if somebody else wrote it in the same moment.
+            NotFoundError: If there is no such job.
+            ConflictError: If somebody else wrote it in the same moment.
             UnavailableError: If Kafka is away for long.
         """
-        return self._write(self.get(job)._replace(wanted=wanted, reason=reason))
+        record = self.get(job)._replace(wanted=wanted, reason=reason)
+        self._write(job, record)
+        return record
+
+    def change(self, job: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
+        """Change settings of a job, of a stopped one too; nothing where nothing differs.
+
+        Args:
+            job: Its name.
+            changed: By name, as in `common.job_changes`: `deadline_s` (None for none, otherwise
+                counted from when the job was submitted), `group_size`, `batch_size`,
+                `learning_rate`.
+            reason: Why, for those who look at its changes.
+
+        Raises:
+            NotFoundError: If there is no such job.
+            UserError: Naming the field that cannot be changed so.
+            ConflictError: If somebody else wrote it in the same moment.
+            UnavailableError: If Kafka is away for long.
+        """
+        old = self.get(job)
+        spec = changed_spec(old.spec, changed)
+        differs = differences(old.spec, spec)
+        if not differs:
+            return old
+        change = Change(old.revision + 1, self._clock(), differs, reason)
+        changes = (*old.changes, change)[-CHANGES_KEPT:]
+        record = old._replace(spec=spec, revision=change.revision, changes=changes)
+        self._write(job, record)
+        return record
+
+    def delete(self, job: str) -> None:
+        """Take a stopped job out of the list; its history and its checkpoints stay.
+
+        Raises:
+            NotFoundError: If there is no such job.
+            ConflictError: If it is not stopped, or if somebody else wrote it in the same moment.
+            UnavailableError: If Kafka is away for long.
+        """
+        wanted = self.get(job).wanted
+        if wanted != "stopped":
+            raise ConflictError(
+                f'the job "{job}" is {wanted}: stop it first, with `doll job stop {job}`'
+            )
+        self._write(job, None)
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -161,21 +242,34 @@ class JobBook:
         for topic in (topics.control_topic(spec.name), topics.updates_topic(spec.name)):
             self._log.create_topic(topic, 1, kept_forever=True)
             if self._log.bounds(Partition(topic, 0)).end > 0:
-                raise UserError(
+                raise ConflictError(
                     f'the topic {topic} holds records of an earlier job "{spec.name}": choose'
                     " another name"
                 )
         for stream in spec.streams:
             self._log.create_topic(topics.dead_letter_topic(stream), 1, kept_forever=True)
 
-    def _write(self, record: JobRecord) -> JobRecord:
-        """Append, and see by reading back that nobody else wrote since we last read."""
-        name, delivered = record.spec.name, list[int]()
-        writer = self._log.writer()
+    def _write(self, name: str, record: JobRecord | None) -> None:
+        """Replace the record of a name as this book last read it; None deletes it."""
+        key = name.encode()
+        own = self._append(name, None if record is None else encode_job(record))
+        others = [new for new in self._catch_up() if new.key == key and new.offset != own]
+        earlier = [other for other in others if other.offset < own]
+        if not earlier:
+            return  # whoever came later read this one, or puts it back
+        if len(earlier) == len(others):
+            self._append(name, earlier[-1].value)
+            self._catch_up()
+        raise ConflictError(
+            f'somebody else wrote the job "{name}" in the same moment, and theirs counts; look'
+            f" with `doll job show {name}`, and try again"
+        )
+
+    def _append(self, name: str, value: bytes | None) -> int:
+        """Append a record; returns its offset."""
+        delivered, writer = list[int](), self._log.writer()
         try:
-            writer.append(
-                topics.JOBS, encode_job(record), key=name.encode(), on_delivered=delivered.append
-            )
+            writer.append(topics.JOBS, value, key=name.encode(), on_delivered=delivered.append)
             if not writer.flush(_PATIENCE_S):
                 raise UnavailableError(
                     f'Kafka did not answer; whether it took the job "{name}" shows `doll job list`'
@@ -183,15 +277,7 @@ class JobBook:
         finally:
             writer.close()
         (own,) = delivered
-        key = name.encode()
-        others = [new.offset for new in self._catch_up() if new.key == key and new.offset != own]
-        if others:
-            counts = "theirs counts" if others[-1] > own else "yours counts"
-            raise UserError(
-                f'somebody else wrote the job "{name}" in the same moment: the later record, and so'
-                f" {counts}; look with `doll job show {name}`"
-            )
-        return record
+        return own
 
     def _catch_up(self) -> list[LogRecord]:
         """Fold to what is now the end; return what was new."""
@@ -256,7 +342,15 @@ def encode_job(record: JobRecord) -> bytes:
     spec = msgspec.Raw(record.spec.model_dump_json().encode())
     first = [(place.topic, place.index, position) for place, position in record.first.items()]
     stored = _Stored(
-        spec, record.wanted, sorted(first), record.reason, record.submitted_s, record.origin
+        spec,
+        record.wanted,
+        sorted(first),
+        record.reason,
+        record.submitted_s,
+        record.origin,
+        record.revision,
+        record.changes,
+        record.request,
     )
     return msgspec.json.encode(stored)
 
@@ -277,4 +371,16 @@ def decode_job(key: bytes | None, value: bytes) -> JobRecord:
     first = {Partition(topic, index): position for topic, index, position in stored.first}
     if {place.topic for place in first} != set(spec.streams) or min(first.values()) < 0:
         raise WireError("job record: first positions are not those of its streams")
-    return JobRecord(spec, stored.wanted, first, stored.reason, stored.submitted_s, stored.origin)
+    if stored.changes and stored.changes[-1].revision != stored.revision:
+        raise WireError(f"job record: revision {stored.revision} is not that of its last change")
+    return JobRecord(
+        spec,
+        stored.wanted,
+        first,
+        stored.reason,
+        stored.submitted_s,
+        stored.origin,
+        stored.revision,
+        stored.changes,
+        stored.request,
+    )

@@ -8,9 +8,18 @@ import pytest
 
 from common import topics
 from common.core.spans import Partition
-from common.errors import UserError, WireError
+from common.errors import ConflictError, NotFoundError, UserError, WireError
 from common.job import parse_job
-from common.jobs import JobBook, JobRecord, Origin, decode_job, encode_job, first_positions
+from common.jobs import (
+    CHANGES_KEPT,
+    Change,
+    JobBook,
+    JobRecord,
+    Origin,
+    decode_job,
+    encode_job,
+    first_positions,
+)
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
 from tests.unit.test_job import TEXT
@@ -63,17 +72,17 @@ def test_a_stream_that_is_not_there_is_named_and_nothing_is_made(log: MemoryLog)
 def test_a_name_in_use_is_refused_with_the_state_of_its_job(log: MemoryLog) -> None:
     book = JobBook(log)
     book.submit(parse_job(TEXT))
-    with pytest.raises(UserError, match='the name "digits" belongs to a job that is running'):
+    with pytest.raises(ConflictError, match='the name "digits" belongs to a job that is running'):
         JobBook(log).submit(parse_job(TEXT))
     book.want("digits", "stopped", "done")
-    with pytest.raises(UserError, match="a job that is stopped"):
+    with pytest.raises(ConflictError, match="a job that is stopped"):
         JobBook(log).submit(parse_job(TEXT))
 
 
 def test_a_name_whose_history_outlived_its_record_is_refused(log: MemoryLog) -> None:
     log.create_topic("doll.digits.updates", 1)
     write(log, "doll.digits.updates", b"{}")
-    with pytest.raises(UserError, match=r"doll.digits.updates holds records of an earlier job"):
+    with pytest.raises(ConflictError, match=r"doll.digits.updates holds records of an earlier job"):
         JobBook(log).submit(parse_job(TEXT))
 
 
@@ -102,10 +111,10 @@ def test_what_a_job_begins_with_stays_with_it(log: MemoryLog) -> None:
 
 
 def test_a_job_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog) -> None:
-    with pytest.raises(UserError, match="jobs: none yet, submit one"):
+    with pytest.raises(NotFoundError, match="jobs: none yet, submit one"):
         JobBook(log).get("digit")
     JobBook(log).submit(parse_job(TEXT))
-    with pytest.raises(UserError, match='there is no job "digit"; jobs: digits'):
+    with pytest.raises(NotFoundError, match='there is no job "digit"; jobs: digits'):
         JobBook(log).want("digit", "paused", "")
 
 
@@ -154,30 +163,169 @@ def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
 
 
 class RacingLog(MemoryLog):
-    """Lets somebody else act in the middle of a submission."""
+    """Lets somebody else act right before a record goes into the jobs topic, once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.meanwhile: Callable[[], object] | None = None
 
-    def create_topic(
-        self, topic: str, partitions: int, *, kept_forever: bool = False, compacted: bool = False
-    ) -> None:
-        """As ever, and then let the other act, once."""
-        super().create_topic(topic, partitions, kept_forever=kept_forever, compacted=compacted)
-        if topic == "clinic-b.dlq" and self.meanwhile:
+    def append(
+        self, topic: str, partition: int | None, key: bytes | None, value: bytes | None
+    ) -> int:
+        """As ever, but the other first."""
+        if topic == topics.JOBS and self.meanwhile:
             act, self.meanwhile = self.meanwhile, None
             act()
+        return super().append(topic, partition, key, value)
 
 
-def test_two_who_submit_one_name_at_once_are_told_whose_counts() -> None:
+def test_of_two_who_submit_one_name_at_once_the_first_counts_and_the_other_is_told() -> None:
     log = RacingLog()
     with_streams(log)
     other = parse_job(TEXT.replace("batch_size: 256", "batch_size: 8"))
     log.meanwhile = lambda: JobBook(log).submit(other)
-    with pytest.raises(UserError, match=r"in the same moment.*yours counts"):
+    with pytest.raises(ConflictError, match=r"in the same moment, and theirs counts"):
         JobBook(log).submit(parse_job(TEXT))
-    assert JobBook(log).get("digits").spec.batch_size == 256
+    assert JobBook(log).get("digits").spec.batch_size == 8
+
+
+@pytest.mark.parametrize("theirs", ["change", "stop"])
+def test_of_two_who_write_a_job_at_once_the_first_counts_and_the_other_is_told(
+    theirs: str,
+) -> None:
+    log = RacingLog()
+    with_streams(log)
+    JobBook(log).submit(parse_job(TEXT))
+    other = {
+        "change": lambda: JobBook(log).change("digits", {"group_size": 5}, "theirs"),
+        "stop": lambda: JobBook(log).want("digits", "stopped", "theirs"),
+    }
+    log.meanwhile = other[theirs]
+    book = JobBook(log)
+    with pytest.raises(ConflictError, match="theirs counts"):
+        book.want("digits", "paused", "mine")
+    found = JobBook(log).get("digits")
+    assert found == book.get("digits")
+    assert (found.wanted, found.spec.group_size) == (
+        ("running", 5) if theirs == "change" else ("stopped", 20)
+    )
+
+
+def test_a_deleted_job_does_not_come_back_because_somebody_wrote_it_at_that_moment() -> None:
+    log = RacingLog()
+    with_streams(log)
+    JobBook(log).submit(parse_job(TEXT))
+    JobBook(log).want("digits", "stopped", "enough")
+    log.meanwhile = lambda: JobBook(log).delete("digits")
+    with pytest.raises(ConflictError, match="theirs counts"):
+        JobBook(log).want("digits", "stopped", "4 updates applied")
+    assert JobBook(log).read() == {}
+
+
+def test_whoever_writes_after_me_is_no_conflict() -> None:
+    log = RacingLog()
+    with_streams(log)
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    book.change("digits", {"group_size": 4}, "fewer workers")
+    JobBook(log).change("digits", {"group_size": 5}, "one more")
+    assert book.get("digits").spec.group_size == 5
+
+
+def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
+    clock = HandClock(1000.0)
+    book = JobBook(log, clock=clock)
+    book.submit(parse_job(TEXT))
+    clock.advance(5.0)
+    changed: dict[str, float | int | None] = {
+        "deadline_s": 60.0,
+        "group_size": 4,
+        "batch_size": 16,
+        "learning_rate": 0.5,
+    }
+    record = book.change("digits", changed, "the price has doubled")
+    assert record == JobBook(log).get("digits")
+    assert (record.revision, record.wanted, record.reason) == (1, "running", "submitted")
+    assert record.changes == (Change(1, 1005.0, changed, "the price has doubled"),)
+    spec = record.spec
+    assert (spec.stop.deadline_s, spec.group_size, spec.batch_size) == (60.0, 4, 16)
+    assert spec.optimizer.learning_rate == 0.5
+    record = book.change("digits", {"deadline_s": None, "group_size": 4}, "no hurry")
+    assert (record.revision, record.spec.stop.deadline_s) == (2, None)
+    assert record.changes[-1].changed == {"deadline_s": None}
+
+
+def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog) -> None:
+    book = JobBook(log)
+    record = book.submit(parse_job(TEXT))
+    end = log.bounds(JOBS).end
+    assert book.change("digits", {"group_size": 20}, "again") == record
+    assert book.change("digits", {}, "nothing") == record
+    assert log.bounds(JOBS).end == end
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"group_size": 0}, "group_size: must be at least 1"),
+        ({"group_size": None}, "group_size: must be a whole number"),
+        ({"batch_size": 1.5}, "batch_size: must be a whole number"),
+        ({"learning_rate": 0.0}, "learning_rate: must be above 0"),
+        ({"learning_rate": float("nan")}, "learning_rate: must be a finite number"),
+        ({"deadline_s": -1}, "deadline_s: must be above 0"),
+        ({"seed": 4}, '"seed" cannot be changed; what can is deadline_s, group_size'),
+    ],
+)
+def test_a_change_that_makes_no_sense_is_refused_by_its_name(
+    log: MemoryLog, changed: dict[str, float | int | None], message: str
+) -> None:
+    book = JobBook(log)
+    record = book.submit(parse_job(TEXT))
+    with pytest.raises(UserError) as caught:
+        book.change("digits", changed, "")
+    assert message in str(caught.value)
+    assert book.get("digits") == record
+
+
+def test_a_larger_group_must_fit_what_the_job_file_lets_wait(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.submit(parse_job(f"{TEXT}waiting_batches: 30\n"))
+    with pytest.raises(UserError, match=r"waiting_batches: must be at least group_size \(31\)"):
+        book.change("digits", {"group_size": 31}, "")
+
+
+def test_only_the_last_changes_are_kept(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    for size in range(1, CHANGES_KEPT + 3):
+        book.change("digits", {"batch_size": size}, "")
+    record = JobBook(log).get("digits")
+    assert [change.revision for change in record.changes] == list(range(3, CHANGES_KEPT + 3))
+
+
+def test_only_a_stopped_job_is_deleted_and_may_be_changed_before(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    with pytest.raises(ConflictError, match='the job "digits" is running: stop it first'):
+        book.delete("digits")
+    book.want("digits", "stopped", "enough")
+    assert book.change("digits", {"group_size": 3}, "for when it goes on").revision == 1
+    book.delete("digits")
+    assert JobBook(log).read() == {}
+    for act in (
+        lambda: book.delete("digits"),
+        lambda: book.change("digits", {}, ""),
+        lambda: book.want("digits", "running", ""),
+    ):
+        with pytest.raises(NotFoundError, match='no job "digits"'):
+            act()
+
+
+def test_the_request_that_submitted_a_job_stays_with_it(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.submit(parse_job(TEXT), request="4f21")
+    book.change("digits", {"group_size": 3}, "")
+    assert book.want("digits", "paused", "").request == "4f21"
 
 
 def test_a_job_begins_where_its_start_says(log: MemoryLog) -> None:
@@ -202,7 +350,9 @@ def test_a_record_survives_the_wire() -> None:
     record = JobRecord(parse_job(TEXT), "paused", {A: 5, B: 7}, "why", 1000.5)
     assert decode_job(b"digits", encode_job(record)) == record
     assert b"origin" not in encode_job(record)
-    record = record._replace(origin=ORIGIN)
+    assert b"revision" not in encode_job(record)
+    change = Change(3, 1001.0, {"group_size": 4, "deadline_s": None, "learning_rate": 0.5}, "why")
+    record = record._replace(origin=ORIGIN, revision=3, changes=(change,), request="4f21")
     assert decode_job(b"digits", encode_job(record)) == record
 
 
@@ -232,3 +382,10 @@ def test_a_record_that_contradicts_itself_is_refused(
     with pytest.raises(WireError) as caught:
         decode_job(key, encode_job(record))
     assert message in str(caught.value)
+
+
+def test_a_revision_that_is_not_that_of_the_last_change_is_refused() -> None:
+    record = JobRecord(parse_job(TEXT), "running", {A: 0, B: 0}, "", 0.0)
+    record = record._replace(revision=2, changes=(Change(1, 0.0, {"group_size": 4}),))
+    with pytest.raises(WireError, match="revision 2 is not that of its last change"):
+        decode_job(b"digits", encode_job(record))
