@@ -20,7 +20,7 @@ from common.core.messages import WorkerId
 from common.errors import UnavailableError, UserError
 from common.jobs import JobBook
 from common.telemetry import EventLogger, Outage, set_up_logging
-from common.termination import on_termination
+from common.termination import end_with, on_termination
 from services.worker.loop import JobWorker
 from services.worker.memory import keep_freed_memory
 from services.worker.notices import NoticeWatch
@@ -89,6 +89,8 @@ def main() -> int:
     on_termination(leaving.set)
     try:
         settings = read_settings(os.environ)
+        if settings.owner_pid:
+            end_with(settings.owner_pid)
         set_up_logging(settings)
         keep_freed_memory()
         torch.set_num_threads(settings.threads or 1)
