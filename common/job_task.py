@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from common.learning.codecs import Codec, make_codec
 from common.learning.optimizers import OptimizerSettings
-from common.learning.parameters import FlatModel
+from common.learning.parameters import FlatModel, layout_of
 from common.learning.tasks import Task, build_model, check_fields, make_task
 from common.learning.trainer import Trainer
 
@@ -50,5 +50,5 @@ def trainer_of(spec: JobSpec, allowed: Collection[str]) -> Callable[[], Trainer]
     """
     model = FlatModel(build_model(task_of(spec, allowed), spec.seed))
     weights, parameter_count = model.vector.copy(), model.parameter_count
-    optimizer = optimizer_of(spec)
-    return lambda: Trainer(weights, parameter_count, optimizer, spec.reduction)
+    optimizer, layout = optimizer_of(spec), layout_of(model.module)
+    return lambda: Trainer(weights, parameter_count, optimizer, spec.reduction, layout)

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from common import topics
 from common.checkpoints import CheckpointStore
 from common.core.snapshots import choose
-from common.errors import CorruptError, UserError
+from common.errors import CorruptError, NotFoundError, UnavailableError, UserError
+from common.learning.checkpoint import weights_in
 from common.manifest import told
+from common.reading import read_decoded
 from common.saved import Stored, from_bytes, from_store, in_hand
+from common.wire import decode_audit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from common.core.messages import AuditRecord
-    from common.ports import Blobs, Board
+    from common.core.messages import AuditRecord, ModelId, Vector
+    from common.learning.checkpoint import Layout
+    from common.outside import Outside
+    from common.ports import Blobs, Board, Log
 
 Wish: TypeAlias = int | Literal["newest", "best"]  # a version, or one of these
 Tell: TypeAlias = "Callable[[str], object]"  # where a person hears what was left out
 Updates: TypeAlias = "Sequence[tuple[int, AuditRecord | None]]"
+
+
+class Model(NamedTuple):
+    """A model that is kept."""
+
+    made: ModelId  # the last update in it, and the leader that made it
+    title: str  # for people: "the checkpoint 12-400"
+    weights: Vector  # (P + B,) float32
+    layout: Layout  # empty where an older program kept it
 
 
 def wish_of(text: str) -> Wish:
@@ -32,6 +47,38 @@ def wish_of(text: str) -> Wish:
     if not (text.isascii() and text.isdigit()):
         raise UserError(f'a version is a number, "newest" or "best", got "{text}"')
     return int(text)
+
+
+def find_model(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> Model:
+    """Find the model that is wanted, of what counts by the audit; needs no torch.
+
+    Args:
+        job: Its name; that there is such a job is for the caller to see.
+        wish: Which version.
+        outside: Its board and its storage; a board that is away is told and left out.
+        log: Kafka.
+        tell: Hears what was left out.
+
+    Raises:
+        NotFoundError: If there is none; names the versions that there are.
+        CorruptError: If it holds no weights.
+        FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
+        UnavailableError: If Kafka or storage is away.
+    """
+    kept = list[Stored]()
+    try:
+        kept += on_board(outside.open_board(job), tell)
+    except UnavailableError as error:
+        tell(f"without the hot snapshots: {error}")
+    if outside.settings.blobs:
+        kept += in_storage(outside.open_blobs(), job, tell)
+    else:
+        tell("without checkpoints: DOLL_BLOBS names no object storage")
+    # Read after what is kept: a snapshot is published only after its updates.
+    updates = read_decoded(log, topics.updates_topic(job), decode_audit)
+    found, trainer = pick(kept, updates, wish, tell)
+    weights, layout = weights_in(trainer)
+    return Model(found.snapshot.made, found.title, weights, layout)
 
 
 def on_board(board: Board, tell: Tell) -> list[Stored]:
@@ -69,7 +116,7 @@ def pick(kept: Iterable[Stored], updates: Updates, wish: Wish, tell: Tell) -> tu
     One whose weights cannot be read is told and passed over, as a coordinator would.
 
     Raises:
-        UserError: If there is none; names the versions that there are.
+        NotFoundError: If there is none; names the versions that there are.
     """
     counting = [stored for stored in kept if choose([stored.snapshot], updates) is not None]
     wanted = sorted(counting, key=lambda stored: stored.snapshot.rank, reverse=True)
@@ -87,4 +134,4 @@ def pick(kept: Iterable[Stored], updates: Updates, wish: Wish, tell: Tell) -> tu
     versions = sorted({stored.snapshot.made.version for stored in counting})
     listed = ", ".join(map(str, versions)) or "none yet"
     what = f"no version {wish}" if isinstance(wish, int) else "no model"
-    raise UserError(f"{what} is kept that counts by the audit; kept: {listed}")
+    raise NotFoundError(f"{what} is kept that counts by the audit; kept: {listed}")

@@ -1,24 +1,43 @@
-"""Weights and optimizer state as safetensors: bytes that hold numbers and nothing that can run."""
+"""Weights and optimizer state as safetensors: bytes that hold numbers and nothing that can run.
+
+Needs no torch: a layout says which numbers of a flat vector are which tensors of a model, so that
+the admin service gives out models without the library that trains them.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import safetensors
 import safetensors.numpy
+from msgspec import Meta
 
 from common.errors import CorruptError
-from common.learning.parameters import training_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch import nn
-
     from common.core.messages import Vector
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of a model, a piece of its flat vector."""
+
+    names: tuple[str, ...]  # in the model's `state_dict`: tied weights have several
+    shape: tuple[Annotated[int, Meta(ge=0)], ...]
+
+
+Layout: TypeAlias = tuple[Piece, ...]  # in the vector's order: parameters, then buffers
+
+
+class _Head(msgspec.Struct):
+    """What the metadata of a trainer's snapshot say of its layout."""
+
+    layout: Layout = ()  # older snapshots have none
 
 
 def pack(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
@@ -45,34 +64,53 @@ def unpack(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
     return tensors, header.get("__metadata__", {})
 
 
-def named_weights(module: nn.Module, vector: Vector) -> dict[str, Vector]:
-    """Cut a flat vector into the entries of the module's `state_dict`, as views.
+def weights_in(snapshot: bytes) -> tuple[Vector, Layout]:
+    """Read the weights of a trainer's snapshot, and their layout.
+
+    Returns:
+        (P + B,) float32, and an empty layout where an older program wrote the snapshot.
+
+    Raises:
+        CorruptError: If it is not whole, or holds no weights.
+    """
+    tensors, metadata = unpack(snapshot)
+    weights = tensors.get("weights")
+    if weights is None or weights.dtype != np.float32 or weights.ndim != 1:
+        raise CorruptError("a snapshot without weights")
+    try:
+        head = msgspec.json.decode(metadata.get("trainer", "{}"), type=_Head)
+    except msgspec.DecodeError as error:
+        raise CorruptError(f"a snapshot's layout does not parse: {error}") from error
+    return weights, head.layout
+
+
+def named_weights(layout: Layout, vector: Vector) -> dict[str, Vector]:
+    """Cut a flat vector into the entries of the model's `state_dict`, as views.
 
     Args:
-        module: The network that the vector belongs to; its own numbers are not looked at.
+        layout: Of the model that the vector belongs to.
         vector: (P + B,) float32 parameters, then buffers.
 
     Raises:
-        CorruptError: If the length is not this module's.
+        CorruptError: If the length is not this model's.
     """
-    parameters, buffers = training_state(module)
-    tensors = (*parameters.values(), *buffers.values())
-    count = sum(tensor.numel() for tensor in tensors)
-    if count != len(vector):
-        raise CorruptError(f"a vector of {len(vector)} does not fit a model of {count} numbers")
-    pieces, start = {}, 0
-    for tensor in tensors:
-        pieces[id(tensor)] = vector[start : start + tensor.numel()].reshape(tensor.shape)
-        start += tensor.numel()
-    # By identity, because tied weights have one place in the vector and several names.
-    saved = module.state_dict(keep_vars=True).items()
-    return {name: pieces[id(tensor)] for name, tensor in saved if id(tensor) in pieces}
+    sizes = [math.prod(piece.shape) for piece in layout]
+    if sum(sizes) != len(vector):
+        raise CorruptError(
+            f"a vector of {len(vector)} does not fit a model of {sum(sizes)} numbers"
+        )
+    named, start = dict[str, "Vector"](), 0
+    for piece, size in zip(layout, sizes, strict=True):
+        tensor = vector[start : start + size].reshape(piece.shape)
+        named |= dict.fromkeys(piece.names, tensor)
+        start += size
+    return named
 
 
-def save_weights(module: nn.Module, vector: Vector) -> bytes:
+def save_weights(layout: Layout, vector: Vector) -> bytes:
     """Write weights by name: `module.load_state_dict(safetensors.torch.load(...))` takes them.
 
     Raises:
-        CorruptError: If the vector's length is not this module's.
+        CorruptError: If the vector's length is not this model's.
     """
-    return pack(named_weights(module, vector), {"format": "pt"})
+    return pack(named_weights(layout, vector), {"format": "pt"})

@@ -8,11 +8,13 @@ import numpy as np
 import torch
 
 from common.errors import CorruptError, UserError
+from common.learning.checkpoint import Piece
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from common.core.messages import Vector
+    from common.learning.checkpoint import Layout
 
 
 class FlatModel:
@@ -135,3 +137,20 @@ def training_state(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str
         if tensor.dtype != torch.float32:
             raise UserError(f"{name!r} is {tensor.dtype}: parameters and buffers must be float32")
     return parameters, buffers
+
+
+def layout_of(module: nn.Module) -> Layout:
+    """Say which numbers of the module's flat vector are which entries of its `state_dict`.
+
+    Raises:
+        UserError: If the module cannot be trained so: see `training_state`.
+    """
+    parameters, buffers = training_state(module)
+    names = dict[int, list[str]]()
+    # By identity, because tied weights have one place in the vector and several names.
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+    return tuple(
+        Piece(tuple(names.get(id(tensor), ())), tuple(tensor.shape))
+        for tensor in (*parameters.values(), *buffers.values())
+    )

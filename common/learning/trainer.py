@@ -16,6 +16,7 @@ from common.learning.optimizers import STATE_NAMES, OptimizerSettings, make_opti
 
 if TYPE_CHECKING:
     from common.core.messages import Vector
+    from common.learning.checkpoint import Layout
 
 Reduction: TypeAlias = Literal["mean", "sum"]
 
@@ -57,6 +58,7 @@ class Trainer:
         parameter_count: int,
         settings: OptimizerSettings,
         reduction: Reduction = "mean",
+        layout: Layout = (),
     ) -> None:
         """Start from a model's weights, which are copied.
 
@@ -65,6 +67,8 @@ class Trainer:
             parameter_count: P
             settings: The optimizer.
             reduction: What is done with the gradients of an update over its samples.
+            layout: Which weights are which tensors: snapshots carry it, so that models can be taken
+                out of them by name.
 
         Raises:
             UserError: If the optimizer's settings make no sense.
@@ -75,6 +79,7 @@ class Trainer:
         self._split = parameter_count
         self._settings = settings
         self._reduction = reduction
+        self._layout = layout
         self._parameter = torch.nn.Parameter(torch.from_numpy(self._weights[:parameter_count]))
         self._parameter.grad = torch.from_numpy(self._sum[:parameter_count])
         self._optimizer = make_optimizer(settings, self._parameter)
@@ -136,8 +141,10 @@ class Trainer:
             for name, value in state.items()
             if isinstance(value, torch.Tensor)
         }
-        kind = msgspec.json.encode(self._kind).decode()
-        return pack({"weights": self._weights, **tensors}, {"trainer": kind})
+        # One entry, see `pack`; whoever restores compares the kind alone.
+        head = msgspec.to_builtins(self._kind) | {"layout": self._layout}
+        metadata = {"trainer": msgspec.json.encode(head).decode()}
+        return pack({"weights": self._weights, **tensors}, metadata)
 
     def restore(self, data: bytes) -> None:
         """Go on from a snapshot as if nothing had happened, bit for bit; or raise, unchanged.

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from common import topics
-from common.errors import CorruptError, UnavailableError, UserError
+from common.errors import UserError
 from common.jobs import JobBook
-from common.kept import in_storage, on_board, pick, wish_of
-from common.reading import read_decoded
-from common.saved import Stored
-from common.wire import decode_audit
+from common.kept import find_model, wish_of
+from common.learning.checkpoint import save_weights
 from services.cli.outside import outside_of
 
 if TYPE_CHECKING:
-    from common.outside import Outside
+    from collections.abc import Collection
+
+    from common.job import JobSpec
+    from common.learning.checkpoint import Layout
 
 app = typer.Typer(no_args_is_help=True, help="Take trained models out.")
 
@@ -40,39 +40,25 @@ def pull(
     outside = outside_of(context)
     log = outside.open_log()
     spec = JobBook(log).get(job).spec
-    kept = _kept(outside, job)
-    updates = read_decoded(log, topics.updates_topic(job), decode_audit)
-    found, trainer = pick(kept, updates, wish, _tell)
-    # These bring torch, which takes seconds: only for a job that has a model.
-    from common.job_task import task_of  # noqa: PLC0415 -- see above
-    from common.learning.checkpoint import save_weights, unpack  # noqa: PLC0415 -- see above
-
-    weights = unpack(trainer)[0].get("weights")
-    if weights is None:
-        raise CorruptError(f"{found.title} holds no weights")
-    data = save_weights(task_of(spec, outside.settings.tasks).build(), weights)
+    model = find_model(job, wish, outside, log, _tell)
+    data = save_weights(model.layout or _layout(spec, outside.settings.tasks), model.weights)
     try:
         output.write_bytes(data)
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error}") from error
-    made = found.snapshot.made
+    made = model.made
     typer.echo(
         f"{job} version {made.version} (made by leader {made.epoch}): {output}, {len(data):,} B"
     )
 
 
-def _kept(outside: Outside, job: str) -> list[Stored]:
-    """What is kept in both places; Redis that is away is told and left out."""
-    kept = list[Stored]()
-    try:
-        kept += on_board(outside.open_board(job), _tell)
-    except UnavailableError as error:
-        typer.echo(f"without the hot snapshots: {error}", err=True)
-    if outside.settings.blobs:
-        kept += in_storage(outside.open_blobs(), job, _tell)
-    else:
-        typer.echo("without checkpoints: DOLL_BLOBS names no object storage", err=True)
-    return kept
+def _layout(spec: JobSpec, allowed: Collection[str]) -> Layout:
+    """The layout of the job's model, for what an older program kept without it."""
+    # These bring torch, which takes seconds.
+    from common.job_task import task_of  # noqa: PLC0415 -- see above
+    from common.learning.parameters import layout_of  # noqa: PLC0415 -- see above
+
+    return layout_of(task_of(spec, allowed).build())
 
 
 def _tell(what: str) -> None:

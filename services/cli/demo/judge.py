@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from common import topics
 from common.core.audit import audit
-from common.errors import CorruptError
 from common.reading import read_decoded
 from common.saved import from_checkpoint
 from common.wire import decode_audit, decode_claim
@@ -35,16 +34,14 @@ def test_model(
     """
     # These bring torch, which takes seconds: not while the demo's processes load it too.
     from common.job_task import task_of  # noqa: PLC0415 -- see above
-    from common.learning.checkpoint import save_weights, unpack  # noqa: PLC0415 -- see above
+    from common.learning.checkpoint import save_weights, weights_in  # noqa: PLC0415 -- see above
     from common.learning.evaluate import evaluate  # noqa: PLC0415 -- see above
-    from common.learning.parameters import FlatModel  # noqa: PLC0415 -- see above
+    from common.learning.parameters import FlatModel, layout_of  # noqa: PLC0415 -- see above
 
-    weights = unpack(from_checkpoint(checkpoint).trainer())[0].get("weights")
-    if weights is None:
-        raise CorruptError("the checkpoint holds no weights")
+    weights, _ = weights_in(from_checkpoint(checkpoint).trainer())
     task = task_of(spec, ())
     model = FlatModel(task.build())
-    output.write_bytes(save_weights(model.module, weights))
+    output.write_bytes(save_weights(layout_of(model.module), weights))
     return evaluate(task, model, weights, held_out, _BATCH)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 import safetensors.torch
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from common.errors import CorruptError
-from common.learning.checkpoint import named_weights, pack, save_weights, unpack
-from common.learning.parameters import FlatModel
+from common.learning.checkpoint import named_weights, pack, save_weights, unpack, weights_in
+from common.learning.optimizers import OptimizerSettings
+from common.learning.parameters import FlatModel, layout_of
 from common.learning.tasks import build_model
+from common.learning.trainer import Trainer
 from tests.unit.learning.examples import image_task, normalised
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 def test_plain_pytorch_loads_what_was_saved() -> None:
     trained = FlatModel(normalised())
     trained.vector[:] = np.random.default_rng(0).uniform(0.1, 1, size=len(trained.vector))
-    data = save_weights(normalised(), trained.vector)
+    data = save_weights(layout_of(normalised()), trained.vector)
     plain = normalised()
     plain.load_state_dict(safetensors.torch.load(data))
     inputs = torch.randn(4, 3)
@@ -34,7 +37,7 @@ def test_plain_pytorch_loads_what_was_saved() -> None:
 
 def test_weights_have_the_names_of_the_state_dict() -> None:
     module = build_model(image_task(), seed=0)
-    named = named_weights(module, FlatModel(module).vector)
+    named = named_weights(layout_of(module), FlatModel(module).vector)
     assert {name: value.shape for name, value in named.items()} == {
         name: tuple(value.shape) for name, value in module.state_dict().items()
     }
@@ -43,15 +46,49 @@ def test_weights_have_the_names_of_the_state_dict() -> None:
 def test_tied_weights_are_saved_under_each_of_their_names() -> None:
     module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     module[1].weight = module[0].weight
-    named = named_weights(module, np.arange(9, dtype=np.float32))
+    named = named_weights(layout_of(module), np.arange(9, dtype=np.float32))
     assert sorted(named) == ["0.weight", "1.weight"]
     assert np.array_equal(named["0.weight"], named["1.weight"])
-    module.load_state_dict(safetensors.torch.load(save_weights(module, np.ones(9, np.float32))))
+    data = save_weights(layout_of(module), np.ones(9, np.float32))
+    module.load_state_dict(safetensors.torch.load(data))
 
 
 def test_a_vector_of_another_model_is_refused_with_both_lengths() -> None:
     with pytest.raises(CorruptError, match=r"of 4 .* 3 numbers"):
-        named_weights(nn.Linear(2, 1), np.zeros(4, np.float32))
+        named_weights(layout_of(nn.Linear(2, 1)), np.zeros(4, np.float32))
+
+
+def test_a_trainers_snapshot_says_which_weights_are_which_tensors() -> None:
+    """Parameters, buffers and tied weights alike; the optimizer's state is no weight."""
+    module = normalised()
+    layout, model = layout_of(module), FlatModel(module)
+    settings = OptimizerSettings("adam", 0.1)
+    trainer = Trainer(model.vector, model.parameter_count, settings, "mean", layout)
+    trainer.add(np.ones_like(model.vector), 1)
+    trainer.apply()
+    weights, found = weights_in(trainer.snapshot())
+    assert found == layout
+    assert save_weights(found, weights) == save_weights(layout_of(module), weights)
+    saved = {name for name in module.state_dict() if "num_batches" not in name}
+    assert set(named_weights(found, weights)) == saved
+
+
+def test_a_snapshot_without_a_layout_has_its_weights_all_the_same() -> None:
+    trainer = Trainer(np.ones(3, np.float32), 2, OptimizerSettings("sgd", 0.1))
+    head = {"optimizer": "sgd", "parameters": 2, "buffers": 1}
+    old = pack({"weights": np.ones(3, np.float32)}, {"trainer": msgspec.json.encode(head).decode()})
+    weights, layout = weights_in(old)
+    assert (weights.tolist(), layout) == ([1.0, 1.0, 1.0], ())
+    trainer.restore(old)  # and the trainer of now goes on from it
+
+
+@pytest.mark.parametrize(
+    ("tensors", "head"),
+    [({}, "{}"), ({"weights": np.ones(3)}, "{}"), ({"weights": np.ones(3, np.float32)}, "[")],
+)
+def test_a_snapshot_that_is_not_one_is_corrupt(tensors: Columns, head: str) -> None:
+    with pytest.raises(CorruptError, match="snapshot"):
+        weights_in(pack(tensors, {"trainer": head}))
 
 
 def test_packed_tensors_and_metadata_come_back_writable() -> None:
