@@ -277,6 +277,9 @@ class Board(Protocol):
     def release_lease(self, holder: str) -> None:
         """Give the lease back, if it is still this holder's."""
 
+    def is_leased(self) -> bool:
+        """Whether anybody holds the lease: what somebody who only looks may know of leaders."""
+
     def put_snapshot(self, epoch: int, data: bytes) -> None:
         """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
 

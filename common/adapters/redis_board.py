@@ -260,6 +260,10 @@ class RedisBoard:
         if self._server.ask(("GET", key))[0] == holder.encode():
             self._server.ask(("UNLINK", key))
 
+    def is_leased(self) -> bool:
+        """Whether anybody holds the lease: what somebody who only looks may know of leaders."""
+        return bool(self._server.ask(("EXISTS", self._keys + "lease"))[0])
+
     # --- snapshots -------------------------------------------------------------------------------
 
     def put_snapshot(self, epoch: int, data: bytes) -> None:

@@ -207,6 +207,12 @@ class MemoryBoard:
             if notices.lease is not None and notices.lease[0] == holder:
                 notices.lease = None
 
+    def is_leased(self) -> bool:
+        """Whether anybody holds the lease."""
+        with self._server.changed:
+            lease = self._notices().lease
+            return lease is not None and self._server.clock() < lease[1]
+
     def put_snapshot(self, epoch: int, data: bytes) -> None:
         """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
         with self._server.changed:

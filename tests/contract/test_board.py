@@ -424,6 +424,17 @@ def test_a_lease_runs_out(server: Server) -> None:
     assert not one.hold_lease("one", 0.03)
 
 
+def test_whoever_looks_sees_whether_there_is_a_lease(server: Server) -> None:
+    holder, visitor = server.board(), server.board()
+    assert not visitor.is_leased()
+    holder.hold_lease("one", LONG_S * 10)
+    assert visitor.is_leased()
+    holder.release_lease("one")
+    assert not visitor.is_leased()
+    holder.hold_lease("one", 0.03)
+    eventually(lambda: not visitor.is_leased())
+
+
 def test_prolonging_a_lease_counts_from_now(server: Server) -> None:
     one, two = server.board(), server.board()
     assert one.hold_lease("one", LONG_S * 10)
