@@ -30,6 +30,7 @@ Role: TypeAlias = Literal["viewer", "operator"]  # an operator may do what a vie
 _PREFIX = "doll_"  # so that scanners for lost secrets, and people, know one when they see it
 _RANDOM_BYTES = 32  # 43 characters
 _LONGEST_NOTE = 200
+_YEAR_9999_S = 253_370_764_800  # dates end there
 
 
 class KeyRecord(msgspec.Struct, frozen=True):
@@ -38,7 +39,7 @@ class KeyRecord(msgspec.Struct, frozen=True):
     name: str
     role: Role
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # of the key
-    created_s: float  # since 1970
+    created_s: Annotated[float, Meta(ge=0, le=_YEAR_9999_S)]  # since 1970
     note: str = ""
 
     def may(self, needed: Role) -> bool:

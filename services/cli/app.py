@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from common.config import read_settings
 from common.errors import DollError, OutsideError, UserError
-from services.cli import audit, exits, job, model, plan, produce, serve, simulate
+from services.cli import audit, exits, job, key, model, plan, produce, serve, simulate
 from services.cli.demo.command import demo
 from services.cli.up import up
 
@@ -75,6 +75,7 @@ app.command()(audit.audit)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.add_typer(job.app, name="job")
+app.add_typer(key.app, name="key")
 app.add_typer(model.app, name="model")
 app.command(context_settings=serve.AS_GIVEN)(serve.worker)
 app.command(context_settings=serve.AS_GIVEN)(serve.coordinator)

@@ -1,0 +1,70 @@
+"""`doll key`: a key is shown once, to whoever made it, and never again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.keys import KeyBook, Keys
+from services.cli import exits
+
+if TYPE_CHECKING:
+    from tests.unit.cli.conftest import World
+
+
+def role_of(world: World, key: str) -> str | None:
+    record = Keys(KeyBook(world.log).read().values()).role_of(key)
+    return None if record is None else record.role
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator"])
+def test_only_the_key_goes_to_standard_output_and_it_lets_in(world: World, role: str) -> None:
+    made = world.run("key", "create", "page", "--role", role)
+    key = made.stdout.removesuffix("\n")
+    assert role_of(world, key) == role
+    assert "Authorization: Bearer" in made.stderr
+    assert key not in made.stderr
+
+
+def test_a_list_tells_all_but_the_key_and_its_hash(world: World) -> None:
+    key = world.run("key", "create", "page", "--role", "viewer", "--note", "the [red]wall").stdout
+    world.run("key", "create", "ci", "--role", "operator")
+    listed = world.run("key", "list").stdout
+    first, second = listed.splitlines()[1:]
+    assert first.split()[:2] == ["ci", "operator"]
+    assert second.split()[:2] == ["page", "viewer"]
+    assert "the [red]wall" in second
+    assert key.strip() not in listed
+    assert not any(record.sha256[:8] in listed for record in KeyBook(world.log).read().values())
+
+
+def test_without_keys_a_list_says_how_to_make_one(world: World) -> None:
+    assert "`doll key create NAME --role viewer`" in world.run("key", "list").stdout
+
+
+def test_a_revoked_key_lets_nobody_in(world: World) -> None:
+    key = world.run("key", "create", "page", "--role", "viewer").stdout.strip()
+    assert world.run("key", "revoke", "page").stdout == 'key "page" is revoked\n'
+    assert role_of(world, key) is None
+    missing = world.run("key", "revoke", "page", code=exits.REFUSED)
+    assert 'there is no key "page"' in missing.stderr
+
+
+def test_a_name_is_given_once(world: World) -> None:
+    key = world.run("key", "create", "page", "--role", "viewer").stdout.strip()
+    again = world.run("key", "create", "page", "--role", "operator", code=exits.REFUSED)
+    assert again.stdout == ""
+    assert 'there is a key "page" already' in again.stderr
+    assert role_of(world, key) == "viewer"
+
+
+def test_a_role_has_to_be_said_and_be_one(world: World) -> None:
+    assert "--role" in world.run("key", "create", "page", code=2).stderr
+    assert "viewer" in world.run("key", "create", "page", "--role", "owner", code=2).stderr
+    assert KeyBook(world.log).read() == {}
+
+
+@pytest.mark.parametrize("command", ["create", "list", "revoke"])
+def test_help_has_an_example(world: World, command: str) -> None:
+    assert f"Example: doll key {command}" in world.run("key", command, "--help").stdout
