@@ -57,7 +57,7 @@ class _Tagged(msgspec.Struct):
 FORMAT = 1  # of the records in Kafka: the latest that this program knows
 
 
-class _Codec(Generic[T]):
+class Codec(Generic[T]):
     """One kind of message: its decoder knows the types, its check what they cannot say."""
 
     def __init__(
@@ -133,13 +133,13 @@ class _Codec(Generic[T]):
         return f"type is {reprlib.repr(tag)}, expected {known}"
 
 
-_CLAIM = _Codec("claim", msgspec.json.Decoder(Claim), check_claim, ("batch", "expired"))
-_AUDIT = _Codec(
+_CLAIM = Codec("claim", msgspec.json.Decoder(Claim), check_claim, ("batch", "expired"))
+_AUDIT = Codec(
     "audit", msgspec.json.Decoder(AuditRecord), check_audit, ("lead", "update", "quarantined")
 )
-_STANDING = _Codec("standing", msgspec.msgpack.Decoder(Standing), check_standing)
-_TRIGGER = _Codec("trigger", msgspec.msgpack.Decoder(UpdateTrigger), check_trigger)
-_REPLY = _Codec(
+_STANDING = Codec("standing", msgspec.msgpack.Decoder(Standing), check_standing)
+_TRIGGER = Codec("trigger", msgspec.msgpack.Decoder(UpdateTrigger), check_trigger)
+_REPLY = Codec(
     "reply", msgspec.msgpack.Decoder(Reply), check_reply, ("gradient", "failed", "farewell")
 )
 

@@ -71,6 +71,7 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
     usd_per_hour: dict[str, float]  # by pool, as it was decided on
     believed: dict[str, Believed]  # "arrivals_per_s", "gradient_s", "availability.<pool>", ...
     warning: str = ""  # the fleet is below what Proposition 1 needs, and why it is left so
+    answers: int = -1  # offset of the latest ReplanAsked that had been read, -1 for none
 
     @property
     def predicted_usd(self) -> float:
@@ -143,7 +144,10 @@ class ReplanAsked(msgspec.Struct, frozen=True, tag="replan"):
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled"):
-    """The job is over and its machines are given back: the last word of its provisioning."""
+    """The job is over and its machines are given back: the last word of a term.
+
+    A stopped job that is resumed is provisioned again, in another term.
+    """
 
     term: int
     at_s: float

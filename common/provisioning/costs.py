@@ -1,0 +1,122 @@
+"""What machines cost: paid by the second, each second at the price of the time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from typing import TYPE_CHECKING
+
+from common.theory.work import HOUR_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from common.provisioning.records import EndedBecause
+
+
+class PriceCurve:
+    """The price of one pool: what it was told to be holds until it is told another.
+
+    Prices may be told in any order; of two for the same time the one told last holds. Before the
+    first, the first is taken.
+    """
+
+    def __init__(self) -> None:
+        self._times_s: list[float] = []
+        self._usd_per_s: list[float] = []
+        self._usd: list[float] = []  # of a machine from the first time until each
+
+    def tell(self, at_s: float, usd_per_hour: float) -> None:
+        """Take in a price."""
+        usd_per_s = usd_per_hour / HOUR_S
+        index = bisect_left(self._times_s, at_s)
+        if index < len(self._times_s) and self._times_s[index] == at_s:
+            self._usd_per_s[index] = usd_per_s
+        else:
+            self._times_s.insert(index, at_s)
+            self._usd_per_s.insert(index, usd_per_s)
+        del self._usd[index:]
+        for later in range(index, len(self._times_s)):
+            self._usd.append(self._until(later))
+
+    def cost_usd(self, since_s: float, until_s: float) -> float:
+        """What one machine costs between two times; 0 where they are the other way round."""
+        if until_s <= since_s or not self._times_s:
+            return 0.0
+        return self._at(until_s) - self._at(since_s)
+
+    def _until(self, index: int) -> float:
+        if not index:
+            return 0.0
+        lasted_s = self._times_s[index] - self._times_s[index - 1]
+        return self._usd[index - 1] + lasted_s * self._usd_per_s[index - 1]
+
+    def _at(self, at_s: float) -> float:
+        """The integral of the price from the first time on; below 0 before it."""
+        index = max(bisect_right(self._times_s, at_s) - 1, 0)
+        return self._usd[index] + (at_s - self._times_s[index]) * self._usd_per_s[index]
+
+
+def paid_until_s(started_s: float, ended_s: float, cause: EndedBecause, minimum_s: float) -> float:
+    """Give until when a machine is paid for that is gone.
+
+    Whatever the lender did not take back is paid for the pool's shortest time at least.
+    """
+    if cause == "preempted":
+        return max(ended_s, started_s)
+    return max(ended_s, started_s + minimum_s)
+
+
+class Bill:
+    """Sums what machines cost. Those that are gone are summed once, unless a price comes late.
+
+    Args:
+        minimum_billing_s: By pool; a pool that is not named bills by the second.
+    """
+
+    def __init__(self, minimum_billing_s: Mapping[str, float]) -> None:
+        self._minimum_s = dict(minimum_billing_s)
+        self._curves: dict[str, PriceCurve] = {}
+        self._running: dict[int, tuple[str, float]] = {}  # by launch: pool, started
+        self._gone: list[tuple[float, float, float, str]] = []  # ended, paid until, started, pool
+        self._gone_usd = 0.0
+        self._settled_s = float("-inf")  # prices told from then on do not change that sum
+
+    def price(self, pool: str, at_s: float, usd_per_hour: float) -> None:
+        """Take in what a pool costs from then on."""
+        late = pool not in self._curves or at_s < self._settled_s
+        self._curves.setdefault(pool, PriceCurve()).tell(at_s, usd_per_hour)
+        if late:
+            self._gone_usd = sum(self._cost_usd(entry) for entry in self._gone)
+
+    def started(self, launch: int, pool: str, at_s: float) -> None:
+        """A machine runs, and is paid for since then."""
+        self._running[launch] = (pool, at_s)
+
+    def ended(self, launch: int, at_s: float, cause: EndedBecause) -> None:
+        """A machine is gone; nothing where it never ran."""
+        if launch not in self._running:
+            return
+        pool, started_s = self._running.pop(launch)
+        until_s = paid_until_s(started_s, at_s, cause, self._minimum_s.get(pool, 0.0))
+        entry = (max(at_s, started_s), until_s, started_s, pool)
+        insort(self._gone, entry)
+        self._gone_usd += self._cost_usd(entry)
+        self._settled_s = max(self._settled_s, until_s)
+
+    def spent_usd(self, now_s: float) -> float:
+        """Sum up to a time: what ran then as far as it ran, what was gone with all it owes."""
+        still_s = bisect_right(self._gone, (now_s, float("inf"), float("inf"), ""))
+        total = self._gone_usd
+        for entry in self._gone[still_s:]:  # that ended later than asked about
+            total += self._curve_cost_usd(entry[3], entry[2], now_s) - self._cost_usd(entry)
+        for pool, started_s in self._running.values():
+            total += self._curve_cost_usd(pool, started_s, now_s)
+        return total
+
+    def _cost_usd(self, entry: tuple[float, float, float, str]) -> float:
+        _, until_s, started_s, pool = entry
+        return self._curve_cost_usd(pool, started_s, until_s)
+
+    def _curve_cost_usd(self, pool: str, since_s: float, until_s: float) -> float:
+        curve = self._curves.get(pool)
+        return 0.0 if curve is None else curve.cost_usd(since_s, until_s)

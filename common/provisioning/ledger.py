@@ -1,0 +1,247 @@
+"""Who provisions, what stands and what runs: a pure fold over the plans topic.
+
+Several processes may have believed that they provision; their records interleave in the topic. This
+fold, and nothing else, says whose term it is, which orders count and what the machines have cost.
+The provisioner decides on it, the admin service tells of it; `records` shows an example.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from common.provisioning.costs import Bill
+from common.provisioning.records import (
+    Ended,
+    Ordered,
+    Planned,
+    Priced,
+    ReplanAsked,
+    Reviewed,
+    Settled,
+    Started,
+    Taken,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from common.provisioning.records import EndedBecause, PlanRecord
+
+PLANS_KEPT = 100  # a page of history; the topic has them all
+REVIEWS_KEPT = 1000  # points of a curve over time, more than a screen has
+REPLANS_KEPT = 100  # that nobody has answered yet
+
+
+@dataclass(slots=True)
+class Rented:
+    """One machine, from its order to its end."""
+
+    launch: int
+    slot: int
+    pool: str
+    worker: str
+    stand_in: bool
+    ordered_s: float
+    machine: str = ""  # the lender's id, once it was seen
+    started_s: float | None = None  # None: not seen running yet, or it never ran
+    ended_s: float | None = None
+    cause: EndedBecause | None = None
+    detail: str = ""
+
+    @property
+    def open(self) -> bool:
+        """Whether it runs, or may still come to run."""
+        return self.ended_s is None
+
+    @property
+    def running(self) -> bool:
+        """Whether it was seen running and not seen to end."""
+        return self.started_s is not None and self.ended_s is None
+
+
+class Thinned:
+    """Reviews over all time, as many as are wanted: where they get too many, every second goes."""
+
+    def __init__(self, limit: int = REVIEWS_KEPT) -> None:
+        self._limit = limit
+        self._apart_s = 0.0
+        self._kept: list[Reviewed] = []
+
+    def add(self, review: Reviewed) -> None:
+        """Keep it, if it is far enough from the last one that was kept."""
+        if self._kept and review.at_s - self._kept[-1].at_s < self._apart_s:
+            return
+        self._kept.append(review)
+        if len(self._kept) > self._limit:
+            self._kept = self._kept[::2]
+            length_s = self._kept[-1].at_s - self._kept[0].at_s
+            self._apart_s = max(length_s / (self._limit / 2), 0.0)
+
+    def __iter__(self) -> Iterator[Reviewed]:
+        """Oldest first."""
+        return iter(self._kept)
+
+
+class FleetLedger:
+    """The fold: feed it every record of the plans topic, in order.
+
+    - `Taken` counts if it names the Taken in force; its offset is the new term.
+    - Whatever else a provisioner writes counts if it is of the term in force, and before that
+      term's `Settled`.
+    - Plans and launches are numbered: the next number counts, once. A machine starts once, ends
+      once, and does not start after its end.
+    - `ReplanAsked` is anybody's and counts always.
+
+    Attributes:
+        term: Offset of the Taken in force, -1 for none.
+        position: Offset of the next record to feed.
+        plans: The last ones, newest last.
+        machines: Every machine that was ever ordered, by launch.
+        prices: USD per hour by pool, as told last.
+        reviews: Thinned, oldest first.
+        review: The last one.
+        replans: By offset, those that no plan has answered yet.
+        settled: The last word, until somebody takes charge anew.
+
+    Args:
+        minimum_billing_s: What a machine costs at least, by pool, as the market file says.
+    """
+
+    def __init__(self, minimum_billing_s: Mapping[str, float] | None = None) -> None:
+        self.term = -1
+        self.position = 0
+        self.plans = deque[Planned](maxlen=PLANS_KEPT)
+        self.machines: dict[int, Rented] = {}
+        self.prices: dict[str, float] = {}
+        self.reviews = Thinned()
+        self.review: Reviewed | None = None
+        self.replans: dict[int, ReplanAsked] = {}
+        self.settled: Settled | None = None
+        self._open: dict[int, Rented] = {}
+        self._bill = Bill(minimum_billing_s or {})
+
+    @property
+    def plan(self) -> Planned | None:
+        """The plan in force."""
+        return self.plans[-1] if self.plans else None
+
+    @property
+    def launches(self) -> int:
+        """How many machines were ordered, which is the last one's number."""
+        return len(self.machines)
+
+    @property
+    def open(self) -> tuple[Rented, ...]:
+        """Machines that run or may come to run, by launch."""
+        return tuple(self._open.values())
+
+    @property
+    def running(self) -> tuple[Rented, ...]:
+        """Machines that were seen running and not seen to end, by launch."""
+        return tuple(rented for rented in self._open.values() if rented.running)
+
+    @property
+    def usd_per_hour(self) -> float:
+        """What the machines cost that run now."""
+        return sum(self.prices.get(rented.pool, 0.0) for rented in self.running)
+
+    def spent_usd(self, now_s: float) -> float:
+        """What all machines have cost until now, or until a time in the past.
+
+        Each one from its start to its end at the price of the time; one that was given back or
+        failed for its pool's shortest time at least.
+        """
+        return self._bill.spent_usd(now_s)
+
+    def feed(self, offset: int, record: PlanRecord | None) -> bool:
+        """Fold the record at `offset` (None: does not parse); True where it counts.
+
+        Raises:
+            ValueError: If `offset` was fed before.
+        """
+        if offset < self.position:
+            raise ValueError(f"plan record {offset} comes after {self.position - 1} was fed")
+        self.position = offset + 1
+        match record:
+            case None:
+                return False
+            case Taken():
+                return self._taken(offset, record)
+            case ReplanAsked():
+                self.replans[offset] = record
+                if len(self.replans) > REPLANS_KEPT:
+                    del self.replans[min(self.replans)]
+                return True
+            case _ if record.term != self.term or self.settled is not None:
+                return False
+            case _:
+                return self._decided(record)
+
+    def _taken(self, offset: int, taken: Taken) -> bool:
+        if taken.after != self.term:
+            return False  # it names another Taken than the one in force: somebody was faster
+        self.term = offset
+        self.settled = None
+        return True
+
+    def _decided(
+        self, record: Priced | Planned | Ordered | Started | Ended | Reviewed | Settled
+    ) -> bool:
+        match record:
+            case Ordered():
+                return self._ordered(record)
+            case Started():
+                return self._started(record)
+            case Ended():
+                return self._ended(record)
+            case Planned():
+                return self._planned(record)
+            case Priced():
+                self.prices |= record.usd_per_hour
+                for pool, usd_per_hour in record.usd_per_hour.items():
+                    self._bill.price(pool, record.at_s, usd_per_hour)
+            case Reviewed():
+                self.review = record
+                self.reviews.add(record)
+            case Settled():
+                self.settled = record
+        return True
+
+    def _planned(self, planned: Planned) -> bool:
+        if planned.number != (self.plan.number if self.plan else 0) + 1:
+            return False
+        self.plans.append(planned)
+        for offset in [offset for offset in self.replans if offset <= planned.answers]:
+            del self.replans[offset]
+        return True
+
+    def _ordered(self, ordered: Ordered) -> bool:
+        if ordered.launch != self.launches + 1:
+            return False
+        self.machines[ordered.launch] = self._open[ordered.launch] = Rented(
+            launch=ordered.launch,
+            slot=ordered.slot,
+            pool=ordered.pool,
+            worker=ordered.worker,
+            stand_in=ordered.stand_in,
+            ordered_s=ordered.at_s,
+        )
+        return True
+
+    def _started(self, started: Started) -> bool:
+        rented = self._open.get(started.launch)
+        if rented is None or rented.started_s is not None:
+            return False
+        rented.started_s, rented.machine = started.at_s, started.machine
+        self._bill.started(rented.launch, rented.pool, started.at_s)
+        return True
+
+    def _ended(self, ended: Ended) -> bool:
+        rented = self._open.pop(ended.launch, None)
+        if rented is None:
+            return False
+        rented.ended_s, rented.cause, rented.detail = ended.at_s, ended.cause, ended.detail
+        self._bill.ended(ended.launch, ended.at_s, ended.cause)
+        return True

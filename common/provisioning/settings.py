@@ -1,0 +1,66 @@
+"""What a job's owner and the market file say about its provisioning, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from common.theory.errors import ParameterError, positive
+
+if TYPE_CHECKING:
+    from common.theory.policy import PolicyName
+    from common.theory.work import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisionerSettings:
+    """Settings of the provisioner of one job; all times of day are in seconds since 1970.
+
+    Raises:
+        ParameterError: If there is no pool, or a number is out of range.
+    """
+
+    job: str
+    workers: int  # N_tot
+    group_size: int  # K
+    batch_size: int  # b
+    submitted_s: float  # the job's clock begins here
+    pools: tuple[Pool, ...]  # on-demand first; what is believed of each before it was seen
+    updates: float | None = None  # J; None: the job has no number of updates
+    deadline_at_s: float | None = None  # None: it has no deadline
+    on_preemption: Literal["hold", "reassign"] = "reassign"
+    policy: PolicyName = "adaptive"
+    probability: float = 0.95  # of the deadline, where a policy promises one
+    review_s: float | None = None  # how often the policy is asked; None: as it likes
+
+    lease_ttl_s: float = 10.0  # how long a dead provisioner is waited for
+    look_s: float = 2.0  # between looks at the machines: how late a preemption is noticed
+    prices_s: float = 30.0  # between looks at prices
+    grace_s: float = 15.0  # a machine that is not named for so long is lost
+    unseen_s: float = 120.0  # likewise one that was launched and never named
+    # Between Reviewed records at least; a warning that changes is told after the shorter one.
+    reviewed_s: float = 30.0
+    warned_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not self.pools:
+            raise ParameterError("pools", "name at least the on-demand machines")
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) < len(names):
+            raise ParameterError("pools", f"each name once, got {', '.join(names)}")
+        for field in ("workers", "group_size", "batch_size", "lease_ttl_s", "look_s", "prices_s"):
+            positive(field, getattr(self, field))
+        for field in ("updates", "review_s"):
+            value = getattr(self, field)
+            if value is not None:
+                positive(field, value)
+
+    @property
+    def pool_names(self) -> tuple[str, ...]:
+        """By index, as a policy's places mean them."""
+        return tuple(pool.name for pool in self.pools)
+
+    @property
+    def minimum_billing_s(self) -> dict[str, float]:
+        """What each pool bills at least, as the ledger wants it."""
+        return {pool.name: pool.minimum_billing_s for pool in self.pools}
