@@ -38,6 +38,11 @@ def complaint(
     return "; ".join(problems[:_SHOWN_PROBLEMS]) + (f" (and {more} more)" if more > 0 else "")
 
 
+def problems_of(errors: Sequence[ErrorDetails]) -> list[tuple[str, str]]:
+    """Each field's path, and what is wrong with it."""
+    return [(_path_of(details["loc"]), _said(details)) for details in errors]
+
+
 def shown(value: object) -> str:
     """A value as JSON, cut where it is long."""
     text = json.dumps(value, default=str, ensure_ascii=False)
@@ -70,19 +75,31 @@ def _problem(
     name: Callable[[str], str],
     allowed: Callable[[Sequence[str | int]], list[str]],
 ) -> str:
-    location, kind, context = details["loc"], details["type"], details.get("ctx", {})
+    location = details["loc"]
     field = name(_path_of(location))
-    if kind == "extra_forbidden":
-        known = allowed(location[:-1])
-        close = difflib.get_close_matches(str(location[-1]), known, n=1)
-        hint = f'did you mean "{close[0]}"?' if close else f"allowed are {', '.join(known)}"
-        return f'unknown field "{field}" ({hint})'
+    if details["type"] == "extra_forbidden":
+        return f'unknown field "{field}" ({_meant(location, allowed(location[:-1]))})'
+    if details["type"] == "value_error" and not location:  # it names the field itself
+        return _said(details)
+    return f"{field}: {_said(details)}"
+
+
+def _said(details: ErrorDetails) -> str:
+    """What is wrong, without the field."""
+    kind, context = details["type"], details.get("ctx", {})
     if kind == "missing":
-        return f"{field}: is missing"
-    if kind == "value_error":  # our own sentence; without a location it names the field itself
-        return f"{field}: {context['error']}" if location else str(context["error"])
+        return "is missing"
+    if kind == "extra_forbidden":
+        return "is no field that there is"
+    if kind == "value_error":  # our own sentence
+        return str(context["error"])
     wanted = _WANTED[kind](context) if kind in _WANTED else details["msg"]
-    return f"{field}: {wanted}, got {shown(details['input'])}"
+    return f"{wanted}, got {shown(details['input'])}"
+
+
+def _meant(location: Sequence[str | int], known: list[str]) -> str:
+    close = difflib.get_close_matches(str(location[-1]), known, n=1)
+    return f'did you mean "{close[0]}"?' if close else f"allowed are {', '.join(known)}"
 
 
 _WANTED: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -2,28 +2,110 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+import threading
+from time import time
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from common.errors import NotFoundError
+from services.admin.books import Books
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from starlette.requests import HTTPConnection
 
     from common.config import Settings
+    from common.jobs import JobBook, JobRecord
+    from common.keys import Keys
     from common.outside import Outside
+    from common.ports import Log
+
+T = TypeVar("T")
 
 
 class Service:
-    """One admin process. Making it opens nothing; `close` lets go of what was opened."""
+    """One admin process. Making it opens nothing; `close` lets go of what was opened.
 
-    def __init__(self, outside: Outside) -> None:
+    Args:
+        outside: Settings and how to open what they name.
+        clock: Seconds since 1970.
+    """
+
+    def __init__(self, outside: Outside, clock: Callable[[], float] = time) -> None:
         self.outside = outside
+        self.clock = clock
+        self.ending = threading.Event()  # set when streams of events should come to their end
+        self._lock = threading.Lock()
+        self._log: Log | None = None
+        self._books = Books(self.log, clock)
 
     @property
     def settings(self) -> Settings:
         """Of this process."""
         return self.outside.settings
 
+    @property
+    def jobs(self) -> Mapping[str, JobRecord]:
+        """All jobs by name, as last read."""
+        return self._books.jobs
+
+    @property
+    def keys(self) -> Keys:
+        """Who may come in, as last read."""
+        return self._books.keys
+
+    @property
+    def fault(self) -> Exception | None:
+        """Why this process cannot go on; None: it can."""
+        return self._books.fault
+
+    def log(self) -> Log:
+        """Kafka, opened when first wanted, shared by all threads.
+
+        Raises:
+            UnavailableError: If the settings name an embedded broker that is gone.
+        """
+        with self._lock:
+            if self._log is None:
+                self._log = self.outside.open_log()
+            return self._log
+
+    def job(self, name: str) -> JobRecord:
+        """One job, as last read.
+
+        Raises:
+            NotFoundError: If there is none of this name.
+        """
+        try:
+            return self._books.jobs[name]
+        except KeyError:
+            raise NotFoundError(f'there is no job "{name}"') from None
+
+    def start(self) -> None:
+        """Begin to follow jobs and keys, unless that has begun."""
+        self._books.start()
+
+    async def ready(self) -> None:
+        """Wait until jobs and keys have been read once.
+
+        Raises:
+            UnavailableError: If Kafka is away, or takes long.
+        """
+        await self._books.ready()
+
+    async def write(self, act: Callable[[JobBook], T]) -> T:
+        """Do something with the jobs topic; what it changed is in `jobs` when it returns.
+
+        Raises:
+            UnavailableError: If Kafka is away, or takes long.
+            DollError: What `act` raises.
+        """
+        return await self._books.write(act)
+
     def close(self) -> None:
         """Let go of everything that was opened."""
+        self.ending.set()
+        self._books.close()
 
 
 def service_of(request: HTTPConnection) -> Service:

@@ -1,0 +1,186 @@
+"""The thread that follows the jobs and keys topics, and writes jobs in turn.
+
+One thread owns both books, so a writer sees what was written before it, and its own work is in the
+fold when it gets its answer. Requests read the last fold: that costs no call of a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from logging import getLogger
+from queue import Empty, Full, Queue
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from common.errors import UnavailableError
+from common.jobs import JobBook
+from common.keys import KeyBook, KeyRecord, Keys
+from common.telemetry import EventLogger, Outage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from common.jobs import JobRecord
+    from common.ports import Log
+
+    Order: TypeAlias = tuple[Callable[[JobBook], Any], Future[Any]]
+
+T = TypeVar("T")
+
+NEWS_S = 0.05  # between looks at the topics: so soon counts a key, or a job made elsewhere
+AGAIN_S = 0.5  # after Kafka did not answer
+READY_S = 5.0  # that a request waits for the first fold
+LOOK_S = 0.01  # between its looks
+WRITE_S = 20.0  # that a request waits for its turn and its work: a book gives up after 15
+ORDERS = 64  # that wait for their turn
+END_S = 5.0
+
+_log = EventLogger(getLogger(__name__))
+
+
+class Books:
+    """Jobs and keys as of the last fold.
+
+    Args:
+        open_log: Where the topics are; called in the thread, again after each failure.
+        clock: Seconds since 1970, for what is written.
+    """
+
+    def __init__(self, open_log: Callable[[], Log], clock: Callable[[], float]) -> None:
+        self._open_log = open_log
+        self._clock = clock
+        self._orders: Queue[Order | None] = Queue(ORDERS)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._ending = False
+        self._opened: tuple[JobBook, KeyBook] | None = None
+        self._read = False
+        self._away = ""
+        self._records = dict[str, KeyRecord]()
+        self.jobs: Mapping[str, JobRecord] = {}
+        self.keys = Keys(())
+        self.fault: Exception | None = None
+
+    def start(self) -> None:
+        """Begin to follow, unless that has begun or ended."""
+        with self._lock:
+            if self._thread is None and not self._ending:
+                self._thread = threading.Thread(target=self._run, name="books", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; what waits for its turn is refused."""
+        with self._lock:
+            self._ending = True
+            thread = self._thread
+        if thread is not None:
+            thread.join(END_S)
+
+    async def ready(self) -> None:
+        """Wait until both topics have been read once.
+
+        Raises:
+            UnavailableError: If Kafka is away, or takes long.
+        """
+        if self._read:
+            return
+        self.start()
+        until = monotonic() + READY_S
+        while not self._read:
+            if self._away or self._ending or monotonic() > until:
+                raise UnavailableError(self._away or "jobs and keys are still being read")
+            await asyncio.sleep(LOOK_S)
+
+    async def write(self, act: Callable[[JobBook], T]) -> T:
+        """Have the thread do something, and wait for it.
+
+        Raises:
+            UnavailableError: If Kafka is away, or takes long; the work may be done later.
+            DollError: What `act` raises.
+        """
+        self.start()
+        asked = Future[T]()
+        try:
+            self._orders.put_nowait((act, asked))
+        except Full:
+            raise UnavailableError(f"{ORDERS} changes of jobs wait for their turn") from None
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(asked), WRITE_S)
+        except TimeoutError:
+            raise UnavailableError(
+                "Kafka did not answer in time; whether the change was made shows the job itself"
+            ) from None
+
+    def _run(self) -> None:
+        outage = Outage(_log, "kafka")
+        try:
+            while not self._ending:
+                try:
+                    self._follow()
+                    outage.quiet()
+                except UnavailableError as error:
+                    outage.met(error)
+                    self._away = str(error)
+                    self._take(AGAIN_S)
+        except Exception as fault:  # noqa: BLE001 -- raised again in the main thread
+            self.fault = fault
+            self._away = "this process has failed"
+        finally:
+            self._end()
+
+    def _follow(self) -> None:
+        """Look for news, then do what is asked until it is time to look again.
+
+        Raises:
+            UnavailableError: If Kafka is away.
+        """
+        if self._opened is None:
+            log = self._open_log()
+            jobs, keys = JobBook(log, self._clock), KeyBook(log, self._clock)
+            self._opened = jobs, keys
+        jobs, keys = self._opened
+        if self._read:
+            self._fold(jobs.refresh(0.0), keys.refresh(0.0))
+        else:
+            self._fold(jobs.read(), keys.read())
+            self._read = True
+        self._away = ""
+        self._take(NEWS_S)
+
+    def _fold(self, jobs: dict[str, JobRecord], keys: dict[str, KeyRecord]) -> None:
+        if jobs != self.jobs:
+            self.jobs = jobs
+        if keys != self._records:
+            self._records, self.keys = keys, Keys(keys.values())
+
+    def _take(self, timeout_s: float) -> None:
+        """Do one thing that is asked, if there is one in time."""
+        try:
+            order = self._orders.get(timeout=timeout_s)
+        except Empty:
+            return
+        if order is None or not order[1].set_running_or_notify_cancel():
+            return  # whoever asked has gone
+        act, asked = order
+        try:
+            done = act(self._book())
+            self._fold(self._book().refresh(0.0), self._records)
+        except Exception as error:  # noqa: BLE001 -- told to whoever asked
+            asked.set_exception(error)
+        else:
+            asked.set_result(done)
+
+    def _book(self) -> JobBook:
+        if self._opened is None or not self._read:
+            raise UnavailableError(self._away or "jobs are still being read")
+        return self._opened[0]
+
+    def _end(self) -> None:
+        for book in self._opened or ():
+            book.close()
+        while not self._orders.empty():
+            order = self._orders.get_nowait()
+            if order is not None:
+                order[1].cancel()
