@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 _LIMIT = 2**63  # Kafka's offsets are signed 64-bit
 
 # What a field may be, by its name, which means the same in all records.
-_COUNTS = {  # the least of each
-    **{"term": 0, "after": -1, "launch": 1, "slot": 0, "number": 1, "answers": -1},
-    **{"spot": 0, "on_demand": 0, "version": 0, "running": 0, "wanted": 0},
-}
+_LEAST = {"after": -1, "answers": -1, "launch": 1, "number": 1}
+_COUNTS = {"term", "slot", "spot", "on_demand", "version", "running", "wanted", *_LEAST}
 _NUMBERS = {
     *("at_s", "updates_left", "deadline_left_s", "spent_usd", "expected_cost_usd", "stability"),
     *("expected_runtime_s", "on_demand_only_usd", "predicted_usd"),
@@ -45,7 +43,7 @@ def _check_number(field: str, value: float) -> None:
 
 def _check_field(field: str, value: object) -> None:
     if field in _COUNTS and isinstance(value, int):
-        least = _COUNTS[field]
+        least = _LEAST.get(field, 0)
         expected = f"a whole number from {least} to 2^63 - 1"
         _need(least <= value < _LIMIT, field, value, expected)
     elif field in _NUMBERS and isinstance(value, (int, float)):

@@ -1,0 +1,274 @@
+"""Rented machines and their prices in memory, in whatever time a clock shows.
+
+A market in which machines are preempted by two-state chains, or by hand. It may be shared by any
+number of provisioners, as a real lender is; tests look at `rented` for what really happened.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.errors import UnavailableError
+from common.renting import Machine, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from common.renting import EndCause, LaunchOrder
+
+
+class Chain(NamedTuple):
+    """When a slot can have a machine of a pool: on and off for exponential times."""
+
+    availability: float  # alpha
+    cycle_s: float  # mean time from one preemption to the next
+
+
+class _Offer:
+    """One slot's chain, stationary from its beginning; the same for the same seed."""
+
+    def __init__(self, chain: Chain, seed: str, since_s: float) -> None:
+        self._chance = random.Random(seed)  # noqa: S311 -- chance in a test, no secret
+        self._means_s = (
+            (1 - chain.availability) * chain.cycle_s,
+            chain.availability * chain.cycle_s,
+        )
+        self._on = self._chance.random() < chain.availability
+        self._until_s = since_s + self._sojourn_s()
+        self._off_s: list[float] = []  # when it went off, so far
+
+    def on(self, now_s: float) -> bool:
+        """Whether a machine can be had now; time does not go back."""
+        while self._until_s <= now_s:
+            if self._on:
+                self._off_s.append(self._until_s)
+            self._on = not self._on
+            self._until_s += self._sojourn_s()
+        return self._on
+
+    def lost_s(self, since_s: float, now_s: float) -> float | None:
+        """When a machine that was had at some time was lost, if it was by now."""
+        self.on(now_s)
+        index = bisect_right(self._off_s, since_s)
+        return self._off_s[index] if index < len(self._off_s) else None
+
+    def _sojourn_s(self) -> float:
+        return self._chance.expovariate(1 / max(self._means_s[self._on], 1e-9))
+
+
+@dataclass
+class _Token:
+    """What became of an order."""
+
+    machine: Machine | None
+    refused: Refused | None
+    named_from_s: float = 0.0
+
+
+@dataclass
+class Faults:
+    """What a test may do to the lender; everything is well at first."""
+
+    away: bool = False  # every call fails
+    without: set[str] = field(default_factory=set)  # pools that have no machine to give
+    broken: set[str] = field(default_factory=set)  # pools for which no order can be carried out
+    hidden: set[int] = field(default_factory=set)  # launches that `machines` does not name
+    answers_lost: bool = False  # launches are carried out, and then the call fails
+
+
+class MemoryFleet:
+    """All machines of one job, and the lender's books.
+
+    Args:
+        clock: Seconds since 1970; it never goes back.
+        chains: By pool; other pools are never preempted.
+        seed: Of the chains.
+        lag_s: From a launch until `machines` names it.
+        named_s: How long it names one that has ended.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        chains: Mapping[str, Chain] | None = None,
+        seed: int = 0,
+        lag_s: float = 0.0,
+        named_s: float = 600.0,
+    ) -> None:
+        self._clock = clock
+        self._chains = dict(chains or {})
+        self._seed = seed
+        self._lag_s = lag_s
+        self._named_s = named_s
+        self._begun_s = clock()
+        self._offers: dict[tuple[str, int], _Offer] = {}
+        self._tokens: dict[str, _Token] = {}
+        self._alive: list[_Token] = []  # those that have a machine which may still run
+        self.faults = Faults()
+
+    # --- the port ------------------------------------------------------------------------------
+
+    def launch(self, orders: Sequence[LaunchOrder]) -> tuple[Refused, ...]:
+        """Ask for machines; a token that was given before brings nothing new about.
+
+        Raises:
+            UnavailableError: If the lender is away.
+        """
+        self._reach()
+        results = [self._launch(order) for order in orders]
+        if self.faults.answers_lost:
+            raise UnavailableError("the lender's answer got lost")
+        return tuple(refused for refused in results if refused is not None)
+
+    def release(self, machines: Sequence[str]) -> None:
+        """Give machines back.
+
+        Raises:
+            UnavailableError: If the lender is away.
+        """
+        self._reach()
+        for token, machine in self._running():
+            if machine.id in machines:
+                token.machine = self._ended(machine, self._clock(), "released", "given back")
+
+    def machines(self) -> tuple[Machine, ...]:
+        """All that run, and those that ended lately, by launch.
+
+        Raises:
+            UnavailableError: If the lender is away.
+        """
+        self._reach()
+        now_s = self._clock()
+        named = [
+            token.machine
+            for token in self._tokens.values()
+            if token.machine is not None
+            and token.named_from_s <= now_s
+            and token.machine.launch not in self.faults.hidden
+            and (token.machine.ended_s is None or now_s - token.machine.ended_s <= self._named_s)
+        ]
+        return tuple(sorted(named, key=lambda machine: machine.launch))
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    # --- what tests do and see -----------------------------------------------------------------
+
+    @property
+    def rented(self) -> tuple[Machine, ...]:
+        """Every machine that there ever was, as it is now, in the order of launches."""
+        self._settle()
+        return tuple(token.machine for token in self._tokens.values() if token.machine is not None)
+
+    def preempt(self, *launches: int) -> None:
+        """Take machines back."""
+        self._end(launches, "preempted", "taken back by the lender")
+
+    def fail(self, *launches: int) -> None:
+        """Let machines end by themselves."""
+        self._end(launches, "failed", "its worker ended with 1")
+
+    def refuse(self, *pools: str) -> None:
+        """Have no machine of these pools to give from now on."""
+        self.faults.without.update(pools)
+
+    def offer(self, *pools: str) -> None:
+        """Have machines of these pools again."""
+        self.faults.without.difference_update(pools)
+
+    def go_away(self) -> None:
+        """Fail every call."""
+        self.faults.away = True
+
+    def come_back(self) -> None:
+        """Answer again; machines ran on meanwhile."""
+        self.faults.away = False
+
+    # --- the lender ----------------------------------------------------------------------------
+
+    def _reach(self) -> None:
+        if self.faults.away:
+            raise UnavailableError("the lender of machines is away")
+        self._settle()
+
+    def _launch(self, order: LaunchOrder) -> Refused | None:
+        known = self._tokens.get(order.token)
+        if known is None:
+            known = self._tokens[order.token] = self._carry_out(order)
+            self._alive.append(known)
+        return known.refused
+
+    def _carry_out(self, order: LaunchOrder) -> _Token:
+        now_s = self._clock()
+        if order.pool in self.faults.broken:
+            return _Token(None, Refused(order.launch, capacity=False, reason="no such machines"))
+        offer = self._offer(order.pool, order.slot)
+        if order.pool in self.faults.without or (offer is not None and not offer.on(now_s)):
+            reason = f"no capacity in {order.pool}"
+            return _Token(None, Refused(order.launch, capacity=True, reason=reason))
+        name = f"m-{len(self._tokens) + 1}"
+        machine = Machine(
+            name, order.launch, order.slot, order.pool, order.worker, "running", now_s
+        )
+        return _Token(machine, None, now_s + self._lag_s)
+
+    def _offer(self, pool: str, slot: int) -> _Offer | None:
+        chain = self._chains.get(pool)
+        if chain is None:
+            return None
+        key = (pool, slot)
+        if key not in self._offers:
+            self._offers[key] = _Offer(chain, f"{self._seed}/{pool}/{slot}", self._begun_s)
+        return self._offers[key]
+
+    def _settle(self) -> None:
+        """Take back what chains have taken back by now."""
+        now_s = self._clock()
+        for token, machine in self._running():
+            offer = self._offer(machine.pool, machine.slot)
+            lost_s = None if offer is None else offer.lost_s(machine.started_s, now_s)
+            if lost_s is not None:
+                token.machine = self._ended(machine, lost_s, "preempted", "out of capacity")
+
+    def _end(self, launches: Iterable[int], cause: EndCause, detail: str) -> None:
+        self._settle()
+        for token, machine in self._running():
+            if machine.launch in launches:
+                token.machine = self._ended(machine, self._clock(), cause, detail)
+
+    def _running(self) -> list[tuple[_Token, Machine]]:
+        self._alive = [
+            token
+            for token in self._alive
+            if token.machine is not None and token.machine.state == "running"
+        ]
+        return [(token, token.machine) for token in self._alive if token.machine is not None]
+
+    @staticmethod
+    def _ended(machine: Machine, at_s: float, cause: EndCause, detail: str) -> Machine:
+        return machine._replace(state="ended", ended_s=at_s, cause=cause, detail=detail)
+
+
+class MemoryPrices:
+    """Prices that stand until they are set anew."""
+
+    def __init__(self, usd_per_hour: Mapping[str, float]) -> None:
+        self._usd_per_hour = dict(usd_per_hour)
+        self.away = False
+
+    def look(self) -> dict[str, float]:
+        """Prices of now.
+
+        Raises:
+            UnavailableError: If the source is away.
+        """
+        if self.away:
+            raise UnavailableError("the source of prices is away")
+        return dict(self._usd_per_hour)
+
+    def set(self, pool: str, usd_per_hour: float) -> None:
+        """Change a price."""
+        self._usd_per_hour[pool] = usd_per_hour
