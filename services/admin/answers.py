@@ -49,6 +49,15 @@ class Change(Answer):
     reason: str
 
 
+class OriginAnswer(Answer):
+    """The checkpoint of another job that a job began with."""
+
+    job: str
+    epoch: Count
+    version: Count
+    sha256: str
+
+
 class JobAnswer(Answer):
     """One job."""
 
@@ -60,6 +69,10 @@ class JobAnswer(Answer):
     revision: Count
     changes: tuple[Change, ...]
     spec: JobSpec
+    first: tuple[tuple[str, Count, Count], ...] = Field(
+        default=(), description="Where it began: topic, partition, position."
+    )
+    origin: OriginAnswer | None = Field(default=None, description="Null: its own version 0.")
     progress: Progress
 
 
@@ -105,14 +118,18 @@ class UpdatesPage(Answer):
     updates: tuple[UpdateAnswer, ...]
     next: Count | None = Field(description="Give it as `after` for more; null: there are no more.")
     newest: Count
+    oldest: Count | None = Field(
+        description="The first that can still be had singly; null: there is none."
+    )
 
 
 class WorkerAnswer(Answer):
     """One worker, or the slot of one that is to come."""
 
     name: str
-    status: Literal["alive", "leaving", "silent"] = Field(
-        description="silent: its machine runs, but it gives no sign of life (yet)."
+    status: Literal["alive", "leaving", "silent", "unknown"] = Field(
+        description="silent: its machine runs, but it gives no sign of life (yet); unknown: Redis"
+        " is away."
     )
     slot: Count | None = None
     kind: MachineKind = "unknown"
