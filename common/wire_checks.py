@@ -30,6 +30,7 @@ from common.errors import WireError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+_LONGEST_S = 1e9  # decades; a sum of such durations is finite
 _POSITIONS = 2**63  # Kafka's offsets are signed 64-bit, and msgpack ends there too
 
 
@@ -44,6 +45,10 @@ def _check_count(field: str, value: int, least: int = 0) -> None:
 
 def _check_finite(field: str, value: float) -> None:
     _need(math.isfinite(value), field, value, "a finite number")
+
+
+def _check_seconds(field: str, value: float) -> None:
+    _need(0 <= value <= _LONGEST_S, field, value, f"a duration, at most {_LONGEST_S:g} s")
 
 
 def _check_metrics(field: str, metrics: Mapping[str, float]) -> None:
@@ -148,6 +153,8 @@ def check_audit(record: AuditRecord) -> None:
             _check_count("samples", record.samples)
             _check_finite("loss", record.loss)
             _check_metrics("metrics", record.metrics)
+            _check_count("revision", record.revision)
+            _check_seconds("gradient_s", record.gradient_s)
         case Quarantined():
             _check_count("epoch", record.epoch)
             _check_batches((record.batch,))
@@ -189,5 +196,4 @@ def check_reply(reply: Reply) -> None:
         _check_count("samples", reply.samples)
         _check_finite("loss_sum", reply.loss_sum)
         _check_metrics("metric_sums", reply.metric_sums)
-        _check_finite("seconds", reply.seconds)
-        _need(reply.seconds >= 0, "seconds", reply.seconds, "a duration")
+        _check_seconds("seconds", reply.seconds)

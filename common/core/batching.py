@@ -135,6 +135,20 @@ class Batcher:
                 cuts.append(self._close())
         return tuple(cuts)
 
+    def resize(self, batch_size: int) -> Cut | None:
+        """Make batches of this size from now on.
+
+        Returns:
+            The open batch, closed as it is, where it holds as many samples already.
+
+        Raises:
+            ValueError: If `batch_size` is less than 1.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        self._batch_size = batch_size
+        return self._close() if self._samples >= batch_size else None
+
     def due(self) -> float | None:
         """When a partial batch has to go, or None."""
         if self._linger_s is None or not self._open:

@@ -138,6 +138,12 @@ class PutStanding(msgspec.Struct, frozen=True):
     standing: Standing
 
 
+class SetLearningRate(msgspec.Struct, frozen=True):
+    """Take all further optimizer steps at this rate; never ordered while a round is in flight."""
+
+    learning_rate: float
+
+
 class AddGradient(msgspec.Struct, frozen=True):
     """Add this vector to the sum of the round."""
 
@@ -198,9 +204,13 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """The job has reached its end, and its last checkpoint is published."""
+    """The job has reached its end, and its last checkpoint is published.
+
+    Where its owner has changed it since this revision, that may not be its end any more.
+    """
 
     reason: str
+    revision: int = 0
 
 
 class StepDown(msgspec.Struct, frozen=True):
@@ -219,6 +229,7 @@ CoordinatorCommand: TypeAlias = (
     | PublishModel
     | PostTrigger
     | PutStanding
+    | SetLearningRate
     | AddGradient
     | Apply
     | DiscardSum

@@ -115,6 +115,10 @@ class Coordinator:
                 self._held = self._held and wanted == "paused"
                 if leader is not None:
                     yield from leader.want(wanted, now)
+            case events.SettingsChanged(settings):
+                self._settings = settings
+                if leader is not None:
+                    yield from leader.change(settings, now)
             case events.Trouble(reason):
                 yield from self._hold(reason)
             case events.ControlRead(claims) if leader is not None:
@@ -221,6 +225,8 @@ class Coordinator:
         self._leader = Leader(epoch, snapshot, quarantined, self._settings, now)
         self._alive_at = now
         yield do.Begin(epoch, snapshot)
+        if self._settings.learning_rate is not None:
+            yield do.SetLearningRate(self._settings.learning_rate)
         yield from self._leader.begin(quarantined.values(), now)
         yield from self._leader.want(self._wanted, now)
 
@@ -231,7 +237,7 @@ class Coordinator:
         if self._held:
             return
         if self._wanted == "stopped":
-            yield do.Finish(f"stopped by its owner; {reason}")
+            yield do.Finish(f"stopped by its owner; {reason}", self._settings.revision)
             return
         yield do.Hold(reason)
         yield from self._step_down(reason)

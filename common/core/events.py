@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from common.core.batching import Run
     from common.core.messages import AuditRecord, Claim, Reply, Standing, WorkerId
+    from common.core.settings import CoordinatorSettings
     from common.core.snapshots import Snapshot
     from common.core.spans import Partition
 
@@ -67,6 +68,13 @@ class RoundBegan(msgspec.Struct, frozen=True):
     """A trigger was heard: the update before it is applied, and the standing will say so."""
 
 
+class SizesChanged(msgspec.Struct, frozen=True):
+    """The job's owner changed b, or K and with it the bound."""
+
+    batch_size: int  # b
+    bound: int  # batches announced and not settled
+
+
 class Leaving(msgspec.Struct, frozen=True):
     """This machine will be gone soon."""
 
@@ -80,6 +88,7 @@ WorkerEvent: TypeAlias = (
     | Delivered
     | StandingSeen
     | RoundBegan
+    | SizesChanged
     | Leaving
 )
 
@@ -145,6 +154,12 @@ class WantedChanged(msgspec.Struct, frozen=True):
     wanted: Wanted
 
 
+class SettingsChanged(msgspec.Struct, frozen=True):
+    """The job's owner changed it: K, the deadline, the learning rate; a new revision."""
+
+    settings: CoordinatorSettings
+
+
 class Trouble(msgspec.Struct, frozen=True):
     """Something that no machine may decide alone: the job must be held."""
 
@@ -163,5 +178,6 @@ CoordinatorEvent: TypeAlias = (
     | WorkersSeen
     | BoardWiped
     | WantedChanged
+    | SettingsChanged
     | Trouble
 )

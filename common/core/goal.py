@@ -23,12 +23,23 @@ class Goal:
 
     def __init__(self, settings: CoordinatorSettings, losses: Iterable[float]) -> None:
         self._settings = settings
+        self.stop_at = settings.stop_at  # None: it has no deadline
         self._losses = deque[float](losses, maxlen=LOSS_WINDOW)
 
     @property
     def losses(self) -> tuple[float, ...]:
         """Of the last updates, mean per sample each, oldest first."""
         return tuple(self._losses)
+
+    def put_off(self, stop_at: float | None) -> None:
+        """Let a later deadline count already; an earlier one waits for `change`."""
+        if stop_at is None or (self.stop_at is not None and stop_at > self.stop_at):
+            self.stop_at = stop_at
+
+    def change(self, settings: CoordinatorSettings) -> None:
+        """Go by these settings from now on."""
+        self._settings = settings
+        self.stop_at = settings.stop_at
 
     def observe(self, loss: float) -> None:
         """Take in the loss of an update."""
@@ -43,6 +54,6 @@ class Goal:
             loss = sum(self._losses) / LOSS_WINDOW
             if loss <= settings.stop_loss:
                 return f"loss {loss:.4g} over the last {LOSS_WINDOW} updates"
-        if settings.stop_at is not None and now >= settings.stop_at:
+        if self.stop_at is not None and now >= self.stop_at:
             return "its deadline has come"
         return ""

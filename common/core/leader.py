@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from common.core import commands as do
+from common.core.failures import judge
 from common.core.goal import Goal
 from common.core.grouping import Grouper
 from common.core.ledger import Ledger
@@ -20,7 +21,6 @@ from common.core.messages import (
     Quarantined,
     Standing,
     TriggerId,
-    UpdateApplied,
     UpdateTrigger,
     WorkerId,
 )
@@ -58,6 +58,7 @@ class Leader:
     ) -> None:
         self._epoch = epoch
         self._settings = settings
+        self._changed: CoordinatorSettings | None = None  # from the next update boundary on
         self._made = snapshot.made
         self._samples = snapshot.samples
         self._ledger = Ledger(snapshot.claimed, snapshot.control_position)
@@ -72,7 +73,6 @@ class Leader:
         self._publisher = Publisher(settings, snapshot, epoch + 1, now)
         self._settled = snapshot.settled
         self._round: Round | None = None
-        self._not_finite = set[int]()  # batches of the round that gave no finite gradient
         self._triggers = 0
         self._goal = Goal(settings, snapshot.losses)
         self._wanted: Wanted = "running"
@@ -172,6 +172,12 @@ class Leader:
             yield from self._finish_job("stopped by its owner", now)
         yield from self._advance(now)
 
+    def change(self, settings: CoordinatorSettings, now: float) -> Iterator[CoordinatorCommand]:
+        """The owner changed the job: it counts for the updates after the one in flight."""
+        self._changed = settings
+        self._goal.put_off(settings.stop_at)
+        yield from self._advance(now)
+
     def hold(self, reason: str) -> Iterator[CoordinatorCommand]:
         """Stop until a person resumes the job; no data is thrown away."""
         self._wanted = "paused"
@@ -185,8 +191,7 @@ class Leader:
             yield from self._proceed(self._round, now)
         if now >= self._standing_at + self._settings.standing_s:
             yield self._standing(now)
-        reason = self._goal.reached(self._made.version, now)
-        if reason:
+        if reason := self._goal.reached(self._made.version, now):
             yield from self._finish_job(reason, now)
         yield from self._advance(now)
 
@@ -201,16 +206,18 @@ class Leader:
         if linger_s is not None and (self._round is not None or len(self._grouper)):
             times.append(max(self._moved_at + linger_s, times[0]))
         snapshot_due = self._publisher.due()
-        times += [t for t in (snapshot_due, self._settings.stop_at) if t is not None]
+        times += [t for t in (snapshot_due, self._goal.stop_at) if t is not None]
         return min(times)
 
     # --- what now? ---------------------------------------------------------------------------
 
     def _advance(self, now: float) -> Iterator[CoordinatorCommand]:
+        if self._changed is not None and self._round is None and not self._finishing:
+            yield from self._take_change(self._changed, now)
         if self._finishing:
             if not self._publisher.pending and not self._finished:
                 self._finished = True
-                yield do.Finish(self._finishing)
+                yield do.Finish(self._finishing, self._settings.revision)
             return
         if self._round is None:
             self._take_group(now)
@@ -219,6 +226,17 @@ class Leader:
         kind = self._publisher.consider(now, self._made.version, self._ledger.position)
         if kind is not None:
             yield from self._take_snapshot(now, checkpoint=kind == "checkpoint")
+
+    def _take_change(
+        self, settings: CoordinatorSettings, now: float
+    ) -> Iterator[CoordinatorCommand]:
+        """Go by the changed settings: no update is in flight."""
+        self._settings, self._changed = settings, None
+        self._goal.change(settings)
+        if settings.learning_rate is not None:
+            yield do.SetLearningRate(settings.learning_rate)
+        if reason := self._goal.reached(self._made.version, now):
+            yield from self._finish_job(reason, now)
 
     def _take_group(self, now: float) -> None:
         """Gate: no update in flight, audit not too far behind, K batches (or linger over)."""
@@ -229,7 +247,6 @@ class Leader:
         ):
             group = self._grouper.take(self._settings.group_size)
             self._round = Round(self.model, group, self._suspects, self._times)
-            self._not_finite.clear()
 
     def _push_on(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
         """Bring the round in flight forward; finishes it, and begins the next, where due."""
@@ -250,19 +267,15 @@ class Leader:
             yield from self._apply(round_, "", now)
         elif self._lingered(now):
             yield from self._apply(round_, "linger", now)
+        elif self._changed is not None:
+            # What it lacks may never come: the workers go by the new bound already.
+            yield from self._abandon_round()
+            yield from self._advance(now)
 
     def _apply(self, round_: Round, short: str, now: float) -> Iterator[CoordinatorCommand]:
         self._round = None
         self._moved_at = now
-        update = UpdateApplied(
-            epoch=self._epoch,
-            version=self._made.version + 1,
-            batches=round_.counted,
-            samples=round_.samples,
-            loss=round_.loss_sum / round_.samples,
-            metrics={name: total / round_.samples for name, total in round_.metric_sums.items()},
-            short=short,
-        )
+        update = round_.update(self._epoch, short, self._settings.revision)
         self._made = ModelId(update.epoch, update.version)
         self._samples += update.samples
         self._returned.difference_update(batch.offset for batch in update.batches)
@@ -270,8 +283,7 @@ class Leader:
         yield do.Apply(update)
         yield self._publisher.append(update)
         yield do.PublishModel(self.model)
-        reason = self._goal.reached(self._made.version, now)
-        if reason:
+        if reason := self._goal.reached(self._made.version, now):
             yield from self._finish_job(reason, now)
         else:
             yield from self._advance(now)
@@ -283,33 +295,17 @@ class Leader:
     # --- what goes wrong ---------------------------------------------------------------------
 
     def _failed(self, round_: Round, failed: Failed) -> Iterator[CoordinatorCommand]:
-        waiting = {batch.offset for batch in round_.todo}
-        offsets = [offset for offset in failed.batches if offset in waiting]
         yield do.Drop(
             failed, f"{failed.reason}: {failed.detail}" if failed.detail else failed.reason
         )
-        match failed.reason:
-            case "model_missing" | "unreadable":
-                round_.excuse(failed.worker, failed.batches)
-                if failed.reason == "model_missing":
-                    yield do.PublishModel(round_.model)
-            case "expired":
-                round_.excuse(failed.worker, failed.batches)
-                for batch in [b for b in round_.todo if b.offset in offsets]:
-                    yield from self._quarantine(batch, "expired")
-            case "raised" | "not_finite":
-                if failed.reason == "not_finite":
-                    self._not_finite.update(offsets)
-                poison = round_.accuse(failed.worker, failed.batches)
-                if len(self._not_finite) >= max(2, (self._settings.group_size + 1) // 2):
-                    # Half of the data cannot be bad at once: the weights are.
-                    reason = (
-                        f"diverged: {len(self._not_finite)} batches of one round are not finite"
-                    )
-                    yield from self.hold(f"{reason}; lower the learning rate and start again")
-                    return
-                for batch in poison:
-                    yield from self._quarantine(batch, f"poison: {failed.reason}: {failed.detail}")
+        verdict = judge(failed, round_, self._settings.group_size)
+        if failed.reason == "model_missing":
+            yield do.PublishModel(round_.model)
+        if verdict.diverged:
+            yield from self.hold(f"{verdict.diverged}; lower the learning rate and start again")
+            return
+        for batch in verdict.hopeless:
+            yield from self._quarantine(batch, verdict.reason)
 
     def _quarantine(self, batch: Batch, reason: str) -> Iterator[CoordinatorCommand]:
         if self._round is None or self._round.settle(batch.offset) is None:

@@ -107,6 +107,8 @@ class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
     loss: float  # mean per sample at the weights before the update (prequential)
     metrics: dict[str, float] = {}  # task metrics, mean per sample, likewise
     short: str = ""  # why fewer than K batches: "linger", "missing", or ""
+    revision: int = 0  # of the job's settings, K among them, that it was made under
+    gradient_s: float = 0.0  # mean compute time of one batch's gradient
 
 
 class Quarantined(msgspec.Struct, frozen=True, tag="quarantined"):

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.core.messages import Batch, Order, WorkerId
+from common.core.messages import Batch, Order, UpdateApplied, WorkerId
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -115,7 +115,9 @@ class Round:
         self._counted = dict[int, Batch]()
         self._hands = list[Hand]()
         self._asked = dict[int, list[WorkerId]]()  # who has been asked for a batch so far
+        self.not_finite = set[int]()  # batches that gave no finite gradient
         self.samples = 0
+        self.seconds = 0.0  # of all gradients counted
         self.loss_sum = 0.0
         self.metric_sums = dict[str, float]()
 
@@ -188,10 +190,31 @@ class Round:
         self._let_go(gradient.batches)
         self._suspects.clear(gradient.batches)
         self.samples += gradient.samples
+        self.seconds += gradient.seconds
         self.loss_sum += gradient.loss_sum
         for name, value in gradient.metric_sums.items():
             self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value
         return ""
+
+    def update(self, epoch: int, short: str, revision: int) -> UpdateApplied:
+        """The update that its counted batches make.
+
+        Args:
+            epoch: Of the leader.
+            short: Why they are fewer than K, empty where they are not.
+            revision: Of the settings that it was made under.
+        """
+        return UpdateApplied(
+            epoch=epoch,
+            version=self.model.version + 1,
+            batches=self.counted,
+            samples=self.samples,
+            loss=self.loss_sum / self.samples,
+            metrics={name: total / self.samples for name, total in self.metric_sums.items()},
+            short=short,
+            revision=revision,
+            gradient_s=self.seconds / len(self._counted),
+        )
 
     def excuse(self, worker: WorkerId, offsets: Iterable[int]) -> None:
         """Take an order back without blame: the worker leaves, or could not get data or model."""

@@ -22,10 +22,15 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
-    """Settings of a job's coordinator."""
+    """Settings of a job's coordinator; its owner may change some while it runs.
+
+    Those are K, the workers' bound, the deadline (`stop_at`) and the learning rate.
+    """
 
     group_size: int  # K
     bound: int  # the workers' bound, to end a round that no worker can fill
+    revision: int = 0  # of these settings: an update says under which it was made
+    learning_rate: float | None = None  # None: as the trainer was made
     group_linger_s: float | None = None  # apply fewer than K after this; None: never (the paper)
     on_missing: Literal["redispatch", "proceed"] = "redispatch"
     deadline_floor_s: float = 0.5  # shortest time that a worker gets for its part of a round

@@ -13,7 +13,7 @@ that standing has decided everything that the worker ever announced on the parti
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from common.core import commands as do
@@ -129,6 +129,11 @@ class Worker:
                     yield from self._stand(standing)
             case events.RoundBegan():
                 self._news = True
+            case events.SizesChanged(batch_size, bound) if not self._leaving:
+                self._settings = replace(self._settings, batch_size=batch_size, bound=bound)
+                full = self._batcher.resize(batch_size)
+                if full is not None:
+                    yield from self._announce(full)
             case events.Leaving():
                 self._leaving = True
                 yield do.Beat("leaving")

@@ -82,7 +82,16 @@ claims = st.builds(
 audits = (
     st.builds(Lead, st.integers(-1, 2**40), models, names)
     | st.builds(
-        UpdateApplied, counts, st.integers(1, 2**40), groups, counts, finite, metrics, texts
+        UpdateApplied,
+        counts,
+        st.integers(1, 2**40),
+        groups,
+        counts,
+        finite,
+        metrics,
+        texts,
+        counts,
+        st.floats(0, 1e9),
     )
     | st.builds(Quarantined, counts, batches, texts)
 )
@@ -304,6 +313,21 @@ NONSENSE = {
         "audit",
         UpdateApplied(3, 1, (BATCH, BATCH), 20, 0.5),
         "each batch once",
+    ),
+    "a revision before the first": (
+        "audit",
+        UpdateApplied(3, 1, (BATCH,), 10, 0.5, revision=-1),
+        "UpdateApplied.revision",
+    ),
+    "gradients in no time and less": (
+        "audit",
+        UpdateApplied(3, 1, (BATCH,), 10, 0.5, gradient_s=-0.1),
+        "UpdateApplied.gradient_s",
+    ),
+    "an endless gradient": (
+        "reply",
+        Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 1e300, VECTOR),
+        "Gradient.seconds is 1e+300, expected a duration",
     ),
     "an update of nothing": ("audit", UpdateApplied(3, 1, (), 0, 0.5), "at least one batch"),
     "a horizon above what is decided": (
