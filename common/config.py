@@ -8,6 +8,11 @@
 | DOLL_KAFKA_SECURITY_*     | passed on to the Kafka client, and so are SASL and  | none           |
 |                           | SSL: DOLL_KAFKA_SASL_USERNAME as `sasl.username`    |                |
 | DOLL_REDIS                | `redis://`, `rediss://` or `unix://`                | localhost:6379 |
+| DOLL_REDIS_USERNAME       | the ACL user that we are in Redis                   | default        |
+| DOLL_REDIS_PASSWORD       | its password, unless the URL holds it               | none           |
+| DOLL_REDIS_CA             | file of the authorities that `rediss://` trusts     | the system's   |
+| DOLL_REDIS_CERT           | file of our own certificate, where Redis wants one  | none           |
+| DOLL_REDIS_KEY            | file of that certificate's key                      | none           |
 | DOLL_BLOBS                | `file:///directory` or `s3://bucket/prefix`         | none           |
 | DOLL_S3_ENDPOINT          | URL of an S3 server that is not Amazon's            | none           |
 | DOLL_TASKS                | entrypoints that jobs may name, between commas      | none           |
@@ -33,28 +38,45 @@
 | DOLL_METRICS_HOST         | the address that it does so on                      | 127.0.0.1      |
 | DOLL_LOG_FORMAT           | `text` or `json`                                    | text           |
 | DOLL_LOG_LEVEL            | `debug`, `info`, `warning` or `error`               | info           |
+
+Any of them, with `_FILE` behind its name, may name a file that holds the value instead, as secrets
+of containers do: DOLL_REDIS_PASSWORD_FILE=/run/secrets/redis. What is a secret, or may hold one,
+appears neither in `repr` nor in errors.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from common.complaints import complaint
 from common.errors import UserError
+from common.redis_url import check_redis_url, names_user
+from common.secret_files import SUFFIX, resolve_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _PREFIX = "DOLL_"
 _SECURITY = re.compile(r"DOLL_KAFKA_((SECURITY|SASL|SSL)_\w+)")
+# Settings of the Kafka client that name files themselves, as all its `_LOCATION`s do.
+_FILES_OF_THE_CLIENT = re.compile(
+    r"DOLL_KAFKA_SASL_OAUTHBEARER_ASSERTION_(FILE|JWT_TEMPLATE_FILE|PRIVATE_KEY_FILE)"
+)
 _EMBEDDED = "embedded:"
-_BLOBS = re.compile(r"file:///.*|s3://[^/]+(/.*)?")
+_BLOBS = re.compile(r"file:///.*|s3://[^/@]+(/.*)?")
 _ENDPOINT = re.compile(r"http://([\w-]{1,63}(\.[\w-]{1,63})*|\[[\da-fA-F:.]+\])(:\d+)?/?", re.ASCII)
-_REDIS = re.compile(r"(redis|rediss|unix)://.+")
 
 
 def _split(value: object) -> object:
@@ -66,7 +88,7 @@ def _split(value: object) -> object:
 class Settings(BaseModel):
     """Everything that a process takes from its environment: the table above."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     kafka: str = "localhost:9092"
     kafka_group_protocol: Literal["classic", "consumer"] = "classic"
@@ -74,6 +96,11 @@ class Settings(BaseModel):
     # By the client's names. May hold passwords, like the URL of Redis: neither is ever shown.
     kafka_security: dict[str, str] = Field(default={}, repr=False)
     redis: str = Field(default="redis://localhost:6379", repr=False)
+    redis_username: str = ""
+    redis_password: str = Field(default="", repr=False)
+    redis_ca: str = ""
+    redis_cert: str = ""
+    redis_key: str = ""
     blobs: str = ""
     s3_endpoint: str = ""
     tasks: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
@@ -109,11 +136,25 @@ class Settings(BaseModel):
         """Path of the embedded broker's control socket, empty for a real broker."""
         return self.kafka.removeprefix(_EMBEDDED) if self.kafka.startswith(_EMBEDDED) else ""
 
+    @field_validator("kafka")
+    @classmethod
+    def _legal_kafka(cls, value: str) -> str:
+        if "@" in value and not value.startswith(_EMBEDDED):
+            raise ValueError("must be host:port,...; a password goes to DOLL_KAFKA_SASL_PASSWORD")
+        return value
+
     @field_validator("blobs")
     @classmethod
     def _legal_blobs(cls, value: str) -> str:
         if value and not _BLOBS.fullmatch(value):
-            raise ValueError(f"must be file:///directory or s3://bucket/prefix, got {value!r}")
+            raise ValueError(f"must be file:///directory or s3://bucket/prefix{_got(value)}")
+        return value
+
+    @field_validator("s3_endpoint")
+    @classmethod
+    def _legal_s3_endpoint(cls, value: str) -> str:
+        if "@" in value:
+            raise ValueError("must hold no password: S3's are AWS_ACCESS_KEY_ID and the like")
         return value
 
     @field_validator("metadata_endpoint")
@@ -121,15 +162,33 @@ class Settings(BaseModel):
     def _legal_endpoint(cls, value: str) -> str:
         # The port is checked where it is read: that raises a `ValueError` of its own.
         if not _ENDPOINT.fullmatch(value) or urlsplit(value).port == 0:
-            raise ValueError(f"must be http://host or http://host:port, got {value!r}")
+            raise ValueError(f"must be http://host or http://host:port{_got(value)}")
         return value
 
     @field_validator("redis")
     @classmethod
     def _legal_redis(cls, value: str) -> str:
-        if not _REDIS.fullmatch(value):
-            raise ValueError("must be redis://host:port/db, rediss://... or unix:///path")
+        check_redis_url(value)
         return value
+
+    @model_validator(mode="after")
+    def _legal_pairs(self) -> Self:
+        if (self.redis_username or self.redis_password) and names_user(self.redis):
+            raise ValueError("DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS names a user too")
+        if self.redis_username and not self.redis_password:
+            raise ValueError("DOLL_REDIS_PASSWORD: is missing; there is a DOLL_REDIS_USERNAME")
+        certificates = self.redis_ca or self.redis_cert or self.redis_key
+        if certificates and not self.redis.startswith("rediss://"):
+            raise ValueError("DOLL_REDIS: must begin with rediss:// where there are certificates")
+        for name in ("redis", "api_tls"):
+            cert, key = getattr(self, f"{name}_cert"), getattr(self, f"{name}_key")
+            if bool(cert) != bool(key):
+                have, lack = ("CERT", "KEY") if cert else ("KEY", "CERT")
+                raise ValueError(
+                    f"{_PREFIX}{name.upper()}_{lack}: is missing; there is a"
+                    f" {_PREFIX}{name.upper()}_{have}"
+                )
+        return self
 
     def environ(self) -> dict[str, str]:
         """The variables from which `read_settings` makes these settings in a child process."""
@@ -150,17 +209,42 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     Raises:
         UserError: Naming the variables that make no sense, what they hold and may hold.
     """
+    given, from_files = resolve_files(environ, _is_ours)
     values: dict[str, object] = {
-        name: environ[_PREFIX + name.upper()]
+        name: given[_PREFIX + name.upper()]
         for name in Settings.model_fields
-        if environ.get(_PREFIX + name.upper())
+        if given.get(_PREFIX + name.upper())
     }
     values["kafka_security"] = {
         match[1].lower().replace("_", "."): value
-        for name, value in environ.items()
-        if (match := _SECURITY.fullmatch(name)) and value
+        for name, value in given.items()
+        if not _names_a_file(name) and (match := _SECURITY.fullmatch(name)) and value
     }
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
+        wrong = {_PREFIX + str(each["loc"][0]).upper() for each in error.errors() if each["loc"]}
+        if hidden := sorted(wrong & from_files):
+            # Whose content may be meant for another variable, and secret.
+            raise UserError(
+                f"{hidden[0]}{SUFFIX}: the file holds what {hidden[0]} cannot be (it is not shown)"
+            ) from None
         raise UserError(complaint(error, name=lambda path: _PREFIX + path.upper())) from error
+
+
+def _is_ours(variable: str) -> bool:
+    """Whether it holds a value of the table above."""
+    if not variable.startswith(_PREFIX) or _names_a_file(variable):
+        return False
+    field = variable.removeprefix(_PREFIX).lower()
+    return field in Settings.model_fields or bool(_SECURITY.fullmatch(variable))
+
+
+def _names_a_file(variable: str) -> bool:
+    """Whether it stands for the variable of its name without the end."""
+    return variable.endswith(SUFFIX) and not _FILES_OF_THE_CLIENT.fullmatch(variable)
+
+
+def _got(value: str) -> str:
+    """The end of a complaint; empty where it might show a password."""
+    return "" if "@" in value else f", got {value!r}"
