@@ -19,6 +19,8 @@ from common.errors import UserError
 from services.cli import exits
 from services.cli.demo.judge import judge, test_model
 from services.cli.demo.plan import Plan
+from services.cli.demo.rented.command import rented
+from services.cli.demo.rented.plan import RentedPlan, policy_named
 from services.cli.demo.run import Demo
 from services.cli.demo.screen import Screen
 from services.cli.demo.summary import Summary, draw
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
 
 _LOGS, _MODEL = "logs", "digits.safetensors"
 _SECONDS = 30.0
+_RATE_PER_S, _WORKERS = 2000.0, 3
+# Machines that are started again and again take a part of what this one can do.
+_RENTED_RATE_PER_S, _RENTED_WORKERS = 1500.0, 4
+_RENTED_SECONDS = 75.0  # the price is above on-demand for a quarter of them
 # The embedded Kafka keeps 5 MB of a topic of one partition: more updates than these records make
 # (1.1 kB each) would not all be there for the proof.
 _MOST_EMBEDDED = 300_000
@@ -43,25 +49,58 @@ def demo(  # noqa: PLR0913 -- the options of a command
         float | None, typer.Option(min=1, help=f"How long to stream; {_SECONDS:g} unless said.")
     ] = None,
     records: Annotated[int | None, typer.Option(min=1, help="Or how much.")] = None,
-    rate: Annotated[float, typer.Option(min=1, help="Records per second.")] = 2000,
-    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 3,
+    rate: Annotated[
+        float | None, typer.Option(min=1, help="Records per second; 2000, or 1500 if rented.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; 3, or 4 if rented.")
+    ] = None,
     away: Annotated[float, typer.Option(min=0, help="Seconds until the worker is back.")] = 5,
     kafka: Annotated[str, typer.Option(help="A Kafka to use: host:port.")] = "",
     redis: Annotated[str, typer.Option(help="A Redis to use: redis://host:port.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of weights, order and warps.")] = 0,
+    provision: Annotated[
+        bool,
+        typer.Option(
+            "--provision", help="Rent the workers' machines, to meet a deadline for less money."
+        ),
+    ] = False,
+    policy: Annotated[
+        str, typer.Option(help="With --provision: on-demand, static, adaptive, ...")
+    ] = "adaptive",
 ) -> None:
     """Train on a live stream, kill a worker half-way, prove that every record was used once.
 
     Starts Kafka, Redis, a coordinator and workers on this machine; nothing is left running. Ends
     with 0 if no record was lost or used twice, with 5 otherwise.
 
-    Example: [bold]doll demo --seconds 20 --workers 4[/]
+    With --provision the workers are spot and on-demand machines of a market in a box: prices are
+    replayed, spot machines are preempted at random, and a policy meets a deadline. Ends with 1 if
+    it is missed.
+
+    Example: [bold]doll demo --seconds 20 --workers 4[/]  or  [bold]doll demo --provision[/]
     """
     began = monotonic()
     if seconds is not None and records is not None:
         raise UserError("--seconds and --records say the same: give one of them")
     before = context.find_root().params  # `doll --kafka ADDRESS demo` means the same
     kafka, redis = kafka or before["kafka"], redis or before["redis"]
+    name = f"demo-{datetime.now(UTC):%m%d-%H%M%S}"
+    rate = rate or (_RENTED_RATE_PER_S if provision else _RATE_PER_S)
+    workers = workers or (_RENTED_WORKERS if provision else _WORKERS)
+    if provision:
+        _emptied(out / _LOGS)
+        undisturbed_s = records / rate if records is not None else seconds or _RENTED_SECONDS
+        rented_plan = RentedPlan(
+            name=name,
+            undisturbed_s=undisturbed_s,
+            rate_per_s=rate,
+            workers=workers,
+            policy=policy_named(policy),
+            seed=seed,
+        )
+        rented(rented_plan, outside_of(context).settings, out, kafka=kafka, redis=redis)
+        return
     total = records or int(rate * (seconds or _SECONDS))
     if not kafka and total > _MOST_EMBEDDED:
         raise UserError(
@@ -69,7 +108,7 @@ def demo(  # noqa: PLR0913 -- the options of a command
             " give a real one with --kafka"
         )
     plan = Plan(
-        name=f"demo-{datetime.now(UTC):%m%d-%H%M%S}",
+        name=name,
         records=total,
         rate_per_s=rate,
         workers=workers,

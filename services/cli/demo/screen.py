@@ -36,9 +36,11 @@ class Glance:
     alive: int
     workers: int
     lag: int  # records sent and not yet trained
+    spent_usd: float | None = None  # on rented machines
 
     def pairs(self) -> list[tuple[str, str]]:
         """Names and numbers, in the order that they are shown."""
+        spent = [] if self.spent_usd is None else [("spent", f"${self.spent_usd:.5f}")]
         return [
             ("updates", f"{self.updates:,}"),
             ("loss", _number(self.loss)),
@@ -46,6 +48,7 @@ class Glance:
             ("records/s", f"{self.records_per_s:,.0f}"),
             ("workers", f"{self.alive}/{self.workers}"),
             ("lag", f"{self.lag:,}"),
+            *spent,
         ]
 
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from common.errors import UserError
 from common.job import parse_job
+from common.theory.policy import POLICY_NAMES
 
 if TYPE_CHECKING:
     from common.job import JobSpec
@@ -114,3 +116,15 @@ class RentedPlan:
             },
         }
         return msgspec.json.encode(market).decode()
+
+
+def policy_named(name: str) -> PolicyName:
+    """The policy of this name.
+
+    Raises:
+        UserError: If there is none.
+    """
+    for known in POLICY_NAMES:
+        if name == known:
+            return known
+    raise UserError(f"--policy: must be one of {', '.join(POLICY_NAMES)}, got {name!r}")

@@ -1,0 +1,108 @@
+"""A thread that speaks with the lender, so that the one that decides never waits for him."""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+from time import time
+from typing import TYPE_CHECKING, TypeAlias
+
+from common.errors import OutsideError
+from common.provisioning import commands as do
+from common.provisioning import events
+from common.telemetry import Outage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.provisioning.events import ProvisionerEvent
+    from common.renting import Fleet, Prices
+    from common.telemetry import EventLogger
+
+Errand: TypeAlias = do.Launch | do.Release | do.LookAtMachines | do.LookAtPrices
+
+CLOSE_S = 30.0  # for the call under way
+
+
+class Desk:
+    """One job's fleet, and the prices; errands are run one after the other.
+
+    Args:
+        open_fleet: Makes the fleet, in the desk's own thread.
+        open_prices: Makes the prices, likewise.
+        tell: Hears what came of an errand; called from the desk's thread.
+        logger: Bound to the job.
+        fail: Ends the job's loop with a fault of the thread.
+    """
+
+    def __init__(
+        self,
+        open_fleet: Callable[[], Fleet],
+        open_prices: Callable[[], Prices],
+        tell: Callable[[ProvisionerEvent], object],
+        *,
+        logger: EventLogger,
+        fail: Callable[[BaseException], object],
+    ) -> None:
+        self._open_fleet = open_fleet
+        self._open_prices = open_prices
+        self._tell = tell
+        self._log = logger
+        self._fail = fail
+        self._fleet_outage = Outage(logger, "fleet")
+        self._prices_outage = Outage(logger, "prices")
+        self._errands = SimpleQueue[Errand | None]()
+        self._thread = threading.Thread(target=self._run, name="desk", daemon=True)
+        self._thread.start()
+
+    def send(self, errand: Errand) -> None:
+        """Queue an errand."""
+        self._errands.put(errand)
+
+    def close(self) -> None:
+        """Run what is queued, then let go of the fleet; its machines stay."""
+        self._errands.put(None)
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        try:
+            fleet, prices = self._open_fleet(), self._open_prices()
+            try:
+                while (errand := self._errands.get()) is not None:
+                    if isinstance(errand, do.LookAtPrices):
+                        self._look_at_prices(prices)
+                    else:
+                        self._speak(fleet, errand)
+            finally:
+                fleet.close()
+        except BaseException as fault:  # noqa: BLE001 -- raised again by the loop of the job
+            self._fail(fault)
+
+    def _look_at_prices(self, prices: Prices) -> None:
+        try:
+            found = prices.look()
+        except OutsideError as error:
+            self._prices_outage.met(error)
+            self._tell(events.PricesAway(str(error)))
+            return
+        self._prices_outage.over()
+        self._tell(events.PricesSeen(found))
+
+    def _speak(self, fleet: Fleet, errand: do.Launch | do.Release | do.LookAtMachines) -> None:
+        try:
+            match errand:
+                case do.Launch(orders):
+                    refused = fleet.launch(orders)
+                    launches = tuple(order.launch for order in orders)
+                    self._tell(events.LaunchAnswered(launches, refused))
+                case do.Release(machines, reason):
+                    self._log.info("machines_released", machines=",".join(machines), reason=reason)
+                    fleet.release(machines)
+                case do.LookAtMachines():
+                    as_of_s = time()
+                    self._tell(events.MachinesSeen(fleet.machines(), as_of_s))
+        except OutsideError as error:
+            self._fleet_outage.met(error)
+            self._tell(events.FleetAway(str(error)))
+            return
+        self._fleet_outage.over()

@@ -1,0 +1,76 @@
+"""What a job's record and the market file say, as the provisioner's settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.errors import UserError
+from common.provisioning.settings import ProvisionerSettings
+from common.theory.work import Pool
+
+if TYPE_CHECKING:
+    from common.jobs import JobRecord
+    from common.market import Market, SpotPool
+
+# How often the lender is looked at: processes are there to be watched, and cost nothing to list;
+# Amazon lets an account ask some times a second, for all its jobs together.
+_LOOK_S = {"process": 0.5, "ec2": 5.0}
+_PRICES_S = {"process": 1.0, "ec2": 60.0}
+_REVIEWED_S = {"process": 2.0, "ec2": 30.0}
+
+
+def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettings:
+    """Put together what a provisioner decides by.
+
+    Raises:
+        UserError: If the job has no provisioning.
+        ParameterError: If a number makes no sense.
+    """
+    spec = record.spec
+    asked = spec.provisioning
+    if asked is None:
+        raise UserError(f"the job {spec.name} has no `provisioning`: its workers start by hand")
+    deadline_s = spec.stop.deadline_s
+    return ProvisionerSettings(
+        job=spec.name,
+        workers=asked.workers,
+        group_size=spec.group_size,
+        batch_size=spec.batch_size,
+        submitted_s=record.submitted_s,
+        pools=pools_of(market),
+        updates=spec.stop.updates,
+        deadline_at_s=None if deadline_s is None else record.submitted_s + deadline_s,
+        on_preemption=spec.on_preemption,
+        policy=asked.policy,
+        probability=asked.probability,
+        review_s=asked.review_s,
+        look_s=_LOOK_S[market.fleet],
+        prices_s=_PRICES_S[market.fleet],
+        reviewed_s=_REVIEWED_S[market.fleet],
+        warned_s=_REVIEWED_S[market.fleet],
+    )
+
+
+def pools_of(market: Market) -> tuple[Pool, ...]:
+    """What is believed of every pool before anything was seen; prices are asked before a plan."""
+    alone = market.on_demand
+    on_demand = Pool(
+        alone.name,
+        alone.usd_per_hour,
+        start_up_s=alone.start_up_s,
+        minimum_billing_s=alone.minimum_billing_s,
+    )
+    return (on_demand, *map(_spot, market.spot))
+
+
+def _spot(pool: SpotPool) -> Pool:
+    return Pool(
+        pool.name,
+        pool.usd_per_hour if isinstance(pool.usd_per_hour, float) else 0.0,
+        pool.availability,
+        pool.cycle_s,
+        pool.speed,
+        pool.capacity,
+        pool.start_up_s,
+        pool.minimum_billing_s,
+    )

@@ -1,0 +1,112 @@
+"""What a provisioner reads of its job in Kafka: plans, updates and claims, as events."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, TypeVar
+
+from common import wire
+from common.core.spans import Partition
+from common.errors import ExpiredError, FutureFormatError, WireError
+from common.provisioning import events
+from common.provisioning.codec import decode_plan
+from common.topics import control_topic, plans_topic, updates_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.ports import Log, Tail
+
+T = TypeVar("T")
+
+READ_RECORDS = 2000
+RECENT = 50_000  # claims from before it began: rates are those of late
+CAUGHT_UP_S = 0.5  # between questions where the plans end: a request to the broker each
+
+
+class Topic:
+    """One topic of the job, from a position on; what does not parse is None."""
+
+    def __init__(self, log: Log, topic: str, recent: int | None = None) -> None:
+        self._log = log
+        self.partition = Partition(topic, 0)
+        bounds = log.bounds(self.partition)
+        start = bounds.start if recent is None else max(bounds.start, bounds.end - recent)
+        self._tail: Tail = log.tail(self.partition, start)
+
+    def read(self, decode: Callable[[bytes], T], wait_s: float) -> tuple[tuple[int, T | None], ...]:
+        """Read what is new.
+
+        Raises:
+            UnavailableError: If Kafka is away.
+            FutureFormatError: If a newer program wrote a record.
+        """
+        try:
+            records = self._tail.read(READ_RECORDS, wait_s)
+        except ExpiredError:  # only newer ones are kept (the embedded Kafka): go on with those
+            self._tail.close()
+            self._tail = self._log.tail(self.partition, self._log.bounds(self.partition).start)
+            return ()
+        return tuple((record.offset, _decoded(decode, record.value)) for record in records)
+
+    def at_end(self) -> bool:
+        """Whether there was nothing more to read just now."""
+        return self._tail.position() >= self._log.bounds(self.partition).end
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._tail.close()
+
+
+class JobTopics:
+    """The three topics of one job.
+
+    Args:
+        log: Where they are; the plans topic is made if it is not there.
+        job: The job's name.
+
+    Raises:
+        UnavailableError: If Kafka is away.
+    """
+
+    def __init__(self, log: Log, job: str) -> None:
+        log.create_topic(plans_topic(job), 1, kept_forever=True)
+        self._plans = Topic(log, plans_topic(job))
+        self._updates = Topic(log, updates_topic(job))
+        self._claims = Topic(log, control_topic(job), RECENT)
+        self._asked_at = 0.0
+
+    def read(self, wait_s: float) -> Iterator[events.ProvisionerEvent]:
+        """What is new; waits up to `wait_s` for plans.
+
+        Raises:
+            UnavailableError: If Kafka is away.
+            FutureFormatError: If a newer program wrote a record.
+        """
+        plans = self._plans.read(decode_plan, wait_s)
+        caught_up = False
+        if not plans and monotonic() >= self._asked_at + CAUGHT_UP_S:
+            self._asked_at = monotonic()
+            caught_up = self._plans.at_end()
+        if plans or caught_up:
+            yield events.PlansRead(plans, caught_up)
+        updates = self._updates.read(wire.decode_audit, 0.0)
+        if updates:
+            yield events.UpdatesRead(updates)
+        claims = self._claims.read(wire.decode_claim, 0.0)
+        if claims:
+            yield events.ClaimsRead(tuple(claim for _, claim in claims))
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        for topic in (self._plans, self._updates, self._claims):
+            topic.close()
+
+
+def _decoded(decode: Callable[[bytes], T], value: bytes | None) -> T | None:
+    try:
+        return None if value is None else decode(value)
+    except FutureFormatError:
+        raise
+    except WireError:
+        return None
