@@ -65,7 +65,8 @@ def settings(
     given = {"DOLL_KAFKA": kafka, "DOLL_REDIS": redis, "DOLL_BLOBS": blobs}
     chosen = {name: value for name, value in given.items() if value}
     # Until here the context holds how to connect: `main` says with adapters, tests with fakes.
-    context.obj = context.obj(read_settings({**os.environ, **chosen}))
+    files = {f"{name}_FILE": "" for name in chosen}  # of the environment too: not both are given
+    context.obj = context.obj(read_settings({**os.environ, **files, **chosen}))
 
 
 app.command()(demo)
