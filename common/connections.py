@@ -6,6 +6,10 @@ load, no process needs all of them, and a command line that is wrong needs none.
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +18,16 @@ from urllib.parse import unquote, urlsplit
 
 from common.errors import UserError
 from common.outside import Outside
+from common.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
     from common.config import Settings
+    from common.market import Market
     from common.ports import Blobs, Board, Log, Notices
+    from common.renting import Fleet, Prices
+
+# A worker waits for its gradients for DOLL_LEAVE_S, and then says goodbye.
+_MORE_LEAVE_S = 10.0
 
 
 def connect(settings: Settings) -> Outside:
@@ -55,10 +65,22 @@ def open_log(settings: Settings, client_id: str = "doll") -> Log:
 
 
 def open_board(settings: Settings, job: str) -> Board:
-    """Open a job's notice board in Redis; the server is not asked before the first call."""
+    """Open a job's notice board in Redis; the server is not asked before the first call.
+
+    Raises:
+        UserError: If the settings name a file that cannot be used.
+    """
+    from common.adapters.redis_access import RedisAccess  # noqa: PLC0415 -- see above
     from common.adapters.redis_board import RedisBoard  # noqa: PLC0415 -- see above
 
-    return RedisBoard(settings.redis, job)
+    access = RedisAccess(
+        username=settings.redis_username,
+        password=settings.redis_password,
+        ca=settings.redis_ca,
+        cert=settings.redis_cert,
+        key=settings.redis_key,
+    )
+    return RedisBoard(settings.redis, job, access=access)
 
 
 def open_blobs(settings: Settings) -> Blobs:
@@ -90,3 +112,88 @@ def open_notices(settings: Settings) -> Notices | None:
     from common.adapters.ec2_notice import Ec2Notices  # noqa: PLC0415 -- see above
 
     return Ec2Notices(settings.metadata_endpoint)
+
+
+def open_fleet(settings: Settings, market: Market, job: str) -> Fleet:
+    """Open the machines that a job rents.
+
+    Args:
+        settings: They name the market file; machines that are processes get the same settings.
+        market: What that file holds.
+        job: Its name.
+
+    Raises:
+        UserError: If a recorded series that the market names makes no sense.
+        UnavailableError: If the directory of processes cannot be used.
+    """
+    if market.fleet == "ec2" and market.ec2 is not None:
+        from common.adapters.ec2_fleet import Ec2Fleet  # noqa: PLC0415 -- see above
+
+        return Ec2Fleet(market, market.ec2, job)
+    from common.adapters.process_fleet import ProcessFleet  # noqa: PLC0415 -- see above
+    from common.adapters.process_market import weather_of  # noqa: PLC0415 -- see above
+    from common.embedded.services import start_machine  # noqa: PLC0415 -- see above
+
+    directory = _fleet_directory(settings)
+    return ProcessFleet(
+        market,
+        job,
+        directory,
+        weather_of(market.process, Path(settings.market).parent),
+        partial(start_machine, job, settings, directory / job),
+        settings.leave_s + _MORE_LEAVE_S,
+        time.time,
+    )
+
+
+def open_prices(settings: Settings, market: Market) -> Prices:
+    """Open what machines cost, all pools of a market together.
+
+    Args:
+        settings: They name the market file.
+        market: What that file holds.
+
+    Raises:
+        UserError: If a recorded series makes no sense, or the market file is no longer there.
+    """
+    from common.adapters.trace_prices import (  # noqa: PLC0415 -- see above
+        FixedPrices,
+        PricesTogether,
+        TracePrices,
+    )
+
+    asked = {pool.name: pool.usd_per_hour for pool in market.spot}
+    fixed = {name: usd for name, usd in asked.items() if isinstance(usd, float)}
+    fixed[market.on_demand.name] = market.on_demand.usd_per_hour
+    replayed = {name: usd for name, usd in asked.items() if isinstance(usd, TraceSpec)}
+    history = {pool.name: pool for pool in market.spot if pool.usd_per_hour == "history"}
+    sources: list[Prices] = [FixedPrices(fixed)]
+    if replayed:
+        path = Path(settings.market)
+        origin_s = market.replayed_from_s
+        if origin_s is None:
+            origin_s = _changed_s(path)
+        sources.append(TracePrices(replayed, path.parent, origin_s, time.time))
+    if history and market.ec2 is not None:
+        from common.adapters.ec2_prices import Ec2Prices  # noqa: PLC0415 -- see above
+
+        sources.append(Ec2Prices(market.ec2, history))
+    return PricesTogether(sources)
+
+
+def _fleet_directory(settings: Settings) -> Path:
+    """Where processes that are machines keep records and logs.
+
+    A name of a job is its own on one Kafka only, so that each has a directory.
+    """
+    if settings.fleet_directory:
+        return Path(settings.fleet_directory).resolve()
+    kafka = hashlib.sha256(settings.kafka.encode()).hexdigest()[:12]
+    return Path(tempfile.gettempdir()).resolve() / f"doll-fleet-{os.getuid()}-{kafka}"
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError as error:
+        raise UserError(f"DOLL_MARKET: {path}: {error}") from error

@@ -8,6 +8,8 @@ prices. The first pool is on-demand, the others may be preempted.
     spot:
       - {name: spot, usd_per_hour: {file: prices.csv.gz, speed: 60, start_s: 0}, availability: 0.9}
     process: {availability: 0.9, cycle_s: 60}
+
+Files that it names are relative to it.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ Seconds = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+# It becomes a tag of machines, a key of records and a label of metrics.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 
 
 class Part(BaseModel):
@@ -40,7 +44,7 @@ class Part(BaseModel):
 class OnDemandPool(Part):
     """Machines that are never preempted."""
 
-    name: str = "on-demand"
+    name: Name = "on-demand"
     usd_per_hour: Positive
     start_up_s: Seconds = 0.0
     minimum_billing_s: Seconds = 0.0
@@ -50,7 +54,7 @@ class OnDemandPool(Part):
 class SpotPool(Part):
     """Machines of one kind that may be preempted; several types or zones may be one pool."""
 
-    name: str = "spot"
+    name: Name = "spot"
     # A number, a recorded series that is replayed, or what EC2 says of now.
     usd_per_hour: Positive | TraceSpec | Literal["history"]
     availability: Annotated[float, Field(gt=0, lt=1)] = 0.9  # believed before anything was seen
@@ -60,7 +64,9 @@ class SpotPool(Part):
     start_up_s: Seconds = 0.0
     minimum_billing_s: Seconds = 0.0
     instance_types: tuple[str, ...] = ()
-    zones: tuple[str, ...] = ()  # EC2: availability zones that prices are asked of; empty: all
+    # EC2: availability zones that prices are asked of, empty: all; and where machines are asked for
+    # unless subnets say where.
+    zones: tuple[str, ...] = ()
 
 
 class ProcessLender(Part):
@@ -90,6 +96,9 @@ class Market(Part):
     spot: tuple[SpotPool, ...] = ()
     process: ProcessLender = ProcessLender()
     ec2: Ec2Lender | None = None
+    # Since 1970: when the replay of recorded prices began, so that all who replay them see the same
+    # price at the same time. None: when the market file was last changed.
+    replayed_from_s: Seconds | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Market:
@@ -99,9 +108,12 @@ class Market(Part):
                 raise ValueError(f"two pools are called {name!r}")
         if self.fleet == "ec2" and self.ec2 is None:
             raise ValueError("ec2: must be given where the fleet is ec2")
-        asks = [pool.name for pool in self.spot if pool.usd_per_hour == "history"]
-        if asks and self.ec2 is None:
-            raise ValueError(f"ec2: must be given, since the price of {asks[0]!r} is asked there")
+        for pool in self.spot:
+            if pool.usd_per_hour == "history" and self.ec2 is None:
+                raise ValueError(f"ec2: must be given, since the price of {pool.name!r} is history")
+            if pool.usd_per_hour == "history" and not pool.instance_types:
+                problem = "of which machines is the price asked? Name its instance_types"
+                raise ValueError(f"{pool.name!r}: {problem}")
         return self
 
 

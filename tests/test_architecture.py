@@ -48,7 +48,7 @@ HOMES = {  # a client library has one home
     "fastapi": ("services/admin/",),
     "uvicorn": ("services/admin/",),
     "sse_starlette": ("services/admin/",),
-    "psutil": ("common/adapters/process_fleet.py",),
+    "psutil": ("common/adapters/process_table.py",),
     "httpx": ("services/cli/",),
     "plotly": ("services/admin/",),
     "prometheus_client": ("common/metrics.py",),

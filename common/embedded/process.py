@@ -41,10 +41,24 @@ class Child:
 
     The kernel ties its life to the *thread* that made it, so make it in one that stays, such as the
     main thread. Elsewhere than on Linux it may survive a parent that was killed.
+
+    Args:
+        command: The program and its arguments.
+        log: Where what it says is added.
+        environment: All of its variables; None: ours.
+        stays: It may survive us after all; then it does not matter which thread makes it.
+
+    Raises:
+        OSError: If there cannot be such a process.
     """
 
     def __init__(
-        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        stays: bool = False,
     ) -> None:
         self._name = command[0]
         self._log = log
@@ -56,7 +70,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,  # Ctrl-C is for us; we stop it in our order
-                preexec_fn=_die_with_parent(),  # noqa: PLW1509 -- it takes no lock
+                preexec_fn=None if stays else _die_with_parent(),  # noqa: PLW1509 -- it takes no lock
             )
 
     @property
@@ -107,6 +121,11 @@ class Child:
         """End it at once, as a crash would."""
         self._process.kill()  # does nothing to one that has been waited for
         self._process.wait()
+
+    def let_go(self) -> None:
+        """Leave one that stays to itself: nobody asks for its exit code any more."""
+        if self.running():
+            self._process.returncode = 0  # else Popen complains that it still runs
 
     def last_words(self) -> str:
         """The end of its log."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from common.embedded.process import Child
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from common.config import Settings
 
@@ -76,6 +76,26 @@ class Service:
 
     def _started(self) -> Child:
         return Child(self._command, self.log, environment=self._environment)
+
+
+def start_machine(
+    job: str, settings: Settings, logs: Path, worker: str, environment: Mapping[str, str]
+) -> Child:
+    """Start a worker as if on a machine of its own, which survives this process.
+
+    Args:
+        job: The only one that it works for.
+        settings: What it takes from its environment.
+        logs: An existing folder; what it says goes to `<worker>.log`.
+        worker: Its name.
+        environment: Variables that the settings do not say.
+
+    Raises:
+        OSError: If there cannot be another process.
+    """
+    command = (sys.executable, "-m", "services.worker", "--job", job, "--name", worker)
+    variables = {**environment_of(settings), **environment}
+    return Child(command, logs / f"{worker}.log", variables, stays=True)
 
 
 def stop_all(services: Sequence[Service]) -> None:
