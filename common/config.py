@@ -34,6 +34,9 @@
 | DOLL_API_BODY_BYTES       | largest body of a request                           | 1048576        |
 | DOLL_API_STREAMS          | event streams open at once                          | 200            |
 | DOLL_API_SIMULATE_S       | longest time of one simulation                      | 20             |
+| DOLL_API_TRACES           | folder of the traces that simulations may name      | none           |
+| DOLL_API                  | URL of an admin service, for the command line       | none           |
+| DOLL_API_KEY              | the key that the command line shows it              | none           |
 | DOLL_METRICS_PORT         | where the coordinator serves its metrics; 0: not    | 0              |
 | DOLL_METRICS_HOST         | the address that it does so on                      | 127.0.0.1      |
 | DOLL_LOG_FORMAT           | `text` or `json`                                    | text           |
@@ -126,6 +129,9 @@ class Settings(BaseModel):
     api_body_bytes: int = Field(default=1 << 20, ge=1024)
     api_streams: int = Field(default=200, ge=1)
     api_simulate_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)
+    api_traces: str = ""
+    api: str = ""
+    api_key: str = Field(default="", repr=False)
     metrics_port: int = Field(default=0, ge=0, le=65535)
     metrics_host: str = "127.0.0.1"
     log_format: Literal["text", "json"] = "text"
@@ -149,6 +155,13 @@ class Settings(BaseModel):
         if value and not _BLOBS.fullmatch(value):
             raise ValueError(f"must be file:///directory or s3://bucket/prefix{_got(value)}")
         return value
+
+    @field_validator("api")
+    @classmethod
+    def _legal_api(cls, value: str) -> str:
+        if value and not _API.fullmatch(value):
+            raise ValueError(f"must be http://host:port or https://host:port{_got(value)}")
+        return value.rstrip("/")
 
     @field_validator("s3_endpoint")
     @classmethod
