@@ -79,6 +79,7 @@ _FILES_OF_THE_CLIENT = re.compile(
 )
 _EMBEDDED = "embedded:"
 _BLOBS = re.compile(r"file:///.*|s3://[^/@]+(/.*)?")
+_API = re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?")
 _ENDPOINT = re.compile(r"http://([\w-]{1,63}(\.[\w-]{1,63})*|\[[\da-fA-F:.]+\])(:\d+)?/?", re.ASCII)
 
 
