@@ -167,6 +167,16 @@ def parse_job(text: str, allowed_tasks: Collection[str] = ()) -> JobSpec:
         UserError: In one line, with the field's path, what was found and what is allowed.
     """
     spec = job_from_json(as_json(load_text(text)))
+    check_task(spec, allowed_tasks)
+    return spec
+
+
+def check_task(spec: JobSpec, allowed_tasks: Collection[str]) -> None:
+    """Refuse a task that is neither built in nor allowed.
+
+    Raises:
+        UserError: Naming it and what is allowed.
+    """
     entrypoint = spec.task.entrypoint
     if entrypoint and entrypoint not in allowed_tasks:
         raise UserError(
@@ -174,7 +184,6 @@ def parse_job(text: str, allowed_tasks: Collection[str] = ()) -> JobSpec:
             f" ({', '.join(sorted(allowed_tasks)) or 'which is empty'}); add it to DOLL_TASKS here"
             " and on the workers"
         )
-    return spec
 
 
 def job_from_json(text: str | bytes) -> JobSpec:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
+from fastapi import FastAPI  # noqa: TC002 -- the signature is read when run
 
 from common.config import read_settings
 from common.connections import connect
 from common.outside import Outside  # noqa: TC001 -- the signature is read when run
-from services.admin import health, problems
+from services.admin import docs, health, jobs, problems
+from services.admin.access import VIEWER
 from services.admin.gate import Gate
+from services.admin.observing import Observed
 from services.admin.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-ROUTERS = (health.router,)
+ROUTERS = (jobs.router, docs.router)  # behind a viewer's key at least
 
 
 def create_app(outside: Outside | None = None) -> FastAPI:
@@ -31,8 +34,10 @@ def create_app(outside: Outside | None = None) -> FastAPI:
         UserError: If the environment makes no sense.
     """
     service = Service(outside or connect(read_settings(os.environ)))
-    app = FastAPI(
+    app = docs.Api(
         title="DOLL",
+        version=version("doll"),
+        summary="Train models on live Kafka streams, on machines that may vanish at any moment.",
         lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
@@ -40,9 +45,11 @@ def create_app(outside: Outside | None = None) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
+    app.include_router(health.router)
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, dependencies=[VIEWER])
     app.add_middleware(Gate, service=service)
+    app.add_middleware(Observed, metrics=service.metrics)  # outermost
     return app
 
 

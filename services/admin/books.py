@@ -63,6 +63,11 @@ class Books:
         self.keys = Keys(())
         self.fault: Exception | None = None
 
+    @property
+    def unread(self) -> str:
+        """Why the last fold is not the newest; empty: it is."""
+        return self._away or ("" if self._read else "jobs and keys are still being read")
+
     def start(self) -> None:
         """Begin to follow, unless that has begun or ended."""
         with self._lock:
@@ -90,7 +95,7 @@ class Books:
         until = monotonic() + READY_S
         while not self._read:
             if self._away or self._ending or monotonic() > until:
-                raise UnavailableError(self._away or "jobs and keys are still being read")
+                raise UnavailableError(self.unread)
             await asyncio.sleep(LOOK_S)
 
     async def write(self, act: Callable[[JobBook], T]) -> T:
@@ -174,7 +179,7 @@ class Books:
 
     def _book(self) -> JobBook:
         if self._opened is None or not self._read:
-            raise UnavailableError(self._away or "jobs are still being read")
+            raise UnavailableError(self.unread)
         return self._opened[0]
 
     def _end(self) -> None:

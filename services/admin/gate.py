@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 
 from common.errors import UnavailableError
 from services.admin import access
-from services.admin.limits import Buckets, Streams, bounded, too_large
+from services.admin.limits import Buckets, bounded, too_large
 from services.admin.problems import problem, problem_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Gate:
         self._service = service
         self._body_bytes = service.settings.api_body_bytes
         self._buckets = Buckets(service.settings.api_requests_per_s)
-        self.streams = Streams(service.settings.api_streams)
+        self._streams = service.streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI wants it."""
@@ -49,11 +49,11 @@ class Gate:
             await refusal(scope, receive, send)
         elif not scope["path"].endswith(_EVENTS):
             await self._app(scope, receive, send)
-        elif self.streams.begin():
+        elif self._streams.begin():
             try:
                 await self._app(scope, receive, send)
             finally:
-                self.streams.end()
+                self._streams.end()
         else:
             await self._too_many(scope["path"], "streams of events are open", 60)(
                 scope, receive, send

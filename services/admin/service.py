@@ -7,7 +7,11 @@ from time import time
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from common.errors import NotFoundError
+from common.metrics import ApiMetrics
 from services.admin.books import Books
+from services.admin.checks import Checks, Servers
+from services.admin.limits import Streams
+from services.admin.told import Heads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,9 +39,14 @@ class Service:
         self.outside = outside
         self.clock = clock
         self.ending = threading.Event()  # set when streams of events should come to their end
+        self.heads = Heads()
+        self.streams = Streams(outside.settings.api_streams)
+        self.metrics = ApiMetrics(lambda: self.streams.open)
         self._lock = threading.Lock()
         self._log: Log | None = None
         self._books = Books(self.log, clock)
+        self._servers = Servers(outside, self.log, lambda: self._books.unread)
+        self.checks = Checks(self._servers.asked())
 
     @property
     def settings(self) -> Settings:
@@ -105,6 +114,8 @@ class Service:
     def close(self) -> None:
         """Let go of everything that was opened."""
         self.ending.set()
+        self.checks.close()
+        self._servers.close()
         self._books.close()
 
 

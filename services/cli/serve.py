@@ -1,4 +1,4 @@
-"""`doll worker` and `doll coordinator`: the services, with the settings of the command line."""
+"""`doll worker`, `doll coordinator`, `doll admin`: services, with the command line's settings."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def worker(context: typer.Context) -> None:
 def coordinator(context: typer.Context) -> None:
     """Run one coordinator in this process: see `doll coordinator --help`."""
     _become("coordinator", context)
+
+
+def admin(context: typer.Context) -> None:
+    """Run one admin service in this process, the API and its page: see `doll admin --help`."""
+    _become("admin", context)
 
 
 def _become(service: str, context: typer.Context) -> NoReturn:

@@ -1,0 +1,136 @@
+"""Whether the servers behind this one answer: asked in the background, seldom, and not for long."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from common import topics
+from common.core.spans import Partition
+from common.errors import DollError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from common.outside import Outside
+    from common.ports import Blobs, Board, Log
+
+FRESH_S = 3.0  # an answer counts for so long
+PATIENCE_S = 3.0  # a server that takes longer is not well
+_NOBODY = "readyz"  # what is looked for, and is not there
+
+
+class Check(BaseModel):
+    """One server."""
+
+    model_config = ConfigDict(frozen=True)
+
+    ok: bool
+    reason: str = Field(default="", description="Why not; or what there is to say though it is.")
+
+
+class Checks:
+    """Asks each server in a thread of its own; one that hangs is not asked again meanwhile.
+
+    Args:
+        ask: By server: raises DollError where it is not well, returns what there is to say.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self, ask: Mapping[str, Callable[[], str]], clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._threads: ThreadPoolExecutor | None = None
+        self._asked = dict[str, asyncio.Future[Check]]()
+        self._found = dict[str, Check]()
+        self._found_at = -FRESH_S
+        self._looking: asyncio.Task[dict[str, Check]] | None = None
+
+    async def look(self) -> dict[str, Check]:
+        """How each server is, as of a few seconds ago at most."""
+        if self._found and self._clock() - self._found_at < FRESH_S:
+            return self._found
+        if self._looking is None or self._looking.done():  # one look for all who wait for it
+            self._looking = asyncio.create_task(self._look())
+        return await asyncio.shield(self._looking)
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _look(self) -> dict[str, Check]:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(len(self._ask), "checks")
+        loop = asyncio.get_running_loop()
+        for name, ask in self._ask.items():
+            if name not in self._asked or self._asked[name].done():
+                self._asked[name] = loop.run_in_executor(self._threads, _checked, ask)
+        await asyncio.wait(self._asked.values(), timeout=PATIENCE_S)
+        self._found = {
+            name: asked.result() if asked.done() else _SLOW for name, asked in self._asked.items()
+        }
+        self._found_at = self._clock()
+        return self._found
+
+
+_SLOW = Check(ok=False, reason=f"did not answer within {PATIENCE_S:g} s")
+
+
+def _checked(ask: Callable[[], str]) -> Check:
+    try:
+        return Check(ok=True, reason=ask())
+    except DollError as error:
+        return Check(ok=False, reason=" ".join(str(error).split()))
+
+
+class Servers:
+    """How each server is asked whether it is well; opens it when first asked.
+
+    Args:
+        outside: Settings and how to open what they name.
+        log: Kafka, shared with all else.
+        unread: Why jobs and keys are not known; empty: they are.
+    """
+
+    def __init__(self, outside: Outside, log: Callable[[], Log], unread: Callable[[], str]) -> None:
+        self._outside = outside
+        self._log = log
+        self._unread = unread
+        self._board: Board | None = None
+        self._blobs: Blobs | None = None
+
+    def asked(self) -> dict[str, Callable[[], str]]:
+        """For `Checks`."""
+        return {"kafka": self._kafka, "redis": self._redis, "storage": self._storage}
+
+    def close(self) -> None:
+        """Let go of what was opened here."""
+        if self._board is not None:
+            self._board.close()
+
+    def _kafka(self) -> str:
+        self._log().bounds(Partition(topics.JOBS, 0))
+        if reason := self._unread():
+            raise UnavailableError(reason)
+        return ""
+
+    def _redis(self) -> str:
+        if self._board is None:
+            self._board = self._outside.open_board(_NOBODY)
+        self._board.get_standing()
+        return ""
+
+    def _storage(self) -> str:
+        if not self._outside.settings.blobs:
+            return "none is named: jobs run without checkpoints"
+        if self._blobs is None:
+            self._blobs = self._outside.open_blobs()
+        self._blobs.get(_NOBODY)
+        return ""

@@ -1,0 +1,238 @@
+"""`/v1/jobs`: create, list, show, change and delete jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final, cast
+
+from fastapi import APIRouter, Body, Header, Query, Request
+from pydantic import ConfigDict, Field, with_config
+from starlette.responses import Response
+from typing_extensions import TypedDict  # pydantic asks for this one before Python 3.12
+
+from common.core.events import Wanted  # noqa: TC001 -- FastAPI reads it when run
+from common.errors import ConflictError, UserError
+from common.job import JobSpec, check_task
+from common.job_changes import CHANGEABLE, changed_spec
+from common.keys import fingerprint
+from services.admin.access import OPERATOR, VIEWER, Operator
+from services.admin.answers import JobAnswer, JobList, JobSummary
+from services.admin.bodies import strictly
+from services.admin.examples import JOB
+from services.admin.parameters import JobName, Limit  # noqa: TC001 -- FastAPI reads them when run
+from services.admin.problems import documented
+from services.admin.service import service_of
+from services.admin.told import told_job
+
+if TYPE_CHECKING:
+    from common.job_changes import Value
+    from common.jobs import JobBook, JobRecord
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+_MOST: Final = 2**31 - 1  # of what counts records and batches
+_LONGEST_DEADLINE_S: Final = 10 * 365 * 86_400.0
+
+
+@with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
+class JobPatch(TypedDict, total=False):
+    """What to change of a job; what is left out stays as it is."""
+
+    wanted: Annotated[
+        Wanted, Field(description="A stopped job goes on where it was.", examples=["paused"])
+    ]
+    reason: Annotated[str, Field(max_length=500, description="Why.", examples=["prices are high"])]
+    deadline_s: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=_LONGEST_DEADLINE_S,
+            description="Seconds from when the job was submitted; null: it has none.",
+            examples=[6720.0],
+        ),
+    ]
+    group_size: Annotated[
+        int, Field(ge=1, le=_MOST, description="K, batches per update.", examples=[20])
+    ]
+    batch_size: Annotated[
+        int, Field(ge=1, le=_MOST, description="b, records per batch.", examples=[256])
+    ]
+    learning_rate: Annotated[float, Field(gt=0, le=1e6, examples=[0.001])]
+    revision: Annotated[
+        int,
+        Field(
+            ge=0, le=_MOST, description="Refuse (409) unless the job is at this one.", examples=[0]
+        ),
+    ]
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=JobAnswer,
+    responses={
+        **documented(409, 502),
+        201: {"headers": {"Location": {"schema": {"type": "string"}}}},
+    },
+    dependencies=[OPERATOR],
+)
+async def create(
+    request: Request,
+    caller: Operator,
+    spec: Annotated[JobSpec, strictly(JobSpec), Body(openapi_examples={"digits": JOB})],
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1,
+            max_length=200,
+            description="The same key with the same job answers the same job again, whoever of us"
+            " is asked; with another job it is refused (422). Keys of one API key.",
+            examples=["3f1c2b9e-6a55-4a63-9d3e-0f7a2b1c4d5e"],
+        ),
+    ] = None,
+) -> Response:
+    """Submit a job; coordinators take it up from there."""
+    service = service_of(request)
+    check_task(spec, service.settings.tasks)
+    asked = "" if idempotency_key is None else _fingerprint(caller.name, idempotency_key, spec)
+    record = await service.write(lambda book: _submit(book, spec, asked))
+    location = {"Location": f"/v1/jobs/{spec.name}"}
+    return Response(told_job(service, record), 201, location, media_type="application/json")
+
+
+@router.get("", responses=documented(), dependencies=[VIEWER])
+async def list_jobs(
+    request: Request,
+    wanted: Annotated[Wanted | None, Query(description="Only those.", examples=["running"])] = None,
+    limit: Limit = 100,
+    after: Annotated[
+        str, Query(max_length=100, description="Only names after this one.", examples=["digits"])
+    ] = "",
+) -> JobList:
+    """List jobs by name."""
+    jobs = service_of(request).jobs
+    names = sorted(
+        name for name, record in jobs.items() if name > after and wanted in (None, record.wanted)
+    )
+    told = tuple(_summary(name, jobs[name]) for name in names[:limit])
+    return JobList(jobs=told, next=names[limit - 1] if len(names) > limit else None)
+
+
+@router.get("/{job}", response_model=JobAnswer, responses=documented(404), dependencies=[VIEWER])
+async def show(request: Request, job: JobName) -> Response:
+    """Show a job and how far it is."""
+    service = service_of(request)
+    return Response(told_job(service, service.job(job)), media_type="application/json")
+
+
+@router.patch(
+    "/{job}",
+    response_model=JobAnswer,
+    responses=documented(404, 409, 502),
+    dependencies=[OPERATOR],
+)
+async def change(
+    request: Request,
+    caller: Operator,
+    job: JobName,
+    patch: Annotated[JobPatch, strictly(JobPatch), Body()],
+) -> Response:
+    """Pause, resume or stop a job, or change its settings: at the next boundary of an update."""
+    service = service_of(request)
+    reason = patch.get("reason", "") or f"by the API key {caller.name}"
+    record = await service.write(lambda book: _change(book, job, patch, reason))
+    return Response(told_job(service, record), media_type="application/json")
+
+
+@router.delete(
+    "/{job}", status_code=204, responses=documented(404, 409, 502), dependencies=[OPERATOR]
+)
+async def delete(request: Request, job: JobName) -> Response:
+    """Take a stopped job out of the list; its history and its checkpoints stay."""
+    await service_of(request).write(lambda book: book.delete(job))
+    return Response(status_code=204)
+
+
+def _fingerprint(caller: str, key: str, spec: JobSpec) -> str:
+    """What recognises a request that comes twice: who asked under which key, and for what."""
+    return f"{fingerprint(f'{caller} {key}')}:{fingerprint(spec.model_dump_json())}"
+
+
+def _submit(book: JobBook, spec: JobSpec, asked: str) -> JobRecord:
+    """Submit a job, unless this very request has done so.
+
+    Raises:
+        ConflictError: If the name is taken.
+        UserError: If a stream does not exist, or the idempotency key stands for another job.
+        UnavailableError: If Kafka is away for long.
+    """
+    before = _made_by(book, asked)
+    if before is not None:
+        return before
+    try:
+        return book.submit(spec, request=asked)
+    except ConflictError:
+        meanwhile = _made_by(book, asked)  # by another replica, for the same client
+        if meanwhile is None:
+            raise
+        return meanwhile
+
+
+def _made_by(book: JobBook, asked: str) -> JobRecord | None:
+    """The job that a request made, None if it made none yet.
+
+    Raises:
+        UserError: If its key stands for another job.
+        UnavailableError: If Kafka is away for long.
+    """
+    if not asked:
+        return None
+    key = asked.partition(":")[0]
+    for name, record in book.read().items():
+        if record.request.partition(":")[0] == key:
+            if record.request == asked:
+                return record
+            raise UserError(
+                f'Idempotency-Key: it has made the job "{name}" from another body; a new job needs'
+                " a new key"
+            )
+    return None
+
+
+def _change(book: JobBook, job: str, patch: JobPatch, reason: str) -> JobRecord:
+    """Change settings first, then what is wanted; what cannot be done whole is not begun.
+
+    Raises:
+        NotFoundError: If there is no such job.
+        UserError: Naming the field that cannot be changed so.
+        ConflictError: If the job is at another revision, or somebody else wrote it meanwhile.
+        UnavailableError: If Kafka is away for long.
+    """
+    record = book.get(job)
+    if patch.get("revision", record.revision) != record.revision:
+        raise ConflictError(
+            f'the job "{job}" is at revision {record.revision}, not {patch["revision"]}: look at it'
+            " again"
+        )
+    given = {name: value for name, value in patch.items() if name in CHANGEABLE}
+    changed = cast("dict[str, Value]", given)
+    if changed:
+        changed_spec(record.spec, changed)
+        record = book.change(job, changed, reason)
+    if "wanted" in patch and patch["wanted"] != record.wanted:
+        record = book.want(job, patch["wanted"], reason)
+    return record
+
+
+def _summary(name: str, record: JobRecord) -> JobSummary:
+    spec = record.spec
+    return JobSummary(
+        id=name,
+        wanted=record.wanted,
+        reason=record.reason,
+        submitted_s=record.submitted_s,
+        streams=spec.streams,
+        task=spec.task.name or spec.task.entrypoint or "",
+        batch_size=spec.batch_size,
+        group_size=spec.group_size,
+        provisioned=spec.provisioning is not None,
+    )
