@@ -42,6 +42,7 @@ class LogRecord(NamedTuple):
     offset: int
     key: bytes | None
     value: bytes | None  # None is a tombstone
+    timestamp_s: float = 0.0  # Kafka's, since 1970; 0: nobody knows
 
 
 @dataclass(frozen=True, slots=True)

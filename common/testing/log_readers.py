@@ -89,7 +89,7 @@ class MemoryTail:
             run = stored.read(self._position, max_records)
             if run:
                 self._position = run[-1].offset + 1
-            return [LogRecord(each.offset, each.key, each.value) for each in run]
+            return [LogRecord(each.offset, each.key, each.value, each.arrival_s) for each in run]
 
     def position(self) -> int:
         """See the port."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,15 @@ def test_a_tail_begins_at_its_position(rig: Rig, fresh: str, position: int) -> N
         assert [record.offset for record in records] == list(range(position, 100))
         assert [record.value for record in records] == [b"%d" % i for i in range(position, 100)]
         assert tail.position() == 100
+
+
+def test_a_tail_tells_when_a_record_was_written(rig: Rig, fresh: str) -> None:
+    before_s = time.time()
+    partition = filled(rig, fresh, 3)
+    with closing(rig.log.tail(partition, 0)) as tail:
+        written_s = [record.timestamp_s for record in next_records(tail, 3)]
+    assert written_s == sorted(written_s)
+    assert before_s - 1 <= written_s[0] <= written_s[-1] <= time.time() + 1
 
 
 def test_a_tail_never_gives_more_than_it_was_asked_for(rig: Rig, fresh: str) -> None:

@@ -9,9 +9,11 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from common.adapters.kafka_log.client import (
     OUT_OF_RANGE,
     Complaints,
+    arrival_s,
     as_ours,
     cause_of,
     consume,
+    made,
 )
 from common.adapters.kafka_log.settings import reader_properties
 from common.errors import ExpiredError, TruncatedError
@@ -33,7 +35,7 @@ class KafkaTail:
         self._fell_out = False  # the client has stopped reading: the position is out of range
         self._complaints = Complaints()
         properties = reader_properties(settings) | {"error_cb": self._complaints}
-        self._client = Consumer(properties)
+        self._client = made(Consumer, properties)
         self._client.assign([TopicPartition(*partition, position)])
 
     def read(self, max_records: int, timeout_s: float) -> list[LogRecord]:
@@ -70,7 +72,10 @@ class KafkaTail:
         for message in messages:
             error = message.error()
             if error is None:
-                records.append(LogRecord(message.offset(), message.key(), message.value()))
+                written_s = max(arrival_s(message), 0.0)  # the client says -1 ms where it has none
+                records.append(
+                    LogRecord(message.offset(), message.key(), message.value(), written_s)
+                )
             elif error.code() in OUT_OF_RANGE:
                 self._fell_out = True
             elif not records:
