@@ -30,6 +30,51 @@ class Mutant(NamedTuple):
 CORE, SIMULATION = "common/core/", "common/simulation/faults/"
 
 MUTANTS = (
+    # --- changes of the job -------------------------------------------------------------------
+    Mutant(
+        "a round in flight keeps its K and its learning rate",
+        100,
+        (
+            Edit(
+                CORE + "leader.py",
+                "if self._changed is not None and self._round is None and not self._finishing:",
+                "if self._changed is not None and not self._finishing:",
+            ),
+        ),
+    ),
+    Mutant(
+        "a new leader takes its steps at the job's learning rate, not at the first one",
+        100,
+        (
+            Edit(
+                CORE + "coordinator.py",
+                "            yield do.SetLearningRate(self._settings.learning_rate)",
+                "            pass",
+            ),
+        ),
+    ),
+    Mutant(
+        "a batch that holds the new b already closes",
+        400,
+        (
+            Edit(
+                CORE + "batching.py",
+                "return self._close() if self._samples >= batch_size else None",
+                "return None",
+            ),
+        ),
+    ),
+    Mutant(
+        "a worker's bound follows K",
+        500,
+        (
+            Edit(
+                CORE + "worker.py",
+                "replace(self._settings, batch_size=batch_size, bound=bound)",
+                "replace(self._settings, batch_size=batch_size)",
+            ),
+        ),
+    ),
     # --- claims -------------------------------------------------------------------------------
     Mutant(
         "a claim begins where the last accepted one ended, not further on",

@@ -85,7 +85,7 @@ def check_drained(world: World) -> None:
     for batch in settled:
         if accepted.pop(batch.offset, None) != batch:
             raise Violation("false audit", f"batch {batch.offset} was never accepted so")
-    most_waiting = 0 if world.scenario.linger else world.scenario.group_size - 1
+    most_waiting = 0 if world.scenario.linger else world.revisions[-1].group_size - 1
     if len(accepted) > most_waiting:
         raise Violation("batch lost", f"{sorted(accepted)} wait, and nobody trains on them")
     for batch in (*settled, *accepted.values()):

@@ -14,6 +14,7 @@ from common.simulation.faults.checks import (
     refused_claims,
 )
 from common.simulation.faults.coordinators import SimulatedCoordinator
+from common.simulation.faults.scenario import sizes_of
 from common.simulation.faults.workers import SimulatedWorker
 from common.simulation.faults.world import World
 
@@ -135,12 +136,12 @@ class Cluster:
             if self.scenario.linger or (partition.index, offset) not in self.scenario.bad
         )
         # Without linger every worker may be left with a batch that it cannot fill.
-        part = 0 if self.scenario.linger else self.scenario.batch_size - 1
+        part = 0 if self.scenario.linger else world.revisions[-1].batch_size - 1
         return unclaimed <= part * len(self._live())
 
     def _check_bounds(self) -> None:
         """A worker may pass the gate once by all that it may hold, with a standing that is old."""
-        bound = self.scenario.bound
+        bound = self.world.most_bound
         live = max((c.live_most for c in self._coordinators), default=0)
         limit = (live + 1) * bound + self._most_workers * (bound + 1)
         for coordinator in self._coordinators:
@@ -241,6 +242,9 @@ class Cluster:
             case "pause job":
                 self._want("paused")
                 world.later(fault.seconds, lambda: self._want("running"))
+            case "change job":
+                world.revisions.append(sizes_of(fault.target))
+                world.say("the job is", world.revisions[-1])
             case _:
                 pass  # nobody there to strike
 

@@ -8,9 +8,9 @@ from common.core import commands as do
 from common.core import events
 from common.core.coordinator import Coordinator
 from common.core.messages import GENESIS, AuditRecord, Lead, ModelId, UpdateApplied
-from common.core.settings import CoordinatorSettings
 from common.core.snapshots import genesis
 from common.simulation.faults.checks import Violation
+from common.simulation.faults.settings import LEASE_S, coordinator_settings
 from common.simulation.faults.world import Node, Token
 
 if TYPE_CHECKING:
@@ -20,31 +20,12 @@ if TYPE_CHECKING:
     from common.core.events import CoordinatorEvent, Wanted
     from common.core.messages import Gradient, Standing
     from common.core.snapshots import Snapshot
-    from common.simulation.faults.scenario import Scenario
     from common.simulation.faults.world import World
 
-GROUP_LINGER_S = 0.7
 DEAD_LETTER_S = 0.1  # mean time until a dead letter is delivered
-LEASE_S = 1.0
 MODELS_KEPT = 3
 PROMPT = 0.7  # how often a process that could read a topic does so; a slow one does not know yet
 GENESIS_TOKEN: Token = (GENESIS, 0)
-
-
-def settings_of(scenario: Scenario) -> CoordinatorSettings:
-    """The job's settings, with times that make a few virtual seconds eventful."""
-    return CoordinatorSettings(
-        group_size=scenario.group_size,
-        bound=scenario.bound,
-        group_linger_s=GROUP_LINGER_S if scenario.linger else None,
-        on_missing=scenario.on_missing,
-        deadline_floor_s=0.2,
-        strikes=scenario.strikes,
-        hot_every_s=scenario.hot_s,
-        checkpoint_every_s=1.5,
-        checkpoint_every_updates=None,
-        lease_ttl_s=LEASE_S,
-    )
 
 
 class SimulatedCoordinator:
@@ -53,7 +34,8 @@ class SimulatedCoordinator:
     def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.name = f"c{number}"
-        self.settings = settings_of(world.scenario)
+        self._revision = world.revision  # of the job, that it knows
+        self.settings = coordinator_settings(world, self._revision)
         self.machine = Coordinator(self.name, self.settings)
         self.wanted: Wanted = "running"
         self.dead = False
@@ -70,6 +52,7 @@ class SimulatedCoordinator:
         self._token = self._copy = GENESIS_TOKEN
         self._reply_token: Token | None = None  # the weights that the reply in hand was taken at
         self._sum = list[int]()
+        self._rate = 0.0  # at which it takes its steps
         self._stated = False  # whether this leader has put its standing
         self._read_back = 0  # the newest own version that it read in the updates topic
         self._published = 0  # the newest version in a snapshot of its own
@@ -92,10 +75,11 @@ class SimulatedCoordinator:
     def idle(self) -> bool:
         """Whether it leads, and knows and has written all that there is."""
         standing = self.world.redis.standing
-        enough = 1 if self.world.scenario.linger else self.world.scenario.group_size
+        enough = 1 if self.world.scenario.linger else self.world.revisions[-1].group_size
         return (
             self._up()
             and self.machine.leader is not None
+            and self._revision == self.world.revision
             and not self._outbox
             and not self._letters
             and self._published == self.machine.leader.model.version
@@ -115,6 +99,11 @@ class SimulatedCoordinator:
             if self._told != self.wanted:
                 self._told = self.wanted
                 self._feed(events.WantedChanged(self.wanted))
+            revision = self.world.hear(self._revision)
+            if revision != self._revision:
+                self._revision = revision
+                settings = coordinator_settings(self.world, revision)
+                self._feed(events.SettingsChanged(settings))
             self._feed(events.Tick())
             self.read()
         due = max(self.machine.due(), self.frozen_until, self.world.now + 0.002)
@@ -194,6 +183,10 @@ class SimulatedCoordinator:
                     world.post(trigger)
             case do.PutStanding(standing):
                 self._put_standing(standing)
+            case do.SetLearningRate(rate):
+                if self._sum:
+                    raise Violation("changed in a round", f"with gradients of {self._sum}")
+                self._rate = rate
             case do.AddGradient(gradient):
                 self._add(gradient)
             case do.Apply(update):
@@ -263,8 +256,11 @@ class SimulatedCoordinator:
         batches = tuple(batch.offset for batch in update.batches)
         if sorted(batches) != sorted(self._sum):
             raise Violation("wrong sum", f"update of {batches} with gradients of {self._sum}")
-        if len(batches) != self.settings.group_size and not update.short:
-            raise Violation("not K", f"{len(batches)} batches, and no reason given")
+        group_size = self.world.revisions[update.revision].group_size
+        if len(batches) > group_size or (len(batches) < group_size and not update.short):
+            raise Violation("not K", f"{len(batches)} batches, not {group_size}, and no reason")
+        if self._rate != update.revision:
+            raise Violation("wrong rate", f"of revision {self._rate:g}, not {update.revision}")
         unread = update.version - self._read_back
         if unread > self.settings.unread_audits + 1:
             raise Violation("audit left behind", f"{unread} updates are not read back yet")
@@ -341,6 +337,7 @@ class SimulatedCoordinator:
             self._feed(events.SnapshotTorn(snapshot))
             return
         self._token = self._copy = self._found[snapshot.rank]
+        self._rate = 0.0  # whatever it was: these are other hands
         self._feed(events.SnapshotRestored())
 
     def _look_for_workers(self) -> None:

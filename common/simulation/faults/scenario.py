@@ -7,7 +7,7 @@ so that the shrinker can leave some out and see whether the failure stays.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ FaultKind: TypeAlias = Literal[
     "retention",  # the oldest records of a partition go, read or not
     "garbage",  # bytes that do not parse, and a gradient that nobody asked for
     "pause job",  # by its owner, for a while
+    "change job",  # by its owner: K, b and the workers' bound, for good
 ]
 
 Harm: TypeAlias = Literal["kills", "raises", "is not finite"]  # a worker, a task, the numbers
@@ -73,7 +74,9 @@ STORES: tuple[FaultKind, ...] = (
     "storage away",
     "kill all workers",
 )
+MOST = 4  # K and b: small numbers meet all cases soon
 SOON_S = 0.5  # trouble comes in company: how soon after another fault
+SOON_AGAIN = 0.3  # share of the changes that another one follows soon
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,21 @@ class Fault:
     kind: FaultKind
     target: int  # which worker, coordinator or partition, modulo how many there are
     seconds: float  # how long, where that means anything
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a job's owner may change while it runs."""
+
+    group_size: int  # K
+    batch_size: int  # b
+    bound: int  # batches announced and not settled, per worker
+
+
+def sizes_of(number: int) -> Sizes:
+    """Sizes by number: every choice of them comes as often."""
+    group_size = 1 + number % MOST
+    return Sizes(group_size, 1 + number // MOST % MOST, group_size + number // MOST**2 % 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +151,16 @@ class Scenario:
 def from_seed(seed: int) -> Scenario:
     """Draw a scenario."""
     draw = random.Random(seed)  # noqa: S311 -- reproducible, not secret
-    group_size = draw.randint(1, 4)
+    group_size = draw.randint(1, MOST)
     quiet = draw.random() < 0.15  # nothing but poison hurts a worker: no other batch may suffer
     calm_at = draw.uniform(2.0, 15.0)
     arrivals = tuple(_arrivals(draw, calm_at) for _ in range(draw.randint(1, 4)))
     every = [(p, offset) for p, records in enumerate(arrivals) for offset, _ in records]
     bad_share = draw.choice([0.0, 0.0, 0.1])
     bad = frozenset(record for record in every if draw.random() < bad_share)
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
-        batch_size=draw.randint(1, 4),
+        batch_size=draw.randint(1, MOST),
         group_size=group_size,
         bound=group_size + draw.randint(0, 2),
         on_missing=draw.choice(["redispatch", "redispatch", "proceed"]),
@@ -163,6 +181,8 @@ def from_seed(seed: int) -> Scenario:
         faults=_faults(draw, calm_at, quiet=quiet),
         calm_at=calm_at,
     )
+    faults = sorted(scenario.faults + _changes(draw, calm_at), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
 
 
 def _arrivals(draw: random.Random, calm_at: float) -> tuple[tuple[int, float], ...]:
@@ -206,4 +226,13 @@ def _faults(draw: random.Random, calm_at: float, *, quiet: bool) -> tuple[Fault,
         Fault(time, draw.choice(kinds), draw.randrange(1000), draw.choice([0.2, 1.0, 4.0]))
         for time in sorted(times)
         if time < calm_at
+    )
+
+
+def _changes(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
+    """Some owners leave their job alone, some change it twice before anybody has heard of it."""
+    times = [draw.uniform(0, calm_at) for _ in range(draw.choice([0, 0, 1, 2, 4]))]
+    times += [time + draw.uniform(0, SOON_S) for time in times if draw.random() < SOON_AGAIN]
+    return tuple(
+        Fault(time, "change job", draw.randrange(1000), 0.0) for time in times if time < calm_at
     )

@@ -9,10 +9,10 @@ from common.core import events
 from common.core.batching import Run
 from common.core.messages import BatchReady, Claim, Failed, Gradient, Skipped, WorkerId
 from common.core.orders import Compute, Orders
-from common.core.settings import WorkerSettings
 from common.core.spans import Address, Partition
 from common.core.worker import Worker
 from common.simulation.faults.checks import Violation
+from common.simulation.faults.settings import worker_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from common.simulation.faults.scenario import Poison
     from common.simulation.faults.world import Token, World
 
-BATCH_LINGER_S = 0.5
 BEAT_TTL_S = 1.0
 NOTICED = 0.7  # how often the board sees at once that a process ended: a machine ends silently
 HELD = 0.5  # how often a message outlives the cut of a line
@@ -42,9 +41,9 @@ class SimulatedWorker:
         self.world = world
         self._on_death = on_death
         self.id = WorkerId(f"w{number}")
-        scenario = world.scenario
-        linger_s = BATCH_LINGER_S if scenario.linger else None
-        settings = WorkerSettings(scenario.batch_size, scenario.bound, linger_s)
+        self._revision = world.revision  # of the job, that it knows
+        settings = worker_settings(world, self._revision)
+        self._most_samples = settings.batch_size  # in a batch that it announces now
         self.machine = Worker(self.id, settings)
         self.orders = Orders(self.id)
         self.dead = False
@@ -67,12 +66,12 @@ class SimulatedWorker:
     @property
     def most_held(self) -> int:
         """Batches that it may have in memory: its bound, and what others' claims made void."""
-        return 2 * self.world.scenario.bound + IN_ONE_POLL
+        return 2 * self.world.most_bound + IN_ONE_POLL
 
     @property
     def idle(self) -> bool:
-        """Whether nothing that it announced is still on its way."""
-        return not self._outbox
+        """Whether nothing that it announced is still on its way, and it knows all there is."""
+        return not self._outbox and (self.dead or self._revision == self.world.revision)
 
     def _up(self) -> bool:
         return not self.dead and self.world.now >= self.frozen_until
@@ -101,6 +100,7 @@ class SimulatedWorker:
             return
         if self._up():
             self._notice_group()
+            self._hear_changes()
             self._feed(events.Tick())
         due = max(self.machine.due(), self.frozen_until, self.world.now + 0.001)
         self.world.later(due - self.world.now + self.world.jitter(0.002), self._wake)
@@ -118,6 +118,17 @@ class SimulatedWorker:
         if new:
             self.world.say(f"{self.id} is assigned", *new)
             self._feed(events.Assigned(new))
+
+    def _hear_changes(self) -> None:
+        """Look at the jobs topic; a batch that is open may be larger than the new b."""
+        revision = self._revision if self._kafka_away else self.world.hear(self._revision)
+        if revision != self._revision:
+            self._revision = revision
+            sizes = self.world.revisions[revision]
+            self._most_samples = max(self._most_samples - 1, sizes.batch_size)
+            self._feed(events.SizesChanged(sizes.batch_size, sizes.bound))
+            if not self.leaving:
+                self._most_samples = sizes.batch_size
 
     def _poll(self) -> None:
         """Read some records of some partition, as many as a poll happens to bring."""
@@ -157,8 +168,7 @@ class SimulatedWorker:
         match command:
             case do.Announce(number, claim):
                 world.say(f"{self.id} announces #{number}", claim)
-                if isinstance(claim, BatchReady):
-                    self._cache.add(claim.address)
+                self._keep(claim)
                 self._outbox.append((number, claim))
                 if len(self._outbox) == 1:
                     world.later(world.jitter(world.scenario.kafka_s), self._send)
@@ -179,6 +189,12 @@ class SimulatedWorker:
                 self._cache.difference_update(addresses)
             case do.Commit():
                 pass
+
+    def _keep(self, claim: Claim) -> None:
+        if isinstance(claim, BatchReady):
+            if claim.samples > self._most_samples:
+                raise Violation("more than b", f"{self.id} announces {claim}")
+            self._cache.add(claim.address)
 
     def _look(self) -> None:
         if not self._up() or self._redis_away:

@@ -27,6 +27,7 @@ from common.core.messages import (
 )
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
+from common.simulation.faults.scenario import Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from common.simulation.faults.scenario import Scenario
 
 TOPIC = "s"
+HEARD = 0.15  # how often a process that looks at the jobs topic finds what is new there
 LATE_S = 3.0  # how late a late message may be: several takeovers
 
 Token: TypeAlias = tuple[ModelId, int]  # stands for weights: who made them, and a serial number
@@ -84,6 +86,8 @@ class World:
         self.nodes = dict[Token, Node]()
         self.dead_letters = set[tuple[Partition, int]]()  # of records that did not decode
         self.dead_batches = set[int]()  # control offsets of quarantined batches with a dead letter
+        own = Sizes(scenario.group_size, scenario.batch_size, scenario.bound)
+        self.revisions = [own]  # the jobs topic: the job as its owner wanted it, one after another
         self.owners = dict[Partition, WorkerId]()
         self.standings = dict[int, Positions]()  # every `claimed` that any leader stated, by cpos
         self.control_readers = list["Callable[[], None]"]()
@@ -119,6 +123,22 @@ class World:
         return 0.0 if self.calm else self.scenario.lossy
 
     # --- Kafka --------------------------------------------------------------------------------
+
+    @property
+    def revision(self) -> int:
+        """The newest revision of the job."""
+        return len(self.revisions) - 1
+
+    @property
+    def most_bound(self) -> int:
+        """The largest bound that a worker may ever have gone by."""
+        return max(sizes.bound for sizes in self.revisions)
+
+    def hear(self, revision: int) -> int:
+        """What a process knows next of the job: some of what is new, all of it, or nothing yet."""
+        if revision == self.revision or self.kafka_away or not self.chance(HEARD):
+            return revision
+        return self.draw.randint(revision + 1, self.revision)
 
     @property
     def kafka_away(self) -> bool:
