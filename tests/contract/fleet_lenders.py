@@ -1,0 +1,333 @@
+"""Who lends machines in the contract of fleets: memory, local processes, and EC2 by moto's server.
+
+Moto forgets client tokens and never lacks machines; `Ec2Server` stands before it and does both as
+EC2 does.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import parse_qsl
+
+import boto3
+from botocore.config import Config
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.instances import StateReason
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+from werkzeug.test import Client
+from werkzeug.wrappers import Request
+
+from common.adapters.ec2_fleet import Ec2Fleet
+from common.adapters.process_fleet import ProcessFleet
+from common.adapters.process_table import Table
+from common.embedded.process import Child
+from common.market import Ec2Lender, Market, OnDemandPool, ProcessLender, SpotPool
+from common.testing.clock import HandClock
+from common.testing.fleet import MemoryFleet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
+    from types_boto3_ec2 import EC2Client
+
+    from common.renting import Fleet
+
+REGION = "us-east-1"
+TEMPLATE = "doll-worker"
+ON_DEMAND, SPOT = "on-demand", "spot"
+NOWHERE = "nowhere"  # no market has such a pool
+
+
+class Lender(Protocol):
+    """One who lends machines, and what may happen there."""
+
+    def fleet(self, job: str = "digits") -> Fleet:
+        """A job's fleet, each time as if by another process."""
+        ...
+
+    def preempt(self, launch: int) -> None:
+        """Take a spot machine back."""
+        ...
+
+    def fail(self, launch: int) -> None:
+        """Let a machine end by itself."""
+        ...
+
+    def refuse(self) -> None:
+        """Have no more spot machines."""
+        ...
+
+    def offer(self) -> None:
+        """Have some again."""
+        ...
+
+    def go_away(self) -> None:
+        """Answer nobody."""
+        ...
+
+    def come_back(self) -> None:
+        """Answer again."""
+        ...
+
+    def close(self) -> None:
+        """End all machines."""
+        ...
+
+
+class Memory:
+    """In memory: one lender and one fleet, for one job."""
+
+    def __init__(self) -> None:
+        self._fleet = MemoryFleet(HandClock(1e9))
+        self._fleet.faults.broken.add(NOWHERE)
+        self.preempt, self.fail = self._fleet.preempt, self._fleet.fail
+        self.go_away, self.come_back = self._fleet.go_away, self._fleet.come_back
+
+    def fleet(self, job: str = "digits") -> Fleet:
+        """The one, or an empty one."""
+        return self._fleet if job == "digits" else MemoryFleet(HandClock(1e9))
+
+    def refuse(self) -> None:
+        """Have no spot machines."""
+        self._fleet.refuse(SPOT)
+
+    def offer(self) -> None:
+        """Have some again."""
+        self._fleet.offer(SPOT)
+
+    def close(self) -> None:
+        """Nothing stays."""
+        self._fleet.close()
+
+
+# --- local processes -----------------------------------------------------------------------------
+
+
+@dataclass
+class HandWeather:
+    """Outages that a test makes; times are since the fleet's birth."""
+
+    down_from_s: dict[int, float] = field(default_factory=dict)  # by slot
+    down: bool = False  # everywhere
+
+    def next_down_s(self, slot: int, at_s: float) -> float:
+        """When the slot is next down."""
+        return at_s if self.down else max(self.down_from_s.get(slot, math.inf), at_s)
+
+
+@dataclass
+class Processes:
+    """Processes that sleep until they are told to end, in a folder of the test."""
+
+    folder: Path
+    program: tuple[str, ...] = ("sleep", "600")
+    notice_s: float = 0.0
+    leave_s: float = 20.0
+    capacity: int | None = None
+    clock: Callable[[], float] = time.time
+    weather: HandWeather = field(default_factory=HandWeather)
+    fleets: list[ProcessFleet] = field(default_factory=list)
+
+    def fleet(self, job: str = "digits") -> ProcessFleet:
+        """One more on the same folder."""
+        pool = SpotPool(name=SPOT, usd_per_hour=0.1, capacity=self.capacity)
+        lender = ProcessLender(notice_s=self.notice_s)
+        market = Market(on_demand=OnDemandPool(usd_per_hour=0.3), spot=(pool,), process=lender)
+        made = ProcessFleet(
+            market, job, self.folder, self.weather, self.start, self.leave_s, self.clock
+        )
+        self.fleets.append(made)
+        return made
+
+    def start(self, worker: str, environment: Mapping[str, str]) -> Child:
+        """Switch a machine on."""
+        variables = {"PATH": "/usr/bin:/bin", **environment}
+        return Child(self.program, self.folder / f"{worker}.log", variables, stays=True)
+
+    def preempt(self, launch: int) -> None:
+        """Take a machine's slot down."""
+        self.weather.down_from_s[launch] = 0.0  # in these tests a launch's slot has its number
+
+    def fail(self, launch: int) -> None:
+        """Kill a machine."""
+        for found in self.table().find().values():
+            if found.claim.launch == launch:
+                found.process.kill()
+
+    def refuse(self) -> None:
+        """Take all slots down."""
+        self.weather.down = True
+
+    def offer(self) -> None:
+        """All are up again."""
+        self.weather.down = False
+
+    def go_away(self) -> None:
+        """Take the folder away."""
+        (self.folder / "digits").rename(self.folder / "away")
+
+    def come_back(self) -> None:
+        """Put it back."""
+        (self.folder / "away").rename(self.folder / "digits")
+
+    def table(self, job: str = "digits") -> Table:
+        """Where the processes are found."""
+        return Table(job, self.folder)
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        for fleet in self.fleets:
+            fleet.close()
+        for job in ("digits", "other"):
+            for found in self.table(job).find().values():
+                found.process.kill()
+
+
+# --- EC2 -----------------------------------------------------------------------------------------
+
+_NO_MACHINE = """<CreateFleetResponse><fleetId>fleet-none</fleetId><errorSet><item>
+<lifecycle>spot</lifecycle><errorCode>{code}</errorCode><errorMessage>there is none</errorMessage>
+</item></errorSet><fleetInstanceSet/></CreateFleetResponse>"""
+_BUSY = "<Response><Errors><Error><Code>Unavailable</Code><Message/></Error></Errors></Response>"
+
+
+class Ec2Server:
+    """Moto's server, and before it what moto lacks: client tokens, want of machines, outages."""
+
+    def __init__(self) -> None:
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self._lock = threading.Lock()
+        self._answers: dict[str, bytes] = {}  # by client token
+        self._session = boto3.session.Session()  # which reads the description of EC2 once
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.honours_tokens = True
+        self.shows = True  # what has been launched
+        self.code = ""  # why there are no spot machines
+        self.away = False
+        client = self.client()
+        image = client.describe_images()["Images"][0]["ImageId"]
+        client.create_launch_template(
+            LaunchTemplateName=TEMPLATE,
+            LaunchTemplateData={"ImageId": image, "InstanceType": "t3.micro"},
+        )
+
+    def client(self) -> EC2Client:
+        """One that does not try again and again."""
+        return self._session.client(
+            "ec2",
+            endpoint_url=self.url,
+            region_name=REGION,
+            config=Config(retries={"mode": "standard", "total_max_attempts": 1}),
+        )
+
+    def forget_tokens(self) -> None:
+        """Let another test use them again."""
+        self._answers.clear()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _answer(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        if self.away:
+            start("503 Service Unavailable", [("Connection", "close")])
+            return [_BUSY.encode()]
+        body = Request(environ).get_data()
+        environ["wsgi.input"] = io.BytesIO(body)
+        form = dict(parse_qsl(body.decode()))
+        if form.get("Action") == "DescribeInstances" and not self.shows:
+            start("200 OK", [("Content-Type", "text/xml")])
+            return [b"<DescribeInstancesResponse><reservationSet/></DescribeInstancesResponse>"]
+        if form.get("Action") != "CreateFleet":
+            answer: Iterable[bytes] = self._moto(environ, start)
+            return answer
+        with self._lock:  # of two who come with one token, the second gets the first one's answer
+            token = form["ClientToken"]
+            if token not in self._answers or not self.honours_tokens:
+                self._answers[token] = self._launched(form, environ)
+            start("200 OK", [("Content-Type", "text/xml")])
+            return [self._answers[token]]
+
+    def _launched(self, form: dict[str, str], environ: WSGIEnvironment) -> bytes:
+        if self.code and "SpotOptions.AllocationStrategy" in form:
+            return _NO_MACHINE.format(code=self.code).encode()
+        answer: bytes = Client(self._moto).open(environ).data
+        return answer
+
+
+@dataclass
+class Ec2:
+    """EC2, with a machine's end as the lender's affair."""
+
+    server: Ec2Server
+    test: str  # its name: all tests share one account
+    subnets: tuple[str, ...] = ()
+
+    def fleet(self, job: str = "digits") -> Ec2Fleet:
+        """One more on the same account."""
+        lender = Ec2Lender(
+            region=REGION, launch_template=TEMPLATE, endpoint=self.server.url, subnets=self.subnets
+        )
+        market = Market(
+            fleet="ec2",
+            on_demand=OnDemandPool(usd_per_hour=0.3),
+            spot=(SpotPool(name=SPOT, usd_per_hour=0.1, instance_types=("t3.micro", "t3.small")),),
+            ec2=lender,
+        )
+        return Ec2Fleet(market, lender, f"{job}-{self.test}", self.server.client())
+
+    def preempt(self, launch: int) -> None:
+        """Take a machine back."""
+        self._end(launch, "Server.SpotInstanceTermination")
+
+    def fail(self, launch: int) -> None:
+        """Let a machine switch itself off."""
+        self._end(launch, "Client.InstanceInitiatedShutdown")
+
+    def refuse(self) -> None:
+        """Have no spot machines."""
+        self.server.code = "InsufficientInstanceCapacity"
+
+    def offer(self) -> None:
+        """Have some again."""
+        self.server.code = ""
+
+    def go_away(self) -> None:
+        """Answer nobody."""
+        self.server.away = True
+
+    def come_back(self) -> None:
+        """Answer again."""
+        self.server.away = False
+
+    def close(self) -> None:
+        """End the machines of the test, and forget its tokens."""
+        self.come_back()
+        self.offer()
+        for job in ("digits", "other"):
+            fleet = self.fleet(job)
+            fleet.release([machine.id for machine in fleet.machines()])
+            fleet.close()
+        self.server.forget_tokens()
+
+    def _end(self, launch: int, code: str) -> None:
+        (number,) = {each.id for each in self.fleet().machines() if each.launch == launch}
+        instance = ec2_backends[DEFAULT_ACCOUNT_ID][REGION].get_instance(number)
+        instance.terminate()
+        instance.state_reason = StateReason(f"{code}: it ended", code)

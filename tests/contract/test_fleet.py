@@ -1,0 +1,277 @@
+"""The contract of rented machines: in memory, as local processes, and on EC2 by moto's server."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.errors import UnavailableError
+from common.renting import LaunchOrder
+from tests.contract.fleet_lenders import (
+    NOWHERE,
+    ON_DEMAND,
+    SPOT,
+    Ec2,
+    Ec2Server,
+    Memory,
+    Processes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from common.renting import Fleet, Machine
+    from tests.contract.fleet_lenders import Lender
+
+PATIENCE_S = 20.0  # no test of what must happen waits so long
+
+
+@pytest.fixture(scope="module")
+def ec2_server() -> Iterator[Ec2Server]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ACCESS_KEY_ID", "test")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        with closing(Ec2Server()) as server:
+            yield server
+
+
+@pytest.fixture(params=["memory", "process", "ec2"])
+def lender(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lender]:
+    made: Lender
+    if request.param == "memory":
+        made = Memory()
+    elif request.param == "process":
+        made = Processes(tmp_path)
+    else:
+        made = Ec2(request.getfixturevalue("ec2_server"), request.node.name)
+    with closing(made):
+        yield made
+
+
+@pytest.fixture
+def fleet(lender: Lender) -> Iterator[Fleet]:
+    with closing(lender.fleet()) as fleet:
+        yield fleet
+
+
+def order(launch: int, pool: str = SPOT, token: str = "") -> LaunchOrder:
+    """A launch's slot has its number."""
+    return LaunchOrder(launch, token or f"doll-{launch}", launch, pool, f"w{launch}")
+
+
+def running(fleet: Fleet) -> list[int]:
+    return [machine.launch for machine in fleet.machines() if machine.state == "running"]
+
+
+def ended(fleet: Fleet) -> list[tuple[int, str | None]]:
+    return [(each.launch, each.cause) for each in fleet.machines() if each.state == "ended"]
+
+
+def await_that(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, "it never came about"
+
+
+def machine_of(fleet: Fleet, launch: int) -> Machine:
+    (found,) = (machine for machine in fleet.machines() if machine.launch == launch)
+    return found
+
+
+def test_nothing_runs_at_first(fleet: Fleet) -> None:
+    assert fleet.machines() == ()
+
+
+def test_an_order_becomes_a_machine_that_carries_what_was_ordered(fleet: Fleet) -> None:
+    assert fleet.launch([LaunchOrder(7, "doll-7", 3, SPOT, "w3-7")]) == ()
+    await_that(lambda: running(fleet) == [7])
+    (machine,) = fleet.machines()
+    assert machine[1:6] == (7, 3, SPOT, "w3-7", "running")
+    assert (machine.ended_s, machine.cause, machine.detail) == (None, None, "")
+    assert machine.id
+    assert machine.started_s > 0
+
+
+def test_machines_are_named_by_launch_whatever_their_pool(fleet: Fleet) -> None:
+    assert fleet.launch([order(3), order(1, ON_DEMAND)]) == ()
+    assert fleet.launch([order(2)]) == ()
+    await_that(lambda: running(fleet) == [1, 2, 3])
+    assert [machine.pool for machine in fleet.machines()] == [ON_DEMAND, SPOT, SPOT]
+    assert len({machine.id for machine in fleet.machines()}) == 3
+
+
+def test_an_order_that_is_given_again_brings_nothing_new_about(
+    lender: Lender, fleet: Fleet
+) -> None:
+    assert fleet.launch([order(1), order(1)]) == ()
+    assert fleet.launch([order(1)]) == ()
+    with closing(lender.fleet()) as another:
+        assert another.launch([order(1), order(2)]) == ()
+        await_that(lambda: running(fleet) == [1, 2])
+        assert another.machines() == fleet.machines()
+
+
+def test_what_a_machine_is_does_not_change_while_it_runs(lender: Lender, fleet: Fleet) -> None:
+    fleet.launch([order(1)])
+    await_that(lambda: running(fleet) == [1])
+    before = fleet.machines()
+    with closing(lender.fleet()) as another:
+        assert another.machines() == before == fleet.machines()
+
+
+def test_a_machine_that_was_given_back_ends_as_released(fleet: Fleet) -> None:
+    fleet.launch([order(1), order(2)])
+    await_that(lambda: running(fleet) == [1, 2])
+    given_back = machine_of(fleet, 1)
+    fleet.release([given_back.id])
+    await_that(lambda: running(fleet) == [2])
+    assert ended(fleet) == [(1, "released")]
+    after = machine_of(fleet, 1)
+    assert after[:5] == given_back[:5]
+    assert after.started_s == given_back.started_s
+    assert after.ended_s is None or after.ended_s >= after.started_s - 1.0  # EC2 tells whole ones
+
+
+def test_giving_back_twice_or_what_is_unknown_does_nothing(fleet: Fleet) -> None:
+    fleet.launch([order(1), order(2)])
+    await_that(lambda: running(fleet) == [1, 2])
+    first = machine_of(fleet, 1).id
+    fleet.release([])
+    fleet.release(["i-0123456789abcdef0"])
+    assert running(fleet) == [1, 2]
+    for _ in range(2):
+        fleet.release(["i-0123456789abcdef0", first])
+    await_that(lambda: running(fleet) == [2])
+    fleet.release([first])
+    assert ended(fleet) == [(1, "released")]
+
+
+def test_a_token_whose_machine_has_ended_gets_no_other(fleet: Fleet) -> None:
+    fleet.launch([order(1)])
+    await_that(lambda: running(fleet) == [1])
+    fleet.release([machine_of(fleet, 1).id])
+    await_that(lambda: ended(fleet) == [(1, "released")])
+    assert fleet.launch([order(1), order(2)]) == ()
+    await_that(lambda: running(fleet) == [2])
+    assert ended(fleet) == [(1, "released")]
+
+
+def test_a_machine_that_the_lender_took_back_ends_as_preempted(
+    lender: Lender, fleet: Fleet
+) -> None:
+    fleet.launch([order(1), order(2), order(3, ON_DEMAND)])
+    await_that(lambda: running(fleet) == [1, 2, 3])
+    lender.preempt(2)
+    await_that(lambda: running(fleet) == [1, 3])
+    assert ended(fleet) == [(2, "preempted")]
+    assert machine_of(fleet, 2).detail
+
+
+def test_a_machine_that_ended_by_itself_has_failed(lender: Lender, fleet: Fleet) -> None:
+    fleet.launch([order(1), order(2, ON_DEMAND)])
+    await_that(lambda: running(fleet) == [1, 2])
+    lender.fail(2)
+    await_that(lambda: running(fleet) == [1])
+    assert ended(fleet) == [(2, "failed")]
+    assert machine_of(fleet, 2).detail
+
+
+def test_where_there_are_no_machines_orders_are_refused_for_good(
+    lender: Lender, fleet: Fleet
+) -> None:
+    lender.refuse()
+    refused = fleet.launch([order(1), order(2, ON_DEMAND), order(3)])
+    assert sorted((each.launch, each.capacity) for each in refused) == [(1, True), (3, True)]
+    assert all(each.reason for each in refused)
+    await_that(lambda: running(fleet) == [2])
+    lender.offer()
+    again = fleet.launch([order(1), order(4)])
+    assert [(each.launch, each.capacity) for each in again] == [(1, True)]
+    await_that(lambda: running(fleet) == [2, 4])
+    assert ended(fleet) == []
+
+
+def test_an_order_that_cannot_be_carried_out_keeps_no_other_from_it(fleet: Fleet) -> None:
+    (refused,) = fleet.launch([order(1, NOWHERE), order(2)])
+    assert (refused.launch, refused.capacity) == (1, False)
+    assert refused.reason
+    await_that(lambda: running(fleet) == [2])
+
+
+def test_a_lender_that_is_away_says_so_and_machines_run_on(lender: Lender, fleet: Fleet) -> None:
+    fleet.launch([order(1)])
+    await_that(lambda: running(fleet) == [1])
+    (machine,) = fleet.machines()
+    lender.go_away()
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            fleet.machines()
+        with pytest.raises(UnavailableError):
+            fleet.launch([order(2)])
+        with pytest.raises(UnavailableError):
+            fleet.release([machine.id])
+    lender.come_back()
+    assert fleet.machines() == (machine,)
+    assert fleet.launch([order(2)]) == ()
+    await_that(lambda: running(fleet) == [1, 2])
+
+
+def test_machines_stay_when_whoever_launched_them_goes(lender: Lender) -> None:
+    with closing(lender.fleet()) as fleet:
+        fleet.launch([order(1)])
+        await_that(lambda: running(fleet) == [1])
+        before = fleet.machines()
+    with closing(lender.fleet()) as another:
+        assert another.machines() == before
+        another.release([before[0].id])
+        await_that(lambda: ended(another) == [(1, "released")])
+
+
+def test_a_job_sees_and_ends_no_machines_of_another(lender: Lender, fleet: Fleet) -> None:
+    fleet.launch([order(1)])
+    await_that(lambda: running(fleet) == [1])
+    with closing(lender.fleet("other")) as other:
+        assert other.machines() == ()
+        other.release([machine_of(fleet, 1).id])
+        assert running(fleet) == [1]
+
+
+# --- EC2: one order, one machine -----------------------------------------------------------------
+
+
+@pytest.fixture
+def ec2(ec2_server: Ec2Server, request: pytest.FixtureRequest) -> Iterator[Ec2]:
+    with closing(Ec2(ec2_server, request.node.name)) as made:
+        yield made
+    ec2_server.honours_tokens = ec2_server.shows = True
+
+
+def test_where_tokens_are_forgotten_tags_keep_an_order_from_a_second_machine(ec2: Ec2) -> None:
+    ec2.server.honours_tokens = False
+    with closing(ec2.fleet()) as fleet, closing(ec2.fleet()) as another:
+        for each in (fleet, another, fleet):
+            assert each.launch([order(1), order(2)]) == ()
+        assert running(another) == [1, 2]
+        another.release([machine_of(another, 1).id])
+        assert fleet.launch([order(1)]) == ()
+        assert running(fleet) == [2]
+
+
+def test_where_machines_are_shown_late_tokens_keep_an_order_from_a_second_one(ec2: Ec2) -> None:
+    ec2.server.shows = False
+    with closing(ec2.fleet()) as fleet, closing(ec2.fleet()) as another:
+        for each in (fleet, another, fleet):
+            assert each.launch([order(1), order(2)]) == ()
+        assert another.machines() == ()
+        ec2.server.shows = True
+        assert running(another) == [1, 2]
+
+
+def test_more_orders_at_once_than_there_are_connections(ec2: Ec2) -> None:
+    with closing(ec2.fleet()) as fleet:
+        assert fleet.launch([order(launch) for launch in range(1, 21)]) == ()
+        assert running(fleet) == list(range(1, 21))
