@@ -20,6 +20,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from common import wire
+from common.adapters.redis_access import RedisAccess
 from common.adapters.redis_server import Attendance, RedisServer
 from common.core.messages import ModelId, Reply, Standing, TriggerId, UpdateTrigger, WorkerId
 from common.errors import OutsideError
@@ -38,6 +39,7 @@ _REPLIES_TTL_MS = 600_000  # ten minutes after the last: longer than any round w
 _SHORTEST_S = 0.002  # 0.001 is zero to Redis 6.2, which cuts off what it computes: wait for ever
 _STATUSES = (b"alive", b"leaving")
 _ATTENDS = "+"  # behind the status of a worker that also listens to the channel of its name
+_OPEN = RedisAccess()
 _STALE_ID = "equal or smaller than the target stream top item"  # XADD's way to say: not newer
 
 
@@ -51,13 +53,19 @@ class RedisBoard:
         url: `redis://host:port/db`, `rediss://...` or `unix://path`.
         job: The job's id.
         timeout_s: After so long without an answer the server counts as away.
+        access: As whom we come, and whom we trust, beyond what the URL says.
+
+    Raises:
+        UserError: If the URL or a file of `access` cannot be used.
     """
 
-    def __init__(self, url: str, job: str, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, url: str, job: str, timeout_s: float = 5.0, access: RedisAccess = _OPEN
+    ) -> None:
         self._keys = f"doll:{{{job}}}:"
         self._wait_s = timeout_s / 2  # one blocking command; longer waits are several of them
         self._rejections = Rejections()
-        self._server = RedisServer(url, self._keys, self._reject_key, timeout_s)
+        self._server = RedisServer(url, self._keys, self._reject_key, timeout_s, access)
         self._attendances = dict[WorkerId, Attendance]()
 
     @property

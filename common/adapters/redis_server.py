@@ -6,11 +6,10 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import redis
-from redis.backoff import NoBackoff
 from redis.connection import PythonRespSerializer
-from redis.retry import Retry
 
-from common.errors import OutsideError, UnavailableError, UserError
+from common.adapters.redis_access import AWAY, RedisAccess, client_of, fault
+from common.errors import OutsideError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,14 +19,6 @@ Command: TypeAlias = tuple[Argument, ...]
 
 _LARGE = 6_000  # bytes; above it an argument is sent from where it lies instead of being copied
 _READ_SIZE = 1 << 18  # bytes; a 1 MB model arrives in a few reads instead of in 32
-_AWAY = (
-    redis.ConnectionError,  # also while the server loads its data
-    redis.TimeoutError,
-    redis.exceptions.ReadOnlyError,  # a replica that was promoted elsewhere
-    redis.exceptions.OutOfMemoryError,
-    redis.exceptions.TryAgainError,
-    redis.exceptions.ClusterDownError,
-)
 _BUSY = ("BUSY", "MISCONF", "NOREPLICAS")  # errors without a class of their own that may pass
 
 
@@ -41,20 +32,27 @@ class RedisServer:
         prefix: Every key of the caller begins so.
         on_foreign_key: Hears of each such key that held another type than the caller's.
         timeout_s: After so long without an answer the server counts as away.
+        access: As whom we come, and whom we trust.
+
+    Raises:
+        UserError: If the URL or a file of `access` cannot be used.
     """
 
     def __init__(
-        self, url: str, prefix: str, on_foreign_key: Callable[[str], None], timeout_s: float
+        self,
+        url: str,
+        prefix: str,
+        on_foreign_key: Callable[[str], None],
+        timeout_s: float,
+        access: RedisAccess,
     ) -> None:
         self._prefix = prefix
         self._on_foreign_key = on_foreign_key
-        self._redis = redis.Redis.from_url(
+        self._redis = client_of(
             url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
+            access,
+            timeout_s,
             socket_read_size=_READ_SIZE,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),  # when to try again is the caller's to decide
             # hiredis reads; its writer copies a large value three times (1.3 ms for 1 MB, not 0.3)
             command_packer=PythonRespSerializer(_LARGE, _as_bytes),
         )
@@ -66,8 +64,7 @@ class RedisServer:
 
         Raises:
             UnavailableError: If the server is away or busy.
-            UserError: If it does not accept our name or password.
-            OutsideError: If it refused a command.
+            OutsideError: If it does not accept our name or password, or refused a command.
         """
         answers = self._send(commands)
         for number, (command, answer) in enumerate(zip(commands, answers, strict=True)):
@@ -77,14 +74,16 @@ class RedisServer:
                 answers[number] = self._send((("UNLINK", key), command))[1]
         for command, answer in zip(commands, answers, strict=True):
             if isinstance(answer, redis.RedisError):
-                busy = isinstance(answer, _AWAY) or str(answer).startswith(_BUSY)
+                if isinstance(answer, redis.exceptions.NoPermissionError):
+                    raise fault(self._redis, answer, str(command[0]))
+                busy = isinstance(answer, AWAY) or str(answer).startswith(_BUSY)
                 kind = UnavailableError if busy else OutsideError
                 raise kind(f"Redis refused {command[0]!r}: {answer}") from answer
         return answers
 
     def attendance(self, channel: str) -> Attendance:
         """Make a sign of this process's life that the server notices the end of."""
-        return Attendance(self._redis.connection_pool, channel)
+        return Attendance(self._redis, channel)
 
     def close(self) -> None:
         """Let go of all connections."""
@@ -97,12 +96,8 @@ class RedisServer:
             pipeline.execute_command(*command)
         try:
             answers: list[Any] = pipeline.execute(raise_on_error=False)
-        except redis.AuthenticationError as error:
-            raise UserError(f"Redis does not accept our name or password: {error}") from error
-        except _AWAY as error:
-            raise UnavailableError(f"Redis is away: {error}") from error
         except redis.RedisError as error:
-            raise OutsideError(f"this is no Redis that we understand: {error}") from error
+            raise fault(self._redis, error)  # noqa: B904 -- it knows what it came from
         return answers
 
 
@@ -114,12 +109,13 @@ class Attendance:
     beats that run out do anyway.
 
     Args:
-        pool: Where to take a connection from.
+        client: Whose pool to take a connection from.
         channel: That others look for with PUBSUB NUMSUB.
     """
 
-    def __init__(self, pool: redis.ConnectionPool, channel: str) -> None:
-        self._pool = pool
+    def __init__(self, client: redis.Redis, channel: str) -> None:
+        self._client = client
+        self._pool = client.connection_pool
         self._channel = channel
         self._lock = threading.Lock()
         self._connection: Any = None
@@ -129,6 +125,7 @@ class Attendance:
 
         Raises:
             UnavailableError: If the server is away.
+            OutsideError: If it does not let us in.
         """
         with self._lock:
             if self._stands():
@@ -143,7 +140,7 @@ class Attendance:
                 return False
             except redis.RedisError as error:
                 self._end()
-                raise UnavailableError(f"Redis is away: {error}") from error
+                raise fault(self._client, error)  # noqa: B904 -- it knows what it came from
             return True
 
     def end(self) -> None:

@@ -15,6 +15,7 @@ import sys
 import time
 import uuid
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -69,6 +70,17 @@ background.threads=2
 log.cleaner.dedupe.buffer.size=4194304
 """
 
+# Beside the open listener, on which the broker talks to itself and everybody may do everything.
+_SAFE_PROPERTIES = """\
+listener.name.safe.ssl.keystore.type=PEM
+listener.name.safe.ssl.keystore.location={keystore}
+listener.name.safe.sasl.enabled.mechanisms=SCRAM-SHA-512
+listener.name.safe.scram-sha-512.sasl.jaas.config=\
+org.apache.kafka.common.security.scram.ScramLoginModule required;
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS
+"""
+
 _LOGGING = """\
 status = error
 appender.file.type = File
@@ -118,6 +130,15 @@ def resolve() -> Path:
     return jars
 
 
+@dataclass(frozen=True, slots=True)
+class Safe:
+    """One more listener, with TLS and one user, who comes by SCRAM-SHA-512, without rights."""
+
+    keystore: Path  # key, then chain of certificates, in PEM
+    username: str
+    password: str
+
+
 class ApacheKafka:
     """A KRaft node, broker and controller in one, on 127.0.0.1; it ends with its parent.
 
@@ -127,22 +148,37 @@ class ApacheKafka:
         port: Where clients find it; a free one if 0.
         proxies: Ports of proxies in front of it. A client goes on to the address that the broker
             advertises, so each gets a listener of its own, in `proxied`, that advertises the proxy.
+        safe: A listener with TLS and a password, at `safe_address`; None: without one.
 
     Raises:
         UnavailableError: If it does not start; the message quotes what it said.
     """
 
-    def __init__(self, jars: Path, data: Path, port: int = 0, proxies: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        jars: Path,
+        data: Path,
+        port: int = 0,
+        proxies: Sequence[int] = (),
+        safe: Safe | None = None,
+    ) -> None:
         self._classpath = f"{jars}/*"
         self._data = data
         self._port = port or _free_port()
         self._proxies = tuple(proxies)
         self.proxied = tuple(_free_port() for _ in proxies)  # where each proxy passes its bytes on
+        self._safe = safe
+        self._safe_port = _free_port() if safe else 0
         self._controller_port = _free_port()
         self._write_configuration()
         self._format()
         self.settings = KafkaSettings(bootstrap=f"127.0.0.1:{self._port}")
         self._child = self._started()
+
+    @property
+    def safe_address(self) -> str:
+        """Where clients find the listener with TLS and a password."""
+        return f"127.0.0.1:{self._safe_port}"
 
     @property
     def pid(self) -> int:
@@ -185,15 +221,20 @@ class ApacheKafka:
     def _write_configuration(self) -> None:
         self._data.mkdir(parents=True, exist_ok=True)
         names = ["PLAINTEXT", *(f"PROXY{number}" for number in range(len(self._proxies)))]
-        (self._data / "server.properties").write_text(
-            _PROPERTIES.format(
-                listeners=_listeners(names, (self._port, *self.proxied)),
-                advertised=_listeners(names, (self._port, *self._proxies)),
-                protocols=",".join(f"{name}:PLAINTEXT" for name in names),
-                controller_port=self._controller_port,
-                data=self._data,
-            )
+        protocols = [f"{name}:PLAINTEXT" for name in names]
+        own, more = list[int](), ""
+        if self._safe:
+            names, protocols = [*names, "SAFE"], [*protocols, "SAFE:SASL_SSL"]
+            own = [self._safe_port]
+            more = _SAFE_PROPERTIES.format(keystore=self._safe.keystore)
+        text = _PROPERTIES.format(
+            listeners=_listeners(names, (self._port, *self.proxied, *own)),
+            advertised=_listeners(names, (self._port, *self._proxies, *own)),
+            protocols=",".join(protocols),
+            controller_port=self._controller_port,
+            data=self._data,
         )
+        (self._data / "server.properties").write_text(text + more)
         (self._data / "log4j2.properties").write_text(
             _LOGGING.format(log=self._data / "server.log")
         )
@@ -205,6 +246,9 @@ class ApacheKafka:
         command = self._java("kafka.tools.StorageTool", "format")
         # In one word: an id may begin with a dash.
         command += [f"--cluster-id={cluster}", "-c", str(self._data / "server.properties")]
+        if self._safe:
+            user = f"name={self._safe.username},password={self._safe.password}"
+            command += ["--add-scram", f"SCRAM-SHA-512=[{user}]"]
         ended = subprocess.run(  # noqa: S603 -- our own command line, no shell
             command, capture_output=True, text=True, check=False
         )

@@ -14,6 +14,7 @@ from common.embedded.process import Child
 from common.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
 
@@ -45,14 +46,18 @@ class EmbeddedRedis:
     Args:
         binary: The server to run; by default what `find_redis_server` finds.
         tcp: Listen on a free port of 127.0.0.1 instead of a unix socket, which is faster.
+        options: More of the server's own, such as those of TLS and users.
     """
 
-    def __init__(self, binary: Path | None = None, *, tcp: bool = False) -> None:
+    def __init__(
+        self, binary: Path | None = None, *, tcp: bool = False, options: Sequence[str] = ()
+    ) -> None:
         self._binary = binary or find_redis_server()
         # a socket's path has at most about 100 bytes: not under whatever folder a caller has
         self._folder = tempfile.TemporaryDirectory(prefix="doll-redis-", dir=_short_folder())
         self._socket = Path(self._folder.name, "redis.sock")
-        self._port = _free_port() if tcp else 0
+        self._port = free_port() if tcp else 0
+        self._options = tuple(options)
         self._child = self._started()
 
     @property
@@ -97,6 +102,7 @@ class EmbeddedRedis:
                 *("--unixsocket", str(self._socket), "--unixsocketperm", "700"),
                 *("--hz", str(_TICKS_PER_S)),
                 *("--save", "", "--appendonly", "no", "--dir", self._folder.name),
+                *self._options,
             ],
             Path(self._folder.name, "redis.log"),
         )
@@ -108,13 +114,16 @@ class EmbeddedRedis:
         return child
 
     def _answers(self) -> bool:
-        """Whether it says PONG, asked without a client library: that one lives in `adapters`."""
+        """Whether it says PONG, or that it does not know us.
+
+        Asked without a client library: that one lives in `adapters`.
+        """
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(1.0)
                 connection.connect(str(self._socket))
                 connection.sendall(b"PING\r\n")
-                return connection.recv(16).startswith(b"+PONG")
+                return connection.recv(16).startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
             return False
 
@@ -124,7 +133,8 @@ def _short_folder() -> str | None:
     return "/tmp" if len(tempfile.gettempdir()) > 60 else None  # noqa: S108 -- a private folder in it
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

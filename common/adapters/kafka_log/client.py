@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import time
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from confluent_kafka import KafkaError, KafkaException
 
-from common.errors import OutsideError, UnavailableError, UnknownTopicError
+from common.errors import OutsideError, UnavailableError, UnknownTopicError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from confluent_kafka import Consumer
+
+T = TypeVar("T")
 
 # A rebalance that happens while the client waits for records ends no wait: so wait in slices.
 _SLICE_S = 0.02
@@ -33,12 +36,18 @@ _REFUSED = frozenset(
         KafkaError.TOPIC_EXCEPTION,
     }
 )
-_AWAY = frozenset(
-    {
-        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 -- likewise
-        KafkaError._AUTHENTICATION,  # noqa: SLF001 -- likewise
-    }
-)
+_ALL_DOWN = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 -- likewise
+_SHUT_OUT = {  # and what to do about it
+    KafkaError._AUTHENTICATION: (  # noqa: SLF001 -- likewise
+        "check DOLL_KAFKA_SASL_MECHANISM, DOLL_KAFKA_SASL_USERNAME and DOLL_KAFKA_SASL_PASSWORD"
+    ),
+    KafkaError._SSL: (  # noqa: SLF001 -- likewise
+        "check DOLL_KAFKA_SECURITY_PROTOCOL and, with certificates, DOLL_KAFKA_SSL_CA_LOCATION"
+    ),
+}
+_TIMES = re.compile(r" \(after \d+ms in state .*\)")  # never twice alike: each would be news
+# How the client quotes a setting that it refuses; somebody may have mixed up a password's.
+_QUOTED_VALUE = re.compile(r'value ".*?"(?= for configuration property)', re.DOTALL)
 
 
 class Record(Protocol):
@@ -87,6 +96,21 @@ def _is_fatal(error: KafkaError) -> bool:
     return error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 -- likewise
 
 
+def made(make: Callable[[dict[str, Any]], T], properties: dict[str, Any]) -> T:
+    """A client with these properties.
+
+    Raises:
+        UserError: If the client refuses one of them; no value is shown.
+    """
+    try:
+        return make(properties)
+    except KafkaException as raised:
+        text = _QUOTED_VALUE.sub("value", cause_of(raised).str())
+        raise UserError(
+            f"DOLL_KAFKA_SECURITY_*, DOLL_KAFKA_SASL_* or DOLL_KAFKA_SSL_*: {text}"
+        ) from None
+
+
 def cause_of(raised: KafkaException) -> KafkaError:
     """The error inside an exception of the client."""
     error = raised.args[0]
@@ -99,14 +123,19 @@ class Complaints:
 
     def __init__(self) -> None:
         self._fatal: KafkaError | None = None
+        self._shut_out: KafkaError | None = None  # what stood between us and the last broker
         self._away: KafkaError | None = None
 
     def __call__(self, error: KafkaError) -> None:
         """Remember an error."""
         if _is_fatal(error):
             self._fatal = error
-        elif error.code() in _AWAY:
-            self._away = error
+        elif error.code() in _SHUT_OUT:
+            self._shut_out = self._away = error
+        elif error.code() == _ALL_DOWN:
+            self._away = self._shut_out or error  # the client calls those down that shut it out
+        else:
+            self._shut_out = None
 
     def raise_fatal(self, doing: str) -> None:
         """Raise what this client cannot recover from, if there is such.
@@ -117,6 +146,16 @@ class Complaints:
         if self._fatal is not None:
             raise as_ours(self._fatal, doing)
 
+    def raise_shut_out(self, doing: str) -> None:
+        """Raise if a broker was found that does not let us in.
+
+        Raises:
+            OutsideError: With what to do. A broker that forgot us for a moment cannot be told from
+                one that never knew us, so who was let in before may wait instead.
+        """
+        if self._shut_out is not None:
+            raise OutsideError(_told(self._shut_out, doing))
+
     def raise_away(self, doing: str) -> None:
         """Raise once for each time that all brokers were found to be away.
 
@@ -124,8 +163,15 @@ class Complaints:
             UnavailableError: Call again, the client connects by itself.
         """
         error, self._away = self._away, None
+        if error is not None and error.code() in _SHUT_OUT:
+            raise UnavailableError(_told(error, doing))
         if error is not None:
             raise as_ours(error, doing)
+
+
+def _told(error: KafkaError, doing: str) -> str:
+    said = _TIMES.sub("", error.str())
+    return f"{doing}: Kafka does not let us in: {said} ({_SHUT_OUT[error.code()]})"
 
 
 def consume(

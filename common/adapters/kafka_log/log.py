@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from common.adapters.kafka_log.client import as_ours, cause_of
+from common.adapters.kafka_log.client import Complaints, as_ours, cause_of, made
 from common.adapters.kafka_log.settings import client_properties, reader_properties
 from common.adapters.kafka_log.spans import KafkaSpanReader
 from common.adapters.kafka_log.stream import KafkaStreamReader
@@ -26,9 +26,12 @@ from common.ports import Bounds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from confluent_kafka.admin._metadata import TopicMetadata
+
     from common.adapters.kafka_log.settings import KafkaSettings
 
 _METADATA_RETRY_S = 0.02
+_FIRST_ANSWER_S = 1.0  # brokers that let nobody in without a name say so within half of it
 
 
 class KafkaLog:
@@ -37,6 +40,8 @@ class KafkaLog:
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()  # two threads must not both make the client
+        self._complaints = Complaints()
+        self._let_in = False  # a broker has answered
 
     def create_topic(
         self, topic: str, partitions: int, *, kept_forever: bool = False, compacted: bool = False
@@ -45,11 +50,13 @@ class KafkaLog:
 
         Raises:
             UnavailableError: If the broker is away.
-            OutsideError: If the broker refuses.
+            OutsideError: If the broker refuses, or does not let us in.
         """
         if self._settings.topic_maker is not None:
             self._settings.topic_maker(topic, partitions)
         else:
+            if not self._let_in:
+                self._metadata(topic, f"creating topic {topic}")  # the client below would only wait
             self._create_by_admin(topic, partitions, kept_forever=kept_forever, compacted=compacted)
         self._await_topic(topic)
 
@@ -61,11 +68,7 @@ class KafkaLog:
             UnavailableError: If the broker is away.
         """
         doing = f"partitions of {topic}"
-        try:
-            metadata = self._client.list_topics(topic, timeout=self._settings.request_timeout_s)
-        except KafkaException as raised:
-            raise as_ours(cause_of(raised), doing) from raised
-        found = metadata.topics[topic]
+        found = self._metadata(topic, doing)
         if found.error is not None:
             raise as_ours(found.error, doing)
         return tuple(Partition(topic, index) for index in sorted(found.partitions))
@@ -136,7 +139,30 @@ class KafkaLog:
     @cached_property
     def _made_client(self) -> Consumer:
         # A consumer, because a producer's questions may create topics.
-        return Consumer(reader_properties(self._settings))
+        properties = reader_properties(self._settings) | {"error_cb": self._complaints}
+        return made(Consumer, properties)
+
+    def _metadata(self, topic: str, doing: str) -> TopicMetadata:
+        """Ask about a topic; the first question ends early where no broker lets us in."""
+        timeout_s = self._settings.request_timeout_s
+        if not self._let_in:
+            with suppress(UnavailableError):
+                return self._asked(topic, doing, min(_FIRST_ANSWER_S, timeout_s))
+        return self._asked(topic, doing, timeout_s)
+
+    def _asked(self, topic: str, doing: str, timeout_s: float) -> TopicMetadata:
+        try:
+            metadata = self._client.list_topics(topic, timeout=timeout_s)
+        except KafkaException as raised:
+            self._client.poll(0)  # for its complaints, which say more than that nobody answered
+            if not self._let_in:
+                self._complaints.raise_shut_out(doing)
+            self._complaints.raise_away(doing)
+            raise as_ours(cause_of(raised), doing) from raised
+        self._client.poll(0)  # what it complained of meanwhile is over
+        self._let_in = True
+        found: TopicMetadata = metadata.topics[topic]
+        return found
 
     def _create_by_admin(
         self, topic: str, partitions: int, *, kept_forever: bool, compacted: bool
@@ -145,7 +171,7 @@ class KafkaLog:
             **({"retention.ms": "-1"} if kept_forever else {}),
             **({"cleanup.policy": "compact"} if compacted else {}),
         }
-        admin = AdminClient(client_properties(self._settings))
+        admin = made(AdminClient, client_properties(self._settings))
         wanted = NewTopic(
             topic,
             num_partitions=partitions,

@@ -14,6 +14,7 @@ from common.adapters.kafka_log.client import (
     as_ours,
     cause_of,
     consume,
+    made,
 )
 from common.adapters.kafka_log.cursor import Cursor
 from common.adapters.kafka_log.settings import reader_properties
@@ -48,7 +49,7 @@ class KafkaSpanReader:
             # Offsets at the end of a span may hold nothing: only the end of the log shows it then.
             "enable.partition.eof": True,
         }
-        self._client = Consumer(properties)
+        self._client = made(Consumer, properties)
         self._met = set[str]()  # topics that the client knows
 
     def read(self, span: Span, timeout_s: float) -> Fetched:

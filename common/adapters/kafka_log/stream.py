@@ -17,6 +17,7 @@ from common.adapters.kafka_log.client import (
     as_ours,
     cause_of,
     consume,
+    made,
 )
 from common.adapters.kafka_log.cursor import Cursor
 from common.adapters.kafka_log.lull import Lull
@@ -70,7 +71,7 @@ class KafkaStreamReader:
         self._stopped = False  # in effect at the client, after a lull that lasted
         self._complaints = Complaints()
         properties = member_properties(settings, group, member, hold=hold)
-        self._client = Consumer(properties | {"error_cb": self._complaints})
+        self._client = made(Consumer, properties | {"error_cb": self._complaints})
         self._client.subscribe(
             list(topics),
             on_assign=self._on_assign,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from confluent_kafka import KafkaException, Producer
 
-from common.adapters.kafka_log.client import Complaints, cause_of
+from common.adapters.kafka_log.client import Complaints, cause_of, made
 from common.adapters.kafka_log.settings import writer_properties
 from common.errors import DeliveryError
 
@@ -40,7 +40,7 @@ class KafkaWriter:
         self._failure: DeliveryError | None = None
         self._complaints = Complaints()
         properties = writer_properties(settings) | {"error_cb": self._complaints}
-        self._client = Producer(properties)
+        self._client = made(Producer, properties)
 
     def append(
         self,
