@@ -65,7 +65,10 @@ class StepDown(msgspec.Struct, frozen=True):
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """The job's provisioning is over: `finished` is true now, and no event does anything."""
+    """The job's provisioning is over: `finished` is true now, and no event does anything.
+
+    A job that is resumed later gets another `Provisioner`.
+    """
 
     reason: str
 

@@ -1,0 +1,349 @@
+"""What a provisioner decides between its Taken record and the next one.
+
+Nothing is decided while own records are on their way: what stands in the log is what is known, and
+an order that was read back is an order. One pass of `advance` answers "what now?" after every
+event, until it has something to write down.
+
+    look ──▶ Started, Ended ──▶ lacking? ──▶ Ordered ──▶ policy? ──▶ Planned ──▶ Reviewed
+               prices ──▶ Priced     └──▶ release
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.provisioning import commands as do
+from common.provisioning.deciding import Decider, warning_of_plan
+from common.provisioning.planning import bounded, stability_of_fleet
+from common.provisioning.reconciling import Steps, reconcile, wishes_of, worker_name
+from common.provisioning.records import (
+    Ended,
+    Ordered,
+    PlanRecord,
+    Priced,
+    Reviewed,
+    Settled,
+    Started,
+)
+from common.provisioning.watching import FleetWatch
+from common.theory.errors import ParameterError
+from common.theory.policy import ON_DEMAND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from common.core.events import Wanted
+    from common.provisioning.commands import ProvisionerCommand
+    from common.provisioning.estimating import Estimator
+    from common.provisioning.events import MachinesSeen
+    from common.provisioning.ledger import FleetLedger
+    from common.provisioning.reconciling import Backoff, Wish
+    from common.provisioning.settings import ProvisionerSettings
+    from common.renting import Refused
+
+UNREAD_S = 30.0  # own records that have not come back by then will not
+PRICES_S = 30.0  # a source of prices that is away at the start is waited for; then the market file
+
+
+@dataclass(slots=True)
+class Known:
+    """What the job's topics say, in charge or not."""
+
+    settings: ProvisionerSettings
+    ledger: FleetLedger
+    estimator: Estimator
+    backoff: Backoff
+    wanted: Wanted = "running"
+    reason: str = ""  # why it is wanted so
+
+    def plans_read(self, offset: int, record: PlanRecord | None) -> bool:
+        """Fold a record of the plans topic; True where it counts."""
+        counts = self.ledger.feed(offset, record)
+        if counts and record is not None:
+            self.estimator.fleet(record, self.ledger)
+            if isinstance(record, (Started, Ended)):
+                self.backoff.feed(record, self.ledger.machines[record.launch])
+        return counts
+
+
+class _Alarm(NamedTuple):
+    """What is wrong: kinds that make it news, and words that may change without being news."""
+
+    kinds: frozenset[str]
+    words: str
+
+
+class Charge:
+    """One term in charge.
+
+    Attributes:
+        failed: Why it cannot go on; empty while it can.
+
+    Args:
+        known: What the topics say; fed by the provisioner, before `read`.
+        now_s: When the term begins.
+    """
+
+    def __init__(self, known: Known, now_s: float) -> None:
+        self._known = known
+        self._watch = FleetWatch(known.settings, known.ledger)
+        self._decider = Decider(known.settings, known.estimator, known.ledger, known.backoff)
+        self._begun_s = now_s
+        self._unread = deque[PlanRecord]()
+        self._written_s = now_s
+        self._look_at_s = self._prices_at_s = now_s
+        self._again_at_s = float("inf")  # when what was refused may be ordered again
+        self._reviewed_s = float("-inf")
+        self._told = frozenset[str]()  # kinds of alarm, in the last review
+        self._prices: Mapping[str, float] | None = None  # as seen last
+        self._fleet_away = self._prices_away = ""
+        self.failed = ""
+        self._decider.resume(now_s)
+
+    # --- what comes in -------------------------------------------------------------------------
+
+    def read(self, record: PlanRecord | None, now_s: float, *, counts: bool) -> None:
+        """Take in a record of the plans topic that was folded."""
+        if not (self._unread and record == self._unread[0]):
+            return
+        self._unread.popleft()
+        self._written_s = now_s
+        if not counts:
+            self.failed = f"its {type(record).__name__} did not count"
+
+    def machines_seen(self, look: MachinesSeen) -> None:
+        """Take in what the fleet says there is."""
+        self._fleet_away = ""
+        self._watch.seen(look)
+
+    def launched(
+        self, launches: tuple[int, ...], refused: tuple[Refused, ...], now_s: float
+    ) -> None:
+        """Take in what the fleet says to orders."""
+        self._fleet_away = ""
+        self._watch.answered(launches, refused, now_s)
+
+    def prices_seen(self, usd_per_hour: Mapping[str, float]) -> None:
+        """Take in what machines cost."""
+        self._prices, self._prices_away = usd_per_hour, ""
+
+    def fleet_away(self, reason: str) -> None:
+        """The fleet did not do what was asked."""
+        self._fleet_away = reason or "it does not say why"
+
+    def prices_away(self, reason: str) -> None:
+        """The source of prices did not say any."""
+        self._prices_away = reason or "it does not say why"
+
+    def change(self, settings: ProvisionerSettings) -> None:
+        """Decide by other settings from now on."""
+        self._watch.settings = settings
+        self._decider.change(settings)
+
+    # --- what now? -----------------------------------------------------------------------------
+
+    def due(self) -> float:
+        """When it wants a `Tick`; whatever else waits for a time is looked at then, too."""
+        return min(self._look_at_s, self._prices_at_s, self._again_at_s)
+
+    def advance(self, now_s: float) -> Iterator[ProvisionerCommand]:
+        """Do all that can be done now."""
+        self._again_at_s = self._known.backoff.due(now_s)
+        yield from self._looks(now_s)
+        if self._unread:
+            if now_s - self._written_s > UNREAD_S:
+                self.failed = "its records do not come back"
+            return
+        yield from self._launch(now_s)
+        for step in (self._observed, self._priced, self._end, self._provide, self._decide):
+            records = tuple(step(now_s))
+            yield from self._write(records, now_s)
+            if records:
+                return
+        yield from self._release(now_s)
+        yield from self._write(tuple(self._review(now_s)), now_s)
+
+    def _looks(self, now_s: float) -> Iterator[ProvisionerCommand]:
+        settings = self._known.settings
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + settings.look_s
+            yield do.LookAtMachines()
+        if now_s >= self._prices_at_s:
+            self._prices_at_s = now_s + settings.prices_s
+            yield do.LookAtPrices()
+
+    def _write(self, records: tuple[PlanRecord, ...], now_s: float) -> Iterator[ProvisionerCommand]:
+        for record in records:
+            self._unread.append(record)
+            self._written_s = now_s
+            yield do.AppendPlan(record)
+
+    def _launch(self, now_s: float) -> Iterator[ProvisionerCommand]:
+        orders = self._watch.orders(now_s)
+        if orders:
+            yield do.Launch(orders)
+
+    def _observed(self, now_s: float) -> Iterator[PlanRecord]:
+        yield from self._watch.records(now_s)
+
+    def _priced(self, now_s: float) -> Iterator[PlanRecord]:
+        settings, told = self._known.settings, self._known.ledger.prices
+        prices = dict(self._prices or {})
+        if now_s >= self._begun_s + PRICES_S:  # better than none
+            prices = {pool.name: pool.usd_per_hour for pool in settings.pools} | told | prices
+        names = settings.pool_names
+        changed = {pool: usd for pool, usd in prices.items() if pool in names}
+        changed = {pool: usd for pool, usd in changed.items() if told.get(pool) != usd}
+        if changed:
+            yield Priced(self._known.ledger.term, now_s, changed)
+
+    # --- the end of the job --------------------------------------------------------------------
+
+    def _end(self, now_s: float) -> Iterator[PlanRecord]:
+        """Settle a job that is over, when nothing of it runs any more."""
+        known, ledger = self._known, self._known.ledger
+        gone = self._watch.looked and not ledger.open and not self._watch.strangers
+        if known.wanted == "stopped" and gone and ledger.settled is None:
+            yield Settled(
+                term=ledger.term,
+                at_s=now_s,
+                why=known.reason or "stopped",
+                spent_usd=bounded(ledger.spent_usd(now_s)),
+                on_demand_only_usd=bounded(self._alone_usd(now_s)),
+                predicted_usd=ledger.plan.predicted_usd if ledger.plan else None,
+            )
+
+    def _alone_usd(self, now_s: float) -> float:
+        """What the updates made so far would have cost on demand: theta_0 with all workers."""
+        settings, estimator = self._known.settings, self._known.estimator
+        arrivals_per_s = float(estimator.arrivals(now_s).value)
+        alone = estimator.pools(self._known.ledger.prices, now_s)[ON_DEMAND]
+        return settings.workers * estimator.samples / arrivals_per_s * alone.usd_per_s
+
+    # --- machines ------------------------------------------------------------------------------
+
+    def _wishes(self) -> tuple[Wish, ...]:
+        plan = self._known.ledger.plan
+        if self._known.wanted != "running" or plan is None:
+            return ()
+        return wishes_of(plan.places, plan.stand_ins, plan.pools)
+
+    def _steps(self, now_s: float) -> Steps:
+        """What is lacking and what is too much. Without a plan yet, whatever runs may stay."""
+        known = self._known
+        if known.wanted == "running" and known.ledger.plan is None:
+            return Steps((), ())
+        return reconcile(
+            self._wishes(),
+            known.ledger.open,
+            lambda wish: now_s >= known.backoff.until_s(wish),
+        )
+
+    def _provide(self, now_s: float) -> Iterator[PlanRecord]:
+        """Order what is lacking, once it is known what there is."""
+        if not self._watch.looked:
+            return
+        known = self._known
+        for number, wish in enumerate(self._steps(now_s).order, known.ledger.launches + 1):
+            worker = worker_name(
+                known.settings.job, wish.slot, number, known.settings.on_preemption
+            )
+            yield Ordered(
+                known.ledger.term, number, now_s, wish.slot, wish.pool, worker, wish.stand_in
+            )
+
+    def _release(self, now_s: float) -> Iterator[ProvisionerCommand]:
+        machines = self._watch.releases(self._steps(now_s).release, now_s)
+        if machines:
+            wanted = self._known.wanted
+            why = "the plan wants others" if wanted == "running" else f"the job is {wanted}"
+            yield do.Release(machines, why)
+
+    # --- plans and reviews ---------------------------------------------------------------------
+
+    def _decide(self, now_s: float) -> Iterator[PlanRecord]:
+        """Ask the policy, once all prices are known."""
+        known = self._known
+        priced = all(pool in known.ledger.prices for pool in known.settings.pool_names)
+        if known.wanted == "running" and priced and self._watch.looked:
+            plan = self._decider.ask(now_s)
+            if plan is not None:
+                yield plan
+
+    def _review(self, now_s: float) -> Iterator[PlanRecord]:
+        """Say how things stand, when it is time to or the alarm is another one."""
+        known, ledger, settings = self._known, self._known.ledger, self._known.settings
+        since_s = now_s - self._reviewed_s
+        if since_s < settings.warned_s or ledger.settled is not None:
+            return
+        ratio, alarm = self._alarm(now_s)
+        every_s = min(settings.reviewed_s, self._decider.review_s or settings.reviewed_s)
+        if since_s < every_s and alarm.kinds == self._told:
+            return
+        self._reviewed_s, self._told = now_s, alarm.kinds
+        left = 0.0
+        if settings.updates is not None:
+            left = max(settings.updates - known.estimator.version, 0.0)
+        yield Reviewed(
+            term=ledger.term,
+            at_s=now_s,
+            version=known.estimator.version,
+            updates_left=left,
+            running=len(ledger.running),
+            wanted=len(self._wishes()),
+            spent_usd=bounded(ledger.spent_usd(now_s)),
+            on_demand_only_usd=bounded(self._alone_usd(now_s)),
+            stability=bounded(ratio),
+            believed=known.estimator.believed(now_s),
+            warning=alarm.words,
+        )
+
+    def _alarm(self, now_s: float) -> tuple[float, _Alarm]:
+        """Give capacity over arrivals of the machines that run, and all that is wrong."""
+        known = self._known
+        kinds, words = list[str](), list[str]()
+        ratio = 0.0
+        told = {
+            "policy": self._decider.trouble,
+            "fleet": self._fleet_away and f"the fleet does not answer: {self._fleet_away}",
+            "prices": self._prices_away and f"prices are those of before: {self._prices_away}",
+        }
+        try:
+            situation = self._decider.situation(now_s)
+        except ParameterError as error:
+            told["policy"] = told["policy"] or str(error)
+        else:
+            speeds = {pool.name: pool.speed for pool in situation.pools}
+            machines = sum(speeds.get(rented.pool, 1.0) for rented in known.ledger.running)
+            fleet = stability_of_fleet(machines, situation)
+            ratio = fleet.ratio
+            if known.wanted == "running":
+                plan = self._decider.stability
+                told["plan"] = warning_of_plan(plan, known.settings) if plan else ""
+                if ratio < 1 and fleet.needed is not None:
+                    count = len(known.ledger.running)
+                    told["below"] = (
+                        f"{count} machines run, {fleet.needed} are needed to keep up with arrivals"
+                        f" (Proposition 1); {self._why_below(now_s)}"
+                    )
+        for kind, text in told.items():
+            if text:
+                kinds.append(kind)
+                words.append(text)
+        return ratio, _Alarm(frozenset(kinds), "; ".join(words))
+
+    def _why_below(self, now_s: float) -> str:
+        """Say why it is left so."""
+        known = self._known
+        coming = sum(not rented.running for rented in known.ledger.open)
+        if coming:
+            return f"{coming} are on their way"
+        lacking = reconcile(self._wishes(), known.ledger.open).order
+        held = sorted({wish.pool for wish in lacking if known.backoff.until_s(wish) > now_s})
+        if held:
+            return f"{', '.join(held)}: asked again soon, after it was refused or failed"
+        if lacking:
+            return f"{len(lacking)} are being ordered"
+        return "the plan wants no more" if known.ledger.plan else "there is no plan yet"

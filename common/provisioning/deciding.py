@@ -1,0 +1,261 @@
+"""When the policy is asked, what it is told, and what becomes of its answer.
+
+It is asked at the beginning, at each review, when a price has changed, when machines came or went
+if it watches outages, when a person asks, and when the job's settings have changed. A policy that
+decides once is asked anew by a person, by new settings, and when arrivals are seen for the first
+time: what it decided before that was a guess.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.provisioning.estimating import SURE
+from common.provisioning.planning import (
+    Occasion,
+    Stability,
+    deadline_left_s,
+    planned,
+    restored,
+    stability_of_plan,
+    work_left,
+)
+from common.theory.errors import ParameterError
+from common.theory.policies import policy_of
+from common.theory.policy import Decision, Situation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.provisioning.estimating import Estimator
+    from common.provisioning.ledger import FleetLedger
+    from common.provisioning.reconciling import Backoff
+    from common.provisioning.records import Planned
+    from common.provisioning.settings import ProvisionerSettings
+    from common.theory.policy import Flags
+
+AGAIN_S = 5.0  # until a policy is asked anew that could not decide
+
+
+class Decider:
+    """The policy in charge, with its last decision.
+
+    Attributes:
+        trouble: Why it could not decide when it was asked last; empty where it did.
+        stability: Of the plan in force, when it was looked at last; None before that.
+
+    Args:
+        settings: The job's.
+        estimator: What is known.
+        ledger: What stands.
+        backoff: Whose slots were refused.
+    """
+
+    def __init__(
+        self,
+        settings: ProvisionerSettings,
+        estimator: Estimator,
+        ledger: FleetLedger,
+        backoff: Backoff,
+    ) -> None:
+        self._estimator = estimator
+        self._ledger = ledger
+        self._backoff = backoff
+        self._last: Decision | None = None
+        self._known_up: Flags | None = None
+        self._review_at_s = float("-inf")
+        self._retry_at_s = float("inf")
+        self._prices: dict[str, float] = {}
+        self._changed = ""  # in the job's settings
+        self._guessed = True
+        self.trouble = ""
+        self.stability: Stability | None = None
+        self._settings = settings
+        self._policy = policy_of(
+            settings.policy, settings.probability, on_preemption=settings.on_preemption
+        )
+
+    @property
+    def review_s(self) -> float | None:
+        """How often the policy is asked; None: never by time alone."""
+        return self._settings.review_s or self._policy.review_s
+
+    def change(self, settings: ProvisionerSettings) -> None:
+        """Decide by other settings from now on."""
+        self._changed = differences(self._settings, settings) or self._changed
+        self._settings = settings
+        self._policy = policy_of(
+            settings.policy, settings.probability, on_preemption=settings.on_preemption
+        )
+
+    def resume(self, now_s: float) -> None:
+        """Take over the plan in force, if there is one."""
+        record = self._ledger.plan
+        if record is None:
+            return
+        try:
+            self._last = restored(record, self.situation(now_s), self._settings.submitted_s)
+        except ParameterError as error:
+            self.trouble = str(error)
+            return
+        self._prices = dict(record.usd_per_hour)
+        arrivals = record.believed.get("arrivals_per_s")
+        self._guessed = arrivals is None or arrivals.std > SURE * arrivals.value
+        if record.policy != self._policy.name:
+            self._changed = f"policy {record.policy} to {self._policy.name}"
+
+    def situation(self, now_s: float) -> Situation:
+        """Say how things stand.
+
+        Raises:
+            ParameterError: If the theory cannot work with it.
+        """
+        settings, estimator = self._settings, self._estimator
+        rates = estimator.rates_per_s(now_s)
+        stands_in_s = np.full(settings.workers, np.nan)
+        for rented in self._ledger.open:
+            if rented.stand_in and rented.slot < settings.workers:
+                since_s = now_s if rented.started_s is None else rented.started_s
+                stands_in_s[rented.slot] = max(now_s - since_s, 0.0)
+        return Situation(
+            now_s=now_s - settings.submitted_s,
+            work=work_left(settings, rates, estimator.version, now_s),
+            pools=estimator.pools(self._ledger.prices, now_s),
+            gradient_s=float(estimator.gradient(now_s).value),
+            up=self._up(),
+            stands_in_s=stands_in_s,
+        )
+
+    def ask(self, now_s: float) -> Planned | None:
+        """Ask the policy if there is a reason to; give the plan if it is new, or was asked for.
+
+        What is given is taken for decided: it has to be written down.
+        """
+        asked = max(self._ledger.replans, default=-1)
+        why = next(filter(None, self._reasons(now_s)), "")
+        if not why:
+            return None
+        anew = self._changed or asked >= 0
+        try:
+            situation = self.situation(now_s)
+            decision = self._reconsider(situation, anew=bool(anew), now_s=now_s)
+            stability = stability_of_plan(decision, situation)
+        except ParameterError as error:
+            self.trouble = f"the plan before stays: {error}"
+            self._retry_at_s = now_s + AGAIN_S
+            return None
+        kept = decision is self._last
+        self._asked(situation, decision, now_s)
+        self.stability = stability
+        if kept and not anew:
+            return None
+        self._changed = ""
+        guesses = self._estimator.guesses(now_s)
+        told = "; ".join(
+            part for part in (why, "the plan stays as it is" if kept else "", guesses) if part
+        )
+        occasion = Occasion(
+            term=self._ledger.term,
+            number=(self._ledger.plan.number if self._ledger.plan else 0) + 1,
+            at_s=now_s,
+            why=told,
+            deadline_left_s=deadline_left_s(self._settings, now_s),
+            spent_usd=self._ledger.spent_usd(now_s),
+            believed=self._estimator.believed(now_s),
+            warning=warning_of_plan(stability, self._settings),
+            answers=asked,
+        )
+        return planned(self._policy.name, decision, situation, occasion)
+
+    def _reasons(self, now_s: float) -> Iterator[str]:
+        """Why the policy is to be asked now, the weightiest first; some may be empty."""
+        if self.trouble and now_s < self._retry_at_s:
+            return
+        if self._ledger.replans:
+            asked = self._ledger.replans[max(self._ledger.replans)]
+            yield f"{asked.by} asked for a new plan" + (f": {asked.reason}" if asked.reason else "")
+        yield self._changed
+        if self._last is None:
+            yield "first plan"
+            return
+        if self._guessed and self._estimator.arrivals_known(now_s):
+            yield "arrivals are known now"
+        yield self._prices_moved()
+        known = self._known_up
+        if self._policy.watches_outages and (known is None or (known != self._up()).any()):
+            yield "machines came or went"
+        if self.review_s is not None and now_s >= self._review_at_s:
+            yield "review"
+        if self.trouble:
+            yield "asked again"
+
+    def _reconsider(self, situation: Situation, *, anew: bool, now_s: float) -> Decision:
+        last = self._last
+        once = self._policy.review_s is None
+        if once and (anew or (self._guessed and self._estimator.arrivals_known(now_s))):
+            last = None
+        if last is not None and len(last.places) != situation.work.workers:
+            last = None
+        return self._policy.reconsider(situation, last)
+
+    def _asked(self, situation: Situation, decision: Decision, now_s: float) -> None:
+        self._last = decision
+        self._known_up = situation.up
+        self._prices = dict(self._ledger.prices)
+        self._guessed = not self._estimator.arrivals_known(now_s)
+        self._review_at_s = now_s + (self.review_s or float("inf"))
+        self._retry_at_s = float("inf")
+        self.trouble = ""
+
+    def _prices_moved(self) -> str:
+        for pool, usd in self._ledger.prices.items():
+            before = self._prices.get(pool)
+            if before is not None and usd != before:
+                return f"price of {pool} from ${before:g} to ${usd:g}"
+        return ""
+
+    def _up(self) -> Flags:
+        """Which slots' own machines run, or were ordered with no sign that they are not to be had.
+
+        Before the first plan all are taken to be up, as in the simulator.
+        """
+        up = np.zeros(self._settings.workers, np.bool_)
+        if self._last is None:
+            return ~up
+        for rented in self._ledger.open:
+            if rented.slot < len(up):
+                coming = not rented.stand_in and rented.slot not in self._backoff.refused
+                on_demand = rented.running and self._last.places[rented.slot] == 0
+                own = not rented.stand_in or on_demand
+                up[rented.slot] |= own and (rented.running or coming)
+        return up
+
+
+def differences(before: ProvisionerSettings, after: ProvisionerSettings) -> str:
+    """Say what has changed that a plan depends on."""
+    changed = [
+        f"{field} from {getattr(before, field)} to {getattr(after, field)}"
+        for field in (
+            *("policy", "probability", "review_s", "workers", "group_size", "batch_size"),
+            *("updates", "deadline_at_s", "on_preemption"),
+        )
+        if getattr(before, field) != getattr(after, field)
+    ]
+    if before.pools != after.pools:
+        changed.append("the market file is another")
+    return ", ".join(changed)
+
+
+def warning_of_plan(stability: Stability, settings: ProvisionerSettings) -> str:
+    """Say that a plan does not keep up with arrivals, and why it is left so; empty if it does."""
+    if stability.ratio >= 1:
+        return ""
+    share = f"the plan keeps up with {100 * stability.ratio:.3g} % of arrivals (Proposition 1)"
+    if stability.needed is None:
+        return f"{share}: not even one machine for each of the K gradients would do"
+    needs = f"{stability.needed} machines are needed at any time"
+    if stability.needed > settings.workers:
+        return f"{share}: {needs}, and the job may have {settings.workers}"
+    return f"{share}: {needs}, but the policy {settings.policy} does not ask for more"

@@ -1,0 +1,280 @@
+"""What a job's topics say of it: updates made, arrivals, gradient times, machines.
+
+Everything comes with how sure it is. Before the first batches nothing is known of arrivals. They
+are taken for twice what the deadline asks for then, so that a policy neither gives up nor buys what
+it may not need in the seconds until it knows better; a gradient is taken to last so long that all
+workers together just keep up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.core.history import History
+from common.core.messages import BatchReady, Lead, ModelId, UpdateApplied
+from common.provisioning.availability import Availability
+from common.provisioning.records import Believed, Ended, Started
+from common.theory.estimates import Estimate, pooled_prior, rate_from_counts
+from common.theory.policy import ON_DEMAND
+from common.theory.streams import StreamTally
+from common.theory.tallies import GradientTally
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from common.core.messages import AuditRecord, Claim
+    from common.core.spans import Partition
+    from common.provisioning.ledger import FleetLedger
+    from common.provisioning.records import PlanRecord
+    from common.provisioning.settings import ProvisionerSettings
+    from common.theory.work import Pool, Rates
+
+INTERVAL = 0.9  # of what is told to people
+SURE = 0.2  # relative standard deviation: from then on an estimate is no guess any more
+AHEAD = 2.0  # arrivals over what the deadline asks for, before anything was seen
+HEADROOM = 1.25  # capacity over arrivals, as in `common.theory.beyond.reassign`
+# Batches of each slot before arrivals are believed: the first ones are of some streams only.
+BATCHES = 2
+GRADIENT_HALF_LIFE_S = 600.0  # machines change; a minute's updates are enough to know the mean
+VERSIONS_KEPT = 1000  # a new leader goes back by seconds
+
+
+class Estimator:
+    """Everything that a policy has to be told and that is not in the job's settings.
+
+    Attributes:
+        settings: May be replaced when the job's are.
+    """
+
+    def __init__(self, settings: ProvisionerSettings) -> None:
+        self.settings = settings
+        self._history = History()
+        self._samples = [(0, 0)]  # of the last updates: version, samples trained on by then
+        self._gradients = GradientTally(GRADIENT_HALF_LIFE_S)
+        self._timed = False
+        self._all: StreamTally | None = None  # reassign
+        self._by_slot: dict[int, StreamTally] = {}  # hold
+        self._ends: dict[Partition, int] = {}
+        self._batches = 0
+        self._availability = Availability()
+        self._running = 0
+        self._slots = {f"{settings.job}-w{slot}": slot for slot in range(settings.workers)}
+
+    # --- what comes in -------------------------------------------------------------------------
+
+    def claims(self, claims: Iterable[Claim | None], now_s: float) -> None:
+        """Take in batch indicators, in the order of the control topic.
+
+        One that begins where an earlier one has been is passed over, as the coordinator does.
+        """
+        for claim in claims:
+            if claim is None:
+                continue
+            if any(span.start < self._ends.get(span.place, 0) for span in claim.address):
+                continue
+            self._ends |= {span.place: span.end for span in claim.address}
+            if isinstance(claim, BatchReady):
+                tally = self._tally(claim.worker, now_s)
+                if tally is not None:
+                    self._batches += 1
+                    first_s, last_s = claim.first_arrival_s, claim.last_arrival_s
+                    tally.batch(claim.address, claim.samples, first_s, last_s, now_s)
+
+    def updates(self, records: Iterable[tuple[int, AuditRecord | None]], now_s: float) -> None:
+        """Take in the audit trail, from its beginning on."""
+        for offset, record in records:
+            if offset < self._history.position or not self._history.feed(offset, record):
+                continue
+            if isinstance(record, UpdateApplied):
+                self._samples.append((record.version, self.samples + record.samples))
+                del self._samples[:-VERSIONS_KEPT]
+                batches = len(record.batches)
+                if record.gradient_s > 0 and batches:
+                    self._timed = True
+                    self._gradients.add(now_s, record.gradient_s * batches, batches)
+            elif isinstance(record, Lead):
+                self._take_back(record.base)
+            self._history.forget_before(self._samples[0][0])
+
+    def fleet(self, record: PlanRecord, ledger: FleetLedger) -> None:
+        """Take in a record of the plans topic that counts, after the ledger did."""
+        rented = None
+        if isinstance(record, (Started, Ended)):
+            rented = ledger.machines[record.launch]
+            self._heard_of(rented.slot, record.at_s, ledger)
+        self._availability.feed(record, rented)
+
+    def unwanted(self, at_s: float) -> None:
+        """The job is paused or over: that no machine is had says nothing."""
+        self._availability.unwanted(at_s)
+
+    # --- what is known -------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """J, updates made so far."""
+        return self._history.head.version
+
+    @property
+    def samples(self) -> int:
+        """That they were trained on."""
+        return self._samples[-1][1]
+
+    def arrivals(self, now_s: float) -> Estimate:
+        """Estimate the sum of all lambda_A,n; with a standard deviation of its size if a guess."""
+        each = self._each(now_s)
+        if each is None:
+            guess_per_s = self._guess_per_s()
+            return Estimate(guess_per_s, guess_per_s, "gamma")
+        value = float(np.sum(each.value))
+        return Estimate(value, float(np.sqrt(np.sum(np.square(each.std)))), "gamma")
+
+    def arrivals_known(self, now_s: float) -> bool:
+        """Whether arrivals are seen rather than guessed."""
+        return self._each(now_s) is not None and surely(self.arrivals(now_s))
+
+    def rates_per_s(self, now_s: float) -> Rates:
+        """Give (N_tot,) lambda_A,n: of each slot under `hold`, even shares of all otherwise."""
+        each = self._each(now_s)
+        if each is not None and np.ndim(each.value):
+            return np.asarray(each.value)
+        workers = self.settings.workers
+        return np.full(workers, float(self.arrivals(now_s).value) / workers)
+
+    def gradient(self, now_s: float) -> Estimate:
+        """Estimate mu_C; before any update, what just keeps up with all workers."""
+        if self._timed:
+            mean = self._gradients.mean(now_s)
+            std = float(mean.std)
+            return Estimate(mean.value, std if math.isfinite(std) else float(mean.value), "log")
+        settings = self.settings
+        interval_s = settings.group_size * settings.batch_size / float(self.arrivals(now_s).value)
+        rounds = math.ceil(settings.group_size / settings.workers)
+        guess_s = interval_s / HEADROOM / rounds
+        return Estimate(guess_s, guess_s, "log")
+
+    def pools(self, usd_per_hour: Mapping[str, float], now_s: float) -> tuple[Pool, ...]:
+        """The market's pools with prices of now and availability as it was seen."""
+        on_demand, *spot = self.settings.pools
+        told = [_priced(on_demand, usd_per_hour)]
+        for pool in spot:
+            availability = float(self._availability.availability(pool, now_s).value)
+            cycle_s = float(self._availability.cycle(pool, now_s).value)
+            told.append(_priced(pool, usd_per_hour, availability, cycle_s))
+        return tuple(told)
+
+    def believed(self, now_s: float) -> dict[str, Believed]:
+        """All estimates by name, each with where it lies with 90 %."""
+        estimates = {
+            "arrivals_per_s": self.arrivals(now_s),
+            "gradient_s": self.gradient(now_s),
+        }
+        for pool in self.settings.pools[ON_DEMAND + 1 :]:
+            estimates[f"availability.{pool.name}"] = self._availability.availability(pool, now_s)
+            estimates[f"cycle_s.{pool.name}"] = self._availability.cycle(pool, now_s)
+        return {name: _believed(estimate) for name, estimate in estimates.items()}
+
+    def guesses(self, now_s: float) -> str:
+        """Say what is not known yet; empty if all is."""
+        guessed = []
+        if not self.arrivals_known(now_s):
+            guessed.append(f"arrivals are taken for {float(self.arrivals(now_s).value):.4g}/s")
+        if not self._timed:
+            guessed.append(f"a gradient for {float(self.gradient(now_s).value):.3g} s")
+        return f"too little was seen yet: {', '.join(guessed)}" if guessed else ""
+
+    # --- how -----------------------------------------------------------------------------------
+
+    def _tally(self, worker: str, now_s: float) -> StreamTally | None:
+        if self.settings.on_preemption == "reassign":
+            if self._all is None:
+                self._all = StreamTally(now_s)
+            return self._all
+        slot = self._slots.get(worker)
+        if slot is None:
+            return None  # started by hand: no slot of ours takes its stream over
+        if slot not in self._by_slot:
+            self._by_slot[slot] = StreamTally(now_s)
+        return self._by_slot[slot]
+
+    def _heard_of(self, slot: int, at_s: float, ledger: FleetLedger) -> None:
+        """Silence of a stream that nobody reads says nothing; its records come all the same."""
+        before, self._running = self._running, len(ledger.running)
+        if self._all is not None and bool(before) != bool(self._running):
+            if self._running:
+                self._all.returned(at_s, stream_waited=False)
+            else:
+                self._all.gone(at_s)
+        tally = self._by_slot.get(slot)
+        if tally is not None:
+            if any(rented.slot == slot for rented in ledger.running):
+                tally.returned(at_s, stream_waited=False)
+            else:
+                tally.gone(at_s)
+
+    def _take_back(self, base: ModelId) -> None:
+        while len(self._samples) > 1 and self._samples[-1][0] > base.version:
+            self._samples.pop()
+        if self._samples[-1][0] > base.version:  # farther back than is kept: about so many
+            samples = self._samples[-1][1] * base.version // self._samples[-1][0]
+            self._samples = [(base.version, samples)]
+
+    def _each(self, now_s: float) -> Estimate | None:
+        """One rate of all, or one for each slot; None while too little was seen."""
+        unreported = self.settings.batch_size - 1
+        if self._batches < BATCHES * self.settings.workers:
+            return None
+        if self.settings.on_preemption == "reassign":
+            if self._all is None or not self._all.counts(now_s)[1] > 0:
+                return None
+            return self._all.rate(now_s, unreported * self.settings.workers)
+        counts = np.zeros((self.settings.workers, 2))  # records, seconds
+        tallies = {slot: tally for slot, tally in self._by_slot.items() if slot < len(counts)}
+        for slot, tally in tallies.items():
+            counts[slot] = tally.counts(now_s)
+        if not counts.sum(axis=0).all():
+            return None
+        prior = pooled_prior(counts[:, 0], counts[:, 1])
+        each = rate_from_counts(counts[:, 0], counts[:, 1], prior)
+        value, std = np.array(each.value), np.array(each.std)
+        for slot, tally in tallies.items():
+            told = tally.rate(now_s, unreported, prior)
+            value[slot], std[slot] = told.value, told.std
+        return Estimate(value, std, "gamma")
+
+    def _guess_per_s(self) -> float:
+        settings = self.settings
+        if settings.updates is not None and settings.deadline_at_s is not None:
+            length_s = max(settings.deadline_at_s - settings.submitted_s, 1.0)
+            records = settings.updates * settings.group_size * settings.batch_size
+            return AHEAD * records / length_s
+        return float(settings.workers * settings.batch_size)  # a batch each second from each slot
+
+
+def surely(estimate: Estimate) -> bool:
+    """Tell whether an estimate is more than a guess."""
+    return float(estimate.relative_std) <= SURE
+
+
+def _priced(
+    pool: Pool,
+    usd_per_hour: Mapping[str, float],
+    availability: float | None = None,
+    cycle_s: float | None = None,
+) -> Pool:
+    return replace(
+        pool,
+        usd_per_hour=usd_per_hour.get(pool.name, pool.usd_per_hour),
+        availability=pool.availability if availability is None else availability,
+        cycle_s=pool.cycle_s if cycle_s is None else cycle_s,
+    )
+
+
+def _believed(estimate: Estimate) -> Believed:
+    low, high = estimate.interval(INTERVAL)
+    numbers = (float(estimate.value), float(estimate.std), max(float(low), 0.0), float(high))
+    return Believed(*numbers)

@@ -1,0 +1,197 @@
+"""The provisioner of one job: who is in charge, by compare-and-set in the plans topic.
+
+    standby ──lease, topic read──▶ candidate ──own Taken read back──▶ in charge ──▶ settled: over
+       ▲                               │ somebody was faster              │ a later Taken counts,
+       └───────────────────────────────┴──────────────────────────────────┘ or the lease is lost
+
+The lease in Redis only says who may try. Whoever stands by follows all topics, so that a takeover
+begins with all that is known; what a provisioner in charge decides is in `charge`. The shell
+carries out commands in order and reports back by events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from common.provisioning import commands as do
+from common.provisioning import events
+from common.provisioning.charge import Charge, Known
+from common.provisioning.estimating import Estimator
+from common.provisioning.ledger import FleetLedger
+from common.provisioning.reconciling import Backoff
+from common.provisioning.records import Taken
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.core.events import Wanted
+    from common.provisioning.commands import ProvisionerCommand
+    from common.provisioning.events import ProvisionerEvent
+    from common.provisioning.records import PlanRecord
+    from common.provisioning.settings import ProvisionerSettings
+
+CANDIDACY_S = 15.0  # a Taken that has not come back by then will not: try afresh
+RENEWALS = 3  # lease renewals per lifetime: two may fail
+
+
+@dataclass(slots=True)
+class _Candidacy:
+    """A Taken record on its way."""
+
+    mark: str
+    since_s: float
+
+
+class Provisioner:
+    """One replica's state for one job; `on` takes events, `due` says when it wants a `Tick`.
+
+    All times are in seconds since 1970.
+
+    Attributes:
+        ledger: What stands in the plans topic, as far as it was read.
+        finished: The job's provisioning is over.
+
+    Args:
+        name: Of this process, unique among all that ever live: it marks own Taken records.
+        settings: The job's.
+        wanted: What is wanted of the job, as far as it is known.
+        reason: Why.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: ProvisionerSettings,
+        wanted: Wanted = "running",
+        reason: str = "",
+    ) -> None:
+        self._name = name
+        self.ledger = FleetLedger(settings.minimum_billing_s)
+        estimator = Estimator(settings)
+        self._known = Known(settings, self.ledger, estimator, Backoff(), wanted, reason)
+        self._caught_up = False
+        self._candidacies = 0
+        self._candidacy: _Candidacy | None = None
+        self._charge: Charge | None = None
+        self._lease_at_s = float("-inf")
+        self.finished = False
+
+    @property
+    def in_charge(self) -> bool:
+        """Whether this replica decides."""
+        return self._charge is not None
+
+    def on(self, event: ProvisionerEvent, now_s: float) -> tuple[ProvisionerCommand, ...]:
+        """Take in an event; returns what to do, in order."""
+        if self.finished:
+            return ()
+        commands = list(self._on(event, now_s))
+        if not self.finished and self._charge is not None:
+            commands += self._charge.advance(now_s)
+            if self._charge.failed:
+                commands += self._step_down(self._charge.failed)
+        if not self.finished:
+            commands += self._over()
+        return tuple(commands)
+
+    def due(self) -> float:
+        """When it wants a `Tick` at the latest."""
+        if self.finished:
+            return float("inf")
+        times = [self._lease_at_s + self._known.settings.lease_ttl_s / RENEWALS]
+        if self._charge is not None:
+            times.append(self._charge.due())
+        return min(times)
+
+    def _on(  # noqa: C901, PLR0912 -- one case per event, each a line or two
+        self, event: ProvisionerEvent, now_s: float
+    ) -> Iterator[ProvisionerCommand]:
+        known, charge = self._known, self._charge
+        match event:
+            case events.Tick():
+                yield from self._tick(now_s)
+            case events.LeaseAnswered(held):
+                yield from self._lease_answered(now_s, held=held)
+            case events.PlansRead(records, caught_up):
+                for offset, record in records:
+                    yield from self._plan_read(offset, record, now_s)
+                self._caught_up |= caught_up
+            case events.UpdatesRead(records):
+                known.estimator.updates(records, now_s)
+            case events.ClaimsRead(claims):
+                known.estimator.claims(claims, now_s)
+            case events.WantedChanged(wanted, reason):
+                known.wanted, known.reason = wanted, reason
+            case events.SettingsChanged(settings):
+                known.settings = known.estimator.settings = settings
+                if charge is not None:
+                    charge.change(settings)
+            case events.MachinesSeen() if charge is not None:
+                charge.machines_seen(event)
+            case events.LaunchAnswered(launches, refused) if charge is not None:
+                charge.launched(launches, refused, now_s)
+            case events.FleetAway(reason) if charge is not None:
+                charge.fleet_away(reason)
+            case events.PricesSeen(usd_per_hour) if charge is not None:
+                charge.prices_seen(usd_per_hour)
+            case events.PricesAway(reason) if charge is not None:
+                charge.prices_away(reason)
+            case _:
+                pass  # an answer to what this process asked when it was in charge
+        if known.wanted != "running":
+            known.estimator.unwanted(now_s)
+
+    def _tick(self, now_s: float) -> Iterator[ProvisionerCommand]:
+        if self._candidacy is not None and now_s - self._candidacy.since_s > CANDIDACY_S:
+            yield from self._step_down("its candidacy came to nothing")
+        if now_s >= self._lease_at_s + self._known.settings.lease_ttl_s / RENEWALS:
+            self._lease_at_s = now_s
+            yield do.AskLease()
+
+    def _lease_answered(self, now_s: float, *, held: bool) -> Iterator[ProvisionerCommand]:
+        if not held:
+            if self._charge is not None or self._candidacy is not None:
+                yield from self._step_down("the lease is held by another")
+        elif self._charge is None and self._candidacy is None and self._caught_up:
+            self._candidacies += 1
+            self._candidacy = _Candidacy(f"{self._name}#{self._candidacies}", now_s)
+            yield do.AppendPlan(Taken(self.ledger.term, self._candidacy.mark, now_s))
+
+    def _plan_read(
+        self, offset: int, record: PlanRecord | None, now_s: float
+    ) -> Iterator[ProvisionerCommand]:
+        if offset < self.ledger.position:
+            return
+        counts = self._known.plans_read(offset, record)
+        if isinstance(record, Taken):
+            yield from self._taken_read(offset, record, now_s, counts=counts)
+        elif self._charge is not None:
+            self._charge.read(record, now_s, counts=counts)
+
+    def _taken_read(
+        self, offset: int, taken: Taken, now_s: float, *, counts: bool
+    ) -> Iterator[ProvisionerCommand]:
+        candidacy = self._candidacy
+        own = candidacy is not None and taken.candidate == candidacy.mark
+        if self._charge is not None and counts:
+            yield from self._step_down(f"{taken.candidate} provisions from offset {offset}")
+        elif own and counts:
+            self._candidacy = None
+            self._charge = Charge(self._known, now_s)
+            yield do.TookCharge(offset)
+        elif own:
+            yield from self._step_down("somebody was faster")
+
+    def _step_down(self, reason: str) -> Iterator[ProvisionerCommand]:
+        self._charge = self._candidacy = None
+        yield do.StepDown(reason)
+
+    def _over(self) -> Iterator[ProvisionerCommand]:
+        """End where the log's last word is that all is given back, whoever wrote it."""
+        settled = self.ledger.settled
+        if settled is not None and self._known.wanted == "stopped" and self._caught_up:
+            self._charge = self._candidacy = None
+            self.finished = True
+            yield do.ReleaseLease()
+            yield do.Finish(settled.why)

@@ -1,0 +1,165 @@
+"""What the fleet lacks and has too much of: a decision against the machines that there are.
+
+A slot has one machine of its own, and at most one that stands in. A machine that shall be in
+another pool is given back first and its successor ordered when it has ended, so that no two workers
+ever share a slot's stream. A stand-in whose slot is to run on demand for good becomes its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from common.provisioning.records import Ended, Started
+from common.theory.policy import NOWHERE, ON_DEMAND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from common.provisioning.ledger import Rented
+
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 60.0  # of outages that last minutes, what is lost by asking so late is a fraction
+SOON_S = 60.0  # a machine that fails earlier would fail again: its start is what is wrong
+
+
+class Wish(NamedTuple):
+    """A machine that shall be there."""
+
+    slot: int
+    pool: str
+    stand_in: bool = False
+
+
+class Steps(NamedTuple):
+    """What to do about the fleet."""
+
+    order: tuple[Wish, ...]
+    release: tuple[Rented, ...]
+
+
+def wishes_of(
+    places: Sequence[int], stand_ins: Iterable[int], pools: Sequence[str]
+) -> tuple[Wish, ...]:
+    """Say which machines a decision wants, the slots' own ones first.
+
+    A slot whose own machine is on demand needs no other one beside it.
+    """
+    own = [Wish(slot, pools[at]) for slot, at in enumerate(places) if at != NOWHERE]
+    beside = [
+        Wish(slot, pools[ON_DEMAND], stand_in=True)
+        for slot in sorted(stand_ins)
+        if places[slot] != ON_DEMAND
+    ]
+    return (*own, *beside)
+
+
+def reconcile(
+    wishes: Iterable[Wish],
+    rented: Iterable[Rented],
+    may_order: Callable[[Wish], bool] = lambda _: True,
+) -> Steps:
+    """Say what to order and what to give back.
+
+    Args:
+        wishes: At most one own machine and one stand-in for each slot.
+        rented: Machines that run or may come to run.
+        may_order: Whether the wish's pool may be asked now, see `Backoff`.
+    """
+    by_slot: dict[int, list[Rented]] = {}
+    for machine in sorted(rented, key=_usefulness):
+        by_slot.setdefault(machine.slot, []).append(machine)
+    missing = list[Wish]()
+    for wish in sorted(wishes, key=lambda wish: wish.stand_in):  # own machines choose first
+        free = by_slot.get(wish.slot, [])
+        fits = [m for m in free if m.pool == wish.pool and (m.stand_in or not wish.stand_in)]
+        own = [m for m in fits if m.stand_in == wish.stand_in]
+        if fits:
+            free.remove((own or fits)[0])
+        else:
+            missing.append(wish)
+    release = tuple(m for machines in by_slot.values() for m in machines)
+    leaving = {m.slot for m in release if not m.stand_in}
+    order = tuple(
+        wish for wish in missing if (wish.stand_in or wish.slot not in leaving) and may_order(wish)
+    )
+    return Steps(order, release)
+
+
+def _usefulness(machine: Rented) -> tuple[bool, int]:
+    """Keep what runs before what may come to run, and what is older."""
+    return (not machine.running, machine.launch)
+
+
+def worker_name(
+    job: str, slot: int, launch: int, on_preemption: Literal["hold", "reassign"]
+) -> str:
+    """Name the worker on a machine.
+
+    Under `hold` a slot's workers are one static member of the consumer group, one after the other;
+    under `reassign` each is a member of its own.
+    """
+    return f"{job}-w{slot}" if on_preemption == "hold" else f"{job}-w{slot}-{launch}"
+
+
+class _Wait:
+    """One thing that is tried again later and later."""
+
+    def __init__(self) -> None:
+        self._times = 0
+        self.until_s = float("-inf")
+
+    def again(self, at_s: float) -> None:
+        """It failed; failures before the wait is over are one."""
+        if at_s >= self.until_s:
+            wait_s = min(FIRST_WAIT_S * 2.0**self._times, LONGEST_WAIT_S)
+            self._times = min(self._times + 1, 10)
+            self.until_s = at_s + wait_s
+
+    def well(self) -> None:
+        """It went well: the next failure is a first one."""
+        self._times = 0
+
+
+class Backoff:
+    """When a pool that refused, or a slot whose machines fail, may be tried again.
+
+    A refusal holds its whole pool back, until a machine of it starts. A machine that fails soon
+    after its start holds its slot back. Fed with records that count, so that a successor knows.
+
+    Attributes:
+        refused: Slots whose own machine was refused and has not run since.
+    """
+
+    def __init__(self) -> None:
+        self._pools: dict[str, _Wait] = {}
+        self._slots: dict[int, _Wait] = {}
+        self.refused = set[int]()
+
+    def feed(self, record: Started | Ended, rented: Rented) -> None:
+        """Take in a record that counts, with the machine that it is about."""
+        match record:
+            case Started():
+                self._pools.setdefault(rented.pool, _Wait()).well()
+                if not rented.stand_in:
+                    self.refused.discard(rented.slot)
+            case Ended(cause="refused"):
+                self._pools.setdefault(rented.pool, _Wait()).again(record.at_s)
+                if not rented.stand_in:
+                    self.refused.add(rented.slot)
+            case Ended(cause="failed") if rented.started_s is not None:
+                wait = self._slots.setdefault(rented.slot, _Wait())
+                if record.at_s - rented.started_s > SOON_S:
+                    wait.well()
+                wait.again(record.at_s)
+            case _:
+                pass  # says nothing of how hard machines are to be had
+
+    def until_s(self, wish: Wish) -> float:
+        """When this may be ordered."""
+        waits = (self._pools.get(wish.pool), self._slots.get(wish.slot))
+        return max((wait.until_s for wait in waits if wait is not None), default=float("-inf"))
+
+    def due(self, now_s: float) -> float:
+        """When the next wait is over; infinite if there is none."""
+        waits = (*self._pools.values(), *self._slots.values())
+        return min((wait.until_s for wait in waits if wait.until_s > now_s), default=float("inf"))

@@ -1,0 +1,191 @@
+"""Orders on their way to machines and back: what is to be asked for, and what was seen of it.
+
+An order that counts is always carried out, also one of a predecessor that nobody wants any more:
+its token is used up then, and a ghost that wakes up with it brings nothing new about. A machine
+whose order has ended, or that nobody ordered, is given back.
+
+    Ordered ──launch──▶ answered ──named──▶ Started ──named as ended, or not for a while──▶ Ended
+                 └─────▶ refused ──────────────────────────────────────────────────────────▶ Ended
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from common.provisioning.records import Ended, Started, client_token
+from common.renting import LaunchOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from common.provisioning.events import MachinesSeen
+    from common.provisioning.ledger import FleetLedger, Rented
+    from common.provisioning.settings import ProvisionerSettings
+    from common.renting import Machine, Refused
+
+LOOKS = 3  # in which a machine is not named, at least, before it is taken to be lost
+AGAIN_S = 10.0  # until a release that shows no effect, or an unanswered launch, is asked again
+
+
+@dataclass(slots=True)
+class _Missed:
+    """Something that looks do not show, or should not show."""
+
+    since_s: float
+    looks: int = 0
+
+
+@dataclass(slots=True)
+class FleetWatch:
+    """What one provisioner in charge has asked the fleet for, and was told.
+
+    Attributes:
+        looked: Whether the fleet has said what there is, since this provisioner is in charge.
+        strangers: Machines that run and should not, by id, as the last look had them.
+    """
+
+    settings: ProvisionerSettings
+    ledger: FleetLedger
+    looked: bool = False
+    strangers: dict[str, Machine] = field(default_factory=dict)
+    _asked_s: dict[int, float] = field(default_factory=dict)  # by launch: when, last
+    _answered_s: dict[int, float] = field(default_factory=dict)
+    _refused: dict[int, Refused] = field(default_factory=dict)
+    _look: MachinesSeen | None = None
+    _as_of_s: float = float("-inf")
+    _missed: dict[int, _Missed] = field(default_factory=dict)  # by launch
+    _unknown: dict[str, _Missed] = field(default_factory=dict)  # by the lender's id
+    _released_s: dict[str, float] = field(default_factory=dict)  # by the lender's id: when, last
+
+    # --- what the fleet says -------------------------------------------------------------------
+
+    def answered(self, launches: Iterable[int], refused: Iterable[Refused], now_s: float) -> None:
+        """Take in the answer to a launch."""
+        for launch in launches:
+            self._answered_s.setdefault(launch, now_s)
+        self._refused |= {order.launch: order for order in refused}
+
+    def seen(self, look: MachinesSeen) -> None:
+        """Take in a look, unless a later one was taken in before."""
+        if look.as_of_s > self._as_of_s:
+            self._look, self._as_of_s, self.looked = look, look.as_of_s, True
+
+    # --- what to write down --------------------------------------------------------------------
+
+    def records(self, now_s: float) -> Iterator[Started | Ended]:
+        """Say what has happened to machines since the last call.
+
+        What is given is taken for told: it has to be written down, and read before the next call.
+        """
+        look, self._look = self._look, None
+        if look is not None:
+            self._look_for_strangers(look, now_s)
+        named = {} if look is None else {machine.launch: machine for machine in self._ours(look)}
+        for rented in self.ledger.open:
+            refused = self._refused.get(rented.launch)
+            machine = named.get(rented.launch)
+            if machine is not None:
+                self._missed.pop(rented.launch, None)
+                yield from self._named(rented, machine, now_s)
+            elif refused is not None and rented.started_s is None:
+                yield self._end(rented, now_s, "refused", refused.reason)
+            elif look is not None and (gone := self._not_named(rented, look, now_s)) is not None:
+                yield gone
+
+    def _ours(self, look: MachinesSeen) -> Iterator[Machine]:
+        """Machines of open orders; of two for one order the one that was written down."""
+        for machine in look.machines:
+            rented = self.ledger.machines.get(machine.launch)
+            if rented is not None and rented.open and rented.machine in ("", machine.id):
+                yield machine
+
+    def _named(self, rented: Rented, machine: Machine, now_s: float) -> Iterator[Started | Ended]:
+        term = self.ledger.term
+        if rented.started_s is None:
+            yield Started(term, rented.launch, max(machine.started_s, 0.0), machine.id)
+        if machine.state == "ended":
+            at_s = now_s if machine.ended_s is None else machine.ended_s
+            yield Ended(term, rented.launch, at_s, machine.cause or "lost", machine.detail)
+
+    def _not_named(self, rented: Rented, look: MachinesSeen, now_s: float) -> Ended | None:
+        launch = rented.launch
+        if rented.started_s is None:
+            answered_s = self._answered_s.get(launch)
+            if answered_s is None or look.as_of_s < answered_s:
+                return None  # it need not be there yet
+        missed = self._missed.setdefault(launch, _Missed(look.as_of_s))
+        missed.looks += 1
+        settings = self.settings
+        patience_s = settings.unseen_s if rented.started_s is None else settings.grace_s
+        if missed.looks < LOOKS or look.as_of_s - missed.since_s < patience_s:
+            return None
+        if rented.started_s is None:
+            return self._end(rented, now_s, "lost", "it was ordered and never seen")
+        if rented.machine in self._released_s:
+            return self._end(rented, missed.since_s, "released", "no longer named")
+        return self._end(rented, missed.since_s, "lost", "it was there and is no longer named")
+
+    def _end(
+        self, rented: Rented, at_s: float, cause: Literal["refused", "released", "lost"], why: str
+    ) -> Ended:
+        return Ended(self.ledger.term, rented.launch, at_s, cause, why)
+
+    # --- what to ask of the fleet --------------------------------------------------------------
+
+    def orders(self, now_s: float) -> tuple[LaunchOrder, ...]:
+        """Give the orders that are to be asked for now: new ones, and those without an answer."""
+        due = [
+            rented
+            for rented in self.ledger.open
+            if rented.started_s is None
+            and rented.launch not in self._answered_s
+            and now_s >= self._asked_s.get(rented.launch, float("-inf")) + AGAIN_S
+        ]
+        self._asked_s |= {rented.launch: now_s for rented in due}
+        return tuple(
+            LaunchOrder(
+                rented.launch,
+                client_token(self.settings.job, rented.launch),
+                rented.slot,
+                rented.pool,
+                rented.worker,
+            )
+            for rented in due
+        )
+
+    def releases(self, rented: Iterable[Rented], now_s: float) -> tuple[str, ...]:
+        """Give the ids of machines that are to be given back now, of these and of strangers.
+
+        An order that has no machine yet is given back when it has one.
+        """
+        ids = [machine.machine for machine in rented if machine.running]
+        due = [
+            machine
+            for machine in (*ids, *self.strangers)
+            if now_s >= self._released_s.get(machine, float("-inf")) + AGAIN_S
+        ]
+        self._released_s |= dict.fromkeys(due, now_s)
+        return tuple(due)
+
+    def _look_for_strangers(self, look: MachinesSeen, now_s: float) -> None:
+        """Find machines that run without an order that stands.
+
+        One whose number was never heard of may be a successor's, of whom this process has yet to
+        read: it gets the time in which that would be read.
+        """
+        unknown = dict[str, _Missed]()
+        self.strangers = {}
+        for machine in look.machines:
+            if machine.state == "ended":
+                continue
+            rented = self.ledger.machines.get(machine.launch)
+            if rented is None:
+                missed = self._unknown.get(machine.id, _Missed(now_s))
+                missed.looks += 1
+                unknown[machine.id] = missed
+                if missed.looks >= LOOKS and now_s - missed.since_s >= self.settings.grace_s:
+                    self.strangers[machine.id] = machine
+            elif not rented.open or rented.machine not in ("", machine.id):
+                self.strangers[machine.id] = machine
+        self._unknown = unknown
