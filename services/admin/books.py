@@ -51,10 +51,11 @@ class Books:
     def __init__(self, open_log: Callable[[], Log], clock: Callable[[], float]) -> None:
         self._open_log = open_log
         self._clock = clock
-        self._orders: Queue[Order | None] = Queue(ORDERS)
+        self._orders: Queue[Order] = Queue(ORDERS)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._ending = False
+        self._ended = False  # the thread has, or will never begin
         self._opened: tuple[JobBook, KeyBook] | None = None
         self._read = False
         self._away = ""
@@ -82,6 +83,8 @@ class Books:
             thread = self._thread
         if thread is not None:
             thread.join(END_S)
+        else:
+            self._end()
 
     async def ready(self) -> None:
         """Wait until both topics have been read once.
@@ -111,6 +114,8 @@ class Books:
             self._orders.put_nowait((act, asked))
         except Full:
             raise UnavailableError(f"{ORDERS} changes of jobs wait for their turn") from None
+        if self._ended:  # it may have looked for orders before there was this one
+            self._refuse()
         try:
             return await asyncio.wait_for(asyncio.wrap_future(asked), WRITE_S)
         except TimeoutError:
@@ -166,7 +171,7 @@ class Books:
             order = self._orders.get(timeout=timeout_s)
         except Empty:
             return
-        if order is None or not order[1].set_running_or_notify_cancel():
+        if not order[1].set_running_or_notify_cancel():
             return  # whoever asked has gone
         act, asked = order
         try:
@@ -185,7 +190,15 @@ class Books:
     def _end(self) -> None:
         for book in self._opened or ():
             book.close()
-        while not self._orders.empty():
-            order = self._orders.get_nowait()
-            if order is not None:
-                order[1].cancel()
+        self._ended = True
+        self._refuse()
+
+    def _refuse(self) -> None:
+        """Tell all who wait that nobody will do what they asked."""
+        while True:
+            try:
+                _, asked = self._orders.get_nowait()
+            except Empty:
+                return
+            if asked.set_running_or_notify_cancel():
+                asked.set_exception(UnavailableError("this service is about to end"))

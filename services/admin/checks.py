@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from common.ports import Blobs, Board, Log
 
 FRESH_S = 3.0  # an answer counts for so long
-PATIENCE_S = 3.0  # a server that takes longer is not well
+PATIENCE_S = 3.0
 _NOBODY = "readyz"  # what is looked for, and is not there
 
 
@@ -39,12 +39,17 @@ class Checks:
     Args:
         ask: By server: raises DollError where it is not well, returns what there is to say.
         clock: Seconds that never go back.
+        patience_s: A server that takes longer is not well.
     """
 
     def __init__(
-        self, ask: Mapping[str, Callable[[], str]], clock: Callable[[], float] = monotonic
+        self,
+        ask: Mapping[str, Callable[[], str]],
+        clock: Callable[[], float] = monotonic,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._ask = ask
+        self._patience_s = patience_s
         self._clock = clock
         self._threads: ThreadPoolExecutor | None = None
         self._asked = dict[str, asyncio.Future[Check]]()
@@ -72,15 +77,13 @@ class Checks:
         for name, ask in self._ask.items():
             if name not in self._asked or self._asked[name].done():
                 self._asked[name] = loop.run_in_executor(self._threads, _checked, ask)
-        await asyncio.wait(self._asked.values(), timeout=PATIENCE_S)
+        await asyncio.wait(self._asked.values(), timeout=self._patience_s)
+        slow = Check(ok=False, reason=f"did not answer within {self._patience_s:g} s")
         self._found = {
-            name: asked.result() if asked.done() else _SLOW for name, asked in self._asked.items()
+            name: asked.result() if asked.done() else slow for name, asked in self._asked.items()
         }
         self._found_at = self._clock()
         return self._found
-
-
-_SLOW = Check(ok=False, reason=f"did not answer within {PATIENCE_S:g} s")
 
 
 def _checked(ask: Callable[[], str]) -> Check:

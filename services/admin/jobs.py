@@ -24,11 +24,16 @@ from services.admin.service import service_of
 from services.admin.told import told_job
 
 if TYPE_CHECKING:
+    from fastapi.openapi.models import Example
+
     from common.job_changes import Value
     from common.jobs import JobBook, JobRecord
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
+_EXAMPLES: Final[dict[str, Example]] = {
+    "digits": {"summary": "Handwritten digits from two clinics", "value": JOB}
+}
 _MOST: Final = 2**31 - 1  # of what counts records and batches
 _LONGEST_DEADLINE_S: Final = 10 * 365 * 86_400.0
 
@@ -78,7 +83,7 @@ class JobPatch(TypedDict, total=False):
 async def create(
     request: Request,
     caller: Operator,
-    spec: Annotated[JobSpec, strictly(JobSpec), Body(openapi_examples={"digits": JOB})],
+    spec: Annotated[JobSpec, strictly(JobSpec), Body(openapi_examples=_EXAMPLES)],
     idempotency_key: Annotated[
         str | None,
         Header(

@@ -1,0 +1,141 @@
+"""The admin service on a log, a board and storage in memory, asked without a network."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from common.config import Settings
+from common.keys import KeyBook
+from common.outside import Outside
+from common.testing.blobs import MemoryBlobs
+from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.log import MemoryLog
+from services.admin.app import create_app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastapi import FastAPI
+
+    from services.admin.service import Service
+
+HOST = "doll.test"
+
+
+@dataclass
+class World:
+    """One admin service and the servers behind it; what is set before the first request counts."""
+
+    settings: Settings = field(default_factory=lambda: Settings(blobs="s3://memory"))
+    log: MemoryLog = field(default_factory=MemoryLog)
+    redis: MemoryRedis = field(default_factory=MemoryRedis)
+    blobs: MemoryBlobs = field(default_factory=MemoryBlobs)
+    runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+
+    @cached_property
+    def viewer(self) -> str:
+        """A key that may look."""
+        return KeyBook(self.log).create("eve", "viewer")[0]
+
+    @cached_property
+    def operator(self) -> str:
+        """A key that may change things."""
+        return KeyBook(self.log).create("olga", "operator")[0]
+
+    @cached_property
+    def app(self) -> FastAPI:
+        """The application, once keys and streams are there."""
+        assert self.viewer != self.operator
+        return create_app(self.outside)
+
+    @property
+    def outside(self) -> Outside:
+        """What a service reaches."""
+        return Outside(self.settings, lambda: self.log, self.board, lambda: self.blobs)
+
+    @property
+    def service(self) -> Service:
+        """Behind the application."""
+        service: Service = self.app.state.service
+        return service
+
+    def replica(self) -> World:
+        """Another service on the same servers, with the same keys."""
+        other = World(self.settings, self.log, self.redis, self.blobs)
+        vars(other).update(viewer=self.viewer, operator=self.operator)
+        return other
+
+    def board(self, job: str) -> MemoryBoard:
+        """A job's notice board."""
+        return MemoryBoard(self.redis, job)
+
+    def streams(self, *names: str) -> None:
+        """Make datastreams."""
+        for name in names:
+            self.log.create_topic(name, 2)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        key: str | None = "operator",
+        **others: Any,  # noqa: ANN401 -- what httpx takes
+    ) -> httpx.Response:
+        """Ask the service.
+
+        Args:
+            method: Of HTTP.
+            path: With its query.
+            key: "viewer", "operator", another one, or None for none.
+            others: Further arguments of the client: `json`, `headers`, ...
+        """
+        known = {"viewer": self.viewer, "operator": self.operator}
+        headers = dict(others.pop("headers", {}))
+        if key is not None:
+            headers["Authorization"] = f"Bearer {known.get(key, key)}"
+        return self.runner.run(self._asked(method, path, headers, others))
+
+    def get(self, path: str, **others: Any) -> Any:  # noqa: ANN401 -- JSON
+        """Ask for something that is there, as a viewer."""
+        answer = self.ask("GET", path, key="viewer", **others)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def _asked(
+        self, method: str, path: str, headers: dict[str, str], others: dict[str, Any]
+    ) -> httpx.Response:
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
+            return await client.request(method, path, headers=headers, **others)
+
+    def close(self) -> None:
+        """End the service."""
+        if "app" in self.__dict__:
+            self.service.close()
+        self.runner.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """An empty one."""
+    made = World()
+    yield made
+    made.close()
+
+
+def problem(answer: httpx.Response, status: int) -> str:
+    """Check that an answer is a problem of this status; returns what it says."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    told = answer.json()
+    assert told["status"] == status
+    assert told["instance"] == answer.request.url.path
+    detail: str = told["detail"]
+    return detail

@@ -1,0 +1,192 @@
+"""Access: keys, roles on every route, pages of other sites."""
+
+from __future__ import annotations
+
+import logging
+from base64 import b64encode
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
+
+from common.keys import KeyBook
+from services.admin import access, health
+from services.admin.app import ROUTERS
+from services.admin.examples import JOB
+from tests.unit.admin.conftest import HOST, World, problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from starlette.routing import BaseRoute
+
+
+class Route(NamedTuple):
+    """One method of one path."""
+
+    method: str
+    path: str
+
+
+LOOKS = {  # what is posted only to be answered: nothing changes
+    Route("POST", "/v1/provisioning/plan"),
+    Route("POST", "/v1/provisioning/simulate"),
+}
+BODIES = {
+    Route("POST", "/v1/jobs"): {**JOB, "name": "letters"},
+    Route("PATCH", "/v1/jobs/{job}"): {"wanted": "paused"},
+}
+OTHERWISE = {  # where an empty world, or no body, has no better answer
+    Route("DELETE", "/v1/jobs/{job}"): 409,
+}
+
+
+def routes_of(routes: Iterable[BaseRoute]) -> Iterator[Route]:
+    for route in routes:
+        if isinstance(route, APIRoute):
+            yield from (Route(method, route.path) for method in sorted(route.methods or ()))
+        else:
+            yield from routes_of(route.original_router.routes)  # type: ignore[attr-defined]
+
+
+ROUTES = sorted(
+    {route for router in (*ROUTERS, health.router) for route in routes_of(router.routes)}
+)
+CLOSED = [route for route in ROUTES if route.path not in access.OPEN]
+
+
+def asked(world: World, route: Route, key: str | None, job: str) -> int:
+    path = route.path.replace("{job}", job).replace("{name}", "begin.js")
+    body = {"json": BODIES[route]} if route in BODIES else {}
+    return world.ask(route.method, path, key=key, **body).status_code
+
+
+def test_these_are_all_routes(world: World) -> None:
+    assert len(world.app.routes) == len(ROUTERS) + 1
+    assert [route for route in ROUTES if route.path in access.OPEN] == [
+        ("GET", "/healthz"),
+        ("GET", "/readyz"),
+    ]
+
+
+@pytest.mark.parametrize("route", CLOSED, ids=" ".join)
+def test_a_route_is_closed_to_whoever_has_no_valid_key(world: World, route: Route) -> None:
+    assert asked(world, route, None, "digits") == 401
+    assert asked(world, route, "doll_0000", "digits") == 401
+
+
+@pytest.mark.parametrize("route", CLOSED, ids=" ".join)
+def test_a_route_that_changes_something_is_for_operators(world: World, route: Route) -> None:
+    changes = route.method != "GET" and route not in LOOKS
+    status = asked(world, route, "viewer", "nobody")
+    assert (status == 403) is changes
+    assert status != 401
+
+
+@pytest.mark.parametrize("route", CLOSED, ids=" ".join)
+def test_a_route_answers_whoever_may_ask(world: World, route: Route) -> None:
+    world.streams("clinic-a", "clinic-b")
+    assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
+    endless = route.path.endswith("/events")  # of a job that is there
+    status = asked(world, route, "operator", "nobody" if endless else "digits")
+    expected = 404 if endless else OTHERWISE.get(route, 200)
+    assert status == expected or (expected == 200 and 200 <= status < 300)
+
+
+def test_a_browser_gives_the_key_as_a_password(world: World) -> None:
+    for name in ("", "eve", "whoever"):
+        sent = b64encode(f"{name}:{world.viewer}".encode()).decode()
+        answer = world.ask("GET", "/v1/jobs", key=None, headers={"Authorization": f"Basic {sent}"})
+        assert answer.status_code == 200
+
+
+def test_whoever_has_no_key_is_told_how_to_present_one(world: World) -> None:
+    answer = world.ask("GET", "/v1/jobs", key=None)
+    assert "Authorization: Bearer KEY" in problem(answer, 401)
+    assert answer.headers["www-authenticate"] == 'Basic realm="doll", Bearer'
+    assert problem(world.ask("GET", "/v1/jobs", key="doll_x"), 401).startswith("this API key is no")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "bearer\t",
+        "Basic",
+        "Basic !!!",
+        "Basic /w==",
+        "Digest x",
+        "Ä" * 2000,
+    ],
+)
+def test_what_is_no_key_is_none(world: World, header: str) -> None:
+    answer = world.ask("GET", "/v1/jobs", key=None, headers={"Authorization": header.encode()})
+    assert problem(answer, 401)
+
+
+def test_a_key_that_was_revoked_opens_nothing_soon_after(world: World) -> None:
+    assert world.ask("GET", "/v1/jobs", key="viewer").status_code == 200
+    KeyBook(world.log).revoke("eve")
+    while world.ask("GET", "/v1/jobs", key="viewer").status_code != 401:
+        pass  # pytest's timeout is the limit
+    assert world.ask("GET", "/v1/jobs", key="operator").status_code == 200
+
+
+def test_a_key_is_in_no_log_and_in_no_answer(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    answers = [
+        world.ask("GET", "/v1/jobs", key="viewer"),
+        world.ask("POST", "/v1/jobs", key="viewer", json={}),
+        world.ask("GET", "/v1/jobs", key="doll_secret"),
+    ]
+    told = caplog.text + "".join(f"{answer.headers} {answer.text}" for answer in answers)
+    assert world.viewer not in told
+    assert "doll_secret" not in told
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (f"http://{HOST}", 404),
+        (f"https://{HOST}", 404),  # a proxy before us may speak TLS
+        ("http://evil.example", 403),
+        (f"http://{HOST}.evil.example", 403),
+        (f"http://{HOST}:8081", 403),
+        ("null", 403),
+        ("http://[", 403),
+    ],
+)
+def test_changes_are_not_taken_from_pages_of_other_sites(
+    world: World, origin: str, status: int
+) -> None:
+    answer = world.ask("DELETE", "/v1/jobs/digits", headers={"Origin": origin})
+    assert problem(answer, status)
+    assert world.ask("GET", "/v1/jobs", headers={"Origin": origin}).status_code == 200
+
+
+def test_a_program_sends_no_origin() -> None:
+    assert not access.from_another_site("DELETE", Headers({"host": HOST}))
+
+
+def test_while_kafka_is_away_nobody_is_let_in_and_health_is_open(world: World) -> None:
+    assert world.app
+    world.log.go_away()
+    answer = world.ask("GET", "/v1/jobs", key="viewer")
+    assert "away" in problem(answer, 503)
+    assert int(answer.headers["retry-after"]) > 0
+    assert world.ask("GET", "/healthz", key=None).status_code == 200
+    world.log.come_back()
+    while world.ask("GET", "/v1/jobs", key="viewer").status_code != 200:
+        pass
+
+
+def test_once_keys_are_known_they_count_while_kafka_is_away(world: World) -> None:
+    assert world.ask("GET", "/v1/jobs", key="viewer").status_code == 200
+    world.log.go_away()
+    assert world.ask("GET", "/v1/jobs", key="viewer").status_code == 200
+    assert problem(world.ask("GET", "/v1/jobs", key="doll_x"), 401)

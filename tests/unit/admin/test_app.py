@@ -1,0 +1,98 @@
+"""The application: made without servers, its problems, its documents, its beginning and end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.config import Settings
+from common.errors import OutsideError
+from common.outside import Outside
+from services.admin.app import create_app
+from tests.unit.admin.conftest import World, problem
+
+if TYPE_CHECKING:
+    import pytest
+
+    from common.ports import Log
+
+
+def test_an_application_is_made_without_any_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DOLL_KAFKA", "DOLL_REDIS", "DOLL_BLOBS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DOLL_KAFKA", "nobody.invalid:9092")
+    app = create_app()
+    assert "/v1/jobs" in app.openapi()["paths"]
+
+
+def test_what_is_not_there_and_what_is_not_offered_are_problems(world: World) -> None:
+    assert problem(world.ask("GET", "/v2"), 404) == "there is nothing at /v2"
+    answer = world.ask("PUT", "/v1/jobs")
+    assert problem(answer, 405) == "PUT is not offered here"
+    assert answer.headers["allow"]
+
+
+def test_a_fault_of_ours_is_logged_and_its_answer_says_nothing_of_it(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("a secret")
+
+    world.app.add_api_route("/fail", fail)
+    answer = world.ask("GET", "/fail")
+    assert "its log says more" in problem(answer, 500)
+    assert "a secret" not in answer.text
+    assert "a secret" in caplog.text
+
+
+def test_a_server_that_refuses_is_told_as_such(world: World) -> None:
+    def refuse() -> None:
+        raise OutsideError("Kafka does not know us")
+
+    world.app.add_api_route("/refuse", refuse)
+    assert problem(world.ask("GET", "/refuse"), 502) == "Kafka does not know us"
+
+
+def test_the_document_and_its_page_come_from_here_and_need_a_key(world: World) -> None:
+    document = world.get("/openapi.json")
+    assert document["openapi"].startswith("3.1")
+    page = world.ask("GET", "/docs", key="viewer")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "//" not in page.text.replace("</", "")  # no other host
+    for name, kind in (
+        ("swagger-ui-bundle.js", "text/javascript"),
+        ("swagger-ui.css", "text/css"),
+        ("favicon.png", "image/png"),
+        ("begin.js", "text/javascript"),
+    ):
+        assert f"/docs/{name}" in page.text
+        asset = world.ask("GET", f"/docs/{name}", key="viewer")
+        assert asset.headers["content-type"].startswith(kind)
+        assert asset.content
+        assert problem(world.ask("GET", f"/docs/{name}", key=None), 401)
+    assert problem(world.ask("GET", "/docs/passwd"), 404)
+
+
+def test_following_begins_and_ends_with_the_process(world: World) -> None:
+    async def live() -> None:
+        async with world.app.router.lifespan_context(world.app):
+            await world.service.ready()
+            assert not world.service.ending.is_set()
+
+    world.runner.run(live())
+    assert world.service.ending.is_set()
+    assert problem(world.ask("DELETE", "/v1/jobs/digits"), 503)
+
+
+def test_a_thread_that_fails_is_a_fault_of_the_process() -> None:
+    def broken() -> Log:
+        raise ZeroDivisionError
+
+    world = World()
+    app = create_app(Outside(Settings(), broken, world.board, lambda: world.blobs))
+    vars(world)["app"] = app
+    try:
+        answer = world.ask("GET", "/v1/jobs", key="doll_x")
+        assert problem(answer, 503) == "this process has failed"
+        assert isinstance(world.service.fault, ZeroDivisionError)
+    finally:
+        world.close()

@@ -1,0 +1,121 @@
+"""Health: the process answers, the servers behind it are asked seldom, metrics are counted."""
+
+from __future__ import annotations
+
+import asyncio
+from threading import Event
+
+from common.config import Settings
+from common.errors import UnavailableError
+from common.testing.clock import HandClock
+from services.admin.checks import FRESH_S, Check, Checks
+from tests.unit.admin.conftest import World, problem
+
+
+def test_a_process_answers_whoever_asks(world: World) -> None:
+    assert world.ask("GET", "/healthz", key=None).json() == {"ok": True}
+
+
+def test_it_is_ready_while_all_servers_are_well(world: World) -> None:
+    assert world.get("/v1/jobs")  # keys and jobs have been read
+    well = {"ok": True, "reason": ""}
+    answer = world.ask("GET", "/readyz", key=None)
+    assert answer.json() == {"kafka": well, "redis": well, "storage": well}
+
+
+def test_whoever_is_not_ready_says_which_server_is_away_and_why(world: World) -> None:
+    assert world.get("/v1/jobs")
+    world.redis.kill()
+    answer = world.ask("GET", "/readyz", key=None)
+    assert problem(answer, 503) == "redis: the server is away"
+    assert answer.json()["redis"] == {"ok": False, "reason": "the server is away"}
+    assert answer.json()["kafka"]["ok"]
+    assert int(answer.headers["retry-after"]) > 0
+
+
+def test_it_is_not_ready_before_jobs_and_keys_are_known(world: World) -> None:
+    assert world.app
+    world.log.go_away()
+    answer = world.ask("GET", "/readyz", key=None)
+    assert problem(answer, 503).startswith("kafka: ")
+    assert answer.json()["storage"]["ok"]
+
+
+def test_it_is_ready_without_object_storage_and_says_so() -> None:
+    world = World(Settings())
+    try:
+        assert world.get("/v1/jobs")
+        assert "none is named" in world.ask("GET", "/readyz").json()["storage"]["reason"]
+    finally:
+        world.close()
+
+
+def test_however_often_probes_come_servers_are_asked_once_in_a_while() -> None:
+    asked, clock = list[float](), HandClock()
+
+    def ask() -> str:
+        asked.append(clock())
+        return ""
+
+    async def probes(checks: Checks) -> None:
+        for _ in range(3):
+            await asyncio.gather(*(checks.look() for _ in range(20)))
+            clock.advance(FRESH_S - 0.1)
+            await asyncio.gather(*(checks.look() for _ in range(20)))
+            clock.advance(0.2)
+
+    checks = Checks({"kafka": ask}, clock)
+    asyncio.run(probes(checks))
+    checks.close()
+    assert len(asked) == 3
+
+
+def test_a_server_that_hangs_is_not_well_and_not_asked_again_meanwhile() -> None:
+    hung, asked, clock = Event(), list[str](), HandClock()
+
+    def hang() -> str:
+        asked.append("redis")
+        hung.wait()
+        return "back"
+
+    def refuse() -> str:
+        raise UnavailableError("it\nis away")
+
+    async def looks(checks: Checks) -> None:
+        for _ in range(2):
+            found = await checks.look()
+            assert found["kafka"] == Check(ok=False, reason="it is away")
+            assert found["redis"] == Check(ok=False, reason="did not answer within 0.05 s")
+            clock.advance(FRESH_S)
+        hung.set()
+        while not (await checks.look())["redis"].ok:
+            clock.advance(FRESH_S)
+
+    checks = Checks({"kafka": refuse, "redis": hang}, clock, patience_s=0.05)
+    asyncio.run(looks(checks))
+    checks.close()
+    assert asked[:2] in (["redis"], ["redis", "redis"])
+
+
+def test_requests_are_counted_by_route_and_status(world: World) -> None:
+    world.ask("GET", "/v1/jobs/nobody")
+    world.ask("GET", "/v1/jobs/nowhere")
+    world.ask("GET", "/nothing/here")
+    world.ask("GET", "/v1/jobs", key=None)
+    world.ask("BREW", "/v1/jobs")
+    told = world.ask("GET", "/metrics", key="viewer")
+    assert told.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = told.text.splitlines()
+    for line in (
+        'doll_api_requests_total{method="GET",route="/v1/jobs/{job}",status="404"} 2.0',
+        'doll_api_requests_total{method="GET",route="none",status="404"} 1.0',
+        'doll_api_requests_total{method="GET",route="none",status="401"} 1.0',
+        'doll_api_requests_total{method="other",route="/v1/jobs",status="405"} 1.0',
+        'doll_api_request_seconds_count{method="GET",route="/v1/jobs/{job}"} 2.0',
+        "doll_api_streams_open 0.0",
+    ):
+        assert line in lines
+
+
+def test_metrics_need_a_key(world: World) -> None:
+    assert problem(world.ask("GET", "/metrics", key=None), 401)

@@ -1,0 +1,297 @@
+"""Job routes: created once, listed, changed, deleted; what makes no sense is told by field."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.core.spans import Partition
+from common.job import JobSpec
+from common.job_changes import CHANGEABLE
+from common.jobs import JobBook
+from common.keys import KeyBook
+from common.topics import JOBS
+from services.admin.examples import JOB
+from services.admin.jobs import JobPatch
+from tests.unit.admin.conftest import World, problem
+
+if TYPE_CHECKING:
+    import httpx
+
+SPEC = JOB
+
+
+@pytest.fixture
+def digits(world: World) -> World:
+    """A world with the job of the example."""
+    world.streams("clinic-a", "clinic-b")
+    answer = world.ask("POST", "/v1/jobs", json=SPEC)
+    assert answer.status_code == 201
+    return world
+
+
+def post(world: World, key: str | None = None, **changed: object) -> httpx.Response:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return world.ask("POST", "/v1/jobs", json=SPEC | changed, headers=headers)
+
+
+def test_a_job_is_created_with_all_defaults_and_where_it_begins(world: World) -> None:
+    world.streams("clinic-a", "clinic-b")
+    answer = post(world)
+    assert answer.status_code == 201
+    assert answer.headers["location"] == "/v1/jobs/digits"
+    told = answer.json()
+    assert (told["id"], told["wanted"], told["revision"]) == ("digits", "running", 0)
+    assert told["deadline_s"] == told["submitted_s"] + 6720
+    assert told["spec"]["strikes"] == 5
+    places = [("clinic-a", 0), ("clinic-a", 1), ("clinic-b", 0), ("clinic-b", 1)]
+    assert told["first"] == [[stream, partition, 0] for stream, partition in places]
+    shown = world.get("/v1/jobs/digits")
+    assert shown | {"progress": None} == told | {"progress": None}
+    assert JobBook(world.log).get("digits").spec.task.name == "image-classifier"
+
+
+def test_a_job_that_was_made_elsewhere_is_seen(world: World) -> None:
+    world.streams("clinic-a", "clinic-b")
+    assert problem(world.ask("GET", "/v1/jobs/digits"), 404) == 'there is no job "digits"'
+    JobBook(world.log).submit(JobSpec.model_validate_json(json.dumps(SPEC)))
+    while world.ask("GET", "/v1/jobs/digits").status_code != 200:
+        pass  # pytest's timeout is the limit
+
+
+def test_a_name_is_taken_once_and_for_all(digits: World) -> None:
+    assert "choose another name" in problem(post(digits), 409)
+    assert digits.ask("PATCH", "/v1/jobs/digits", json={"wanted": "stopped"}).status_code == 200
+    answer = digits.ask("DELETE", "/v1/jobs/digits")
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert problem(digits.ask("GET", "/v1/jobs/digits"), 404)
+    assert problem(digits.ask("DELETE", "/v1/jobs/digits"), 404)
+
+
+def test_a_stream_that_is_not_there_is_named(world: World) -> None:
+    world.streams("clinic-a")
+    assert 'there is no topic "clinic-b"' in problem(post(world), 422)
+
+
+# --- a request that comes twice ------------------------------------------------------------------
+
+
+def test_a_request_that_comes_twice_makes_one_job(world: World) -> None:
+    world.streams("clinic-a", "clinic-b")
+    first, second = post(world, "k1"), post(world, "k1")
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert second.json()["submitted_s"] == first.json()["submitted_s"]
+    assert second.headers["location"] == first.headers["location"]
+    assert written(world) == 1
+
+
+def test_its_spelling_does_not_matter_what_it_says_does(world: World) -> None:
+    world.streams("clinic-a", "clinic-b")
+    assert post(world, "k1").status_code == 201
+    assert post(world, "k1", batch_size=64, seed=0).status_code == 201
+    assert "another body" in problem(post(world, "k1", batch_size=65), 422)
+    assert "another body" in problem(post(world, "k1", name="letters"), 422)
+    assert post(world, "k2", name="letters").status_code == 201
+
+
+def test_it_is_recognised_by_another_replica_and_after_a_restart(world: World) -> None:
+    world.streams("clinic-a", "clinic-b")
+    assert post(world, "k1").status_code == 201
+    other = world.replica()
+    try:
+        assert post(other, "k1").status_code == 201
+        assert problem(post(other, "k2"), 409)
+    finally:
+        other.close()
+    assert written(world) == 1
+
+
+def test_two_replicas_that_are_asked_at_once_make_one_job(world: World) -> None:
+    world.streams("clinic-a", "clinic-b")
+    others = [world.replica() for _ in range(3)]
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            answers = list(threads.map(lambda other: post(other, "k1"), others))
+    finally:
+        for other in others:
+            other.close()
+    assert [answer.status_code for answer in answers] == [201] * 3
+    assert len({answer.json()["submitted_s"] for answer in answers}) == 1
+
+
+def test_a_key_stands_for_one_caller(world: World) -> None:
+    world.streams("clinic-a", "clinic-b")
+    assert post(world, "k1").status_code == 201
+    key, _ = KeyBook(world.log).create("otto", "operator")
+    headers = {"Idempotency-Key": "k1"}
+    while (
+        answer := world.ask("POST", "/v1/jobs", key=key, json=SPEC, headers=headers)
+    ).status_code == 401:
+        pass
+    assert problem(answer, 409)
+
+
+def written(world: World) -> int:
+    """Records of the jobs topic."""
+    return world.log.bounds(Partition(JOBS, 0)).end
+
+
+# --- what makes no sense -------------------------------------------------------------------------
+
+
+def test_every_field_that_makes_no_sense_is_named(world: World) -> None:
+    answer = post(world, group_size=-3, batch_size=True, streams=["a", "a"], colour="red")
+    assert "body.group_size: must be at least 1, got -3" in problem(answer, 422)
+    told = {each["field"]: each["detail"] for each in answer.json()["errors"]}
+    assert told == {
+        "body.streams": "'a' is named twice",
+        "body.group_size": "must be at least 1, got -3",
+        "body.batch_size": "must be a whole number, got true",
+        "body.colour": "is no field that there is",
+    }
+
+
+def test_a_task_that_is_not_on_the_allow_list_is_refused(world: World) -> None:
+    answer = post(world, task={"entrypoint": "os:system"})
+    assert '"os:system" is not on the allow-list' in problem(answer, 422)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (b"", 422),
+        (b"[]", 422),
+        (b"NaN", 422),
+        (b"\xff", 400),
+        (b"[" * 100_000, 400),
+        (b'{"name": "\\ud800"}', 400),
+    ],
+)
+def test_a_body_that_is_no_job_is_the_senders_fault(world: World, body: bytes, status: int) -> None:
+    headers = {"Content-Type": "application/json"}
+    assert problem(world.ask("POST", "/v1/jobs", content=body, headers=headers), status)
+
+
+def test_a_body_that_does_not_say_that_it_is_json_is_not_taken(world: World) -> None:
+    headers = {"Content-Type": "text/plain"}
+    answer = world.ask("POST", "/v1/jobs", content=json.dumps(SPEC), headers=headers)
+    assert "Content-Type: application/json" in problem(answer, 422)
+
+
+# --- lists ---------------------------------------------------------------------------------------
+
+
+def test_jobs_are_listed_by_name_page_by_page(world: World) -> None:
+    world.streams("clinic-a", "clinic-b")
+    names = ["a", "b", "c", "d", "e"]
+    for name in reversed(names):
+        assert post(world, name=name).status_code == 201
+    assert world.ask("PATCH", "/v1/jobs/b", json={"wanted": "paused"}).status_code == 200
+    found, after = list[str](), ""
+    while after is not None:
+        page = world.get("/v1/jobs", params={"limit": 2, "after": after})
+        assert 0 < len(page["jobs"]) <= 2
+        found += [job["id"] for job in page["jobs"]]
+        after = page["next"]
+    assert found == names
+    assert [job["id"] for job in world.get("/v1/jobs?wanted=paused")["jobs"]] == ["b"]
+    assert world.get("/v1/jobs?after=e") == {"jobs": [], "next": None}
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x", "wanted=happy"])
+def test_a_list_is_asked_for_within_bounds(world: World, query: str) -> None:
+    answer = world.ask("GET", f"/v1/jobs?{query}")
+    problem(answer, 422)
+    assert answer.json()["errors"][0]["field"] == f"query.{query.partition('=')[0]}"
+
+
+# --- changes -------------------------------------------------------------------------------------
+
+
+def test_what_is_changed_is_told_and_the_rest_stays(digits: World) -> None:
+    change = {"group_size": 8, "deadline_s": None, "learning_rate": 1, "wanted": "paused"}
+    told = digits.ask("PATCH", "/v1/jobs/digits", json=change).json()
+    assert (told["wanted"], told["revision"], told["deadline_s"]) == ("paused", 1, None)
+    assert told["reason"] == "by the API key olga"
+    assert told["changes"][0]["changed"] == {
+        "group_size": 8,
+        "deadline_s": None,
+        "learning_rate": 1.0,
+    }
+    assert told["spec"]["batch_size"] == 64
+    assert digits.get("/v1/jobs/digits")["changes"] == told["changes"]
+
+
+def test_a_job_is_stopped_and_goes_on(digits: World) -> None:
+    for wanted in ("stopped", "running"):
+        change = {"wanted": wanted, "reason": "as I like"}
+        told = digits.ask("PATCH", "/v1/jobs/digits", json=change).json()
+        assert (told["wanted"], told["reason"], told["revision"]) == (wanted, "as I like", 0)
+
+
+def test_nothing_is_written_where_nothing_changes(digits: World) -> None:
+    before = written(digits)
+    for change in ({}, {"group_size": 4}, {"wanted": "running"}):
+        assert digits.ask("PATCH", "/v1/jobs/digits", json=change).status_code == 200
+    assert written(digits) == before
+
+
+def test_a_change_of_a_job_that_was_changed_meanwhile_is_a_conflict(digits: World) -> None:
+    change = {"group_size": 8, "revision": 0}
+    assert digits.ask("PATCH", "/v1/jobs/digits", json=change).status_code == 200
+    again = digits.ask("PATCH", "/v1/jobs/digits", json=change | {"group_size": 9})
+    assert "is at revision 1" in problem(again, 409)
+
+
+def test_a_change_that_cannot_be_made_whole_is_not_begun(world: World) -> None:
+    world.streams("clinic-a", "clinic-b")
+    assert post(world, waiting_batches=5).status_code == 201
+    change = {"wanted": "paused", "batch_size": 1, "group_size": 6}
+    assert "waiting_batches" in problem(world.ask("PATCH", "/v1/jobs/digits", json=change), 422)
+    told = world.get("/v1/jobs/digits")
+    assert (told["wanted"], told["revision"]) == ("running", 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"group_size": 0},
+        {"group_size": 2.5},
+        {"group_size": "4"},
+        {"group_size": None},
+        {"group_size": 2**31},
+        {"batch_size": True},
+        {"learning_rate": 0},
+        {"learning_rate": -1.0},
+        {"deadline_s": 0},
+        {"wanted": "gone"},
+        {"reason": "x" * 501},
+        {"revision": -1},
+        {"colour": "red"},
+    ],
+)
+def test_a_field_out_of_its_range_is_named(digits: World, change: dict[str, object]) -> None:
+    answer = digits.ask("PATCH", "/v1/jobs/digits", json=change)
+    problem(answer, 422)
+    assert [each["field"] for each in answer.json()["errors"]] == [f"body.{next(iter(change))}"]
+
+
+def test_what_can_be_changed_of_a_job_can_be_asked_for() -> None:
+    assert set(CHANGEABLE) | {"wanted", "reason", "revision"} == set(JobPatch.__annotations__)
+
+
+def test_nobody_changes_or_deletes_a_job_that_is_not_there_or_runs(digits: World) -> None:
+    assert problem(digits.ask("PATCH", "/v1/jobs/nobody", json={"wanted": "paused"}), 404)
+    assert "stop it first" in problem(digits.ask("DELETE", "/v1/jobs/digits"), 409)
+
+
+def test_changes_are_refused_while_kafka_is_away_and_jobs_are_shown(digits: World) -> None:
+    digits.log.go_away()
+    answer = digits.ask("PATCH", "/v1/jobs/digits", json={"wanted": "paused"})
+    assert problem(answer, 503)
+    assert int(answer.headers["retry-after"]) > 0
+    assert digits.get("/v1/jobs")["jobs"][0]["wanted"] == "running"
