@@ -1,0 +1,199 @@
+/** Draws figures with Plotly: at most once a second, only what is in sight, all on one span of time. */
+
+import { onAxis } from "./format.js";
+import { colours, onScheme } from "./theme.js";
+
+const SHORTEST_MS = 1000; // between two drawings
+const SHARE = 10; // a drawing may take one part in so many of the time
+const OPTIONS = { displayModeBar: false, doubleClick: false, showTips: false, scrollZoom: false };
+const fine = matchMedia("(pointer: fine)");
+
+/** @returns {Promise<object>} Plotly, as soon as the page has loaded it */
+function plotly() {
+  if (globalThis.Plotly) return Promise.resolve(globalThis.Plotly);
+  return new Promise((done, failed) => {
+    const script = document.getElementById("plotly");
+    script.addEventListener("load", () => done(globalThis.Plotly));
+    script.addEventListener("error", () => failed(new Error("Charts cannot be drawn: their program did not load.")));
+  });
+}
+
+/**
+ * Make a text harmless for Plotly, which reads some tags and entities in what it writes.
+ * @param {string} text
+ */
+export function plain(text) {
+  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+/** All charts of a view; they share the span of time that they show. */
+export class Charts {
+  /**
+   * @param {() => {fromS: number, toS: number}} whole the longest span that there is to see
+   * @param {(zoomed: boolean) => void} zoomed told when a viewer zooms in or out by hand
+   */
+  constructor(whole, zoomed) {
+    this.whole = whole;
+    this.zoomed = zoomed;
+    this.panels = new Map();
+    this.lastS = null; // the newest so many seconds; null: everything
+    this.zoom = null; // [from, to] by hand
+    this.timer = 0;
+    this.nextMs = 0;
+    this.seen = new IntersectionObserver((entries) => this.#inSight(entries), { rootMargin: "200px" });
+    this.sized = new ResizeObserver(() => this.#sized());
+    onScheme(() => this.touch());
+  }
+
+  /**
+   * Add a chart.
+   * @param {HTMLElement} element where it is drawn
+   * @param {(palette: object, span: {fromS: number, toS: number}) => object|null} build gives
+   *   `data`, `layout` and `summary`, what the chart says in words; null: there is nothing to draw
+   */
+  add(element, build) {
+    this.panels.set(element, { build, near: false, due: true, width: 0 });
+    element.setAttribute("role", "img");
+    this.seen.observe(element);
+    this.sized.observe(element);
+  }
+
+  /** Something changed: draw again soon. */
+  touch() {
+    for (const panel of this.panels.values()) panel.due = true;
+    this.#soon();
+  }
+
+  /** Show the newest seconds only. @param {number|null} lastS null: everything */
+  newest(lastS) {
+    this.lastS = lastS;
+    this.zoom = null;
+    this.nextMs = 0;
+    this.touch();
+  }
+
+  /** @returns {{fromS: number, toS: number}} what is shown */
+  span() {
+    if (this.zoom) return this.zoom;
+    const { fromS, toS } = this.whole();
+    return { fromS: this.lastS === null ? fromS : Math.max(fromS, toS - this.lastS), toS };
+  }
+
+  /** Take everything back. */
+  close() {
+    clearTimeout(this.timer);
+    this.seen.disconnect();
+    this.sized.disconnect();
+    for (const element of this.panels.keys()) globalThis.Plotly?.purge(element);
+    this.panels.clear();
+  }
+
+  #inSight(entries) {
+    for (const { target, isIntersecting } of entries) {
+      const panel = this.panels.get(target);
+      if (panel) panel.near = isIntersecting;
+    }
+    this.#soon(0);
+  }
+
+  #sized() {
+    let changed = false;
+    for (const [element, panel] of this.panels) {
+      if (panel.width === element.clientWidth) continue;
+      panel.due = changed = true;
+    }
+    if (changed) this.#soon(0);
+  }
+
+  #soon(waitMs = Math.max(0, this.nextMs - performance.now())) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.#draw(), waitMs);
+  }
+
+  async #draw() {
+    const began = performance.now();
+    this.nextMs = began + SHORTEST_MS;
+    let drawing;
+    try {
+      drawing = await plotly();
+    } catch (error) {
+      for (const element of this.panels.keys()) element.replaceChildren(error.message);
+      return;
+    }
+    const palette = colours();
+    const span = this.span();
+    for (const [element, panel] of this.panels) {
+      if (!panel.due || !panel.near || element.clientWidth === 0) continue;
+      panel.due = false;
+      panel.width = element.clientWidth;
+      const figure = panel.build(palette, span);
+      element.closest("figure")?.toggleAttribute("data-empty", figure === null);
+      if (figure === null) continue;
+      element.setAttribute("aria-label", figure.summary);
+      drawing.react(element, figure.data, layout(element, figure.layout, palette, span), OPTIONS);
+      if (!panel.heard) this.#listen(element, panel);
+    }
+    this.nextMs = began + Math.max(SHORTEST_MS, SHARE * (performance.now() - began));
+  }
+
+  #listen(element, panel) {
+    panel.heard = true;
+    element.on("plotly_relayout", (change) => {
+      const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+      if (from === undefined || to === undefined) return;
+      this.zoom = { fromS: instant(from), toS: instant(to) };
+      this.zoomed(true);
+      this.nextMs = 0;
+      this.touch();
+    });
+    element.addEventListener("dblclick", () => {
+      this.zoomed(false);
+      this.newest(this.lastS);
+    });
+  }
+}
+
+// Plotly gives wall clock times, without a zone.
+function instant(text) {
+  return new Date(String(text).replace(" ", "T")).getTime() / 1000;
+}
+
+function layout(element, own, palette, span) {
+  const axis = {
+    color: palette.quiet,
+    gridcolor: palette.line,
+    linecolor: palette.line,
+    zeroline: false,
+    automargin: false,
+  };
+  return {
+    width: element.clientWidth,
+    height: own.height ?? element.clientHeight,
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: getComputedStyle(element).fontFamily, size: 11.5, color: palette.quiet },
+    showlegend: false,
+    hovermode: "x unified",
+    hoverlabel: { bgcolor: palette.card, bordercolor: palette.line, font: { color: palette.ink, size: 12 } },
+    dragmode: fine.matches ? "zoom" : false, // a finger scrolls the page
+    ...own,
+    margin: { l: 50, r: 14, t: 10, b: 26, ...own.margin },
+    xaxis: {
+      ...axis,
+      type: "date",
+      showgrid: false,
+      showline: true,
+      nticks: element.clientWidth < 500 ? 4 : 7,
+      range: [onAxis(span.fromS), onAxis(span.toS)],
+      fixedrange: !fine.matches,
+      hoverformat: "%e %b, %H:%M:%S",
+      tickformatstops: [
+        { dtickrange: [null, 59999], value: "%H:%M:%S" },
+        { dtickrange: [60000, 43200000], value: "%H:%M" },
+        { dtickrange: [43200000, null], value: "%e %b" },
+      ],
+      ...own.xaxis,
+    },
+    yaxis: { ...axis, fixedrange: true, nticks: 5, rangemode: "tozero", ...own.yaxis },
+  };
+}

@@ -1,0 +1,57 @@
+/** Builds elements. Texts become text nodes, never HTML: a job may be named as it likes. */
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/**
+ * Make an element.
+ * @param {string} tag
+ * @param {Object<string, string|number|boolean|null|undefined>} [attributes] false, null and
+ *   undefined leave the attribute out; true sets it empty.
+ * @param {...(Node|string|number|null|undefined|Array)} children
+ * @returns {HTMLElement}
+ */
+export function h(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+/**
+ * Make an SVG element.
+ * @param {string} tag
+ * @param {Object<string, string|number>} [attributes]
+ * @param {...Node} children
+ * @returns {SVGElement}
+ */
+export function s(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === false || value === null || value === undefined) continue;
+    element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+/**
+ * Put children into an element, unless they are what it was given last time.
+ * @param {Element} element
+ * @param {unknown} data What the children show: equal data, equal children.
+ * @param {() => Array<Node|string>|Node|string} make
+ */
+export function show(element, data, make) {
+  const signature = JSON.stringify(data);
+  if (element.shown === signature) return;
+  element.shown = signature;
+  element.replaceChildren(...[make()].flat(Infinity).filter((child) => child !== null));
+}
+
+/**
+ * Set a text, touching the page only where it changes.
+ * @param {Element} element
+ * @param {string} text
+ */
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}

@@ -1,0 +1,222 @@
+/** What the line charts of a job show: answers in, figures for `charts.js` out. */
+
+import { plain } from "./charts.js";
+import { count, duration, money, onAxis, percent, short } from "./format.js";
+import { series } from "./theme.js";
+
+const SMOOTHED = 0.02; // of the points in sight, on both sides, make a smoothed value
+
+function line(x, y, name, colour, more = {}) {
+  const { width = 2, dash = "solid", ...others } = more;
+  return {
+    type: "scatter",
+    mode: "lines",
+    x,
+    y,
+    name: plain(name),
+    line: { color: colour, width, dash },
+    connectgaps: false,
+    ...others,
+  };
+}
+
+function ofInterest(x, columns, span) {
+  // A point to the left of what is in sight, so that the line enters there.
+  const from = Math.max(0, x.findIndex((atS) => atS >= span.fromS) - 1);
+  return [x.slice(from), ...columns.map((column) => column.slice(from))];
+}
+
+// The mean of as many points before as after, so that a slope is neither late nor early.
+function smoothed(values) {
+  const sums = [0];
+  const counts = [0];
+  for (const value of values) {
+    const there = Number.isFinite(value);
+    sums.push(sums.at(-1) + (there ? value : 0));
+    counts.push(counts.at(-1) + (there ? 1 : 0));
+  }
+  const widest = Math.round(values.length * SMOOTHED);
+  return values.map((_, at) => {
+    const reach = Math.min(widest, at, values.length - 1 - at);
+    const [from, to] = [at - reach, at + reach + 1];
+    return counts[to] > counts[from] ? (sums[to] - sums[from]) / (counts[to] - counts[from]) : null;
+  });
+}
+
+const newest = (values) => values.findLast((value) => value !== null && value !== undefined) ?? null;
+
+function noisy(x, y, name, colour, palette, span, form) {
+  const [shownX, shownY] = ofInterest(x, [y], span);
+  const at = shownX.map(onAxis);
+  return {
+    data: [
+      line(at, shownY, "one update", colour, { width: 1, opacity: 0.3, hovertemplate: form }),
+      line(at, smoothed(shownY), "smoothed", colour, { width: 2.5, hovertemplate: form }),
+    ],
+    summary: `${name} over time, ${short(newest(y))} in the newest update`,
+  };
+}
+
+/** Loss of each update. */
+export function loss(curves, palette, span) {
+  if (curves.at_s.length === 0) return null;
+  const drawn = noisy(curves.at_s, curves.loss, "Loss", palette.blue, palette, span, "%{y:.4g}");
+  return { ...drawn, layout: {} };
+}
+
+/** A metric of each update before it was made; shares in percent. */
+export function metric(name) {
+  return (curves, palette, span) => {
+    const values = curves.metrics[name] ?? [];
+    if (newest(values) === null) return null;
+    const share = values.every((value) => value === null || (value >= 0 && value <= 1));
+    const form = share ? "%{y:.1%}" : "%{y:.4g}";
+    const drawn = noisy(curves.at_s, values, name, palette.green, palette, span, form);
+    return { ...drawn, layout: { yaxis: share ? { tickformat: ".0%", rangemode: "normal" } : {} } };
+  };
+}
+
+/** How many updates are made in a second. */
+export function rate(curves, palette, span) {
+  if (curves.at_s.length === 0) return null;
+  const [x, y] = ofInterest(curves.at_s, [curves.updates_per_s], span);
+  return {
+    data: [
+      line(x.map(onAxis), y, "updates/s", palette.blue, {
+        fill: "tozeroy",
+        fillcolor: faint(palette.blue),
+        hovertemplate: "%{y:.3g}",
+      }),
+    ],
+    layout: {},
+    summary: `Updates per second over time, ${short(newest(curves.updates_per_s))} now`,
+  };
+}
+
+const MOST_STREAMS = 8; // by colour and name; the others are thin lines behind them
+
+/** The streams of a job, those with most lag first. @returns {Array<{stream, lag}>} */
+export function byLag(curves) {
+  return [...curves.lag].sort((one, other) => (newest(other.lag) ?? -1) - (newest(one.lag) ?? -1));
+}
+
+/** Which of them have a colour of their own. */
+export function named(curves) {
+  const chosen = new Set(byLag(curves).slice(0, MOST_STREAMS).map(({ stream }) => stream));
+  return curves.lag.filter(({ stream }) => chosen.has(stream)).map(({ stream }) => stream);
+}
+
+/** Records of each stream that are in no update yet. */
+export function lag(curves, palette, span) {
+  if (curves.lag_at_s.length === 0 || curves.lag.length === 0) return null;
+  const look = series(palette);
+  const names = named(curves);
+  const data = curves.lag.map(({ stream, lag: records }) => {
+    const [x, y] = ofInterest(curves.lag_at_s, [records], span);
+    const place = names.indexOf(stream);
+    if (place < 0) return line(x.map(onAxis), y, stream, palette.line, { width: 1, hoverinfo: "skip" });
+    const { colour, dash } = look(place);
+    return line(x.map(onAxis), y, stream, colour, { dash, hovertemplate: "%{y:,d}" });
+  });
+  const said = byLag(curves).slice(0, 3).map((one) => `${one.stream} ${count(newest(one.lag))}`);
+  return {
+    data: data.sort((one, other) => one.line.width - other.line.width),
+    layout: {},
+    summary: `Lag per stream over time; now ${said.join(", ")}`,
+  };
+}
+
+/** Capacity over arrivals, with the line at 1 below which updates cannot keep up. */
+export function stability(curves, palette, span) {
+  if (curves.cost_at_s.length === 0) return null;
+  const [x, y] = ofInterest(curves.cost_at_s, [curves.stability], span);
+  const now = newest(curves.stability);
+  return {
+    data: [line(x.map(onAxis), y, "ratio", palette.purple, { hovertemplate: "%{y:.3f}" })],
+    layout: {
+      yaxis: { range: [0, Math.max(1.25, ...y) * 1.08] },
+      shapes: [
+        across({ y0: 0, y1: 1, fillcolor: faint(palette.red), line: { width: 0 }, layer: "below", type: "rect" }),
+        across({ y0: 1, y1: 1, line: { color: palette.red, width: 1.5, dash: "dash" }, type: "line" }),
+      ],
+      annotations: [
+        {
+          ...{ xref: "paper", x: 0, xanchor: "left", y: 1, yanchor: "top", showarrow: false },
+          text: "below 1 updates cannot keep up",
+          font: { color: palette.red, size: 11 },
+        },
+      ],
+    },
+    summary: `Stability ratio over time, ${short(now)} now; below 1 updates cannot keep up`,
+  };
+}
+
+function across(shape) {
+  return { xref: "paper", x0: 0, x1: 1, yref: "y", ...shape };
+}
+
+/**
+ * Cost so far against on-demand machines alone, and where the plan expects it to end.
+ * @param {object} curves
+ * @param {{plan: object|null, deadlineS: number|null}} ahead of a job that is not over
+ * @param {boolean} whole the chart may reach into the future
+ */
+export function cost(curves, { plan, deadlineS }, palette, span, whole) {
+  if (curves.cost_at_s.length === 0) return null;
+  const [x, spent, other] = ofInterest(curves.cost_at_s, [curves.spent_usd, curves.on_demand_only_usd], span);
+  const form = { hovertemplate: "$%{y:,.4~f}" };
+  const data = [
+    line(x.map(onAxis), other, "on-demand only", palette.grey, { dash: "dash", ...form }),
+    line(x.map(onAxis), spent, "spent", palette.blue, { width: 2.5, ...form }),
+  ];
+  const shapes = [];
+  const annotations = [];
+  let toS = span.toS;
+  if (plan && whole && Number.isFinite(plan.expected_runtime_s)) {
+    const endS = plan.at_s + plan.expected_runtime_s;
+    toS = Math.max(toS, endS, deadlineS ?? 0);
+    data.push(
+      line([onAxis(plan.at_s), onAxis(endS)], [plan.spent_usd, plan.predicted_usd], "predicted", palette.blue, {
+        ...{ dash: "dot", width: 1.5, mode: "lines+markers", ...form },
+        marker: { symbol: ["circle", "diamond"], size: [1, 10], color: palette.blue },
+      }),
+    );
+    if (deadlineS !== null) {
+      const at = onAxis(deadlineS);
+      shapes.push({
+        ...{ type: "line", xref: "x", x0: at, x1: at, yref: "paper", y0: 0, y1: 1 },
+        line: { color: palette.quiet, width: 1, dash: "dot" },
+      });
+      annotations.push({
+        ...{ x: at, xanchor: "right", yref: "paper", y: 0.02, yanchor: "bottom", showarrow: false },
+        text: "deadline ",
+        font: { color: palette.quiet, size: 11 },
+      });
+    }
+    toS += (toS - span.fromS) * 0.02;
+  }
+  const [now, against] = [newest(curves.spent_usd), newest(curves.on_demand_only_usd)];
+  const predicted = plan ? `; ${money(plan.predicted_usd)} predicted for the whole job` : "";
+  return {
+    data,
+    layout: {
+      xaxis: { range: [onAxis(span.fromS), onAxis(toS)] },
+      yaxis: { tickprefix: "$" },
+      shapes,
+      annotations,
+    },
+    summary:
+      `Cost over time: ${money(now)} spent, ${money(against)} with on-demand machines alone` +
+      ` (${percent(now / against)})${predicted}`,
+  };
+}
+
+function faint(colour) {
+  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  return `rgba(${red},${green},${blue},0.13)`;
+}
+
+/** How long a span of time is, in words. */
+export function spanInWords({ fromS, toS }) {
+  return duration(toS - fromS);
+}

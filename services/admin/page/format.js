@@ -1,0 +1,81 @@
+/** Numbers, money and times in words, in the viewer's language of numbers and zone of time. */
+
+export const UNKNOWN = "–";
+
+const known = (value) => typeof value === "number" && Number.isFinite(value);
+const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
+/** @param {number|null} value @returns {string} such as 12,034 */
+export function count(value) {
+  return known(value) ? grouped.format(value) : UNKNOWN;
+}
+
+/** @param {number|null} value @returns {string} three significant digits: 0.351, 12.3k, 4.1M */
+export function short(value) {
+  if (!known(value)) return UNKNOWN;
+  const size = Math.abs(value);
+  if (size !== 0 && size < 0.001) return value.toExponential(1);
+  for (const [unit, letter] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
+    if (size >= unit) return significant(value / (letter === "k" ? 1e3 : unit)) + letter;
+  }
+  return size >= 1000 ? grouped.format(value) : significant(value);
+}
+
+function significant(value) {
+  return String(Number(value.toPrecision(3)));
+}
+
+/** @param {number|null} share @returns {string} such as 57.9 % */
+export function percent(share, digits = 1) {
+  return known(share) ? `${(share * 100).toFixed(digits)} %` : UNKNOWN;
+}
+
+/** @param {number|null} usd @returns {string} with as many digits as tell two sums apart */
+export function money(usd) {
+  if (!known(usd)) return UNKNOWN;
+  const digits = Math.abs(usd) >= 1 || usd === 0 ? 2 : Math.abs(usd) >= 0.01 ? 4 : 6;
+  return `$${usd.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: digits })}`;
+}
+
+/** @param {number|null} seconds @returns {string} such as 1 h 52 min */
+export function duration(seconds) {
+  if (!known(seconds)) return UNKNOWN;
+  const whole = Math.max(0, Math.round(seconds));
+  if (seconds < 10 && seconds > 0) return `${significant(seconds)} s`;
+  if (whole < 120) return `${whole} s`;
+  const minutes = Math.round(whole / 60);
+  if (minutes < 60) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  if (hours < 48) return minutes % 60 ? `${hours} h ${minutes % 60} min` : `${hours} h`;
+  return `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+const clocks = {
+  time: new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" }),
+  day: new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }),
+};
+
+/**
+ * @param {number|null} atS seconds since 1970
+ * @returns {string} the time of day, and the day where it is another one than today
+ */
+export function clock(atS) {
+  if (!known(atS)) return UNKNOWN;
+  const at = new Date(atS * 1000);
+  const today = at.toDateString() === new Date().toDateString();
+  return (today ? clocks.time : clocks.day).format(at);
+}
+
+/**
+ * The coordinate of an instant on a chart's axis. Plotly knows no zones and shows what it is given
+ * as if it were UTC.
+ * @param {number} atS seconds since 1970
+ * @returns {number} milliseconds of the viewer's wall clock
+ */
+export function onAxis(atS) {
+  const ms = atS * 1000;
+  return ms - new Date(ms).getTimezoneOffset() * 60000;
+}
+
+/** The name of the viewer's zone of time. */
+export const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;

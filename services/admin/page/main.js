@@ -1,0 +1,54 @@
+/** Which view the address asks for: `#/` all jobs, `#/jobs/NAME` one of them. */
+
+import { h, say } from "./dom.js";
+import { jobView } from "./views/job.js";
+import { jobsView } from "./views/jobs.js";
+
+const main = document.getElementById("main");
+const crumbs = document.getElementById("crumbs");
+const pulse = document.getElementById("pulse");
+const PULSES = {
+  connecting: "Connecting",
+  live: "Live",
+  disconnected: "Disconnected: trying again",
+  stopped: "Stopped",
+};
+let close = () => {};
+
+/** Show how the connection to the service is. @param {string} state a key of PULSES */
+function state(now) {
+  pulse.dataset.state = now;
+  say(pulse, PULSES[now]);
+}
+
+function route() {
+  const [, section, name] = location.hash.split("/");
+  const job = section === "jobs" && name ? decoded(name) : null;
+  close();
+  state("connecting");
+  main.replaceChildren();
+  crumbs.replaceChildren(...(job === null ? [] : [h("a", { href: "#/" }, "Jobs"), h("span", {}, job)]));
+  document.title = job === null ? "DOLL" : `${job} · DOLL`;
+  close = job === null ? jobsView(main, state) : jobView(main, job, state);
+  scrollTo(0, 0);
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // typed by hand: there is no such job, and the view says so
+  }
+}
+
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address says what is shown, not where
+  main.focus();
+});
+addEventListener("hashchange", () => {
+  route();
+  main.focus({ preventScroll: true });
+});
+addEventListener("pagehide", () => close());
+addEventListener("pageshow", (event) => event.persisted && route());
+route();

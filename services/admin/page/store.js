@@ -1,0 +1,164 @@
+/** What is known of one job: answers of the API, and what the event stream told since. */
+
+import { ask, jobPath } from "./api.js";
+
+const PARTS = {
+  job: { path: "", everyS: 5 },
+  streams: { path: "/streams", everyS: 5 },
+  curves: { path: "/curves", everyS: 15 },
+  workers: { path: "/workers", everyS: 15 },
+  provisioning: { path: "/provisioning", everyS: 20 },
+};
+const CONCERNED = {
+  job: [], // the event says it all
+  member: ["workers"],
+  machine: ["workers", "curves", "provisioning"],
+  plan: ["provisioning", "curves"],
+  review: ["provisioning", "curves"],
+};
+const GATHER_MS = 400; // events come in bursts: one request for all of them
+const LONGEST_TAIL = 3000; // updates heard of since the last answer with curves
+const MOST_HEARD = 200;
+const RATE_OVER_S = 10;
+
+/** One job. */
+export class JobStore {
+  /**
+   * @param {string} name
+   * @param {(part: string) => void} changed told which part has news
+   * @param {(refusal: Error, part: string) => void} refused told what could not be had
+   */
+  constructor(name, changed, refused) {
+    this.name = name;
+    this.changed = changed;
+    this.refused = refused;
+    this.job = this.streams = this.curves = this.workers = this.provisioning = null;
+    this.newest = null; // the newest update heard of
+    this.tail = [];
+    this.heard = []; // what only events tell, newest last
+    this.absent = {}; // parts that this job does not have, and why
+    this.timers = new Map();
+    this.closing = new AbortController();
+  }
+
+  /** Ask for everything, and again now and then. */
+  open() {
+    for (const part of Object.keys(PARTS)) this.refresh(part);
+  }
+
+  /** Ask nothing more. */
+  close() {
+    this.closing.abort();
+    for (const part of Object.keys(PARTS)) this.#cancel(part);
+  }
+
+  /** Ask for one part now. */
+  async refresh(part) {
+    const { path, everyS } = PARTS[part];
+    this.#cancel(part);
+    let againS = everyS;
+    try {
+      this[part] = await ask(jobPath(this.name, path), this.closing.signal);
+      delete this.absent[part];
+      if (part === "curves") this.#cut();
+      if (part === "job") this.#forget();
+      this.changed(part);
+    } catch (refusal) {
+      if (refusal.name === "AbortError") return;
+      if (refusal.kind === "missing" && part !== "job") {
+        this.absent[part] = refusal.message;
+        this.changed(part);
+      } else {
+        this.refused(refusal, part);
+      }
+      againS = Math.max(everyS, refusal.againS ?? everyS);
+    }
+    if (this.closing.signal.aborted) return;
+    this.#later(part, document.hidden ? Math.max(againS, 60) * 1000 : againS * 1000);
+  }
+
+  /** Take in an event. */
+  hear(name, data) {
+    if (name === "update") {
+      this.#updated(data);
+      this.changed("update");
+      return;
+    }
+    const before = this.job;
+    if (name === "job" && data.spec) this.job = data;
+    const news = name === "job" ? before !== null && (before.wanted !== data.wanted || before.reason !== data.reason) : true;
+    if (news && (name === "member" || name === "job")) {
+      this.heard = [...this.heard.slice(1 - MOST_HEARD), { name, data, atS: Date.now() / 1000 }];
+    }
+    for (const part of CONCERNED[name] ?? []) this.#later(part, GATHER_MS);
+    this.changed(name);
+  }
+
+  /** Columns of all updates: what the last answer had, and what was heard of since. */
+  updates() {
+    const curves = this.curves;
+    if (curves === null) return { at_s: [], version: [], loss: [], metrics: {}, updates_per_s: [] };
+    const joined = {
+      at_s: [...curves.update_at_s, ...this.tail.map((one) => one.at_s)],
+      version: [...curves.version, ...this.tail.map((one) => one.version)],
+      loss: [...curves.loss, ...this.tail.map((one) => one.loss)],
+      updates_per_s: [...curves.updates_per_s],
+      metrics: {},
+    };
+    for (const [name, values] of Object.entries(curves.metrics)) {
+      joined.metrics[name] = [...values, ...this.tail.map((one) => one.metrics?.[name] ?? null)];
+    }
+    let from = 0;
+    for (let at = curves.update_at_s.length; at < joined.at_s.length; at += 1) {
+      while (joined.at_s[at] - joined.at_s[from] > RATE_OVER_S && from < at - 1) from += 1;
+      const elapsedS = joined.at_s[at] - joined.at_s[from];
+      const made = joined.version[at] - joined.version[from];
+      joined.updates_per_s.push(elapsedS > 0 && made > 0 ? made / elapsedS : null);
+    }
+    return joined;
+  }
+
+  /** What the charts need besides updates. */
+  get known() {
+    const none = { lag_at_s: [], lag: [], lives: [], cost_at_s: [], spent_usd: [], on_demand_only_usd: [], stability: [] };
+    return this.curves ?? { ...none, now_s: Date.now() / 1000 };
+  }
+
+  /** The instant that the page shows, by the service's clock where it was heard. */
+  get nowS() {
+    const told = this.curves?.now_s ?? 0;
+    return Math.max(told, this.newest?.at_s ?? 0);
+  }
+
+  // At the earliest instant that anybody asked for: a burst of events must not put it off for ever.
+  #later(part, afterMs) {
+    const dueMs = performance.now() + afterMs;
+    if ((this.timers.get(part)?.dueMs ?? Infinity) <= dueMs) return;
+    this.#cancel(part);
+    this.timers.set(part, { dueMs, timer: setTimeout(() => this.refresh(part), afterMs) });
+  }
+
+  #cancel(part) {
+    clearTimeout(this.timers.get(part)?.timer);
+    this.timers.delete(part);
+  }
+
+  #updated(update) {
+    if (!Number.isFinite(update.version)) return;
+    const last = this.tail.at(-1)?.version ?? this.curves?.version.at(-1) ?? 0;
+    this.newest = { ...update, at_s: update.at_s ?? Date.now() / 1000 };
+    if (update.version > last) this.tail.push(this.newest);
+    else this.#later("curves", GATHER_MS); // a new leader took some back, or it was told twice
+    if (this.tail.length > LONGEST_TAIL) this.refresh("curves");
+  }
+
+  #cut() {
+    const last = this.curves.version.at(-1) ?? 0;
+    this.tail = this.tail.filter((update) => update.version > last);
+  }
+
+  #forget() {
+    // The answer is younger than the update; or a new leader took the update back.
+    if (this.newest && this.job.progress.last_update_s >= this.newest.at_s) this.newest = null;
+  }
+}

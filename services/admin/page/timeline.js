@@ -1,0 +1,142 @@
+/** Machines over time: one lane per slot, a bar for each machine's life, a mark for how it ended. */
+
+import { plain } from "./charts.js";
+import { clock, duration, onAxis } from "./format.js";
+
+/** More lanes than a screen has lines for help nobody. */
+export const MOST_LANES = 96;
+
+/** How ends and states look: a shape each, beside the colour. */
+export const MARKS = {
+  preempted: { symbol: "x", colour: "red", words: "preempted" },
+  failed: { symbol: "diamond", colour: "purple", words: "failed" },
+  lost: { symbol: "square-open", colour: "purple", words: "lost" },
+  refused: { symbol: "circle-open", colour: "quiet", words: "no capacity" },
+  leaving: { symbol: "triangle-right-open", colour: "ink", words: "leaving" },
+  silent: { symbol: "hourglass-open", colour: "ink", words: "no sign of life" },
+};
+
+/** How kinds of machines look: spot is thinner, so that both are seen where one stands in. */
+export const KINDS = {
+  "on-demand": { colour: "blue", width: 0.78, words: "on demand" },
+  spot: { colour: "orange", width: 0.46, words: "spot" },
+  unknown: { colour: "grey", width: 0.62, words: "by hand" },
+};
+
+/** @returns {number} pixels that a lane is high */
+export function laneHeight(lanes) {
+  return lanes <= 8 ? 24 : lanes <= 16 ? 17 : lanes <= 32 ? 12 : 8;
+}
+
+/** What the timeline counts. @returns {{slots: number, preempted: number, running: number}} */
+export function tally(lives) {
+  return {
+    slots: lives.reduce((most, life) => Math.max(most, life.slot + 1), 0),
+    preempted: lives.filter((life) => life.cause === "preempted").length,
+    running: lives.filter((life) => life.to_s === null).length,
+  };
+}
+
+/**
+ * The figure.
+ * @param {Array<object>} machines the lives
+ * @param {Array<object>} workers whose states are marked at the end of their bars
+ * @param {Array<object>} plans drawn as thin lines
+ */
+export function timeline(machines, nowS, workers, plans, palette, span) {
+  if (machines.length === 0) return null;
+  const { slots, preempted, running } = tally(machines);
+  const lanes = Math.min(slots, MOST_LANES);
+  const lives = machines.filter(
+    (life) => life.slot < lanes && (life.to_s ?? nowS) >= span.fromS && life.from_s <= span.toS,
+  );
+  const each = laneHeight(lanes);
+  return {
+    data: [
+      ...Object.keys(KINDS).map((kind) => bars(lives.filter((life) => life.kind === kind), kind, nowS, palette)),
+      ...Object.keys(MARKS).map((name) => marks(marked(name, lives, workers, nowS), name, each, palette)),
+    ].filter((trace) => trace.y.length > 0),
+    layout: {
+      height: lanes * each + 40,
+      barmode: "overlay",
+      hovermode: "closest",
+      yaxis: {
+        range: [lanes - 0.4, -0.6],
+        showgrid: false,
+        tickmode: "linear",
+        tick0: 0,
+        dtick: lanes <= 16 ? 1 : lanes <= 32 ? 4 : 8,
+        nticks: 0,
+      },
+      shapes: plans
+        .filter((plan) => plan.at_s >= span.fromS && plan.at_s <= span.toS)
+        .slice(0, 40)
+        .map((plan) => ({
+          ...{ type: "line", xref: "x", x0: onAxis(plan.at_s), x1: onAxis(plan.at_s) },
+          ...{ yref: "paper", y0: 0, y1: 1, layer: "below" },
+          line: { color: palette.quiet, width: 1, dash: "dot" },
+        })),
+    },
+    summary:
+      `Machines over time in ${slots} slots: ${running} run now, ${preempted} were preempted so far.` +
+      " The table of workers below has each.",
+  };
+}
+
+function bars(lives, kind, nowS, palette) {
+  const look = KINDS[kind];
+  return {
+    type: "bar",
+    orientation: "h",
+    base: lives.map((life) => onAxis(life.from_s)),
+    x: lives.map((life) => ((life.to_s ?? nowS) - life.from_s) * 1000),
+    y: lives.map((life) => life.slot),
+    width: look.width,
+    marker: { color: palette[look.colour], line: { width: 0 } },
+    hovertext: lives.map((life) => told(life, nowS)),
+    hoverinfo: "text",
+    textposition: "none",
+  };
+}
+
+function told(life, nowS) {
+  const end = life.to_s === null ? "runs" : `${life.cause ?? "ended"} at ${clock(life.to_s)}`;
+  const age = duration((life.to_s ?? nowS) - life.from_s);
+  return [
+    `${plain(life.worker)} in slot ${life.slot}, ${plain(life.pool)}`,
+    `since ${clock(life.from_s)}, for ${age}`,
+    plain(end),
+  ].join("<br>");
+}
+
+function marked(name, lives, workers, nowS) {
+  if (name !== "leaving" && name !== "silent") {
+    return lives
+      .filter((life) => life.cause === name && life.to_s !== null)
+      .map((life) => ({ atS: life.to_s, slot: life.slot, text: told(life, nowS) }));
+  }
+  const such = new Set(workers.filter((worker) => worker.status === name).map((worker) => worker.name));
+  return lives
+    .filter((life) => life.to_s === null && such.has(life.worker))
+    .map((life) => ({ atS: nowS, slot: life.slot, text: `${plain(life.worker)}: ${MARKS[name].words}` }));
+}
+
+function marks(ends, name, each, palette) {
+  const look = MARKS[name];
+  return {
+    type: "scatter",
+    mode: "markers",
+    x: ends.map((end) => onAxis(end.atS)),
+    y: ends.map((end) => end.slot),
+    marker: {
+      symbol: look.symbol,
+      color: palette[look.colour],
+      size: Math.min(11, each * 0.8 + 1),
+      line: { width: 1, color: look.symbol.endsWith("open") ? palette[look.colour] : palette.card },
+    },
+    name: look.words,
+    hovertext: ends.map((end) => end.text),
+    hoverinfo: "text",
+    cliponaxis: false,
+  };
+}

@@ -1,0 +1,254 @@
+/** One job: puts the parts of its page together and keeps them up to date. */
+
+import { jobPath } from "../api.js";
+import { Charts } from "../charts.js";
+import { h, say, show } from "../dom.js";
+import * as figures from "../figures.js";
+import { clock, count, duration, short, zone } from "../format.js";
+import { follow } from "../live.js";
+import { JobStore } from "../store.js";
+import { series, colours, onScheme } from "../theme.js";
+import { MOST_LANES, tally, timeline } from "../timeline.js";
+import { Headline, mainMetric } from "./headline.js";
+import { keys, legend, marksLegend } from "./legend.js";
+import { happened, logList } from "./log.js";
+import { banners, noJob, refused } from "./notices.js";
+import { estimates, history, planInForce, pools } from "./plan.js";
+import { badge } from "./status.js";
+import { warnings } from "./warnings.js";
+import { inWords, workersTable } from "./workers.js";
+
+const RANGES = [["All", null], ["1 h", 3600], ["15 min", 900], ["5 min", 300]];
+
+/**
+ * Show a job until closed.
+ * @param {HTMLElement} main
+ * @param {string} name
+ * @param {(state: string) => void} state told how the connection is
+ * @returns {() => void} closes the view
+ */
+export function jobView(main, name, state) {
+  const view = skeleton(name);
+  const headline = new Headline();
+  view.tiles.append(headline.element);
+  const store = new JobStore(name, changed, failed);
+  const charts = new Charts(whole, (zoomed) => view.ranges.toggleAttribute("data-zoomed", zoomed));
+  let due = 0;
+  let shut = () => {};
+  let stopped = false;
+
+  function whole() {
+    const { update_at_s: at, cost_at_s: cost } = store.curves ?? {};
+    const toS = store.nowS || Date.now() / 1000;
+    const firsts = [at?.[0], cost?.[0], ...(store.curves?.lives ?? []).map((life) => life.from_s)];
+    const fromS = Math.min(...firsts.filter(Number.isFinite), toS - 10);
+    return { fromS, toS };
+  }
+
+  function changed(part) {
+    if (part === "job" && !main.contains(view.root)) main.replaceChildren(view.root);
+    if (part === "job") say(view.trouble, "");
+    if (due === 0) due = requestAnimationFrame(tell); // at once, but not twice for one picture
+    if (part !== "job" && part !== "streams") charts.touch();
+  }
+
+  function failed(refusal, part) {
+    if (refusal.kind === "key" || refusal.kind === "role" || (refusal.kind === "missing" && part === "job")) {
+      stop();
+      main.replaceChildren(refusal.kind === "missing" ? noJob(name) : refused(refusal));
+    } else if (!main.contains(view.root)) {
+      main.replaceChildren(refused(refusal));
+    } else {
+      say(view.trouble, refusal.message);
+    }
+    if (!stopped) state("disconnected");
+  }
+
+  function tell() {
+    due = 0;
+    if (store.job === null) return;
+    headline.tell(store);
+    const { job, curves, provisioning } = store;
+    const progress = job.progress;
+    show(view.badge, [job.wanted, progress.done, progress.led], () => badge(job));
+    show(view.subtitle, [job.spec, job.submitted_s, Math.floor(Date.now() / 60000)], () => subtitle(job));
+    show(view.warnings, warnings(store), () => banners(warnings(store)));
+    show(view.plan, provisioning?.plan ?? provisioning, () => (provisioning ? planInForce(provisioning) : unprovisioned(store)));
+    show(view.believed, provisioning?.believed ?? null, () => (provisioning ? estimates(provisioning.believed) : []));
+    show(view.pools, provisioning?.plan ?? null, () => (provisioning?.plan ? pools(provisioning.plan) : []));
+    show(view.history, provisioning?.plans ?? null, () => (provisioning ? history(provisioning.plans) : []));
+    for (const section of view.rented) section.hidden = store.absent.provisioning !== undefined;
+    const workers = store.workers?.workers ?? [];
+    say(view.workersTitle, store.workers?.board_away || inWords(workers));
+    show(view.workers, workers, () => workersTable(workers));
+    const entries = happened(store);
+    show(view.log, entries, () => logList(entries));
+    if (curves !== null) legends(curves, progress);
+  }
+
+  function legends(curves, progress) {
+    const metric = mainMetric(progress.metrics) ?? Object.keys(curves.metrics)[0] ?? null;
+    say(view.metricTitle, metric === "accuracy" || metric === null ? "Prequential accuracy" : metric);
+    const counted = tally(curves.lives);
+    say(
+      view.machinesNote,
+      counted.slots === 0
+        ? "No machines were rented for this job."
+        : `${count(counted.running)} run in ${count(counted.slots)} slots; ${count(counted.preempted)} preemptions so far` +
+            (counted.slots > MOST_LANES ? `; the first ${MOST_LANES} slots are drawn` : ""),
+    );
+    const workers = store.workers?.workers ?? [];
+    const drawn = [curves.lives.map((life) => [life.kind, life.cause]), workers.map((worker) => worker.status)];
+    show(view.machinesKeys, drawn, () => marksLegend(curves.lives, workers));
+    const names = figures.named(curves);
+    const lags = new Map((store.streams?.streams ?? []).map((one) => [one.stream, one]));
+    show(view.lagKeys, [names, [...lags.values()], colours().blue], () => legend(names, lags, curves.lag.length, series(colours())));
+  }
+
+  function stop() {
+    stopped = true;
+    shut();
+    store.close();
+    charts.close();
+    cancelAnimationFrame(due);
+    state("stopped");
+  }
+
+  const metricFigure = (palette, span) => {
+    const updates = store.updates();
+    const metric = mainMetric(store.job?.progress.metrics) ?? Object.keys(updates.metrics)[0];
+    return metric === undefined ? null : figures.metric(metric)(updates, palette, span);
+  };
+  charts.add(view.loss, (palette, span) => figures.loss(store.updates(), palette, span));
+  charts.add(view.metric, metricFigure);
+  charts.add(view.machines, (palette, span) =>
+    timeline(store.known.lives, store.nowS, store.workers?.workers ?? [], store.provisioning?.plans ?? [], palette, span),
+  );
+  charts.add(view.rate, (palette, span) => figures.rate(store.updates(), palette, span));
+  charts.add(view.lag, (palette, span) => figures.lag(store.known, palette, span));
+  charts.add(view.cost, (palette, span) =>
+    figures.cost(store.known, future(store), palette, span, charts.lastS === null && charts.zoom === null),
+  );
+  charts.add(view.stability, (palette, span) => figures.stability(store.known, palette, span));
+  view.onRange((lastS) => charts.newest(lastS));
+  onScheme(tell);
+
+  store.open();
+  shut = follow(jobPath(name, "/events"), {
+    event: (kind, data) => store.hear(kind, data),
+    state: (now) => !stopped && state(now),
+    opened: () => store.open(), // what happened while nobody listened
+    refused: () => store.refresh("job"),
+  });
+  return stop;
+}
+
+function future(store) {
+  const over = store.job?.progress.done || store.provisioning?.settled;
+  return {
+    plan: over ? null : (store.provisioning?.plan ?? null),
+    deadlineS: over ? null : (store.job?.deadline_s ?? null),
+  };
+}
+
+function subtitle(job) {
+  const spec = job.spec;
+  const parts = [
+    spec.task.name ?? spec.task.entrypoint ?? "",
+    spec.streams.length > 4 ? `${spec.streams.length} streams` : spec.streams.join(", "),
+    `K = ${count(spec.group_size)} batches of b = ${count(spec.batch_size)}`,
+    `${spec.optimizer.name}, learning rate ${short(spec.optimizer.learning_rate)}`,
+    `submitted ${clock(job.submitted_s)}, ${duration(Date.now() / 1000 - job.submitted_s)} ago`,
+  ];
+  return parts.filter(Boolean).map((text) => h("span", {}, text));
+}
+
+function unprovisioned(store) {
+  const why = store.absent.provisioning;
+  if (why === undefined) return [];
+  return [h("p", { class: "quiet" }, "No machines are rented for this job: its workers are started by hand, so that there is no plan and no cost.")];
+}
+
+function skeleton(name) {
+  const at = (attributes = {}, tag = "div") => h(tag, attributes);
+  const chart = (title, element, more = [], wide = false) =>
+    h(
+      "figure",
+      { class: wide ? "card wide" : "card" },
+      h("figcaption", {}, title, more),
+      element,
+      h("p", { class: "nothing" }, "Nothing to draw yet."),
+    );
+  const titled = (text) => h("h2", {}, text);
+  const view = {
+    badge: at({}, "span"),
+    subtitle: at({ class: "subtitle" }, "p"),
+    warnings: at({ class: "banners" }),
+    trouble: at({ class: "trouble", role: "status" }, "p"),
+    tiles: at({}),
+    plan: at(),
+    believed: at(),
+    pools: at(),
+    history: at(),
+    workers: at(),
+    log: at(),
+    metricTitle: titled("Prequential accuracy"),
+    machinesNote: h("p", { class: "note" }),
+    machinesKeys: h("ul", { class: "keys" }),
+    lagKeys: h("ul", { class: "keys" }),
+    workersTitle: h("span", {}, "Workers"),
+  };
+  for (const each of ["loss", "metric", "rate", "lag", "cost", "stability"]) view[each] = at({ class: "chart" });
+  view.machines = at({ class: "chart lanes" });
+  view.ranges = rangeButtons();
+  const cost = chart(titled("Cost so far"), view.cost, keys(["spent", "on-demand only", "predicted"]));
+  const stability = chart(titled("Stability ratio"), view.stability);
+  const plan = h("section", { class: "card" }, titled("The plan in force"), view.plan);
+  const believed = h("section", { class: "card" }, titled("Estimates, and where they lie with 90 %"), view.believed, titled("Pools"), view.pools);
+  const plans = h("section", { class: "card" }, titled("Plans"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Plans" }, view.history));
+  view.rented = [cost, stability, believed, plans];
+  view.root = h(
+    "div",
+    { class: "job" },
+    h("div", { class: "title" }, h("h1", {}, name), view.badge, view.ranges),
+    view.subtitle,
+    view.warnings,
+    view.trouble,
+    view.tiles,
+    h(
+      "div",
+      { class: "grid" },
+      chart(titled("Loss"), view.loss),
+      chart(view.metricTitle, view.metric),
+      chart(titled("Machines"), view.machines, [view.machinesNote, view.machinesKeys], true),
+      chart(titled("Updates per second"), view.rate),
+      chart(titled("Lag per stream"), view.lag, view.lagKeys),
+      cost,
+      stability,
+      plan,
+      believed,
+      plans,
+      h("section", { class: "card happened" }, titled("What happened"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "What happened" }, view.log)),
+      h("details", { class: "card wide" }, h("summary", {}, view.workersTitle), view.workers),
+    ),
+    h("p", { class: "foot" }, `Times in ${zone}.`),
+  );
+  view.onRange = (then) => {
+    view.ranges.addEventListener("change", (event) => {
+      view.ranges.removeAttribute("data-zoomed");
+      then(event.target.value === "" ? null : Number(event.target.value));
+    });
+  };
+  return view;
+}
+
+function rangeButtons() {
+  return h(
+    "fieldset",
+    { class: "ranges" },
+    h("legend", { class: "hidden" }, "Span of time"),
+    RANGES.map(([words, lastS]) =>
+      h("label", {}, h("input", { type: "radio", name: "range", value: lastS ?? "", checked: lastS === null }), h("span", {}, words)),
+    ),
+  );
+}

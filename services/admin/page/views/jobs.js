@@ -1,0 +1,157 @@
+/** The list of jobs: how each is, what it costs, and the way to it. */
+
+import { ask, jobPath } from "../api.js";
+import { h, say, show } from "../dom.js";
+import { count, money, percent, short } from "../format.js";
+import { noJobs, refused } from "./notices.js";
+import { badge } from "./status.js";
+
+const EVERY_S = 5;
+const JOBS_PER_S = 8; // asked about by one page, however many there are
+const AT_ONCE = 4;
+const COLUMNS = ["Job", "State", "Version", "Loss", "Accuracy", "Updates/s", "Lag", "Workers", "Cost", "Of on-demand"];
+
+/**
+ * Show the list until closed.
+ * @param {HTMLElement} main
+ * @param {(state: string) => void} state told how the connection is
+ * @returns {() => void} closes the view
+ */
+export function jobsView(main, state) {
+  const closing = new AbortController();
+  const rows = new Map();
+  const notice = h("div", { "aria-live": "polite" });
+  const body = h("tbody");
+  const table = h(
+    "table",
+    { class: "jobs", hidden: true },
+    h("thead", {}, h("tr", {}, COLUMNS.map((name, at) => h("th", { scope: "col", class: at > 1 ? "number" : null }, name)))),
+    body,
+  );
+  const title = h("h1", { hidden: true }, "Jobs");
+  const trouble = h("p", { class: "banner", role: "alert", hidden: true });
+  main.append(title, trouble, table, notice);
+  let timer = 0;
+
+  async function turn() {
+    let againS = EVERY_S;
+    try {
+      const jobs = await all(closing.signal);
+      list(jobs);
+      state("live");
+      trouble.hidden = true;
+      await details(jobs);
+      againS = Math.max(EVERY_S, jobs.length / JOBS_PER_S);
+    } catch (refusal) {
+      if (refusal.name === "AbortError") return;
+      if (failed(refusal)) return;
+      againS = Math.max(againS, refusal.againS ?? 0);
+    }
+    timer = setTimeout(turn, (document.hidden ? 12 : 1) * againS * 1000);
+  }
+
+  function failed(refusal) {
+    const over = refusal.kind === "key" || refusal.kind === "role";
+    state(over ? "stopped" : "disconnected");
+    if (over || rows.size === 0) {
+      title.hidden = table.hidden = trouble.hidden = true;
+      show(notice, refusal.message, () => refused(refusal));
+    } else {
+      say(trouble, refusal.message);
+      trouble.hidden = false;
+    }
+    return over;
+  }
+
+  function list(jobs) {
+    title.hidden = table.hidden = jobs.length === 0;
+    show(notice, jobs.length === 0, () => (jobs.length === 0 ? noJobs() : []));
+    for (const [id, row] of rows) {
+      if (jobs.some((job) => job.id === id)) continue;
+      row.remove();
+      rows.delete(id);
+    }
+    jobs.forEach((job, place) => {
+      if (!rows.has(job.id)) rows.set(job.id, newRow(job));
+      const row = rows.get(job.id);
+      if (body.children[place] !== row) body.insertBefore(row, body.children[place] ?? null);
+    });
+  }
+
+  async function details(jobs) {
+    const left = [...jobs];
+    const work = async () => {
+      for (let job = left.shift(); job !== undefined; job = left.shift()) await detail(job);
+    };
+    await Promise.all(Array.from({ length: AT_ONCE }, work));
+  }
+
+  async function detail(summary) {
+    const [job, provisioning] = await Promise.all([
+      ask(jobPath(summary.id), closing.signal),
+      summary.provisioned ? ask(jobPath(summary.id, "/provisioning?limit=1"), closing.signal).catch(none) : null,
+    ]).catch((refusal) => {
+      if (refusal.kind === "missing") return [null, null]; // deleted meanwhile: the next turn knows
+      throw refusal;
+    });
+    const row = rows.get(summary.id);
+    if (job !== null && row !== undefined) tell(row, job, provisioning);
+  }
+
+  turn();
+  return () => {
+    closing.abort();
+    clearTimeout(timer);
+  };
+}
+
+function none(refusal) {
+  if (refusal.kind === "missing") return null;
+  throw refusal;
+}
+
+async function all(signal) {
+  const jobs = [];
+  let after = null;
+  do {
+    const page = await ask(after === null ? "/v1/jobs" : `/v1/jobs?after=${encodeURIComponent(after)}`, signal);
+    jobs.push(...page.jobs);
+    after = page.next;
+  } while (after !== null);
+  return jobs;
+}
+
+function newRow(job) {
+  const link = h("a", { href: `#/jobs/${encodeURIComponent(job.id)}` }, job.id);
+  const under = h("span", { class: "under" }, `${job.task} · ${streams(job.streams)}`);
+  const cells = COLUMNS.slice(1).map((name, at) => h("td", { "data-name": name, class: at > 0 ? "number" : null }));
+  const row = h("tr", {}, h("th", { scope: "row" }, link, under), cells);
+  row.addEventListener("click", (event) => {
+    if (!event.target.closest("a") && String(getSelection()) === "") link.click();
+  });
+  show(cells[0], [job.wanted], () => badge(job));
+  return row;
+}
+
+function streams(names) {
+  return names.length <= 3 ? names.join(", ") : `${names.slice(0, 2).join(", ")} and ${names.length - 2} more`;
+}
+
+function tell(row, job, provisioning) {
+  const [state, ...cells] = row.querySelectorAll("td");
+  const progress = job.progress;
+  const cost = provisioning?.cost ?? null;
+  show(state, [job.wanted, progress.done, progress.led], () => badge(job));
+  const accuracy = progress.metrics.accuracy ?? null;
+  const texts = [
+    count(progress.version),
+    short(progress.loss),
+    percent(accuracy),
+    short(progress.updates_per_s),
+    count(progress.lag),
+    count(progress.workers),
+    money(cost?.spent_usd ?? null),
+    percent(cost?.ratio_to_on_demand ?? null),
+  ];
+  texts.forEach((text, at) => say(cells[at], text));
+}

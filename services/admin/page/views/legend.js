@@ -1,0 +1,74 @@
+/** Legends as text beside small drawings: shapes and dashes, never colour alone. */
+
+import { h, s } from "../dom.js";
+import { count, short } from "../format.js";
+import { KINDS, MARKS } from "../timeline.js";
+
+const SHAPES = {
+  x: "M2 2 10 10M10 2 2 10",
+  diamond: "M6 1 11 6 6 11 1 6Z",
+  "square-open": "M2 2H10V10H2Z",
+  "circle-open": "M6 1.5A4.5 4.5 0 1 1 5.99 1.5Z",
+  "triangle-right-open": "M2 1.5 10.5 6 2 10.5Z",
+  "hourglass-open": "M2 1.5H10L2 10.5H10Z",
+};
+
+function sample(classes, ...shapes) {
+  return s("svg", { class: `sample ${classes}`, viewBox: "0 0 24 12", "aria-hidden": "true" }, ...shapes);
+}
+
+function entry(drawing, text, value = null) {
+  return h("li", {}, drawing, h("span", {}, text), value === null ? null : h("b", {}, value));
+}
+
+/** What bars and marks of the timeline mean, as far as they occur. @returns {Array<Node>} */
+export function marksLegend(lives, workers) {
+  const kinds = Object.keys(KINDS).filter((kind) => lives.some((life) => life.kind === kind));
+  const ends = Object.keys(SHAPES)
+    .map((symbol) => Object.keys(MARKS).find((name) => MARKS[name].symbol === symbol))
+    .map((name) => [name, lives.filter((life) => life.cause === name).length || running(name, lives, workers)])
+    .filter(([, times]) => times > 0);
+  if (lives.length === 0) return [];
+  return [
+    ...kinds.map((kind) => {
+      const high = KINDS[kind].width * 12;
+      return entry(sample(`kind-${kind}`, s("rect", { x: 0, width: 24, y: 6 - high / 2, height: high })), KINDS[kind].words);
+    }),
+    ...ends.map(([name, times]) => {
+      const path = s("path", { d: SHAPES[MARKS[name].symbol], transform: "translate(6 0)" });
+      return entry(sample(`mark-${name}`, path), MARKS[name].words, count(times));
+    }),
+    entry(sample("line-plan", s("line", { x1: 12, x2: 12, y1: 0, y2: 12 })), "new plan"),
+  ];
+}
+
+function running(name, lives, workers) {
+  const such = new Set(workers.filter((worker) => worker.status === name).map((worker) => worker.name));
+  return lives.filter((life) => life.to_s === null && such.has(life.worker)).length;
+}
+
+const LINES = { spent: "spent", "on-demand only": "other", predicted: "predicted" };
+
+/** The lines of the cost chart. @returns {HTMLElement} */
+export function keys(names) {
+  return h(
+    "ul",
+    { class: "keys" },
+    names.map((name) => entry(sample(`line-${LINES[name]}`, s("line", { x1: 0, x2: 24, y1: 6, y2: 6 })), name)),
+  );
+}
+
+const DASHES = { solid: null, dash: "6 4", dot: "2 3", dashdot: "7 3 2 3" };
+
+/** The lines of the lag chart, with what each is now. @returns {Array<Node>} */
+export function legend(names, streams, all, look) {
+  const entries = names.map((name, place) => {
+    const { colour, dash } = look(place);
+    const drawn = s("line", { x1: 0, x2: 24, y1: 6, y2: 6, stroke: colour, "stroke-dasharray": DASHES[dash] ?? "none" });
+    const dead = streams.get(name)?.dead_lettered ?? 0;
+    const now = streams.has(name) ? short(streams.get(name).lag) : "";
+    return entry(sample("line", drawn), dead > 0 ? `${name}, ${count(dead)} dead-lettered` : name, now);
+  });
+  if (all > names.length) entries.push(entry(null, `and ${count(all - names.length)} more`));
+  return entries;
+}

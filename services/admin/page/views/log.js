@@ -1,0 +1,69 @@
+/** What happened of late, newest first: made of what the answers tell, and of what was only heard. */
+
+import { h } from "../dom.js";
+import { clock, count, short } from "../format.js";
+
+const MOST = 120;
+const ENDS = {
+  preempted: "was preempted",
+  released: "was given back",
+  failed: "failed",
+  refused: "could not be had: no capacity",
+  lost: "is gone, nobody knows why",
+};
+
+/**
+ * Everything worth a line.
+ * @param {import("../store.js").JobStore} store
+ * @returns {Array<{atS: number, kind: string, text: string}>} newest first
+ */
+export function happened(store) {
+  const entries = [
+    ...(store.job?.changes ?? []).map(changed),
+    ...(store.provisioning?.plans ?? []).map(planned),
+    ...(store.curves?.lives ?? []).flatMap(lived),
+    ...store.heard.map(heard),
+  ];
+  if (store.job) entries.push({ atS: store.job.submitted_s, kind: "job", text: "The job was submitted." });
+  return entries.sort((one, other) => other.atS - one.atS).slice(0, MOST);
+}
+
+function changed(change) {
+  const what = Object.entries(change.changed).map(([name, value]) => `${name.replaceAll("_", " ")} is ${value === null ? "none" : short(value)}`);
+  return { atS: change.at_s, kind: "job", text: `Changed: ${what.join(", ")}. ${change.reason}` };
+}
+
+function planned(plan) {
+  const mix = `${count(plan.spot)} on spot, ${count(plan.on_demand)} on demand`;
+  return { atS: plan.at_s, kind: "plan", text: `Plan ${plan.number}: ${mix}. ${plan.why}` };
+}
+
+function lived(life) {
+  const who = `${life.worker} in slot ${life.slot}, ${life.pool},`;
+  const entries = life.cause === "refused" ? [] : [{ atS: life.from_s, kind: "start", text: `${who} started.` }];
+  if (life.to_s !== null) {
+    entries.push({ atS: life.to_s, kind: life.cause ?? "released", text: `${who} ${ENDS[life.cause] ?? "ended"}.` });
+  }
+  return entries;
+}
+
+function heard({ name, data, atS }) {
+  if (name === "job") {
+    const reason = data.reason ? `: ${data.reason}` : "";
+    return { atS, kind: "job", text: `The job is ${data.wanted}${reason}` };
+  }
+  return { atS: data.at_s ?? atS, kind: "member", text: `The worker ${data.worker} is ${data.status}.` };
+}
+
+/** The list. @returns {Array<Node>} */
+export function logList(entries) {
+  return [
+    h(
+      "ol",
+      { class: "log" },
+      entries.map(({ atS, kind, text }) =>
+        h("li", { "data-kind": kind }, h("time", {}, clock(atS)), h("span", {}, text)),
+      ),
+    ),
+  ];
+}

@@ -1,0 +1,61 @@
+/** The table of workers. */
+
+import { h } from "../dom.js";
+import { clock, short, UNKNOWN } from "../format.js";
+import { KINDS } from "../timeline.js";
+
+const WORDS = { alive: "alive", leaving: "leaving", silent: "no sign of life", unknown: "not known" };
+
+/** How many are in which state. @param {Array<object>} workers @returns {string} */
+export function inWords(workers) {
+  if (workers.length === 0) return "No workers";
+  const counts = Object.keys(WORDS)
+    .map((status) => [status, workers.filter((worker) => worker.status === status).length])
+    .filter(([, number]) => number > 0);
+  return `${workers.length} worker${workers.length === 1 ? "" : "s"}: ${counts
+    .map(([status, number]) => `${number} ${WORDS[status]}`)
+    .join(", ")}`;
+}
+
+/** The table. @param {Array<object>} workers @returns {Array<Node>} */
+export function workersTable(workers) {
+  if (workers.length === 0) {
+    return [
+      h("p", { class: "quiet" }, "Nobody works for this job. Start a worker on a machine of yours with ", h("code", {}, "doll worker"), "."),
+    ];
+  }
+  const names = ["Worker", "State", "Kind", "Slot", "Pool", "Machine", "Since", "Records of late"];
+  return [
+    h(
+      "div",
+      { class: "scroll", tabindex: 0, role: "region", "aria-label": "Workers" },
+      h(
+        "table",
+        { class: "workers" },
+        h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, name)))),
+        h(
+          "tbody",
+          {},
+          [...workers].sort(bySlot).map((worker) =>
+            h(
+              "tr",
+              {},
+              h("th", { scope: "row" }, worker.name),
+              h("td", {}, h("span", { class: "status", "data-status": worker.status }, WORDS[worker.status])),
+              h("td", {}, h("span", { class: "kind", "data-kind": worker.kind }, KINDS[worker.kind].words)),
+              h("td", { class: "number" }, worker.slot ?? UNKNOWN),
+              h("td", {}, worker.pool ?? UNKNOWN),
+              h("td", {}, worker.machine ?? UNKNOWN),
+              h("td", {}, clock(worker.since_s)),
+              h("td", { class: "number" }, short(worker.samples)),
+            ),
+          ),
+        ),
+      ),
+    ),
+  ];
+}
+
+function bySlot(one, other) {
+  return (one.slot ?? Infinity) - (other.slot ?? Infinity) || one.name.localeCompare(other.name);
+}
