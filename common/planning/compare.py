@@ -1,20 +1,24 @@
-"""Runs one experiment under several policies. Not for other commands: it brings scipy."""
+"""Runs one experiment under several policies, and tells what came of it as plain data.
+
+Not for every command: it brings scipy.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common.errors import UserError
+import msgspec
+
+from common.errors import WireError
 from common.simulation.experiments.experiment import learner_of, simulate, simulate_full
-from common.theory.policy import POLICY_NAMES
+from common.simulation.experiments.outcome import Change, Point, PoolUse, Run, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from common.simulation.experiments.learning import Point
-    from common.simulation.experiments.outcome import Run
     from common.simulation.experiments.spec import Experiment
+    from common.theory.policy import PolicyName
 
 
 class Result(NamedTuple):
@@ -24,19 +28,14 @@ class Result(NamedTuple):
     curves: tuple[tuple[Point, ...], ...] = ()  # one per run, where something was learned
 
 
-def with_policies(experiment: Experiment, names: Sequence[str]) -> dict[str, Experiment]:
+def with_policies(experiment: Experiment, names: Sequence[PolicyName]) -> dict[str, Experiment]:
     """Give an experiment each of these policies; its own where none is named.
 
     The policy `reassign` makes sense only where streams move to the survivors: it changes that,
     too.
-
-    Raises:
-        UserError: If there is no such policy.
     """
     variants = dict[str, "Experiment"]()
     for name in names or [experiment.policy.name]:
-        if name not in POLICY_NAMES:
-            raise UserError(f"--policy: must be one of {', '.join(POLICY_NAMES)}, got {name!r}")
         policy = experiment.policy.model_copy(update={"name": name})
         waits = "reassign" if name == "reassign" else experiment.on_preemption
         update = {"policy": policy, "on_preemption": waits}
@@ -72,6 +71,96 @@ def compare(
             results[name] = _learn(experiment, folder, seed, done)
         progress(name, 1.0)
     return results
+
+
+def as_data(experiment: Experiment, seed: int, results: Mapping[str, Result]) -> dict[str, Any]:
+    """The results as plain data, by policy."""
+    data: dict[str, Any] = {
+        "experiment": experiment.name,
+        "seed": seed,
+        "summary": {name: Summary.of(it.runs).as_dict() for name, it in results.items()},
+        "runs": {name: [run.as_dict() for run in it.runs] for name, it in results.items()},
+    }
+    if experiment.learning is not None:
+        data["curves"] = {
+            name: [[point._asdict() for point in curve] for curve in it.curves]
+            for name, it in results.items()
+        }
+    return data
+
+
+def results_of(data: bytes) -> dict[str, Result]:
+    """Read back from JSON what `as_data` told; of what changed only how often is known.
+
+    Raises:
+        WireError: If it is something else.
+    """
+    try:
+        told = msgspec.json.decode(data, type=_Told)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WireError(f"results of a simulation: {error}") from error
+    return {
+        name: Result(
+            tuple(map(_run, runs)),
+            tuple(tuple(map(_point, curve)) for curve in told.curves.get(name, ())),
+        )
+        for name, runs in told.runs.items()
+    }
+
+
+class _Told(msgspec.Struct):
+    runs: dict[str, list[_ToldRun]]
+    curves: dict[str, list[list[_ToldPoint]]] = {}
+
+
+class _ToldRun(msgspec.Struct):
+    """What of `Run.as_dict` is not computed from the rest."""
+
+    seed: int
+    index: int
+    finished: bool
+    runtime_s: float
+    deadline_s: float
+    updates: float
+    on_demand_only_usd: float
+    changes: int
+    pools: dict[str, _ToldPool]
+
+
+class _ToldPool(msgspec.Struct):
+    usd: float
+    machine_s: float
+    launches: int
+    preemptions: int
+
+
+class _ToldPoint(msgspec.Struct):
+    version: int
+    at_s: float
+    accuracy: float
+    loss: float
+
+
+def _point(told: _ToldPoint) -> Point:
+    return Point(told.version, told.at_s, told.accuracy, told.loss)
+
+
+def _run(told: _ToldRun) -> Run:
+    pools = tuple(
+        PoolUse(name, pool.usd, pool.machine_s, pool.launches, pool.preemptions)
+        for name, pool in told.pools.items()
+    )
+    return Run(
+        told.seed,
+        told.index,
+        told.finished,
+        told.runtime_s,
+        told.deadline_s,
+        told.updates,
+        told.on_demand_only_usd,
+        pools,
+        (Change(0.0, "", 0, 0),) * (told.changes + 1),
+    )
 
 
 class _Done:

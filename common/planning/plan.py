@@ -1,68 +1,39 @@
-"""From the options of `doll plan` to the givens of the theory, and from its answer to one for all.
+"""From what is asked to the givens of the theory, and from its answer to one for all.
 
-What is wrong is told by the option that said it. Not for other commands: it brings scipy.
+What is wrong is told by the field that said it. Not for every command: it brings scipy.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from common.errors import UserError
 from common.planning.remaining import Remaining, arriving, remaining
+from common.planning.request import GivenError
+from common.planning.told import ToldCurve, ToldPlan
 from common.theory.beyond.chance import deadline_probability, plan_with_probability
 from common.theory.errors import ParameterError
 from common.theory.provisioning import CostCurve, cost_curve, plan, plan_of
-from common.theory.work import Market, Rates, Work, market
+from common.theory.work import Market, Work, market
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
+    from common.planning.request import PlanRequest
     from common.ports import Log
     from common.theory.plan import Plan
 
-_MOST_WORKERS = 1_000_000  # a slip of the finger shall not ask for all memory
-
-_OPTIONS = {  # what the theory calls a number, and the option that gives it
-    "group_size": "--group-size",
-    "batch_size": "--batch-size",
-    "updates": "--updates",
-    "deadline_s": "--deadline",
-    "availability": "--availability",
-    "spot.availability": "--availability",
-    "spot_usd_per_hour": "--spot-price",
-    "on_demand_usd_per_hour": "--on-demand-price",
-    "spot.cycle_s": "--cycle",
-    "cycle_s": "--cycle",
-    "probability": "--probability",
-    "spot": "--spot",
+_FIELDS = {  # what the theory calls a number, where a request calls it otherwise
+    "spot.availability": "availability",
+    "spot.cycle_s": "cycle_s",
+    "spot.usd_per_hour": "spot_usd_per_hour",
+    "on-demand.usd_per_hour": "on_demand_usd_per_hour",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """The options; None where one was not given."""
-
-    workers: int | None = None
-    rate_per_s: float | None = None
-    rates: Path | None = None
-    job: str = ""
-    group_size: int | None = None
-    batch_size: int | None = None
-    updates: float | None = None
-    deadline_s: float | None = None
-    availability: float | None = None
-    spot_usd_per_hour: float | None = None
-    on_demand_usd_per_hour: float | None = None
-    cycle_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,53 +57,56 @@ class Answer:
     chances: npt.NDArray[np.float64]  # (N_tot + 1,) probability to meet the deadline
 
 
-def gather(given: Given, open_log: Callable[[], Log], now_s: float) -> Asked:
-    """Put together what the options say and what the job says, if one is named.
+def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Asked:
+    """Put together what a request says and what the job says, if one is named.
 
     Args:
-        given: The options.
+        given: The request.
         open_log: Called only where a job is named.
         now_s: Since 1970; the job's deadline counts from when it was submitted.
 
     Raises:
-        UserError: If a number makes no sense or is missing, by its option.
+        GivenError: If a number makes no sense or is missing, by its field.
+        NotFoundError: If there is no such job.
         UnavailableError: If Kafka is away and a job is named.
     """
     _check_rates(given)
     log = open_log() if given.job else None
     told = remaining(given.job, log, now_s) if log else Remaining()
     values = {
-        "--group-size": _first(given.group_size, told.group_size),
-        "--batch-size": _first(given.batch_size, told.batch_size),
-        "--updates": _first(given.updates, told.updates),
-        "--deadline": _first(given.deadline_s, told.deadline_s),
-        "--availability": given.availability,
-        "--spot-price": given.spot_usd_per_hour,
-        "--on-demand-price": given.on_demand_usd_per_hour,
+        "group_size": _first(given.group_size, told.group_size),
+        "batch_size": _first(given.batch_size, told.batch_size),
+        "updates": _first(given.updates, told.updates),
+        "deadline_s": _first(given.deadline_s, told.deadline_s),
+        "availability": given.availability,
+        "spot_usd_per_hour": given.spot_usd_per_hour,
+        "on_demand_usd_per_hour": given.on_demand_usd_per_hour,
     }
-    found = {option: value for option, value in values.items() if value is not None}
-    lacking = [option for option in values if option not in found]
+    found = {field: value for field, value in values.items() if value is not None}
+    lacking = tuple(field for field in values if field not in found)
     if lacking:
         silent = f", and the job {given.job} does not say" if given.job else ""
-        raise UserError(f"{', '.join(lacking)}: must be given{silent}")
+        raise GivenError(lacking, f"must be given{silent}")
     names, notes = tuple[str, ...](), told.notes
-    if given.rates is not None:
-        rates_per_s, source = read_rates(given.rates), "--rates"
+    if given.rates_per_s is not None:
+        rates_per_s, source = np.array(given.rates_per_s, np.float64), "rates_per_s"
     elif given.workers is not None and given.rate_per_s is not None:
-        rates_per_s, source = np.full(given.workers, given.rate_per_s, np.float64), "--rate"
+        rates_per_s, source = np.full(given.workers, given.rate_per_s, np.float64), "rate_per_s"
     elif log:
         seen = arriving(given.job, log)
-        names, rates_per_s, source = seen.workers, seen.rates_per_s, "--job"
+        names, rates_per_s, source = seen.workers, seen.rates_per_s, "job"
         notes += seen.notes
     with named(source):
         work = Work(
             rates_per_s,
-            int(found["--group-size"]),
-            int(found["--batch-size"]),
-            found["--updates"],
-            found["--deadline"],
+            int(found["group_size"]),
+            int(found["batch_size"]),
+            found["updates"],
+            found["deadline_s"],
         )
-        prices = market(found["--on-demand-price"], found["--spot-price"], found["--availability"])
+        prices = market(
+            found["on_demand_usd_per_hour"], found["spot_usd_per_hour"], found["availability"]
+        )
         if given.cycle_s is not None:
             prices = replace(prices, spot=replace(prices.spot, cycle_s=given.cycle_s))
     return Asked(work, prices, names, notes)
@@ -142,10 +116,10 @@ def answer(asked: Asked, *, probability: float | None, spot: int | None) -> Answ
     """Plan: for the mean, for a probability, or not at all where N_s is given.
 
     Raises:
-        UserError: If a number makes no sense, by its option.
+        GivenError: If a number makes no sense, by its field.
     """
     if spot is not None and probability is not None:
-        raise UserError("--spot, --probability: give one; --spot tells the probability, too")
+        raise GivenError(("spot", "probability"), "give one; a plan tells its probability anyhow")
     work, prices = asked.work, asked.market
     with named():
         curve = cost_curve(work, prices)
@@ -159,81 +133,112 @@ def answer(asked: Asked, *, probability: float | None, spot: int | None) -> Answ
     return Answer(asked, best, curve, enough, chances)
 
 
-def read_rates(path: Path) -> Rates:
-    """Read one rate per worker: on each line, in the column `rate` of a CSV, or as a JSON list.
+def plan_told(request: PlanRequest, open_log: Callable[[], Log], now_s: float) -> ToldPlan:
+    """Plan what is asked for.
+
+    Args:
+        request: What is asked.
+        open_log: Called only where a job is named.
+        now_s: Since 1970.
 
     Raises:
-        UserError: If the file cannot be read or holds something else, by its line.
+        GivenError: If a number makes no sense or is missing, by its field.
+        NotFoundError: If there is no such job.
+        UnavailableError: If Kafka is away and a job is named.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise UserError(f"--rates: {path}: there is no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--rates: {path}: cannot be read as text: {error}") from error
-    if text.lstrip().startswith(("[", "{")):
-        try:
-            return np.array(msgspec.json.decode(text, type=list[float]), np.float64)
-        except msgspec.DecodeError as error:
-            raise UserError(f"--rates: {path}: must be a JSON list of numbers: {error}") from error
-    return _column(text, path)
+    asked = gather(request, open_log, now_s)
+    found = answer(asked, probability=request.probability, spot=request.spot)
+    return tell(found, list_workers=request.list_workers, points=request.curve)
+
+
+def tell(found: Answer, *, list_workers: bool, points: int) -> ToldPlan:
+    """Tell a plan; what is infinite becomes null.
+
+    Args:
+        found: The plan.
+        list_workers: Whether to name the spot workers.
+        points: About so many of the curve; 0: no curve.
+    """
+    plan, work, prices = found.plan, found.asked.work, found.asked.market
+    return ToldPlan(
+        feasible=plan.feasible,
+        spot=plan.spot,
+        on_demand=plan.on_demand,
+        expected_cost_usd=_finite(plan.expected_cost_usd),
+        expected_runtime_s=_finite(plan.expected_runtime_s),
+        cost_ratio_to_on_demand=_finite(plan.cost_ratio_to_on_demand),
+        binding=plan.binding,
+        reason=plan.reason,
+        deadline_probability=min(max(float(found.chances[plan.spot]), 0.0), 1.0),
+        spot_workers=tuple(sorted(plan.spot_workers.tolist())) if list_workers else None,
+        names=found.asked.names,
+        curve=_curve(found, points) if points else None,
+        notes=found.asked.notes,
+        workers=work.workers,
+        arrivals_per_s=float(work.rates_per_s.sum()),
+        group_size=work.group_size,
+        batch_size=work.batch_size,
+        updates=work.updates,
+        deadline_s=work.deadline_s,
+        undisturbed_s=_finite(work.undisturbed_s),
+        availability=prices.spot.availability,
+        spot_usd_per_hour=prices.spot.usd_per_hour,
+        on_demand_usd_per_hour=prices.on_demand.usd_per_hour,
+        on_demand_only_usd=_finite(float(found.curve.costs_usd[0])),
+        cycle_s=prices.spot.cycle_s,
+    )
 
 
 @contextmanager
-def named(rates_option: str = "--rates") -> Iterator[None]:
-    """Tell what the theory refuses by the option that gave it.
+def named(rates_field: str = "rates_per_s") -> Iterator[None]:
+    """Tell what the theory refuses by the field that gave it.
 
     Raises:
-        UserError: In place of each ParameterError.
+        GivenError: In place of each ParameterError.
     """
     try:
         yield
     except ParameterError as error:
-        option = _OPTIONS.get(error.parameter, error.parameter)
+        field = _FIELDS.get(error.parameter, error.parameter)
         if error.parameter == "rates_per_s":
-            option = rates_option
+            field = rates_field
         problem = str(error).removeprefix(f"{error.parameter}: ")
-        raise UserError(f"{option}: {problem}") from error
+        raise GivenError((field,), problem) from error
 
 
-def _column(text: str, path: Path) -> Rates:
-    reader = csv.reader(text.splitlines())
-    lines = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
-    column = 0
-    if lines and not _is_number(lines[0][1][0]):
-        head = [cell.strip() for cell in lines.pop(0)[1]]
-        if "rate" not in head:
-            raise UserError(f"--rates: {path}: has no column `rate`, only {', '.join(head)}")
-        column = head.index("rate")
-    elif lines and len(lines[0][1]) > 1:
-        raise UserError(f"--rates: {path}: has several columns: name one `rate` in the first line")
-    if not lines:
-        raise UserError(f"--rates: {path}: holds no rate")
-    for number, cells in lines:
-        if len(cells) <= column or not _is_number(cells[column]):
-            raise UserError(f"--rates: {path}, line {number}: no rate in {','.join(cells)!r}")
-    return np.array([float(cells[column]) for _, cells in lines])
-
-
-def _check_rates(given: Given) -> None:
-    if given.rates is not None and (given.workers is not None or given.rate_per_s is not None):
-        raise UserError("--rates: stands instead of --workers and --rate, not beside them")
-    if given.workers is not None and not 1 <= given.workers <= _MOST_WORKERS:
-        raise UserError(f"--workers: must be 1 to {_MOST_WORKERS:,}, got {given.workers}")
-    if given.workers is not None and given.rate_per_s is None:
-        raise UserError("--rate: must be given with --workers")
-    if given.rate_per_s is not None and given.workers is None:
-        raise UserError("--workers: must be given with --rate")
-    if given.rates is None and given.workers is None and not given.job:
-        raise UserError("--workers, --rate: must be given, or --rates FILE, or --job NAME")
+def _check_rates(given: PlanRequest) -> None:
+    one = given.workers is not None, given.rate_per_s is not None
+    if given.rates_per_s is not None and any(one):
+        others = "stands instead of workers and rate_per_s, not beside them"
+        raise GivenError(("rates_per_s",), others)
+    if any(one) and not all(one):
+        raise GivenError(
+            ("rate_per_s",) if one[0] else ("workers",), "must be given with the other"
+        )
+    if given.rates_per_s is None and not any(one) and not given.job:
+        raise GivenError(("workers", "rate_per_s"), "must be given, or rates_per_s, or a job")
 
 
 def _first(given: float | None, told: float | None) -> float | None:
     return told if given is None else given
 
 
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+def _curve(found: Answer, points: int) -> ToldCurve:
+    count = found.asked.work.workers
+    every = math.ceil(count / points)
+    rows = sorted({*range(0, count + 1, every), found.plan.spot, count})
+    return ToldCurve(
+        spot=tuple(rows),
+        cost_usd=_column(found.curve.costs_usd[rows]),
+        runtime_s=_column(found.curve.runtimes_s[rows]),
+        in_time=tuple(found.chances[rows].tolist()),
+        enough=tuple(found.enough[rows].tolist()),
+    )
+
+
+def _column(values: npt.NDArray[np.float64]) -> tuple[float | None, ...]:
+    return tuple(map(_finite, values.tolist()))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

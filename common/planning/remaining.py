@@ -17,8 +17,8 @@ from common import topics
 from common.core.history import History
 from common.core.messages import BatchReady
 from common.core.spans import Partition
-from common.errors import UserError
 from common.jobs import JobBook
+from common.planning.request import GivenError
 from common.reading import read_decoded
 from common.theory.estimates import pooled_prior, rate_from_counts
 from common.wire import decode_audit, decode_claim
@@ -68,7 +68,7 @@ def remaining(job: str, log: Log, now_s: float) -> Remaining:
     """Say what is left of a job; its deadline counts from when it was submitted.
 
     Raises:
-        UserError: If there is no such job.
+        NotFoundError: If there is no such job.
         UnavailableError: If Kafka is away.
     """
     record = JobBook(log).get(job)
@@ -94,16 +94,14 @@ def arriving(job: str, log: Log) -> Arriving:
     """Estimate each worker's rate from the newest indicators of a job.
 
     Raises:
-        UserError: If they say nothing yet.
+        GivenError: If they say nothing yet.
         UnavailableError: If Kafka is away.
     """
     claims = read_decoded(log, topics.control_topic(job), decode_claim, last=RECENT)
     found = rates_of(claim for _, claim in claims)
     if found is None:
-        raise UserError(
-            f"--rate: the batches of {job} do not say yet how fast records arrive; give --workers"
-            " and --rate, or --rates"
-        )
+        problem = f"the batches of {job} do not say yet how fast records arrive; give the rates"
+        raise GivenError(("rate_per_s",), problem)
     note = f"rates are those of {len(found.workers)} workers that took in records of {job} lately"
     return Arriving(found.workers, found.rates_per_s, (note,))
 

@@ -22,7 +22,7 @@ from load.paper.job import HIGH, PAIRS, Setting
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.simulation.experiments.learning import Point
+    from common.simulation.experiments.outcome import Point
     from common.theory.policy import PolicyName
     from load.paper.asked import Asked
     from load.paper.runner import Runner

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from common.connections import connect
 from services.cli.app import app
+from services.cli.outside import Ways
 
 
 def main() -> None:
     """Run the command line of this process."""
-    app(obj=connect)
+    app(obj=Ways(connect))
 
 
 if __name__ == "__main__":

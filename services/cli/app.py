@@ -16,11 +16,12 @@ from typer.core import TyperGroup
 
 from common.config import read_settings
 from common.errors import DollError, OutsideError, UserError
-from services.cli import audit, exits, job, key, model, plan, produce, serve, simulate
+from services.cli import audit, exits, job, key, model, plan, produce, provisioning, serve, simulate
 from services.cli.demo.command import demo
+from services.cli.outside import Reached, Ways
 from services.cli.up import up
 
-_SERVERS = " (is it running? choose another with --kafka, --redis or --blobs)"
+_SERVERS = " (is it running? choose another with --kafka, --redis, --blobs or --api)"
 
 
 class _Commands(TyperGroup):
@@ -60,13 +61,29 @@ def settings(
     blobs: Annotated[
         str, typer.Option(help="file:///dir or s3://bucket/prefix (else DOLL_BLOBS).")
     ] = "",
+    api: Annotated[
+        str,
+        typer.Option(
+            help="http://host:port of an admin service to ask instead of Kafka (else DOLL_API)."
+        ),
+    ] = "",
+    api_key: Annotated[
+        str,
+        typer.Option(
+            help="The key for it (else DOLL_API_KEY, or the file that DOLL_API_KEY_FILE names,"
+            " which other people of this machine do not see)."
+        ),
+    ] = "",
 ) -> None:
     """Read the environment once; what is given here stands above it."""
     given = {"DOLL_KAFKA": kafka, "DOLL_REDIS": redis, "DOLL_BLOBS": blobs}
+    given |= {"DOLL_API": api, "DOLL_API_KEY": api_key}
     chosen = {name: value for name, value in given.items() if value}
-    # Until here the context holds how to connect: `main` says with adapters, tests with fakes.
+    # Until here the context holds ways to connect: `main` gives adapters, tests give fakes.
+    ways: Ways = context.obj
     files = {f"{name}_FILE": "" for name in chosen}  # of the environment too: not both are given
-    context.obj = context.obj(read_settings({**os.environ, **files, **chosen}))
+    outside = ways.connect(read_settings({**os.environ, **files, **chosen}))
+    context.obj = Reached(outside, ways.transport)
 
 
 app.command()(demo)
@@ -78,5 +95,8 @@ app.command()(simulate.simulate)
 app.add_typer(job.app, name="job")
 app.add_typer(key.app, name="key")
 app.add_typer(model.app, name="model")
+app.add_typer(provisioning.app, name="provisioning")
+app.command()(provisioning.prices)
 app.command(context_settings=serve.AS_GIVEN)(serve.worker)
 app.command(context_settings=serve.AS_GIVEN)(serve.coordinator)
+app.command(context_settings=serve.AS_GIVEN)(serve.admin)

@@ -12,10 +12,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from common.errors import UserError
-from common.job import parse_job
-from common.jobs import JobBook, encode_job
-from services.cli.origins import begin_with
-from services.cli.outside import outside_of
+from common.jobs import encode_job
+from services.cli.outside import system_of
 from services.cli.watch import watch
 
 if TYPE_CHECKING:
@@ -44,22 +42,14 @@ def submit(
 
     Example: [bold]doll job submit digits.yaml --from letters@best[/]
     """
-    from common.job_task import task_of  # noqa: PLC0415 -- torch takes seconds to load
-
-    outside = outside_of(context)
-    spec = parse_job(_read(file), outside.settings.tasks)
-    task_of(spec, outside.settings.tasks)
-    book, beginning = _book(context), None
-    if source:
-        book.check_new(spec)  # before anything is put into its folder
-        beginning = begin_with(source, spec, book, outside)
-    record = book.submit(spec, None if beginning is None else beginning.origin)
+    record, beginning = system_of(context).submit(_read(file), source)
+    spec = record.spec
     typer.echo(
         f"job {spec.name} submitted: {len(record.first)} partitions of"
         f" {', '.join(spec.streams)}, from {spec.start_at} on"
     )
-    if beginning is not None:
-        typer.echo(beginning.told)
+    if beginning:
+        typer.echo(beginning)
 
 
 @app.command("list")
@@ -68,25 +58,18 @@ def list_jobs(context: typer.Context) -> None:
 
     Example: [bold]doll job list[/]
     """
-    jobs = _book(context).read()
+    jobs = system_of(context).jobs()
     # A name is for copying: never cut it, however narrow the terminal.
-    name_width = max(map(len, jobs), default=0)
+    name_width = max((len(line.name) for line in jobs), default=0)
     table = Table(
         Column("job", min_width=name_width),
         *("wanted", "task", "streams", "b", "K", "why"),
         box=None,
     )
-    for name, record in sorted(jobs.items()):
-        spec = record.spec
-        table.add_row(
-            name,
-            record.wanted,
-            spec.task.name or spec.task.entrypoint,
-            ", ".join(spec.streams),
-            str(spec.batch_size),
-            str(spec.group_size),
-            record.reason,
-        )
+    for line in jobs:
+        sizes = str(line.batch_size), str(line.group_size)
+        streams = ", ".join(line.streams)
+        table.add_row(line.name, line.wanted, line.task, streams, *sizes, line.reason)
     if jobs:
         Console().print(table)
     else:
@@ -99,7 +82,7 @@ def show(context: typer.Context, job: Name) -> None:
 
     Example: [bold]doll job show digits[/]
     """
-    record = _book(context).get(job)
+    record = system_of(context).job(job)
     typer.echo(msgspec.json.format(encode_job(record), indent=2).decode())
 
 
@@ -134,12 +117,8 @@ app.command()(watch)
 
 
 def _want(context: typer.Context, job: str, wanted: Wanted, reason: str) -> None:
-    record = _book(context).want(job, wanted, reason)
-    typer.echo(f"job {job} is to be {record.wanted}: {reason}")
-
-
-def _book(context: typer.Context) -> JobBook:
-    return JobBook(outside_of(context).open_log())
+    system_of(context).want(job, wanted, reason)
+    typer.echo(f"job {job} is to be {wanted}: {reason}")
 
 
 def _read(file: str) -> str:

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from common.errors import UserError
-from common.jobs import JobBook
-from common.kept import find_model, wish_of
-from common.learning.checkpoint import save_weights
-from services.cli.outside import outside_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from common.job import JobSpec
-    from common.learning.checkpoint import Layout
+from common.kept import wish_of
+from services.cli.outside import system_of
 
 app = typer.Typer(no_args_is_help=True, help="Take trained models out.")
 
@@ -36,29 +28,15 @@ def pull(
 
     Example: [bold]doll model pull digits -o digits.safetensors --version best[/]
     """
-    wish = wish_of(version)
-    outside = outside_of(context)
-    log = outside.open_log()
-    spec = JobBook(log).get(job).spec
-    model = find_model(job, wish, outside, log, _tell)
-    data = save_weights(model.layout or _layout(spec, outside.settings.tasks), model.weights)
+    model = system_of(context).model(job, wish_of(version), _tell)
     try:
-        output.write_bytes(data)
+        output.write_bytes(model.data)
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error}") from error
-    made = model.made
     typer.echo(
-        f"{job} version {made.version} (made by leader {made.epoch}): {output}, {len(data):,} B"
+        f"{job} version {model.version} (made by leader {model.epoch}): {output},"
+        f" {len(model.data):,} B"
     )
-
-
-def _layout(spec: JobSpec, allowed: Collection[str]) -> Layout:
-    """The layout of the job's model, for what an older program kept without it."""
-    # These bring torch, which takes seconds.
-    from common.job_task import task_of  # noqa: PLC0415 -- see above
-    from common.learning.parameters import layout_of  # noqa: PLC0415 -- see above
-
-    return layout_of(task_of(spec, allowed).build())
 
 
 def _tell(what: str) -> None:

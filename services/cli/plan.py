@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 
+from common.complaints import complaint
+from common.errors import UserError
+from common.planning.request import GivenError, PlanRequest
 from services.cli import plots
-from services.cli.outside import outside_of
+from services.cli.outside import system_of
+from services.cli.planned import POINTS, as_data, draw
+from services.cli.rates import read_rates
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from common.planning.told import ToldPlan
+    from services.cli.system import System
+
+_PLOTTED = 1000  # points of the curve: as many as a figure has dots
+_OPTIONS = {  # where an option is not called as its field
+    "rate_per_s": "--rate",
+    "rates_per_s": "--rates",
+    "deadline_s": "--deadline",
+    "spot_usd_per_hour": "--spot-price",
+    "on_demand_usd_per_hour": "--on-demand-price",
+    "cycle_s": "--cycle",
+}
 
 
 def plan(  # noqa: PLR0913 -- the options of a command
@@ -74,29 +95,28 @@ def plan(  # noqa: PLR0913 -- the options of a command
     --updates 10000 --deadline 6720 --availability 0.9 --spot-price 0.158
     --on-demand-price 0.286[/]
     """
-    # These bring scipy, which takes long to load: only for this command.
-    from common.planning.plan import Given, answer, gather  # noqa: PLC0415 -- see above
-    from services.cli.planned import as_data, draw  # noqa: PLC0415 -- see above
-
     if plot is not None:
         plots.check(plot)
-    given = Given(
-        workers=workers,
-        rate_per_s=rate,
-        rates=rates,
-        job=job,
-        group_size=group_size,
-        batch_size=batch_size,
-        updates=updates,
-        deadline_s=deadline,
-        availability=availability,
-        spot_usd_per_hour=spot_price,
-        on_demand_usd_per_hour=on_demand_price,
-        cycle_s=cycle,
-    )
-    asked = gather(given, outside_of(context).open_log, time.time())
-    found = answer(asked, probability=probability, spot=spot)
-    for note in asked.notes:
+    given = {
+        "workers": workers,
+        "rate_per_s": rate,
+        "rates_per_s": None if rates is None else read_rates(rates),
+        "job": job,
+        "group_size": group_size,
+        "batch_size": batch_size,
+        "updates": updates,
+        "deadline_s": deadline,
+        "availability": availability,
+        "spot_usd_per_hour": spot_price,
+        "on_demand_usd_per_hour": on_demand_price,
+        "cycle_s": cycle,
+        "probability": probability,
+        "spot": spot,
+        "list_workers": list_workers or not as_json,
+        "curve": _PLOTTED if plot is not None else 0 if as_json else POINTS,
+    }
+    found = _planned(system_of(context), given)
+    for note in found.notes:
         typer.echo(f"note: {note}", err=True)
     if plot is not None:
         plots.save(plots.plan_figure(found), plot)
@@ -106,3 +126,24 @@ def plan(  # noqa: PLR0913 -- the options of a command
         typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
     else:
         Console().print(draw(found, all_workers=list_workers))
+
+
+def _planned(system: System, given: Mapping[str, object]) -> ToldPlan:
+    """Ask for a plan; what is wrong is told by the option that said it.
+
+    Raises:
+        UserError: By the option.
+    """
+    try:
+        return system.plan(PlanRequest.model_validate(given))
+    except ValidationError as error:
+        raise UserError(complaint(error, name=_option_of)) from error
+    except GivenError as error:
+        options = ", ".join(map(_option_of, error.fields))
+        raise UserError(f"{options}: {error.problem}") from error
+
+
+def _option_of(path: str) -> str:
+    """The option that gave a field: `rates_per_s[3]` is `--rates[3]`."""
+    field, bracket, rest = path.partition("[")
+    return _OPTIONS.get(field, f"--{field.replace('_', '-')}") + bracket + rest

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from common.planning.plan import Answer
-    from common.simulation.experiments.learning import Point
-    from common.simulation.experiments.outcome import Run
+    from common.planning.told import ToldPlan
+    from common.simulation.experiments.outcome import Point, Run
 
 _WIDTH, _HEIGHT, _DPI = 8.0, 5.5, 120  # inches, and dots in each
 _GREY = "0.6"
@@ -52,37 +51,38 @@ def save(figure: Figure, path: Path) -> None:
         raise UserError(f"--plot: {path}: cannot be written: {error}") from error
 
 
-def plan_figure(answer: Answer) -> Figure:
+def plan_figure(plan: ToldPlan) -> Figure:
     """Draw expected cost and runtime against the number of spot workers.
 
     Raises:
         UserError: If matplotlib is missing.
     """
-    work, prices, plan = answer.asked.work, answer.asked.market, answer.plan
     figure, (cost, runtime) = _figure(2)
-    spot = np.arange(work.workers + 1)
+    curve = plan.curve
+    spot = np.array([] if curve is None else curve.spot)
+    enough = np.array([] if curve is None else curve.enough, np.bool_)
     label = f"{'plan' if plan.feasible else 'infeasible'}: {plan.spot} on spot"
-    for axes, values, unit in (
-        (cost, answer.curve.costs_usd, "expected cost, USD"),
-        (runtime, answer.curve.runtimes_s, "expected runtime, s"),
+    for axes, values, chosen, unit in (
+        (cost, curve and curve.cost_usd, plan.expected_cost_usd, "expected cost, USD"),
+        (runtime, curve and curve.runtime_s, plan.expected_runtime_s, "expected runtime, s"),
     ):
-        shown = np.where(np.isfinite(values), values, np.nan)
+        shown = np.array(values or (), np.float64)  # None becomes nan, which is not drawn
         axes.plot(spot, shown, color=_GREY, linestyle=":", label="too late")
-        inside = np.where(answer.enough, shown, np.nan)
+        inside = np.where(enough, shown, np.nan)
         axes.plot(spot, inside, color="C0", linewidth=2, label="in time")
-        axes.plot(plan.spot, shown[plan.spot], "o", color="C3", label=label)
+        axes.plot(plan.spot, math.nan if chosen is None else chosen, "o", color="C3", label=label)
         axes.set_ylabel(unit)
         axes.grid(alpha=0.3)
-    runtime.axhline(work.deadline_s, color="C3", linestyle="--", label="deadline")
+    runtime.axhline(plan.deadline_s, color="C3", linestyle="--", label="deadline")
     runtime.set_xlabel("workers on spot machines, $N_s$")
     cost.legend()
     runtime.legend()
     figure.suptitle(
-        f"{work.workers:,} workers, {work.rates_per_s.sum():,.6g} records/s,"
-        f" K={work.group_size}, b={work.batch_size}, J={work.updates:,.6g}\n"
-        f"available {100 * prices.spot.availability:g} % of the time;"
-        f" \\${prices.spot.usd_per_hour:g} an hour on spot,"
-        f" \\${prices.on_demand.usd_per_hour:g} on demand",
+        f"{plan.workers:,} workers, {plan.arrivals_per_s:,.6g} records/s,"
+        f" K={plan.group_size}, b={plan.batch_size}, J={plan.updates:,.6g}\n"
+        f"available {100 * plan.availability:g} % of the time;"
+        f" \\${plan.spot_usd_per_hour:g} an hour on spot,"
+        f" \\${plan.on_demand_usd_per_hour:g} on demand",
         fontsize="medium",
     )
     return figure

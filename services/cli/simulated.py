@@ -1,8 +1,8 @@
-"""How the results of `doll simulate` look: as a table for people and as JSON for scripts."""
+"""How the results of `doll simulate` look to people: a table."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Group
@@ -16,22 +16,6 @@ if TYPE_CHECKING:
 
     from common.planning.compare import Result
     from common.simulation.experiments.spec import Experiment
-
-
-def as_data(experiment: Experiment, seed: int, results: Mapping[str, Result]) -> dict[str, Any]:
-    """The results as plain data, by policy."""
-    data: dict[str, Any] = {
-        "experiment": experiment.name,
-        "seed": seed,
-        "summary": {name: Summary.of(it.runs).as_dict() for name, it in results.items()},
-        "runs": {name: [run.as_dict() for run in it.runs] for name, it in results.items()},
-    }
-    if experiment.learning is not None:
-        data["curves"] = {
-            name: [[point._asdict() for point in curve] for curve in it.curves]
-            for name, it in results.items()
-        }
-    return data
 
 
 def draw(experiment: Experiment, results: Mapping[str, Result]) -> Group:

@@ -1,9 +1,9 @@
-"""What `doll job watch` shows of a job: a pure view of its newest updates, and how it looks."""
+"""What `doll job watch` shows of a job: a view of its newest updates, a picture, how it looks."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Group
 from rich.table import Table
@@ -14,10 +14,36 @@ from common.core.messages import Lead, Quarantined, UpdateApplied
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from common.core.messages import AuditRecord, Positions, Standing, WorkerId
+    from common.core.messages import AuditRecord, Positions, Standing
 
 _RATE_WINDOW_S = 10.0  # long enough to hold some updates, short enough to show a change
-_SHOWN_UPDATES = 10
+SHOWN_UPDATES = 10
+REDIS_AWAY = "Redis is away"
+
+
+class UpdateLine(NamedTuple):
+    """One update in the table."""
+
+    version: int
+    epoch: int
+    loss: float
+    metrics: Mapping[str, float]
+    samples: int
+    batches: int
+    short: str
+
+
+class Picture(NamedTuple):
+    """How a job is; None is what nobody could say."""
+
+    state: str
+    alive: int | None
+    leaving: int
+    samples_per_s: float | None
+    lag: int | None
+    waiting: int | None
+    quarantined: int
+    updates: tuple[UpdateLine, ...]  # the last ones, newest last
 
 
 class JobView:
@@ -28,7 +54,7 @@ class JobView:
     """
 
     def __init__(self) -> None:
-        self.updates = deque[UpdateApplied](maxlen=_SHOWN_UPDATES)
+        self.updates = deque[UpdateApplied](maxlen=SHOWN_UPDATES)
         self.leads = 0
         self.quarantined = 0
         self._arrivals = deque[tuple[float, int]]()  # when seen, samples
@@ -61,9 +87,29 @@ class JobView:
         samples = sum(samples for _, samples in self._arrivals) - self._arrivals[0][1]
         return samples / span_s if span_s > 0 else None
 
+    def lines(self) -> tuple[UpdateLine, ...]:
+        """The last updates, newest last."""
+        return tuple(
+            UpdateLine(
+                update.version,
+                update.epoch,
+                update.loss,
+                update.metrics,
+                update.samples,
+                len(update.batches),
+                update.short,
+            )
+            for update in self.updates
+        )
+
     @staticmethod
     def _takes_back(new: UpdateApplied, old: UpdateApplied) -> bool:
         return new.epoch > old.epoch and new.version <= old.version
+
+
+def state_of(wanted: str, reason: str) -> str:
+    """What is wanted of a job, in words."""
+    return f"is to be {wanted} ({reason})"
 
 
 def lag_of(standing: Standing | None, ends: Positions) -> int | None:
@@ -73,40 +119,30 @@ def lag_of(standing: Standing | None, ends: Positions) -> int | None:
     return sum(max(0, end - standing.settled.get(place, end)) for place, end in ends.items())
 
 
-def render(
-    job: str,
-    state: str,
-    view: JobView,
-    *,
-    samples_per_s: float | None,
-    workers: Mapping[WorkerId, str] | None,
-    standing: Standing | None,
-    lag: int | None,
-) -> Group:
-    """Draw the view: a line of the present and a table of the last updates, newest first."""
-    alive = None if workers is None else sum(1 for status in workers.values() if status == "alive")
-    leaving = len(workers) - alive if workers is not None and alive is not None else 0
+def render(job: str, picture: Picture) -> Group:
+    """Draw a line of the present and a table of the last updates, newest first."""
+    leaving = f" (+{picture.leaving} leaving)" if picture.leaving else ""
     present = [
-        ("workers", _number(alive) + (f" (+{leaving} leaving)" if leaving else "")),
-        ("records/s", _number(samples_per_s)),
-        ("lag", _number(lag)),
-        ("batches waiting", _number(standing.waiting if standing else None)),
-        ("quarantined", _number(view.quarantined)),
+        ("workers", _number(picture.alive) + leaving),
+        ("records/s", _number(picture.samples_per_s)),
+        ("lag", _number(picture.lag)),
+        ("batches waiting", _number(picture.waiting)),
+        ("quarantined", _number(picture.quarantined)),
     ]
-    head = Text.assemble((job, "bold"), f" {state}   ")
+    head = Text.assemble((job, "bold"), f" {picture.state}   ")
     head.append_text(Text("   ".join(f"{name} {value}" for name, value in present)))
-    names = sorted({name for update in view.updates for name in update.metrics})
+    names = sorted({name for update in picture.updates for name in update.metrics})
     table = Table("update", "by", "loss", *names, "records", "batches", box=None)
-    for update in reversed(view.updates):
+    for update in reversed(picture.updates):
         table.add_row(
             f"{update.version:,}",
             str(update.epoch),
             f"{update.loss:.4f}",
             *(f"{update.metrics[name]:.4f}" if name in update.metrics else "" for name in names),
             f"{update.samples:,}",
-            f"{len(update.batches)}" + (f" ({update.short})" if update.short else ""),
+            f"{update.batches}" + (f" ({update.short})" if update.short else ""),
         )
-    return Group(head, table if view.updates else Text("no update yet"))
+    return Group(head, table if picture.updates else Text("no update yet"))
 
 
 def _number(value: float | None) -> str:

@@ -6,7 +6,7 @@ paper's experiments (section V-A); so an address names the same rows whoever rea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from common.learning.optimizers import OptimizerSettings
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
 from common.simulation.experiments.computing import Computed
+from common.simulation.experiments.outcome import Point
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,15 +35,6 @@ if TYPE_CHECKING:
 HELD_OUT_SHARE = 0.2
 EVALUATED_AT_ONCE = 1024
 GREY_LEVELS = 255.0
-
-
-class Point(NamedTuple):
-    """How good the model is after so many updates."""
-
-    version: int
-    at_s: float
-    accuracy: float
-    loss: float
 
 
 class Sgd:

@@ -31,6 +31,15 @@ class Change(NamedTuple):
     on_demand: int  # slots on demand, and stand-ins
 
 
+class Point(NamedTuple):
+    """How good the model is after so many updates."""
+
+    version: int
+    at_s: float
+    accuracy: float
+    loss: float
+
+
 class PoolUse(NamedTuple):
     """What a run used of one pool."""
 

@@ -13,6 +13,7 @@ from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from services.cli.app import app
+from services.cli.outside import Ways
 
 if TYPE_CHECKING:
     from typer.testing import Result
@@ -36,7 +37,7 @@ class World:
             app,
             list(arguments),
             input=typed,
-            obj=self._connect,
+            obj=Ways(self._connect),
             env={"COLUMNS": "200", "DOLL_BLOBS": blobs},
             catch_exceptions=False,
         )

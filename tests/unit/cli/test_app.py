@@ -11,6 +11,7 @@ from common.outside import Outside
 from common.testing.board import MemoryBoard
 from services.cli import exits
 from services.cli.app import app
+from services.cli.outside import Ways
 
 if TYPE_CHECKING:
     from common.config import Settings
@@ -49,7 +50,7 @@ def test_options_stand_above_the_environment(world: World) -> None:
 
     environment = {"DOLL_KAFKA": "from-environment:1", "DOLL_REDIS": "redis://environment"}
     options = ["--kafka", "from-option:2", "--blobs", "file:///models"]
-    CliRunner().invoke(app, [*options, "job", "list"], obj=connect, env=environment)
+    CliRunner().invoke(app, [*options, "job", "list"], obj=Ways(connect), env=environment)
     assert (seen[0].kafka, seen[0].redis, seen[0].blobs) == (
         "from-option:2",
         "redis://environment",
@@ -72,5 +73,5 @@ def test_a_server_that_is_away_is_told_in_one_line_with_what_to_do(world: World)
     for command in (("job", "list"), ("audit", "digits"), ("job", "watch", "digits")):
         result = world.run(*command, code=exits.UNAVAILABLE)
         assert result.stderr.startswith("error: ")
-        assert "choose another with --kafka, --redis or --blobs" in result.stderr
+        assert "choose another with --kafka, --redis, --blobs or --api" in result.stderr
         assert result.stderr.count("\n") == 1

@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from common.errors import UserError
-from common.planning.plan import answer, gather
-from common.simulation.experiments.learning import Point
+from common.planning.plan import plan_told
+from common.simulation.experiments.outcome import Point
 from services.cli import exits, plots
-from tests.unit.cli.test_plan import PAPER_GIVEN, no_log, options
+from tests.unit.cli.test_plan import PAPER_REQUEST, no_log, options
 from tests.unit.cli.test_simulate import run
 
 if TYPE_CHECKING:
@@ -32,19 +32,21 @@ def size_of(png: bytes) -> tuple[int, int]:
 
 
 def test_the_plan_figure_has_the_curve_the_deadline_and_the_plan() -> None:
-    found = answer(gather(PAPER_GIVEN, no_log, 0.0), probability=None, spot=None)
+    asked = PAPER_REQUEST.model_copy(update={"curve": 1000})
+    found = plan_told(asked, no_log, 0.0)
+    assert found.curve is not None
     figure = plots.plan_figure(found)
     cost, runtime = figure.axes
     assert "USD" in cost.get_ylabel()
     assert runtime.get_ylabel().endswith(", s")
     assert "64 workers" in figure.get_suptitle()
     lines = {line.get_label(): line for line in cost.lines}
-    assert np.asarray(lines["too late"].get_ydata()) == pytest.approx(found.curve.costs_usd)
+    assert np.asarray(lines["too late"].get_ydata()) == pytest.approx(found.curve.cost_usd)
     inside = np.asarray(lines["in time"].get_ydata(), np.float64)
     assert np.flatnonzero(np.isfinite(inside)).tolist() == list(range(31))
     spot, usd = lines["plan: 30 on spot"].get_data()
     assert np.ravel(spot).tolist() == [30]
-    assert np.ravel(usd) == pytest.approx([found.plan.expected_cost_usd])
+    assert np.ravel(usd) == pytest.approx([found.expected_cost_usd])
     deadline = {line.get_label(): line for line in runtime.lines}["deadline"]
     assert set(np.asarray(deadline.get_ydata()).tolist()) == {6720.0}
 

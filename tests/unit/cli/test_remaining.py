@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied, WorkerId
 from common.core.spans import Span
-from common.planning.plan import Given, gather
+from common.planning.plan import gather
 from common.planning.remaining import rates_of, remaining
+from common.planning.request import PlanRequest
 from common.reading import read_decoded
 from common.wire import decode_claim, encode_audit, encode_claim
 from services.cli import exits
@@ -80,7 +81,7 @@ def from_job(**changed: object) -> list[str]:
 
 def test_a_job_says_its_work_and_its_indicators_the_rates(world: World) -> None:
     running(world)
-    given_options = Given(
+    given_options = PlanRequest(
         job="paper", availability=0.9, spot_usd_per_hour=0.158, on_demand_usd_per_hour=0.286
     )
     record = json.loads(world.run("job", "show", "paper").stdout)

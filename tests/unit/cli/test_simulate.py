@@ -7,16 +7,15 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
-from common.errors import UserError
-from common.planning.compare import Result, compare, with_policies
+from common.planning.compare import Result, as_data, compare, results_of, with_policies
 from common.simulation.experiments.experiment import load_experiment
-from common.simulation.experiments.learning import Point
-from common.simulation.experiments.outcome import PoolUse, Run, Summary
+from common.simulation.experiments.outcome import Point, PoolUse, Run, Summary
 from common.theory.policy import POLICY_NAMES
 from services.cli import exits
-from services.cli.simulated import as_data, draw, title
+from services.cli.simulated import draw, title
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -144,9 +143,24 @@ def test_a_file_that_is_not_there_is_named(world: World, tmp_path: Path) -> None
     assert "gone.yaml" in said
 
 
-def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(file: str) -> None:
-    with pytest.raises(UserError, match=r"^--policy: must be one of on-demand, .* got 'statik'$"):
-        with_policies(load_experiment(Path(file)), ["statik"])
+def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(
+    world: World, file: str
+) -> None:
+    said = world.run("simulate", file, "--policy", "statik", code=exits.REFUSED).stderr
+    assert said.startswith("error: --policy: must be 'on-demand', 'static', ")
+    assert said.endswith('got "statik"\n')
+
+
+def test_results_come_back_from_what_they_were_told_as(file: str) -> None:
+    path = Path(file)
+    path.write_text(SMALL + "mode: full\nlearning: {}\n")
+    experiment = load_experiment(path)
+    variants = with_policies(experiment, ["static", "adaptive"])
+    results = compare(variants, path.parent, 2, 0, lambda _name, _share: None)
+    told = as_data(experiment, 0, results)
+    again = results_of(msgspec.json.encode(told))
+    assert as_data(experiment, 0, again) == told
+    assert shown(draw(experiment, again)) == shown(draw(experiment, results))
 
 
 def test_only_the_policy_that_needs_it_changes_what_becomes_of_streams(file: str) -> None:

@@ -7,7 +7,7 @@ import sys
 
 CHATTER = """
 import ctypes
-from services.cli.silence import silent_output
+from common.planning.silence import silent_output
 
 print("before")
 with silent_output():

@@ -1,0 +1,77 @@
+"""Simulates in a process of its own: `python -m common.planning.apart`, which can be killed.
+
+One line of JSON comes on standard input, one goes to standard output; what libraries print goes
+nowhere. The process ends when its standard input does: whoever asked has gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import msgspec
+
+from common.errors import UserError
+from common.planning.silence import silent_output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NICER = 10  # the API goes first
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What to simulate."""
+
+    request: msgspec.Raw  # `common.planning.simulation.SimulateRequest`
+    folder: str = "."  # what files are relative to
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What came of it."""
+
+    results: msgspec.Raw = msgspec.Raw()  # as `compare.as_data` tells them
+    refused: str = ""  # why there are none
+
+
+def simulated(order: Order) -> Report:
+    """Simulate."""
+    # These bring scipy, and some torch.
+    from common.planning.compare import as_data, compare, with_policies  # noqa: PLC0415 -- above
+    from common.planning.simulation import SimulateRequest  # noqa: PLC0415 -- likewise
+
+    request = SimulateRequest.model_validate_json(bytes(order.request))
+    variants = with_policies(request.experiment, request.policies)
+    folder = Path(order.folder)
+    try:
+        results = compare(variants, folder, request.runs, request.seed, lambda _name, _share: None)
+    except UserError as error:
+        return Report(refused=str(error))
+    except MemoryError:
+        return Report(refused="it takes more memory than there is: ask for fewer runs or workers")
+    data = as_data(request.experiment, request.seed, results)
+    return Report(msgspec.Raw(msgspec.json.encode(data)))
+
+
+def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:
+    """Read an order, carry it out, answer."""
+    order = msgspec.json.decode(asked.readline(), type=Order)
+    threading.Thread(target=_end_with, args=(asked,), daemon=True).start()
+    os.nice(_NICER)
+    with silent_output():
+        report = simulated(order)
+    answer(msgspec.json.encode(report) + b"\n")
+
+
+def _end_with(asked: BinaryIO) -> None:
+    asked.read()
+    os._exit(1)  # nothing of ours is to be saved
+
+
+if __name__ == "__main__":
+    main(sys.stdin.buffer, sys.stdout.buffer.write)
+    sys.stdout.buffer.flush()
+    os._exit(0)  # a thread still waits for the end of the input

@@ -1,0 +1,97 @@
+"""What `doll plan` and the API are asked for a plan, every number with its range."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from common.errors import UserError
+
+MOST_WORKERS = 1_000_000  # a slip of the finger shall not ask for all memory
+MOST_POINTS = 10_000
+
+Rate = Annotated[float, Field(ge=0, le=1e12)]
+Usd = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class GivenError(UserError):
+    """What a person asks makes no sense; knows the fields, whose names differ by who was asked."""
+
+    def __init__(self, fields: tuple[str, ...], problem: str) -> None:
+        super().__init__(f"{', '.join(fields)}: {problem}")
+        self.fields = fields
+        self.problem = problem
+
+
+class PlanRequest(BaseModel):
+    """A job's work, its workers and what machines cost."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        json_schema_extra={
+            "example": {
+                "workers": 64,
+                "rate_per_s": 125,
+                "group_size": 20,
+                "batch_size": 256,
+                "updates": 10000,
+                "deadline_s": 6720,
+                "availability": 0.9,
+                "spot_usd_per_hour": 0.158,
+                "on_demand_usd_per_hour": 0.286,
+            }
+        },
+    )
+
+    workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | None = Field(
+        default=None, description="N_tot, all of the same `rate_per_s`."
+    )
+    rate_per_s: Annotated[float, Field(gt=0, le=1e12)] | None = Field(
+        default=None, description="Records per second of each worker."
+    )
+    rates_per_s: Annotated[list[Rate], Field(min_length=1, max_length=MOST_WORKERS)] | None = Field(
+        default=None, description="A rate for each worker instead."
+    )
+    job: str = Field(
+        default="",
+        max_length=200,
+        description="K, b, and the updates and time that are left are taken from this job, and"
+        " rates from what arrived lately, where they are not given.",
+    )
+    group_size: Annotated[int, Field(ge=1, le=10**6)] | None = Field(
+        default=None, description="K, batches per update."
+    )
+    batch_size: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
+        default=None, description="b, records per batch."
+    )
+    updates: Annotated[float, Field(ge=0, le=1e15)] | None = Field(
+        default=None, description="J, those that are left."
+    )
+    deadline_s: Annotated[float, Field(ge=0, le=1e12)] | None = Field(
+        default=None, description="Seconds that are left."
+    )
+    availability: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="Share of the time that a spot machine is there."
+    )
+    spot_usd_per_hour: Usd | None = None
+    on_demand_usd_per_hour: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    cycle_s: Annotated[float, Field(gt=0, le=1e12)] | None = Field(
+        default=None,
+        description="Mean time from one preemption of a machine to its next; null: 1000.",
+    )
+    probability: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, description="Meet the deadline with this probability, not only on average."
+    )
+    spot: Annotated[int, Field(ge=0, le=MOST_WORKERS)] | None = Field(
+        default=None, description="Say what so many spot workers come to instead."
+    )
+    list_workers: bool = Field(default=False, description="Whether to name the spot workers.")
+    curve: int = Field(
+        default=0,
+        ge=0,
+        le=MOST_POINTS,
+        description="About so many points of cost and runtime against the number of spot workers.",
+    )

@@ -1,0 +1,124 @@
+"""What the API is asked to simulate: an experiment, how often, and how large it may be.
+
+Whoever asks over the API sees no file of the machine that answers, but those of a folder that its
+settings name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from common.planning.request import GivenError
+from common.simulation.experiments.spec import Experiment  # noqa: TC001 -- see below
+from common.theory.policy import PolicyName  # noqa: TC001 -- pydantic reads both when run
+from common.traces.spec import TraceSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MOST_MACHINES = 2_000_000  # over all runs: half a gigabyte of numbers of each
+MOST_STEPS = 2 * 10**10  # machines times updates, mode updates: some 20 s
+MOST_BATCHES = 500_000  # over all runs, mode full: 20,000 take about a second
+MOST_WORKERS_IN_FULL = 2_000
+BUILT_IN = "digits"  # a data set that is no file
+
+
+class SimulateRequest(BaseModel):
+    """An experiment and how often to run it."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        json_schema_extra={
+            "example": {
+                "experiment": {
+                    "name": "paper",
+                    "workers": 64,
+                    "rates": 125,
+                    "group_size": 20,
+                    "batch_size": 256,
+                    "updates": 10000,
+                    "deadline_s": 6720,
+                    "on_demand": {"usd_per_hour": 0.286},
+                    "spot": [{"usd_per_hour": 0.158, "availability": 0.9}],
+                },
+                "runs": 12,
+                "policies": ["on-demand", "static"],
+            }
+        },
+    )
+
+    experiment: Experiment
+    runs: Annotated[int, Field(ge=1, le=100_000, description="Of each policy.")] = 12
+    seed: Annotated[
+        int, Field(ge=0, lt=2**63, description="Of rates, arrivals, prices and preemptions.")
+    ] = 0
+    policies: Annotated[
+        tuple[PolicyName, ...],
+        Field(max_length=16, description="To compare, instead of the experiment's own."),
+    ] = ()
+
+
+def check_size(request: SimulateRequest) -> None:
+    """Refuse what would take too long or too much memory.
+
+    Raises:
+        GivenError: With the limit.
+    """
+    experiment, policies = request.experiment, max(len(set(request.policies)), 1)
+    machines = experiment.workers * request.runs
+    if machines > MOST_MACHINES:
+        problem = f"{machines:,} workers over all runs are above {MOST_MACHINES:,}"
+        raise GivenError(("experiment.workers", "runs"), problem)
+    if experiment.mode == "updates":
+        steps = machines * experiment.updates * policies
+        if steps > MOST_STEPS:
+            problem = f"workers x runs x updates x policies are {steps:,}, above {MOST_STEPS:,}"
+            raise GivenError(("experiment.updates", "runs"), problem)
+        return
+    if experiment.workers > MOST_WORKERS_IN_FULL:
+        problem = f"mode full takes at most {MOST_WORKERS_IN_FULL:,}, got {experiment.workers:,}"
+        raise GivenError(("experiment.workers",), problem)
+    batches = experiment.updates * experiment.group_size * request.runs * policies
+    if batches > MOST_BATCHES:
+        problem = (
+            f"mode full takes at most {MOST_BATCHES:,} batches (updates x group_size x runs x"
+            f" policies), got {batches:,}; mode updates takes far more"
+        )
+        raise GivenError(("experiment.updates", "runs"), problem)
+
+
+def check_files(request: SimulateRequest, folder: Path | None) -> None:
+    """Refuse files that are not in the folder whose files may be named.
+
+    Args:
+        request: May name traces and a data set.
+        folder: None: no file may be named.
+
+    Raises:
+        GivenError: By the field that names it.
+    """
+    for field, file in _files(request.experiment):
+        if folder is None:
+            raise GivenError(
+                (field,),
+                "files are not read for the API: run `doll simulate` without --api where the file"
+                " is, or have the service's DOLL_API_TRACES name a folder of traces",
+            )
+        if not (folder / file).resolve().is_relative_to(folder.resolve()):
+            raise GivenError((field,), "must name a file of the service's folder of traces")
+
+
+def _files(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    for number, pool in enumerate(experiment.spot):
+        for name in ("usd_per_hour", "availability"):
+            value = getattr(pool, name)
+            if isinstance(value, TraceSpec):
+                yield f"experiment.spot[{number}].{name}.file", value.file
+    if experiment.arrivals.trace is not None:
+        yield "experiment.arrivals.trace.file", experiment.arrivals.trace.file
+    if experiment.learning is not None and experiment.learning.data != BUILT_IN:
+        yield "experiment.learning.data", experiment.learning.data

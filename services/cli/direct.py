@@ -1,0 +1,162 @@
+"""A system reached through its own servers: Kafka, Redis and object storage."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from common.connections import open_prices
+from common.errors import NotFoundError
+from common.job import parse_job
+from common.jobs import JobBook
+from common.kept import find_model
+from common.learning.checkpoint import save_weights
+from common.plans import ask_to_replan, check_replan, not_provisioned, read_ledger
+from common.price_list import market_of, minimum_billing_s, price_list
+from common.provisioning.records import ReplanAsked
+from common.provisioning.told import provisioning_told
+from services.cli.directly_watched import DirectlyWatched
+from services.cli.origins import begin_with
+from services.cli.system import JobLine, PulledModel, Submitted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from pathlib import Path
+
+    from common.core.events import Wanted
+    from common.job import JobSpec
+    from common.job_changes import Value
+    from common.jobs import JobRecord
+    from common.kept import Wish
+    from common.learning.checkpoint import Layout
+    from common.outside import Outside
+    from common.planning.compare import Result
+    from common.planning.request import PlanRequest
+    from common.planning.simulation import SimulateRequest
+    from common.planning.told import ToldPlan
+    from common.price_list import PriceList
+    from common.provisioning.told import ToldProvisioning
+
+
+class Direct:
+    """See `system.System`. For one command: what it opens stays open until the process ends."""
+
+    def __init__(self, outside: Outside) -> None:
+        self._outside = outside
+
+    # --- jobs ------------------------------------------------------------------------------------
+
+    def submit(self, text: str, source: str) -> Submitted:
+        """See the protocol."""
+        from common.job_task import task_of  # noqa: PLC0415 -- torch takes seconds to load
+
+        allowed = self._outside.settings.tasks
+        spec = parse_job(text, allowed)
+        task_of(spec, allowed)
+        book = self._book()
+        if not source:
+            return Submitted(book.submit(spec))
+        book.check_new(spec)  # before anything is put into its folder
+        beginning = begin_with(source, spec, book, self._outside)
+        return Submitted(book.submit(spec, beginning.origin), beginning.told)
+
+    def jobs(self) -> tuple[JobLine, ...]:
+        """See the protocol."""
+        return tuple(_line(name, record) for name, record in sorted(self._book().read().items()))
+
+    def job(self, name: str) -> JobRecord:
+        """See the protocol."""
+        return self._book().get(name)
+
+    def want(self, name: str, wanted: Wanted, reason: str) -> None:
+        """See the protocol."""
+        self._book().want(name, wanted, reason)
+
+    def change(self, name: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
+        """See the protocol."""
+        return self._book().change(name, changed, reason)
+
+    def delete(self, name: str) -> None:
+        """See the protocol."""
+        self._book().delete(name)
+
+    def watch(self, name: str) -> DirectlyWatched:
+        """See the protocol."""
+        log = self._outside.open_log()
+        return DirectlyWatched(name, log, self._outside.open_board(name), JobBook(log))
+
+    def model(self, name: str, wish: Wish, tell: Callable[[str], object]) -> PulledModel:
+        """See the protocol."""
+        log = self._outside.open_log()
+        spec = JobBook(log).get(name).spec
+        found = find_model(name, wish, self._outside, log, tell)
+        layout = found.layout or _layout(spec, self._outside.settings.tasks)
+        made = found.made
+        return PulledModel(made.epoch, made.version, save_weights(layout, found.weights))
+
+    # --- provisioning ----------------------------------------------------------------------------
+
+    def plan(self, request: PlanRequest) -> ToldPlan:
+        """See the protocol."""
+        from common.planning.plan import plan_told  # noqa: PLC0415 -- scipy takes long to load
+
+        return plan_told(request, self._outside.open_log, time.time())
+
+    def simulate(
+        self, request: SimulateRequest, folder: Path, advance: Callable[[str, float], None]
+    ) -> dict[str, Result]:
+        """See the protocol."""
+        # These bring scipy and the protocol, which take long to load.
+        from common.planning.compare import compare, with_policies  # noqa: PLC0415 -- see above
+        from common.planning.silence import silent_output  # noqa: PLC0415 -- see above
+
+        variants = with_policies(request.experiment, request.policies)
+        with silent_output():
+            return compare(variants, folder, request.runs, request.seed, advance)
+
+    def provisioning(self, name: str, limit: int) -> ToldProvisioning:
+        """See the protocol."""
+        log, settings = self._outside.open_log(), self._outside.settings
+        spec = JobBook(log).get(name).spec.provisioning
+        if spec is None:
+            raise NotFoundError(not_provisioned(name))
+        least_s = minimum_billing_s(market_of(settings)) if settings.market else {}
+        ledger = read_ledger(log, name, least_s)
+        return provisioning_told(ledger, spec.policy, spec.workers, time.time(), limit)
+
+    def replan(self, name: str, reason: str) -> None:
+        """See the protocol."""
+        log = self._outside.open_log()
+        check_replan(JobBook(log).get(name), read_ledger(log, name))
+        ask_to_replan(log, name, ReplanAsked(time.time(), "the command line", reason))
+
+    def prices(self) -> PriceList:
+        """See the protocol."""
+        settings = self._outside.settings
+        market = market_of(settings)
+        return price_list(market, open_prices(settings, market).look(), time.time())
+
+    def _book(self) -> JobBook:
+        return JobBook(self._outside.open_log())
+
+
+def _line(name: str, record: JobRecord) -> JobLine:
+    spec = record.spec
+    return JobLine(
+        name,
+        record.wanted,
+        spec.task.name or spec.task.entrypoint or "",
+        spec.streams,
+        spec.batch_size,
+        spec.group_size,
+        record.reason,
+    )
+
+
+def _layout(spec: JobSpec, allowed: Collection[str]) -> Layout:
+    """The layout of the job's model, for what an older program kept without it."""
+    # These bring torch, which takes seconds.
+    from common.job_task import task_of  # noqa: PLC0415 -- see above
+    from common.learning.parameters import layout_of  # noqa: PLC0415 -- see above
+
+    return layout_of(task_of(spec, allowed).build())

@@ -1,0 +1,125 @@
+"""A DOLL system as commands see it: each command is written once, against this protocol.
+
+`services.cli.direct` fulfils it with Kafka, Redis and storage, `services.cli.api` with the REST API
+(`doll --api URL`). What is asked and answered is the same, and so are errors and exit codes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from common.core.events import Wanted
+    from common.job_changes import Value
+    from common.jobs import JobRecord
+    from common.kept import Wish
+    from common.planning.compare import Result
+    from common.planning.request import PlanRequest
+    from common.planning.simulation import SimulateRequest
+    from common.planning.told import ToldPlan
+    from common.price_list import PriceList
+    from common.provisioning.told import ToldProvisioning
+    from services.cli.watching import Picture
+
+    Tell: TypeAlias = Callable[[str], object]  # where a person hears what was left out
+    Advance: TypeAlias = Callable[[str, float], None]  # policy, share of its runs that is done
+
+
+class Submitted(NamedTuple):
+    """A job that was posted, and what a person should know of how it begins."""
+
+    record: JobRecord
+    beginning: str = ""
+
+
+class JobLine(NamedTuple):
+    """One job in a list."""
+
+    name: str
+    wanted: Wanted
+    task: str
+    streams: tuple[str, ...]
+    batch_size: int  # b
+    group_size: int  # K
+    reason: str
+
+
+class PulledModel(NamedTuple):
+    """A model's weights as safetensors, and the update that made them."""
+
+    epoch: int
+    version: int
+    data: bytes
+
+
+class Watched(Protocol):
+    """One job that somebody looks at again and again."""
+
+    def look(self, timeout_s: float) -> Picture:
+        """Wait for news up to `timeout_s`, and say how the job is."""
+
+    def close(self) -> None:
+        """Look no more."""
+
+
+class System(Protocol):
+    """What a command may ask.
+
+    Every call may raise `UserError` (`NotFoundError`, `ConflictError`) where it makes no sense, and
+    `UnavailableError` where a server is away.
+    """
+
+    def submit(self, text: str, source: str) -> Submitted:
+        """Check a job whole and post it.
+
+        Args:
+            text: The job file.
+            source: JOB or JOB@VERSION whose checkpoint it begins with; empty: its own version 0.
+        """
+
+    def jobs(self) -> tuple[JobLine, ...]:
+        """All jobs, by name."""
+
+    def job(self, name: str) -> JobRecord:
+        """One job."""
+
+    def want(self, name: str, wanted: Wanted, reason: str) -> None:
+        """Change what is wanted of a job."""
+
+    def change(self, name: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
+        """Change settings of a job; see `common.job_changes`."""
+
+    def delete(self, name: str) -> None:
+        """Take a stopped job out of the list."""
+
+    def watch(self, name: str) -> Watched:
+        """Look at a job."""
+
+    def model(self, name: str, wish: Wish, tell: Tell) -> PulledModel:
+        """Take a model out."""
+
+    def plan(self, request: PlanRequest) -> ToldPlan:
+        """Plan how many workers shall run on spot machines; `GivenError` names fields."""
+
+    def simulate(
+        self, request: SimulateRequest, folder: Path, advance: Advance
+    ) -> dict[str, Result]:
+        """Simulate an experiment under its policies.
+
+        Args:
+            request: What to simulate.
+            folder: What its files are relative to.
+            advance: Is told how far it is, where that can be known.
+        """
+
+    def provisioning(self, name: str, limit: int) -> ToldProvisioning:
+        """How a job's machines are rented, with its last plans."""
+
+    def replan(self, name: str, reason: str) -> None:
+        """Ask the policy of a job's machines anew."""
+
+    def prices(self) -> PriceList:
+        """What machines cost now."""
