@@ -95,8 +95,7 @@ def make_optimizer(
     if settings.name not in _KINDS:
         known = ", ".join(OPTIMIZER_NAMES)
         raise UserError(f"optimizer {settings.name!r} is none of {known}")
-    if not 0 < settings.learning_rate < float("inf"):
-        raise UserError(f"optimizer.learning_rate {settings.learning_rate} is not above zero")
+    _check_learning_rate(settings.learning_rate)
     kind = _KINDS[settings.name]
     try:
         options = msgspec.convert(dict(settings.options), kind)
@@ -104,3 +103,19 @@ def make_optimizer(
         known = ", ".join(kind.__struct_fields__)
         raise UserError(f"optimizer {settings.name!r}: {error}; its options are {known}") from error
     return options.make(parameter, settings.learning_rate)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Take all further steps at this rate; what the optimizer keeps per parameter stays.
+
+    Raises:
+        UserError: If it is not above zero and finite.
+    """
+    _check_learning_rate(learning_rate)
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def _check_learning_rate(learning_rate: float) -> None:
+    if not 0 < learning_rate < float("inf"):
+        raise UserError(f"optimizer.learning_rate {learning_rate} is not above zero")

@@ -12,7 +12,12 @@ import torch
 from common.errors import CorruptError
 from common.learning.checkpoint import pack, unpack
 from common.learning.errors import NotFiniteError
-from common.learning.optimizers import STATE_NAMES, OptimizerSettings, make_optimizer
+from common.learning.optimizers import (
+    STATE_NAMES,
+    OptimizerSettings,
+    make_optimizer,
+    set_learning_rate,
+)
 
 if TYPE_CHECKING:
     from common.core.messages import Vector
@@ -109,6 +114,14 @@ class Trainer:
             raise NotFiniteError("the gradient", None)
         self._sum += vector
         self._samples += samples
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Make all further updates at this rate.
+
+        Raises:
+            UserError: If it is not above zero and finite.
+        """
+        set_learning_rate(self._optimizer, learning_rate)
 
     def discard(self) -> None:
         """Forget what was added since the last update."""

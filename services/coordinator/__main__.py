@@ -48,13 +48,18 @@ class Jobs:
         self.fault: Exception | None = None
 
     def follow(self, jobs: dict[str, JobRecord]) -> None:
-        """Begin with new jobs, and tell the others what is wanted of them."""
+        """Begin with new jobs, tell the others what is wanted of them, end those that are gone."""
         for job, record in jobs.items():
             coordinator, thread = self._running.get(job, (None, None))
             if coordinator is not None and thread is not None and thread.is_alive():
-                coordinator.want(record.wanted)
+                coordinator.follow(record)
             elif record.wanted != "stopped":
                 self._begin(job, record)
+        for job in self._running.keys() - jobs.keys():
+            coordinator, thread = self._running[job]
+            coordinator.follow(None)
+            if not thread.is_alive():
+                del self._running[job]
 
     def end(self) -> None:
         """End all threads in order."""

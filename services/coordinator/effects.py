@@ -15,7 +15,7 @@ from common import wire
 from common.core import commands as do
 from common.core import events
 from common.core.messages import Lead
-from common.errors import UnavailableError, UserError
+from common.errors import ConflictError, UnavailableError
 from common.saved import Saved
 from common.telemetry import Changes, Outage, StageTimes
 from common.topics import updates_topic
@@ -72,6 +72,7 @@ class Effects:
         self.leadership = Leadership(record, log, board, store, logger, fail)
         self.dropped = 0
         self._job = record.spec.name
+        self._submitted_s = record.submitted_s
         self._make_trainer = trainer
         self._trainer = trainer()
         self._board = board
@@ -125,6 +126,8 @@ class Effects:
         match command:
             case do.PostTrigger(trigger):
                 self._post(trigger)
+            case do.SetLearningRate(learning_rate):
+                self._trainer.set_learning_rate(learning_rate)
             case do.AddGradient(gradient):
                 self._trainer.add(gradient.vector, gradient.samples)
             case do.Apply():
@@ -182,8 +185,8 @@ class Effects:
                 self.leadership.end()
             case do.Hold(reason):
                 self._hold(reason)
-            case do.Finish(reason):
-                self._finish(reason)
+            case do.Finish(reason, revision):
+                self._finish(reason, revision)
 
     def _post(self, trigger: UpdateTrigger) -> None:
         weights = self._trainer.weights()
@@ -211,18 +214,32 @@ class Effects:
         if not self._held_for or monotonic() < self._tell_at:
             return
         try:
-            if self._book.get(self._job).wanted == "running":
+            record = self._record()
+            if record is not None and record.wanted == "running":
                 self._book.want(self._job, "paused", self._held_for)
             self._held_for = ""
-        except (UnavailableError, UserError) as error:  # or somebody else wrote at that moment
+        except (UnavailableError, ConflictError) as error:  # or somebody else wrote at that moment
             self._log.warning("hold_not_written", reason=str(error))
             self._tell_at = monotonic() + TELL_S
 
-    def _finish(self, reason: str) -> None:
+    def _finish(self, reason: str, revision: int) -> None:
         self._letters.close()
         self._publish()
         self._log.info("job_finished", reason=reason)
         if not self._store.flush(UPLOAD_S):
             self._log.error("last_checkpoint_late", waited_s=UPLOAD_S)
-        if self._book.get(self._job).wanted != "stopped":
-            self._book.want(self._job, "stopped", reason)
+        try:
+            record = self._record()
+            if record is None or record.wanted == "stopped":
+                return
+            if record.revision == revision:
+                self._book.want(self._job, "stopped", reason)
+            else:  # its deadline may be another: whoever begins with it anew decides
+                self._log.info("job_goes_on", reason="it was changed meanwhile")
+        except ConflictError as error:  # likewise
+            self._log.warning("end_not_written", reason=str(error))
+
+    def _record(self) -> JobRecord | None:
+        """The job as it is wanted now; None where it was deleted, even if its name lives on."""
+        record = self._book.read().get(self._job)
+        return record if record and record.submitted_s == self._submitted_s else None

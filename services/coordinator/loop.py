@@ -57,6 +57,7 @@ class JobCoordinator:
         logger: EventLogger,
     ) -> None:
         spec = record.spec
+        self._record = record
         self._job = spec.name
         self._log = logger.bind(job=spec.name)
         self._stopping = threading.Event()
@@ -81,11 +82,22 @@ class JobCoordinator:
             fail=self._fail,
         )
 
-    def want(self, wanted: Wanted) -> None:
-        """Tell what the owner wants; from any thread."""
-        if wanted != self._wanted:
-            self._wanted = wanted
-            self._effects.leadership.heard.put(Heard(0, events.WantedChanged(wanted)))
+    def follow(self, record: JobRecord | None) -> None:
+        """Tell what the owner has made of the job; from any thread.
+
+        Args:
+            record: None where it was deleted. One that was submitted at another time is another.
+        """
+        if record is None or record.submitted_s != self._record.submitted_s:
+            if self._machine.leader is None:
+                self.stop()  # nobody begins to lead a job that is gone
+            self._want("stopped")
+            return
+        if record.revision != self._record.revision:
+            self._log.info("job_changed", revision=record.revision)
+            self._tell(events.SettingsChanged(protocol_settings(record)))
+        self._record = record
+        self._want(record.wanted)
 
     def stop(self) -> None:
         """End `run` soon; from any thread."""
@@ -120,6 +132,14 @@ class JobCoordinator:
         if self._fault is not None:
             raise self._fault
 
+    def _want(self, wanted: Wanted) -> None:
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._tell(events.WantedChanged(wanted))
+
+    def _tell(self, event: events.CoordinatorEvent) -> None:
+        self._effects.leadership.heard.put(Heard(0, event))
+
     def _feed(self, event: events.CoordinatorEvent) -> None:
         waiting = [event]
         while waiting:
@@ -132,7 +152,7 @@ class JobCoordinator:
 
     def _fail(self, fault: BaseException) -> None:
         self._fault = fault
-        self._effects.leadership.heard.put(Heard(0, events.Tick()))
+        self._tell(events.Tick())
 
 
 def protocol_settings(record: JobRecord) -> CoordinatorSettings:
@@ -141,6 +161,8 @@ def protocol_settings(record: JobRecord) -> CoordinatorSettings:
     return CoordinatorSettings(
         group_size=spec.group_size,
         bound=spec.waiting_bound,
+        revision=record.revision,
+        learning_rate=spec.optimizer.learning_rate,
         group_linger_s=spec.group_linger_s,
         on_missing=spec.on_missing,
         deadline_floor_s=spec.deadline_floor_s,

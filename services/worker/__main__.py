@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import threading
-from functools import partial
+from contextlib import suppress
 from logging import getLogger
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -35,13 +35,14 @@ JOBS_S = 0.5  # between looks at the jobs topic
 
 
 class Watch:
-    """Which job this worker is for, and whether it still is."""
+    """Which job this worker is for, what it is now, and whether this worker is still for it."""
 
     def __init__(self, book: JobBook, job: str | None, leaving: threading.Event) -> None:
         self._book = book
         self._job = job
         self._leaving = leaving
         self._looked_at = monotonic()
+        self._spec: JobSpec | None = None  # as last seen
 
     def find(self, settings: Settings) -> JobSpec | None:
         """The job to work for, once there is one; None when the process is told to end."""
@@ -52,22 +53,22 @@ class Watch:
             if self._job is not None:
                 running = [spec for spec in running if spec.name == self._job]
             if running:
-                return min(running, key=lambda spec: _workers_of(spec.name, settings))
+                self._spec = min(running, key=lambda spec: _workers_of(spec.name, settings))
+                return self._spec
             self._leaving.wait(JOBS_S)
         return None
 
-    def goes_on(self, job: str) -> bool:
-        """Whether this worker is still wanted there."""
-        if self._leaving.is_set():
-            return False
+    def look(self) -> JobSpec | None:
+        """The job that was found, as it is now; None where this worker is to leave."""
+        if self._spec is None or self._leaving.is_set():
+            return None
         if monotonic() - self._looked_at < JOBS_S:
-            return True
+            return self._spec
         self._looked_at = monotonic()
-        try:
-            record = self._book.refresh(0.0).get(job)
-        except UnavailableError:
-            return True
-        return record is not None and record.wanted != "stopped"
+        with suppress(UnavailableError):
+            record = self._book.refresh(0.0).get(self._spec.name)
+            self._spec = record.spec if record and record.wanted != "stopped" else None
+        return self._spec
 
     def close(self) -> None:
         """Let go of the jobs topic."""
@@ -130,7 +131,7 @@ def _work(
             outage.met(error)
             leaving.wait(JOBS_S)
             continue
-        worker.run(partial(watch.goes_on, spec.name))
+        worker.run(watch.look)
         board.close()
         watch.close()
 

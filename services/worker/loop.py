@@ -62,6 +62,7 @@ class JobWorker:
         )
         codec = codec_of(spec)
         cache = BatchCache(spec.memory_mib << 20)
+        self._spec = spec
         self._stream = Stream(
             worker,
             spec.name,
@@ -88,19 +89,31 @@ class JobWorker:
         )
         self._thread = threading.Thread(target=self._compute, name="gradients", daemon=True)
 
-    def run(self, goes_on: Callable[[], bool]) -> None:
-        """Work until `goes_on` says no; then leave well.
+    def run(self, look: Callable[[], JobSpec | None]) -> None:
+        """Work on the job as it is now, until it is none for this worker; then leave well.
+
+        Args:
+            look: The job, or None where this worker is to leave.
 
         Raises:
             BaseException: Whatever ended the gradient thread.
         """
         self._log.info("worker_joins")
         self._thread.start()
-        while goes_on() and self._fault is None:
+        while (spec := look()) is not None and self._fault is None:
+            if spec is not self._spec:
+                self._follow(spec)
             self._stream.turn()
         self._leave()
         if self._fault is not None:
             raise self._fault
+
+    def _follow(self, spec: JobSpec) -> None:
+        """The owner may have changed the job: b counts from the next batch on."""
+        before, self._spec = self._spec, spec
+        sizes = spec.batch_size, spec.waiting_bound
+        if sizes != (before.batch_size, before.waiting_bound):
+            self._stream.resize(*sizes)
 
     def _leave(self) -> None:
         """Say so, finish the gradient under way if there is time, leave the group."""
