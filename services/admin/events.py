@@ -1,0 +1,171 @@
+"""`/v1/jobs/{job}/events`: what happens, as server-sent events.
+
+| event   | when                                               | data                              |
+| ------- | -------------------------------------------------- | --------------------------------- |
+| job     | at first; when it is changed; when updates were    | `JobAnswer`                       |
+|         | taken back                                         |                                   |
+| update  | the model was updated, at most 20 times a second   | `UpdateTold`: the newest, and how |
+|         |                                                    | many it stands for                |
+| member  | a worker is alive, leaving or gone                 | `MemberTold`                      |
+| machine | one was ordered, runs, or has ended                | `MachineTold`                     |
+| plan    | the policy decided                                 | `PlanInForce`                     |
+| review  | cost and stability were reckoned                   | `ReviewTold`                      |
+
+Each event is made once, by the job's follower; a stream only sends what the ring holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Header, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from services.admin.access import VIEWER
+from services.admin.parameters import JobName  # noqa: TC001 -- FastAPI reads it when run
+from services.admin.problems import documented
+from services.admin.service import service_of
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from services.admin.following.follower import Follower
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+PING_S = 15.0  # without an event: proxies close connections on which nothing happens
+SEND_S = 10.0  # that a reader may take for what the connection's buffers do not hold
+RETRY_MS = 2000  # what a browser waits before it comes back
+
+_PING = b": nothing new\n\n"
+_EXAMPLE = (
+    'id: 5f0c9a1be0a7c3d2-411\nevent: update\ndata: {"version":412,"epoch":3,"at_s":1767225600.0,'
+    '"samples":5120,"batches":20,"loss":0.412,"gradient_s":0.021,"revision":0,"short":"",'
+    '"metrics":{"accuracy":0.88},"count":1}\n\n'
+)
+
+
+class EventStream(Response):
+    """Sends a job's events until the reader goes, the job is deleted or the service ends.
+
+    A reader that is too slow is sent away: with the last id that it had it may go on, as long as
+    what follows is still in the ring.
+
+    Args:
+        follower: Of the job; it knows all that had happened before.
+        last_event_id: What a reader that comes back had last; empty: it begins.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, follower: Follower, last_event_id: str = "") -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._follower = follower
+        self._last_event_id = last_event_id
+        self._news = asyncio.Event()
+        self._gone = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, as ASGI wants it.
+
+        Raises:
+            ClientDisconnect: If the reader is too slow.
+        """
+        del scope
+        feed, loop = self._follower.feed, asyncio.get_running_loop()
+        headers = self.raw_headers
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        listening = loop.create_task(self._await_end(receive))
+        feed.listen(loop, self._news)
+        try:
+            if await self._send_all(send):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            feed.unlisten(loop, self._news)
+            listening.cancel()
+            with suppress(asyncio.CancelledError):
+                await listening
+
+    async def _send_all(self, send: Send) -> bool:
+        """Send until there is no more; whether the reader is still there.
+
+        Raises:
+            ClientDisconnect: If the reader is too slow.
+        """
+        feed = self._follower.feed
+        begin, number = self._beginning()
+        await _sent(send, begin)
+        while not self._gone and not feed.closed:
+            self._news.clear()
+            found = feed.since(number)
+            if found is None:
+                break  # it lost some; when it comes back it begins anew
+            data, number = found
+            if not data:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PING_S):
+                        await self._news.wait()
+                    continue
+            await _sent(send, data or _PING)
+        return not self._gone
+
+    def _beginning(self) -> tuple[bytes, int]:
+        """What comes first, and the number of the event that comes after it."""
+        feed, retry = self._follower.feed, b"retry: %d\n\n" % RETRY_MS
+        number = feed.after(self._last_event_id)
+        if number is not None:
+            return retry, number
+        number = feed.end
+        return retry + feed.event("job", self._follower.told(), number - 1), number
+
+    async def _await_end(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._news.set()
+
+
+async def _sent(send: Send, data: bytes) -> None:
+    """Send a part.
+
+    Raises:
+        ClientDisconnect: If the reader does not take it in time.
+    """
+    try:
+        async with asyncio.timeout(SEND_S):
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+    except TimeoutError as error:
+        raise ClientDisconnect from error
+
+
+@router.get(
+    "/{job}/events",
+    response_class=EventStream,
+    responses={
+        **documented(404),
+        200: {
+            "description": "Events `job` (first), `update`, `member`, `machine`, `plan`, `review`.",
+            "content": {"text/event-stream": {"example": _EXAMPLE}},
+        },
+    },
+    dependencies=[VIEWER],
+)
+async def events(
+    request: Request,
+    job: JobName,
+    last_event_id: Annotated[
+        str,
+        Header(
+            max_length=100,
+            description="Of the last event that was had: what came since is sent, if it is still"
+            " known; else the stream begins with `job`.",
+            examples=["5f0c9a1be0a7c3d2-411"],
+        ),
+    ] = "",
+) -> EventStream:
+    """Follow a job: updates, workers, machines, plans, as they come."""
+    return EventStream(await service_of(request).followers.ready(job), last_event_id)

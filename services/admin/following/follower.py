@@ -1,0 +1,315 @@
+"""The thread that follows one job: its topics as they grow, its board and streams twice a second.
+
+Kafka and Redis may be away, the plans topic may come later or never, the job may be deleted.
+Readers ask under a lock, which is held to fold, never while something is waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from logging import getLogger
+from secrets import token_hex
+from time import monotonic
+from typing import TYPE_CHECKING, TypeVar
+
+from common import topics
+from common.core.messages import UpdateApplied
+from common.core.spans import Partition
+from common.errors import (
+    ExpiredError,
+    FutureFormatError,
+    OutsideError,
+    TruncatedError,
+    UnavailableError,
+    UnknownTopicError,
+    WireError,
+)
+from common.provisioning.codec import decode_plan
+from common.telemetry import EventLogger, Outage
+from common.wire import decode_audit
+from services.admin.following.feed import Feed
+from services.admin.following.looking import Looker
+from services.admin.following.told import member_told, record_told, update_told
+from services.admin.following.view import JobView
+from services.admin.told import Heads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from common.jobs import JobRecord
+    from common.ports import Board, Log, LogRecord, Tail
+
+T = TypeVar("T")
+
+READ_RECORDS = 500  # folded at once: some milliseconds under the lock
+WAIT_S = 0.1  # for news: so soon a thread notices that it is to end
+AGAIN_S = 0.5  # after a server did not answer
+PLANS_S = 2.0  # between looks for a plans topic that is not there
+UPDATES_S = 0.05  # between events of updates: 20 a second are as many as anybody can see
+
+_log = EventLogger(getLogger(__name__))
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where followers read; each may be called from any thread."""
+
+    log: Callable[[], Log]
+    open_board: Callable[[str], Board]  # by job
+    jobs: Callable[[], Mapping[str, JobRecord]]  # as last read
+    clock: Callable[[], float]  # seconds since 1970
+    minimum_billing_s: Callable[[], Mapping[str, float]] = dict  # by pool
+
+
+class _DeletedError(Exception):
+    """There is no such job any more."""
+
+
+class Follower:
+    """Follows one job from `start` until `stop`, or until the job is deleted.
+
+    Attributes:
+        job: Its name.
+        feed: What happens, once all that had happened before is known.
+        ended_s: When it ended, on the clock `monotonic`; None: it has not.
+
+    Args:
+        record: The job, as it is now.
+        sources: Where to read.
+    """
+
+    def __init__(self, record: JobRecord, sources: Sources) -> None:
+        self.job = record.spec.name
+        self.feed = Feed(token_hex(8))
+        self.ended_s: float | None = None
+        self._sources = sources
+        self._record = record
+        self._lock = threading.Lock()
+        self._view = JobView(record)
+        self._filling = self._view  # becomes the view when it has caught up
+        self._ready = threading.Event()
+        self._stopping = threading.Event()
+        self._away = ""  # why reading does not go on
+        self._updates: Tail | None = None
+        self._plans: Tail | None = None
+        self._until = [0, 0]  # ends of both topics when they were opened: what had happened before
+        self._plans_at = 0.0  # when to look for the topic again; 0: nobody looked yet
+        self._told_at = 0.0  # when the last event of an update was made
+        self._untold = 0  # updates since
+        self._heads = Heads()
+        self._thread = threading.Thread(target=self._run, name=f"follow {self.job}", daemon=True)
+        self._looker = Looker(record, sources.log, sources.open_board, _log)
+        self._outage = Outage(_log.bind(job=self.job), "kafka")
+
+    @property
+    def ready(self) -> bool:
+        """Whether all is known that had happened before it began."""
+        return self._ready.is_set()
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End soon, and all streams of events at once."""
+        self._stopping.set()
+        self.feed.close()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end."""
+        self._thread.join(timeout_s)
+
+    @contextmanager
+    def view(self) -> Iterator[JobView]:
+        """What is known; nothing is added meanwhile, so be quick."""
+        with self._lock:
+            yield self._view
+
+    def check(self) -> None:
+        """Say why not all is known.
+
+        Raises:
+            UnavailableError: It will be later, or when somebody has seen to it.
+        """
+        if not self.ready or self.ended_s is not None:
+            why = self._away or "its history is still being read"
+            raise UnavailableError(f'not all of the job "{self.job}" is known: {why}')
+
+    def told(self) -> bytes:
+        """The job as it is now, a `JobAnswer` as JSON."""
+        now = self._sources.clock()
+        with self.view() as view:
+            record, progress = view.record, view.progress(now)
+        return self._heads.of(record) + progress.model_dump_json().encode() + b"}"
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._follow_record()
+                try:
+                    self._turn()
+                except (UnavailableError, UnknownTopicError) as error:
+                    self._away = str(error)
+                    self._outage.met(error)
+                    self._stopping.wait(AGAIN_S)
+                except (ExpiredError, TruncatedError) as error:
+                    _log.warning("followed_anew", job=self.job, reason=str(error))
+                    self._close_tails()
+                self._look()
+                self._catch_up()
+        except _DeletedError:
+            self._away = "it was deleted"
+        except Exception as fault:  # noqa: BLE001 -- told to whoever asks; another follower tries
+            self._away = str(fault)
+            _log.exception("follower_failed", job=self.job)
+        finally:
+            self.ended_s = monotonic()
+            self.feed.close()
+            self._close_tails()
+            self._looker.close()
+
+    def _turn(self) -> None:
+        """Read on, and tell of it.
+
+        Raises:
+            OutsideError: If Kafka does not do what it should.
+        """
+        updates = self._open_updates()
+        wait_s = self._told_at + UPDATES_S - monotonic() if self._untold else WAIT_S
+        records = updates.read(READ_RECORDS, min(max(wait_s, 0.0), WAIT_S))
+        if records:
+            self._outage.over()
+            self._away = ""
+            self._take_updates(records)
+        else:
+            self._outage.quiet()
+        if self._untold and monotonic() >= self._told_at + UPDATES_S:
+            self._tell_update()
+        plans = self._open_plans()
+        if plans is not None:
+            self._take_plans(plans)
+
+    def _follow_record(self) -> None:
+        record = self._sources.jobs().get(self.job)
+        if record is None:
+            raise _DeletedError
+        if record is not self._record:
+            changed, self._record = record != self._record, record
+            with self._lock:
+                self._view.record = self._filling.record = record
+            if changed and self.ready:
+                self.feed.publish("job", self.told())
+
+    def _open_updates(self) -> Tail:
+        if self._updates is None:
+            place = Partition(topics.updates_topic(self.job), 0)
+            log = self._sources.log()
+            bounds = log.bounds(place)
+            self._updates, self._until[0] = log.tail(place, bounds.start), bounds.end
+            billing_s = self._sources.minimum_billing_s()
+            self._filling = JobView(self._record, bounds.start, billing_s)
+            self._plans_at = 0.0
+        return self._updates
+
+    def _open_plans(self) -> Tail | None:
+        if self._plans is None and monotonic() >= self._plans_at:
+            place = Partition(topics.plans_topic(self.job), 0)
+            log = self._sources.log()
+            try:
+                bounds = log.bounds(place)
+            except UnknownTopicError:
+                self._plans_at = monotonic() + PLANS_S
+                return None  # nobody provisions it, or not yet
+            self._plans_at = monotonic()
+            self._plans, self._until[1] = log.tail(place, bounds.start), bounds.end
+        return self._plans
+
+    def _take_updates(self, records: list[LogRecord]) -> None:
+        now, live = self._sources.clock(), self._live()
+        decoded = [(each, _decoded(decode_audit, each)) for each in records]
+        counted = 0
+        with self._lock:
+            before = self._filling.version
+            for each, record in decoded:
+                written_s = each.timestamp_s or None
+                seen_s = now if live or written_s is None else min(written_s, now)
+                counts = self._filling.feed_update(each.offset, record, written_s, seen_s)
+                counted += counts and isinstance(record, UpdateApplied)
+            after = self._filling.version
+        if live:
+            self._untold += counted
+            if after != before + counted:  # a new leader took some back: everything looks different
+                self.feed.publish("job", self.told())
+
+    def _tell_update(self) -> None:
+        count, self._untold, self._told_at = self._untold, 0, monotonic()
+        with self._lock:
+            row = self._view.newest()
+        if row is not None:
+            self.feed.publish("update", update_told(row, count))
+
+    def _take_plans(self, plans: Tail) -> None:
+        live = self._live()
+        records = plans.read(READ_RECORDS, 0.0)
+        decoded = [(each.offset, _decoded(decode_plan, each)) for each in records]
+        events = list[tuple[str, bytes]]()
+        with self._lock:
+            ledger = self._filling.ledger
+            for offset, record in decoded:
+                if ledger.feed(offset, record) and record is not None and live:
+                    event = record_told(ledger, record)
+                    events += [] if event is None else [event]
+        for name, data in events:
+            self.feed.publish(name, data)
+
+    def _look(self) -> None:
+        look = self._looker.look(self._sources.clock(), monotonic())
+        if look is None:
+            return
+        with self._lock:
+            before = self._view.statuses
+            self._filling.look(look)
+            if self._view is not self._filling:
+                self._view.look(look)
+        if before is None or look.statuses is None or not self._live():
+            return
+        for worker in sorted({*before, *look.statuses}):
+            status = look.statuses.get(worker, "gone")
+            if status != before.get(worker, "gone"):
+                self.feed.publish("member", member_told(worker, status, look.at_s))
+
+    def _live(self) -> bool:
+        """Whether what comes now is news."""
+        return self.ready and self._filling is self._view
+
+    def _catch_up(self) -> None:
+        """Say that all is known, once what had happened before is."""
+        if self._live() or self._updates is None or not (self._plans_at and self._looker.looked):
+            return
+        plans = 0 if self._plans is None else self._plans.position()
+        if self._updates.position() >= self._until[0] and plans >= self._until[1]:
+            with self._lock:
+                anew, self._view = self._view is not self._filling, self._filling
+            if self.ready and anew:
+                self.feed.publish("job", self.told())
+            self._ready.set()
+
+    def _close_tails(self) -> None:
+        for tail in (self._updates, self._plans):
+            if tail is not None:
+                tail.close()
+        self._updates = self._plans = None
+        self._until = [0, 0]
+
+
+def _decoded(decode: Callable[[bytes], T], record: LogRecord) -> T | None:
+    try:
+        return None if record.value is None else decode(record.value)
+    except FutureFormatError as error:
+        raise OutsideError(f"offset {record.offset} is {error}; run a newer service") from error
+    except WireError:
+        return None

@@ -1,0 +1,71 @@
+"""Which updates count, for somebody who may come when the topic's beginning is gone.
+
+`common.core.history` decides. Where retention, or the small log of an embedded broker, has deleted
+the first records, the Lead in force at the first one that is left is guessed from the records: of
+leaders whose Lead nobody can read any more, the newest that wrote is taken for the one in force.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.core.history import History
+from common.core.messages import Lead, ModelId, UpdateApplied
+
+if TYPE_CHECKING:
+    from common.core.messages import AuditRecord
+
+_REMEMBERED = 1000  # updates of the path: who goes back further is believed by its version alone
+
+
+class Trail:
+    """The fold over the updates topic, in bounded memory.
+
+    Args:
+        start: Offset of the first record that is still there.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        self._start = start
+        self._history = History(position=start)
+        self._forget_at = 2 * _REMEMBERED
+
+    @property
+    def epoch(self) -> int:
+        """Offset of the Lead in force, -1 for none."""
+        return self._history.epoch
+
+    @property
+    def version(self) -> int:
+        """J of the newest effective update."""
+        return self._history.head.version
+
+    @property
+    def position(self) -> int:
+        """Offset of the next record to feed."""
+        return self._history.position
+
+    def feed(self, offset: int, record: AuditRecord | None) -> bool:
+        """Fold the record at `offset` (None: does not parse); True where it counts.
+
+        Raises:
+            ValueError: If `offset` was fed before.
+        """
+        unseen = self._unseen_leader(record)
+        if unseen is not None:
+            self._history = History(unseen.epoch, unseen, offset)
+        counts = self._history.feed(offset, record)
+        if counts and self.version >= self._forget_at:
+            self._history.forget_before(self.version - _REMEMBERED)
+            self._forget_at = self.version + _REMEMBERED
+        return counts
+
+    def _unseen_leader(self, record: AuditRecord | None) -> ModelId | None:
+        """Whom a record shows to lead by a Lead from before the first record; its base."""
+        match record:
+            case UpdateApplied() if self.epoch < record.epoch < self._start:
+                return ModelId(record.epoch, record.version - 1)
+            case Lead() if self.epoch < record.after < self._start:
+                return ModelId(record.after, record.base.version)
+            case _:
+                return None
