@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 from common.errors import UnavailableError
 from services.admin import access
 from services.admin.limits import Buckets, bounded, too_large
+from services.admin.page_routes import refused_page
 from services.admin.problems import problem, problem_of
 
 if TYPE_CHECKING:
@@ -94,6 +95,9 @@ class Gate:
         path = connection.scope["path"]
         if path in access.OPEN:
             return None
+        if caller is None and path == "/" and "text/html" in connection.headers.get("accept", ""):
+            encodings = connection.headers.get("accept-encoding", "")
+            return refused_page(encodings, access.CHALLENGE)
         if caller is None:
             said = "needs an API key" if key is None else "this API key is not valid"
             hint = ": `Authorization: Bearer KEY`; `doll key create NAME` makes one"
