@@ -6,6 +6,7 @@ EC2 does.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import math
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qsl
 
 import boto3
+import psutil
 from botocore.config import Config
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
@@ -137,6 +139,7 @@ class Processes:
     clock: Callable[[], float] = time.time
     weather: HandWeather = field(default_factory=HandWeather)
     fleets: list[ProcessFleet] = field(default_factory=list)
+    started: list[psutil.Process] = field(default_factory=list)
 
     def fleet(self, job: str = "digits") -> ProcessFleet:
         """One more on the same folder."""
@@ -152,7 +155,9 @@ class Processes:
     def start(self, worker: str, environment: Mapping[str, str]) -> Child:
         """Switch a machine on."""
         variables = {"PATH": "/usr/bin:/bin", **environment}
-        return Child(self.program, self.folder / f"{worker}.log", variables, stays=True)
+        child = Child(self.program, self.folder / f"{worker}.log", variables, stays=True)
+        self.started.append(psutil.Process(child.pid))
+        return child
 
     def preempt(self, launch: int) -> None:
         """Take a machine's slot down."""
@@ -188,9 +193,9 @@ class Processes:
         """Kill what still runs."""
         for fleet in self.fleets:
             fleet.close()
-        for job in ("digits", "other"):
-            for found in self.table(job).find().values():
-                found.process.kill()
+        for process in self.started:  # not by the table: the last may be about to appear there
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 # --- EC2 -----------------------------------------------------------------------------------------
