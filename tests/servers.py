@@ -16,6 +16,7 @@ from common.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 def lacking(reason: str) -> NoReturn:
@@ -33,11 +34,15 @@ def embedded_kafka() -> Iterator[EmbeddedKafka]:
 
 @pytest.fixture(scope="session")
 def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
+    with ApacheKafka(kafka_jars(), tmp_path_factory.mktemp("apache-kafka")) as kafka:
+        yield kafka
+
+
+def kafka_jars() -> Path:
+    """Where Apache Kafka is; skips where it cannot be had."""
     if os.environ.get("DOLL_WITHOUT_KAFKA") == "1":
         pytest.skip("DOLL_WITHOUT_KAFKA=1: Maven cannot fetch Apache Kafka here")
     try:
-        jars = resolve()
+        return resolve()
     except UserError as error:
         lacking(str(error))
-    with ApacheKafka(jars, tmp_path_factory.mktemp("apache-kafka")) as kafka:
-        yield kafka

@@ -123,7 +123,8 @@ class Complaints:
 
     def __init__(self) -> None:
         self._fatal: KafkaError | None = None
-        self._shut_out: KafkaError | None = None  # what stood between us and the last broker
+        self._refused: KafkaError | None = None  # by the first broker that did not let us in
+        self._shut_out: KafkaError | None = None  # likewise, if it is the last that we heard of
         self._away: KafkaError | None = None
 
     def __call__(self, error: KafkaError) -> None:
@@ -131,6 +132,7 @@ class Complaints:
         if _is_fatal(error):
             self._fatal = error
         elif error.code() in _SHUT_OUT:
+            self._refused = self._refused or error
             self._shut_out = self._away = error
         elif error.code() == _ALL_DOWN:
             self._away = self._shut_out or error  # the client calls those down that shut it out
@@ -147,14 +149,14 @@ class Complaints:
             raise as_ours(self._fatal, doing)
 
     def raise_shut_out(self, doing: str) -> None:
-        """Raise if a broker was found that does not let us in.
+        """Raise if a broker was ever found that does not let us in.
 
         Raises:
             OutsideError: With what to do. A broker that forgot us for a moment cannot be told from
                 one that never knew us, so who was let in before may wait instead.
         """
-        if self._shut_out is not None:
-            raise OutsideError(_told(self._shut_out, doing))
+        if self._refused is not None:
+            raise OutsideError(_told(self._refused, doing))
 
     def raise_away(self, doing: str) -> None:
         """Raise once for each time that all brokers were found to be away.

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from common.adapters.kafka_log.settings import KafkaSettings
 
 _METADATA_RETRY_S = 0.02
-_FIRST_ANSWER_S = 1.0  # brokers that let nobody in without a name say so within half of it
+# Waits of the first questions: brokers that do not let us in say so within half a second or, where
+# all are busy, two.
+_FIRST_WAITS_S = (1.0, 2.0)
 
 
 class KafkaLog:
@@ -143,11 +145,11 @@ class KafkaLog:
         return made(Consumer, properties)
 
     def _metadata(self, topic: str, doing: str) -> TopicMetadata:
-        """Ask about a topic; the first question ends early where no broker lets us in."""
+        """Ask about a topic; at first not for long at once, to hear early who does not let us in."""
         timeout_s = self._settings.request_timeout_s
-        if not self._let_in:
+        for wait_s in () if self._let_in else _FIRST_WAITS_S:
             with suppress(UnavailableError):
-                return self._asked(topic, doing, min(_FIRST_ANSWER_S, timeout_s))
+                return self._asked(topic, doing, min(wait_s, timeout_s))
         return self._asked(topic, doing, timeout_s)
 
     def _asked(self, topic: str, doing: str, timeout_s: float) -> TopicMetadata:

@@ -24,7 +24,7 @@ def complaints(*errors: KafkaError) -> Complaints:
     return told
 
 
-@pytest.mark.parametrize("then", [(), (ALL_DOWN,)])
+@pytest.mark.parametrize("then", [(), (ALL_DOWN,), (NO_CONNECTION, ALL_DOWN)])
 def test_a_refused_password_is_told_with_what_to_do(then: tuple[KafkaError, ...]) -> None:
     with pytest.raises(
         OutsideError, match=r"SASL auth.*: no \(check .*DOLL_KAFKA_SASL_PASS"
@@ -46,6 +46,12 @@ def test_who_may_wait_hears_the_reason_once_for_each_time() -> None:
 
 def test_brokers_that_are_down_are_no_longer_said_to_refuse_us() -> None:
     told = complaints(WRONG_PASSWORD, NO_CONNECTION, ALL_DOWN)
+    with pytest.raises(UnavailableError, match="1/1 brokers are down"):
+        told.raise_away("asking")
+
+
+def test_who_only_found_nobody_was_not_refused() -> None:
+    told = complaints(NO_CONNECTION, ALL_DOWN)
     told.raise_shut_out("asking")
     with pytest.raises(UnavailableError, match="1/1 brokers are down"):
         told.raise_away("asking")

@@ -1,0 +1,354 @@
+"""Real servers that let nobody in without a name: we get in with one, and say who does not let us.
+
+The rights are those of docs/security.md, word for word.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+import redis
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
+from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
+
+from common.adapters.redis_board import RedisBoard
+from common.config import read_settings
+from common.connections import open_board, open_log
+from common.core.events import Assigned
+from common.core.messages import ModelId, Standing, TriggerId, UpdateTrigger, WorkerId
+from common.core.spans import Partition, Span
+from common.embedded.apache_kafka import ApacheKafka, Safe
+from common.embedded.redis import EmbeddedRedis, free_port
+from common.errors import OutsideError, UserError
+from common.keys import KeyBook, Keys
+from common.ports import Fetched
+from tests.certificates import Authority
+from tests.redis_servers import system_redis_server
+from tests.servers import kafka_jars, lacking
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.ports import Board, Log
+
+GUIDE = Path(__file__).parents[2] / "docs" / "security.md"
+PASSWORD, WRONG = "its-pass-word", "not-its-pass"
+LONG_S = 20.0
+WORKER, OTHER = WorkerId("w1"), WorkerId("w2")
+
+
+def rights(beginnings: tuple[str, ...]) -> list[str]:
+    """Lines of the guide's listings of rights."""
+    listings = GUIDE.read_text().split("```acl\n")[1:]
+    lines = [line for text in listings for line in text.partition("```")[0].splitlines()]
+    return [line for line in lines if line.startswith(beginnings)]
+
+
+def all_text(error: BaseException) -> str:
+    """What a traceback may show of an error: of it and of what it came from."""
+    return "".join(traceback.format_exception(error))
+
+
+def await_condition(condition: Callable[[], bool], what: str) -> None:
+    """Wait until something is so; fail with what it was if it never is."""
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline, f"it never came true: {what}"
+        time.sleep(0.01)
+
+
+# --- Redis ---------------------------------------------------------------------------------------
+
+
+class SafeRedis(NamedTuple):
+    """A server with TLS and one user."""
+
+    environ: dict[str, str]
+    admin: redis.Redis  # one that may do everything
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def safe_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeRedis]:
+    binary = system_redis_server()
+    if binary is None:
+        lacking("no redis-server on PATH: install Redis (Debian: apt-get install redis-server)")
+    folder, port = tmp_path_factory.mktemp("redis"), free_port()
+    authority = Authority(folder)
+    server, ours = authority.issue("redis"), authority.issue("ours")
+    (user,) = rights(("user doll ",))
+    users = f"user default off\nuser root on >{PASSWORD} ~* &* +@all\n"
+    (folder / "users.acl").write_text(users + user.replace("PASSWORD", PASSWORD) + "\n")
+    options = {
+        "tls-port": str(port),
+        "tls-cert-file": str(server.cert),
+        "tls-key-file": str(server.key),
+        "tls-ca-cert-file": str(authority.cert),
+        "tls-auth-clients": "yes",
+        "aclfile": str(folder / "users.acl"),
+    }
+    environ = {
+        "DOLL_REDIS": f"rediss://127.0.0.1:{port}",
+        "DOLL_REDIS_USERNAME": "doll",
+        "DOLL_REDIS_PASSWORD": PASSWORD,
+        "DOLL_REDIS_CA": str(authority.cert),
+        "DOLL_REDIS_CERT": str(ours.cert),
+        "DOLL_REDIS_KEY": str(ours.key),
+    }
+    flat = [word for name, value in options.items() for word in (f"--{name}", value)]
+    with EmbeddedRedis(binary, options=flat) as running:
+        admin = redis.Redis.from_url(running.url, username="root", password=PASSWORD)
+        with admin:
+            yield SafeRedis(environ, admin, folder)
+
+
+def board_with(server: SafeRedis, **changes: str) -> Board:
+    changed = {f"DOLL_REDIS{name}": value for name, value in changes.items()}
+    return open_board(read_settings({**server.environ, **changed}), "job")
+
+
+@pytest.mark.redis
+def test_the_rights_in_the_guide_are_all_that_a_board_needs(safe_redis: SafeRedis) -> None:
+    safe_redis.admin.acl_log_reset()
+    board = board_with(safe_redis)
+    assert isinstance(board, RedisBoard)
+    trigger = UpdateTrigger(TriggerId(3, 1), ModelId(3, 1), ())
+    board.wipe()
+    assert board.pop_replies(3, 1, 0.01) == []
+    board.put_model(ModelId(3, 1), b"weights.")
+    assert board.get_model(ModelId(3, 1)) == b"weights."
+    assert board.post_trigger(trigger)
+    assert board.post_trigger(trigger)  # again, which looks at what is there
+    assert board.triggers(TriggerId(0, 0), LONG_S) == [trigger]
+    assert board.triggers(TriggerId(3, 1), 0.01) == []
+    board.put_standing(Standing(3, 4, {Partition("a", 0): 8}, 4, 0, 2, {Partition("a", 0): 7}))
+    assert board.get_standing() is not None
+    board.beat(WORKER, "alive", LONG_S)
+    board.beat(OTHER, "alive", 0.001)
+    await_condition(lambda: board.alive() == {WORKER: "alive"}, "whose beat ran out is gone")
+    assert board.hold_lease("one", LONG_S)
+    assert board.hold_lease("one", LONG_S)
+    assert board.is_leased()
+    board.release_lease("one")
+    for epoch in range(5):
+        board.put_snapshot(epoch, b"snapshot")
+    assert len(board.snapshots()) == 3
+    safe_redis.admin.lpush("doll:{job}:standing:", b"")
+    safe_redis.admin.delete("doll:{job}:standing")
+    safe_redis.admin.lpush("doll:{job}:standing", b"garbage of another type")
+    assert board.get_standing() is None
+    board.wipe()
+    board.close()
+    refused = {entry["object"] for entry in safe_redis.admin.acl_log()}
+    assert refused <= {"client|setinfo"}  # which the guide speaks of
+
+
+@pytest.mark.redis
+def test_the_rights_in_the_guide_end_at_our_keys(safe_redis: SafeRedis) -> None:
+    settings = read_settings(safe_redis.environ)
+    with redis.Redis.from_url(
+        settings.redis,
+        username="doll",
+        password=PASSWORD,
+        ssl_ca_certs=settings.redis_ca,
+        ssl_certfile=settings.redis_cert,
+        ssl_keyfile=settings.redis_key,
+    ) as client:
+        for command in (("GET", "payroll"), ("KEYS", "*"), ("FLUSHALL",), ("CONFIG", "GET", "*")):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*command)
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"_PASSWORD": WRONG}, "does not accept our name or password.*DOLL_REDIS_PASSWORD"),
+        ({"_USERNAME": "nobody"}, "does not accept our name or password.*DOLL_REDIS_USERNAME"),
+        ({"_USERNAME": "", "_PASSWORD": ""}, "does not accept our name or password"),
+        ({"_CA": ""}, "CERTIFICATE_VERIFY_FAILED.*DOLL_REDIS_CA must name the file"),
+    ],
+)
+def test_who_is_not_let_into_redis_hears_what_to_do(
+    safe_redis: SafeRedis, changes: dict[str, str], message: str
+) -> None:
+    board = board_with(safe_redis, **changes)
+    for call in (board.is_leased, lambda: board.beat(WORKER, "alive", LONG_S)):
+        with pytest.raises(OutsideError, match=message) as told:
+            call()
+        assert not told.value.retriable
+        assert PASSWORD not in all_text(told.value)
+        assert WRONG not in all_text(told.value)
+
+
+@pytest.mark.redis
+def test_without_a_certificate_that_redis_wants_nobody_is_let_in(safe_redis: SafeRedis) -> None:
+    # It may say so, or only hang up: which of both arrives is a matter of luck.
+    with pytest.raises(OutsideError) as told:
+        board_with(safe_redis, _CERT="", _KEY="").is_leased()
+    assert PASSWORD not in all_text(told.value)
+
+
+@pytest.mark.redis
+def test_a_right_that_is_missing_is_named(safe_redis: SafeRedis) -> None:
+    safe_redis.admin.acl_setuser("narrow", enabled=True, passwords=f"+{PASSWORD}", keys="doll:*")
+    board = board_with(safe_redis, _USERNAME="narrow")
+    with pytest.raises(OutsideError, match=r"does not let us do EXISTS.*docs/security\.md") as told:
+        board.is_leased()
+    assert not told.value.retriable
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"_CA": "{}/none.pem"}, "DOLL_REDIS_CA: the file cannot be read: No such file"),
+        ({"_CA": "{}/ours.key"}, "DOLL_REDIS_CA: the file holds no certificate"),
+        ({"_KEY": "{}/redis.key"}, "DOLL_REDIS_CERT or DOLL_REDIS_KEY: the file holds no cert"),
+        ({"": "rediss://127.0.0.1/0?colour=red"}, "DOLL_REDIS: the URL has a part or an option"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anybody_is_asked(
+    safe_redis: SafeRedis, changes: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        board_with(
+            safe_redis, **{name: value.format(safe_redis.folder) for name, value in changes.items()}
+        )
+
+
+# --- Kafka ---------------------------------------------------------------------------------------
+
+
+class SafeKafka(NamedTuple):
+    """A broker with TLS and one user, who has the rights of the guide."""
+
+    environ: dict[str, str]
+    admin: AdminClient  # one that may do everything
+    everything: Log
+
+
+@pytest.fixture(scope="module")
+def safe_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeKafka]:
+    jars, folder = kafka_jars(), tmp_path_factory.mktemp("kafka")
+    authority = Authority(folder)
+    pair = authority.issue("kafka")
+    keystore = folder / "keystore.pem"
+    keystore.write_bytes(pair.key.read_bytes() + pair.cert.read_bytes())
+    (folder / "password").write_text(PASSWORD + "\n")
+    with ApacheKafka(jars, folder / "data", safe=Safe(keystore, "doll", PASSWORD)) as kafka:
+        environ = {
+            "DOLL_KAFKA": kafka.safe_address,
+            "DOLL_KAFKA_SECURITY_PROTOCOL": "SASL_SSL",
+            "DOLL_KAFKA_SASL_MECHANISM": "SCRAM-SHA-512",
+            "DOLL_KAFKA_SASL_USERNAME": "doll",
+            "DOLL_KAFKA_SASL_PASSWORD_FILE": str(folder / "password"),
+            "DOLL_KAFKA_SSL_CA_LOCATION": str(authority.cert),
+        }
+        admin = AdminClient({"bootstrap.servers": kafka.settings.bootstrap})
+        allowed = [acl for line in rights(("topic ", "group ")) for acl in acls_of(line)]
+        for answer in admin.create_acls(allowed).values():
+            answer.result()
+        everything = open_log(read_settings({"DOLL_KAFKA": kafka.settings.bootstrap}))
+        everything.create_topic("clinic-a", 1)
+        everything.create_topic("payroll", 1)
+        yield SafeKafka(environ, admin, everything)
+
+
+def acls_of(line: str) -> list[AclBinding]:
+    """The rights that a line of the guide gives, as Kafka writes them."""
+    resource, pattern, name, *operations = line.split()
+    return [
+        AclBinding(
+            ResourceType[resource.upper()],
+            name,
+            ResourcePatternType[pattern.upper()],
+            "User:doll",
+            "*",
+            AclOperation[operation.upper()],
+            AclPermissionType.ALLOW,
+        )
+        for operation in operations
+    ]
+
+
+def log_with(server: SafeKafka, **changes: str) -> Log:
+    changed = {f"DOLL_KAFKA_{name}": value for name, value in changes.items()}
+    return open_log(read_settings({**server.environ, **changed}))
+
+
+def append(log: Log, topic: str, value: bytes) -> None:
+    with closing(log.writer()) as writer:
+        writer.append(topic, value)
+        assert writer.flush(LONG_S)
+
+
+@pytest.mark.kafka
+def test_the_rights_in_the_guide_are_all_that_a_log_needs(safe_kafka: SafeKafka) -> None:
+    log = log_with(safe_kafka)
+    for topic in ("doll.job.control", "clinic-a.dlq"):
+        log.create_topic(topic, 1, kept_forever=True)
+        append(log, topic, b"said")
+    with closing(log.tail(Partition("doll.job.control", 0), 0)) as tail:
+        (record,) = tail.read(1, LONG_S)
+    assert record.value == b"said"
+    append(safe_kafka.everything, "clinic-a", b"a record")
+    stream, place = Partition("clinic-a", 0), log.bounds(Partition("clinic-a", 0)).end - 1
+    with closing(log.spans()) as spans:
+        assert spans.read(Span(*stream, place, place + 1), LONG_S).values == [b"a record"]
+    found = list[object]()
+    with closing(log.stream("doll.job", ["clinic-a"], "w1")) as reader:
+
+        def read() -> bool:
+            for event in reader.poll(10, 0.2):
+                if isinstance(event, Assigned):
+                    reader.place({stream: place})
+                elif isinstance(event, Fetched):
+                    found.extend(event.values)
+            return bool(found)
+
+        await_condition(read, "a record of the stream")
+        reader.commit({stream: place + 1})
+    assert found == [b"a record"]
+    key, _ = KeyBook(log).create("page", "viewer")
+    assert Keys(KeyBook(log).read().values()).role_of(key)
+
+
+@pytest.mark.kafka
+def test_a_topic_without_rights_is_refused_by_name(safe_kafka: SafeKafka) -> None:
+    log = log_with(safe_kafka)
+    with pytest.raises(OutsideError, match=r"payroll.*TOPIC_AUTHORIZATION_FAILED") as told:
+        log.bounds(Partition("payroll", 0))
+    assert not told.value.retriable
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"SASL_PASSWORD": WRONG}, "SASL authentication error.*check.*DOLL_KAFKA_SASL_PASSWORD"),
+        ({"SASL_USERNAME": "nobody"}, "SASL authentication error.*DOLL_KAFKA_SASL_USERNAME"),
+        ({"SASL_MECHANISM": "PLAIN"}, "supported mechanisms: SCRAM-SHA-512.*SASL_MECHANISM"),
+        ({"SSL_CA_LOCATION": ""}, "certificate verify failed.*DOLL_KAFKA_SSL_CA_LOCATION"),
+    ],
+)
+def test_who_is_not_let_into_kafka_hears_what_to_do(
+    safe_kafka: SafeKafka, changes: dict[str, str], message: str
+) -> None:
+    if "SASL_PASSWORD" in changes:
+        changes = {**changes, "SASL_PASSWORD_FILE": ""}
+    log = log_with(safe_kafka, **changes)
+    with pytest.raises(OutsideError, match=message) as asked:
+        log.partitions("clinic-a")
+    with pytest.raises(OutsideError, match=message) as created:
+        log.create_topic("doll.jobs", 1)
+    for told in (asked.value, created.value):
+        assert not told.retriable
+        assert PASSWORD not in all_text(told)
+        assert WRONG not in all_text(told)
