@@ -95,7 +95,7 @@ class Charge:
         self._written_s = now_s
         self._look_at_s = self._prices_at_s = now_s
         self._again_at_s = float("inf")  # when what was refused may be ordered again
-        self._reviewed_s = float("-inf")
+        self._reviewed_s = self._alarm_at_s = float("-inf")
         self._told = frozenset[str]()  # kinds of alarm, in the last review
         self._prices: Mapping[str, float] | None = None  # as seen last
         self._fleet_away = self._prices_away = ""
@@ -275,12 +275,12 @@ class Charge:
     def _review(self, now_s: float) -> Iterator[PlanRecord]:
         """Say how things stand, when it is time to or the alarm is another one."""
         known, ledger, settings = self._known, self._known.ledger, self._known.settings
-        since_s = now_s - self._reviewed_s
-        if since_s < settings.warned_s or ledger.settled is not None:
+        if now_s < self._alarm_at_s or ledger.settled is not None:
             return
+        self._alarm_at_s = now_s + settings.warned_s
         ratio, alarm = self._alarm(now_s)
         every_s = min(settings.reviewed_s, self._decider.review_s or settings.reviewed_s)
-        if since_s < every_s and alarm.kinds == self._told:
+        if now_s < self._reviewed_s + every_s and alarm.kinds == self._told:
             return
         self._reviewed_s, self._told = now_s, alarm.kinds
         left = 0.0

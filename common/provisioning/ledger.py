@@ -87,7 +87,8 @@ class Thinned:
 class FleetLedger:
     """The fold: feed it every record of the plans topic, in order.
 
-    - `Taken` counts if it names the Taken in force; its offset is the new term.
+    - `Taken` counts if it names the Taken in force, or the Settled that ended its term; its offset
+      is the new term.
     - Whatever else a provisioner writes counts if it is of the term in force, and before that
       term's `Settled`.
     - Plans and launches are numbered: the next number counts, once. A machine starts once, ends
@@ -96,6 +97,7 @@ class FleetLedger:
 
     Attributes:
         term: Offset of the Taken in force, -1 for none.
+        head: What the next Taken has to name.
         position: Offset of the next record to feed.
         plans: The last ones, newest last.
         machines: Every machine that was ever ordered, by launch.
@@ -110,7 +112,7 @@ class FleetLedger:
     """
 
     def __init__(self, minimum_billing_s: Mapping[str, float] | None = None) -> None:
-        self.term = -1
+        self.term = self.head = -1
         self.position = 0
         self.plans = deque[Planned](maxlen=PLANS_KEPT)
         self.machines: dict[int, Rented] = {}
@@ -177,17 +179,19 @@ class FleetLedger:
             case _ if record.term != self.term or self.settled is not None:
                 return False
             case _:
-                return self._decided(record)
+                return self._decided(offset, record)
 
     def _taken(self, offset: int, taken: Taken) -> bool:
-        if taken.after != self.term:
-            return False  # it names another Taken than the one in force: somebody was faster
-        self.term = offset
+        if taken.after != self.head:
+            return False  # it names another one than that in force: somebody was faster
+        self.term = self.head = offset
         self.settled = None
         return True
 
     def _decided(
-        self, record: Priced | Planned | Ordered | Started | Ended | Reviewed | Settled
+        self,
+        offset: int,
+        record: Priced | Planned | Ordered | Started | Ended | Reviewed | Settled,
     ) -> bool:
         match record:
             case Ordered():
@@ -206,7 +210,7 @@ class FleetLedger:
                 self.review = record
                 self.reviews.add(record)
             case Settled():
-                self.settled = record
+                self.settled, self.head = record, offset
         return True
 
     def _planned(self, planned: Planned) -> bool:

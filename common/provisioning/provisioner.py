@@ -156,7 +156,7 @@ class Provisioner:
         elif self._charge is None and self._candidacy is None and self._caught_up:
             self._candidacies += 1
             self._candidacy = _Candidacy(f"{self._name}#{self._candidacies}", now_s)
-            yield do.AppendPlan(Taken(self.ledger.term, self._candidacy.mark, now_s))
+            yield do.AppendPlan(Taken(self.ledger.head, self._candidacy.mark, now_s))
 
     def _plan_read(
         self, offset: int, record: PlanRecord | None, now_s: float
@@ -190,8 +190,10 @@ class Provisioner:
     def _over(self) -> Iterator[ProvisionerCommand]:
         """End where the log's last word is that all is given back, whoever wrote it."""
         settled = self.ledger.settled
-        if settled is not None and self._known.wanted == "stopped" and self._caught_up:
-            self._charge = self._candidacy = None
+        if settled is None or not self._caught_up or self._candidacy is not None:
+            return  # an own Taken on its way would open a term that nobody ends
+        if self._known.wanted == "stopped":
+            self._charge = None
             self.finished = True
             yield do.ReleaseLease()
             yield do.Finish(settled.why)

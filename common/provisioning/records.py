@@ -21,9 +21,12 @@ import msgspec
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):
-    """A candidate wants to provision: counts only if `after` is the Taken in force."""
+    """A candidate wants to provision: counts only if `after` is what the topic last came to.
 
-    after: int  # offset of the Taken that the candidate found in force, -1 for none
+    After a `Settled` that is its offset: who has not read that the job is over cannot begin anew.
+    """
+
+    after: int  # offset of the Taken found in force, or of the Settled that ended it; -1 for none
     candidate: str  # unique for each candidacy
     at_s: float  # since 1970, as all times here
 
