@@ -108,7 +108,8 @@ def _meaning(error: redis.RedisError, text: str, doing: str) -> OutsideError:
 
 def _tls_advice(error: BaseException) -> str:
     """What to do about a failure of TLS that waiting will not mend; empty where it is none."""
-    reason = error.reason or "" if isinstance(error, ssl.SSLError) else ""
+    # The library's type says that there is always a reason; Python's own errors come without.
+    reason = getattr(error, "reason", "") or "" if isinstance(error, ssl.SSLError) else ""
     if reason == "CERTIFICATE_VERIFY_FAILED":
         return "DOLL_REDIS_CA must name the file of the authority that signed for this very host"
     if reason == "WRONG_VERSION_NUMBER":

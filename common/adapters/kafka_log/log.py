@@ -145,7 +145,7 @@ class KafkaLog:
         return made(Consumer, properties)
 
     def _metadata(self, topic: str, doing: str) -> TopicMetadata:
-        """Ask about a topic; at first not for long at once, to hear early who does not let us in."""
+        """Ask about a topic; at first not for long, to hear early who does not let us in."""
         timeout_s = self._settings.request_timeout_s
         for wait_s in () if self._let_in else _FIRST_WAITS_S:
             with suppress(UnavailableError):

@@ -1,0 +1,95 @@
+"""What an error of Redis means, and that no password gets out with it."""
+
+from __future__ import annotations
+
+import ssl
+import traceback
+
+import pytest
+import redis
+
+from common.adapters.redis_access import RedisAccess, client_of, fault
+from common.errors import OutsideError, UnavailableError, UserError
+
+PASSWORD = "its-pass-word"  # noqa: S105 -- of no server
+URL = "redis://127.0.0.1:6379/0"
+
+
+def all_text(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize(
+    ("url", "access"),
+    [
+        (URL, RedisAccess("doll", PASSWORD)),
+        (f"redis://doll:{PASSWORD}@127.0.0.1:6379/0", RedisAccess()),
+    ],
+)
+def test_a_server_that_repeats_our_password_does_not_get_it_told(
+    url: str, access: RedisAccess
+) -> None:
+    client = client_of(url, access, 1.0)
+    said = f"unknown command 'AUTH', with args beginning with: 'doll' '{PASSWORD}'"
+    try:
+        try:
+            raise redis.ResponseError(said)
+        except redis.RedisError as error:
+            raise fault(client, error)  # noqa: B904 -- it knows what it came from
+    except OutsideError as ours:
+        assert "'doll' '***'" in str(ours)  # noqa: PT017 -- a traceback is what this is about
+        assert PASSWORD not in all_text(ours)  # noqa: PT017 -- likewise
+        assert PASSWORD not in repr(client)
+        assert PASSWORD not in repr(access)
+
+
+def test_a_fault_keeps_what_it_came_from() -> None:
+    error = redis.ConnectionError("refused")
+    assert fault(client_of(URL, RedisAccess(), 1.0), error).__cause__ is error
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("CERTIFICATE_VERIFY_FAILED", "DOLL_REDIS_CA must name"),
+        ("WRONG_VERSION_NUMBER", "redis:// instead of rediss://"),
+        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "DOLL_REDIS_CERT and DOLL_REDIS_KEY"),
+    ],
+)
+def test_trouble_with_tls_is_no_absence(reason: str, advice: str) -> None:
+    cause = ssl.SSLError(1, "trouble")
+    cause.reason = reason
+    error = redis.ConnectionError("Error 1 connecting")
+    error.__context__ = cause
+    ours = fault(client_of(URL, RedisAccess(), 1.0), error)
+    assert advice in str(ours)
+    assert not ours.retriable
+
+
+def test_a_connection_that_broke_may_come_back() -> None:
+    cause = ssl.SSLEOFError(8, "EOF occurred in violation of protocol")
+    error = redis.ConnectionError("Error 8")
+    error.__context__ = cause
+    assert isinstance(fault(client_of(URL, RedisAccess(), 1.0), error), UnavailableError)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://127.0.0.1/0?{PASSWORD}=1",
+        f"redis://127.0.0.1/0?socket_timeout={PASSWORD}",
+        f"redis://u:{PASSWORD}@127.0.0.1:port",
+        f"redis://:{PASSWORD}/x@127.0.0.1",
+    ],
+)
+def test_a_url_that_the_client_does_not_understand_is_not_told(url: str) -> None:
+    with pytest.raises(UserError, match="DOLL_REDIS: the URL has a part") as told:
+        client_of(url, RedisAccess(), 1.0)
+    assert PASSWORD not in all_text(told.value)
+
+
+def test_certificates_are_for_tls_alone() -> None:
+    ca = ssl.get_default_verify_paths().cafile
+    assert ca
+    with pytest.raises(UserError, match="DOLL_REDIS: the URL has a part or an option"):
+        client_of(URL, RedisAccess(ca=ca), 1.0)
