@@ -145,6 +145,7 @@ async def _sent(send: Send, data: bytes) -> None:
 @router.get(
     "/{job}/events",
     response_class=EventStream,
+    status_code=200,  # the document needs it said where the response class has no such parameter
     responses={
         **documented(404),
         200: {
