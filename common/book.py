@@ -2,6 +2,13 @@
 
 A record that does not parse is left out and logged: it may be of a later version, and must not stop
 others.
+
+Whoever writes reads back what else was written since it last read. The first of several counts: who
+came later puts back what it overwrote, and is told.
+
+    offset        7             8              9             10
+    writer        -             a person       the leader    the leader
+    record        running       K = 8          paused        K = 8, put back: tried again later
 """
 
 from __future__ import annotations
@@ -35,7 +42,7 @@ class Book(Generic[T]):
         log: Where the topic is; it is made when it is first wanted.
         topic: Its first partition is all of it.
         decode: Reads an entry from key and value; raises WireError on what does not parse.
-        noun: What one entry is called, in messages and in the log.
+        noun: What one entry is called, in messages, in the log and by the command `doll`.
         closed: Whether a name whose newest record does not parse is gone, rather than what it was.
     """
 
@@ -75,43 +82,48 @@ class Book(Generic[T]):
         self._take(timeout_s)
         return dict(self._entries)
 
-    def write(self, name: str, value: bytes | None, look: str) -> None:
-        """Append, and see by reading back that nobody else wrote this name since we last read.
-
-        Args:
-            name: Whose value it is.
-            value: Its newest; None removes it.
-            look: The command that shows what counts, for messages.
+    def write(self, name: str, value: bytes | None) -> None:
+        """Replace the value of a name as this book last read it; None removes it.
 
         Raises:
             ConflictError: If somebody else wrote the name in the same moment.
             UnavailableError: If Kafka is away for long.
         """
-        key, delivered = name.encode(), list[int]()
-        writer = self._log.writer()
-        try:
-            writer.append(self._partition.topic, value, key=key, on_delivered=delivered.append)
-            if not writer.flush(_PATIENCE_S):
-                raise UnavailableError(
-                    f'Kafka did not answer; whether it took the {self._noun} "{name}" shows'
-                    f" `{look}`"
-                )
-        finally:
-            writer.close()
-        (own,) = delivered
-        others = [new.offset for new in self._catch_up() if new.key == key and new.offset != own]
-        if others:
-            counts = "theirs counts" if others[-1] > own else "yours counts"
-            raise ConflictError(
-                f'somebody else wrote the {self._noun} "{name}" in the same moment: the later'
-                f" record, and so {counts}; look with `{look}`"
-            )
+        key, own = name.encode(), self._append(name, value)
+        others = [new for new in self._catch_up() if new.key == key and new.offset != own]
+        earlier = [other for other in others if other.offset < own]
+        if not earlier:
+            return  # whoever came later read this one, or puts it back
+        if len(earlier) == len(others):
+            self._append(name, earlier[-1].value)
+            self._catch_up()
+        raise ConflictError(
+            f'somebody else wrote the {self._noun} "{name}" in the same moment, and theirs counts;'
+            f" look with `doll {self._noun} list`, and try again"
+        )
 
     def close(self) -> None:
         """Let go of the connection."""
         if self._open is not None:
             self._open.close()
             self._open = None
+
+    def _append(self, name: str, value: bytes | None) -> int:
+        """Append a record; returns its offset."""
+        delivered, writer = list[int](), self._log.writer()
+        try:
+            writer.append(
+                self._partition.topic, value, key=name.encode(), on_delivered=delivered.append
+            )
+            if not writer.flush(_PATIENCE_S):
+                raise UnavailableError(
+                    f'Kafka did not answer; whether it took the {self._noun} "{name}" shows'
+                    f" `doll {self._noun} list`"
+                )
+        finally:
+            writer.close()
+        (own,) = delivered
+        return own
 
     def _catch_up(self) -> list[LogRecord]:
         """Fold to what is now the end; return what was new."""

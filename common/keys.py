@@ -99,13 +99,7 @@ class KeyBook:
             )
         key = new_key()
         record = KeyRecord(name, role, fingerprint(key), self._clock(), note)
-        try:
-            self._book.write(name, msgspec.json.encode(record), "doll key list")
-        except ConflictError as error:
-            raise ConflictError(
-                f'somebody else wrote the key "{name}" in the same moment, and only one of the two'
-                f" is valid: `doll key revoke {name}`, then create it again"
-            ) from error
+        self._book.write(name, msgspec.json.encode(record))
         return key, record
 
     def revoke(self, name: str) -> None:
@@ -120,7 +114,7 @@ class KeyBook:
         if name not in keys:
             known = ", ".join(sorted(keys)) or "none yet, make one with `doll key create NAME`"
             raise NotFoundError(f'there is no key "{name}"; keys: {known}')
-        self._book.write(name, None, "doll key list")
+        self._book.write(name, None)
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -151,14 +151,17 @@ class RacingLog(MemoryLog):
         return super().partitions(topic)
 
 
-def test_of_two_who_create_one_name_at_once_the_later_is_told_to_begin_anew() -> None:
-    log = RacingLog()
+def test_of_two_who_create_one_name_at_once_the_first_has_the_key() -> None:
+    log, made = RacingLog(), list[str]()
     book = KeyBook(log)
     book.read()
-    log.meanwhile = lambda: KeyBook(log).create("ci", "operator")
-    with pytest.raises(ConflictError, match=r"in the same moment.*`doll key revoke ci`"):
+    log.meanwhile = lambda: made.append(KeyBook(log).create("ci", "operator")[0])
+    with pytest.raises(ConflictError, match=r'wrote the key "ci" in the same moment, and theirs'):
         book.create("ci", "viewer")
-    assert len(KeyBook(log).read()) == 1
+    for each in (book, KeyBook(log)):
+        record = Keys(each.read().values()).role_of(made[0])
+        assert record is not None
+        assert record.role == "operator"
 
 
 def test_a_record_that_does_not_parse_makes_the_key_it_replaces_invalid(log: MemoryLog) -> None:
