@@ -119,12 +119,15 @@ class Memory:
 class HandWeather:
     """Outages that a test makes; times are since the fleet's birth."""
 
-    down_from_s: dict[int, float] = field(default_factory=dict)  # by slot
+    outages_s: dict[int, tuple[float, float]] = field(default_factory=dict)  # by slot: from, to
     down: bool = False  # everywhere
 
     def next_down_s(self, slot: int, at_s: float) -> float:
         """When the slot is next down."""
-        return at_s if self.down else max(self.down_from_s.get(slot, math.inf), at_s)
+        from_s, to_s = self.outages_s.get(slot, (math.inf, math.inf))
+        if self.down:
+            return at_s
+        return max(from_s, at_s) if at_s < to_s else math.inf
 
 
 @dataclass
@@ -161,7 +164,7 @@ class Processes:
 
     def preempt(self, launch: int) -> None:
         """Take a machine's slot down."""
-        self.weather.down_from_s[launch] = 0.0  # in these tests a launch's slot has its number
+        self.weather.outages_s[launch] = (0.0, math.inf)  # a launch's slot has its number here
 
     def fail(self, launch: int) -> None:
         """Kill a machine."""
@@ -193,9 +196,12 @@ class Processes:
         """Kill what still runs."""
         for fleet in self.fleets:
             fleet.close()
-        for process in self.started:  # not by the table: the last may be about to appear there
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        for process in (*self.started, *psutil.process_iter()):
+            with contextlib.suppress(psutil.Error):
+                # The last that was started may not have its environment yet.
+                directory = process.environ().get("DOLL_FLEET_DIRECTORY", "")
+                if process in self.started or directory == str(self.folder):
+                    process.kill()
 
 
 # --- EC2 -----------------------------------------------------------------------------------------

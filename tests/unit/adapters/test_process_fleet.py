@@ -1,0 +1,320 @@
+"""Local processes as machines: taken away in time, launched once, and nobody's for long."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from common.adapters.process_records import Claim, Gone, Records
+from common.renting import LaunchOrder
+from common.testing.clock import HandClock
+from tests.contract.fleet_lenders import ON_DEMAND, SPOT, Processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from common.adapters.process_fleet import ProcessFleet, Started
+    from common.renting import Machine
+
+PATIENCE_S = 20.0
+DEAF = ("sh", "-c", "trap '' TERM; echo ready; sleep 600 & wait; sleep 600")
+NOON_S = 1_800_000_000.0
+
+
+@pytest.fixture
+def lender(tmp_path: Path) -> Iterator[Processes]:
+    with closing(Processes(tmp_path, clock=HandClock(NOON_S))) as made:
+        yield made
+
+
+def order(launch: int, pool: str = SPOT) -> LaunchOrder:
+    return LaunchOrder(launch, f"doll-{launch}", launch, pool, f"w{launch}")
+
+
+def await_that(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    pause = threading.Event()
+    while not holds():
+        assert time.monotonic() < deadline, "it never came about"
+        pause.wait(0.002)
+
+
+def state(fleet: ProcessFleet, launch: int) -> str:
+    return machine_of(fleet, launch).state
+
+
+def machine_of(fleet: ProcessFleet, launch: int) -> Machine:
+    (found,) = (machine for machine in fleet.machines() if machine.launch == launch)
+    return found
+
+
+def processes(lender: Processes) -> dict[int, psutil.Process]:
+    """What runs, by launch."""
+    return {each.claim.launch: each.process for each in lender.table().find().values()}
+
+
+def advance(lender: Processes, seconds: float) -> None:
+    assert isinstance(lender.clock, HandClock)
+    lender.clock.advance(seconds)
+
+
+# --- ends ----------------------------------------------------------------------------------------
+
+
+def test_a_machine_goes_in_time_though_nobody_looks(lender: Processes) -> None:
+    with closing(lender.fleet()) as fleet:
+        fleet.launch([order(1), order(2)])
+        await_that(lambda: processes(lender).keys() == {1, 2})
+        lender.preempt(1)
+        await_that(lambda: processes(lender).keys() == {2})
+        assert machine_of(fleet, 1).cause == "preempted"
+
+
+def test_an_outage_that_is_over_when_somebody_looks_still_took_the_machine(
+    lender: Processes,
+) -> None:
+    lender.weather.outages_s[1] = (30.0, 40.0)
+    with closing(lender.fleet()) as fleet:
+        fleet.launch([order(1), order(2)])
+        await_that(lambda: processes(lender).keys() == {1, 2})
+        fleet.machines()
+        advance(lender, 60.0)
+        await_that(lambda: state(fleet, 1) == "ended")
+        assert state(fleet, 2) == "running"
+
+
+def test_a_machine_of_a_slot_that_was_down_while_no_fleet_stood_is_left_in_peace(
+    lender: Processes,
+) -> None:
+    lender.weather.outages_s[1] = (30.0, 40.0)
+    with closing(lender.fleet()) as fleet:
+        fleet.launch([order(1)])
+        await_that(lambda: processes(lender).keys() == {1})
+    advance(lender, 60.0)
+    with closing(lender.fleet()) as fleet:
+        assert state(fleet, 1) == "running"
+        assert fleet.launch([order(2)]) == ()
+
+
+def test_with_notice_a_machine_is_told_before_it_is_made_to_go(lender: Processes) -> None:
+    lender.program, lender.notice_s = DEAF, 30.0
+    with closing(lender.fleet()) as fleet:
+        fleet.launch([order(1)])
+        await_that(lambda: (lender.folder / "w1.log").read_text() == "ready\n")
+        lender.preempt(1)
+        for _ in range(3):
+            assert state(fleet, 1) == "running"
+            advance(lender, 9.0)
+        advance(lender, 9.0)
+        await_that(lambda: state(fleet, 1) == "ended")
+        ended = machine_of(fleet, 1)
+        assert (ended.cause, ended.detail) == ("preempted", "exit code -9")
+
+
+def test_a_machine_that_heeds_its_notice_ends_by_itself_and_was_preempted(
+    lender: Processes,
+) -> None:
+    lender.notice_s = 30.0
+    with closing(lender.fleet()) as fleet:
+        fleet.launch([order(1)])
+        await_that(lambda: processes(lender).keys() == {1})
+        lender.preempt(1)
+        await_that(lambda: state(fleet, 1) == "ended")
+        ended = machine_of(fleet, 1)
+        assert (ended.cause, ended.detail) == ("preempted", "exit code -15")
+
+
+def test_a_machine_that_was_given_back_and_does_not_leave_is_made_to(lender: Processes) -> None:
+    lender.program = DEAF
+    with closing(lender.fleet()) as fleet:
+        fleet.launch([order(1, ON_DEMAND)])
+        await_that(lambda: (lender.folder / "w1.log").read_text() == "ready\n")
+        (below,) = processes(lender)[1].children()
+        fleet.release([machine_of(fleet, 1).id])
+        advance(lender, lender.leave_s - 1)
+        assert state(fleet, 1) == "running"
+    advance(lender, 1.0)
+    with closing(lender.fleet()) as another:  # who takes over goes on with it
+        await_that(lambda: state(another, 1) == "ended")
+        ended = machine_of(another, 1)
+        assert (ended.cause, ended.detail) == ("released", "nobody saw how it ended")
+        await_that(lambda: not alive(below))  # what ran on the machine ends with it
+
+
+def alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_machine_that_ended_is_named_for_an_hour_and_its_token_is_never_free(
+    lender: Processes,
+) -> None:
+    with closing(lender.fleet()) as fleet:
+        fleet.launch([order(1)])
+        fleet.release([order(1).token])
+        await_that(lambda: state(fleet, 1) == "ended")
+        advance(lender, 3599.0)
+        assert [machine.ended_s for machine in fleet.machines()] == [NOON_S]
+        advance(lender, 2.0)
+        assert fleet.machines() == ()
+        assert fleet.launch([order(1)]) == ()
+        assert processes(lender) == {}
+
+
+# --- once ----------------------------------------------------------------------------------------
+
+
+def test_of_several_who_launch_at_once_each_order_is_carried_out_once(lender: Processes) -> None:
+    orders = [order(launch) for launch in range(1, 9)]
+    fleets = [lender.fleet() for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        refused = list(threads.map(lambda fleet: fleet.launch(orders), fleets))
+    assert refused == [()] * 4
+    assert len(lender.started) == 8
+    for fleet in fleets:
+        await_that(lambda fleet=fleet: len(fleet.machines()) == 8)  # type: ignore[misc] # bound now
+
+
+def test_an_order_whose_launcher_died_over_it_has_failed_after_a_while(lender: Processes) -> None:
+    claim = Claim(1, 1, SPOT, "w1", NOON_S)
+    Records(lender.folder / "digits" / "machines").add("doll-1", claim)
+    with closing(lender.fleet()) as fleet:
+        assert fleet.launch([order(1)]) == ()
+        advance(lender, 9.0)
+        assert fleet.machines() == ()
+        advance(lender, 2.0)
+        assert (machine_of(fleet, 1).cause, state(fleet, 1)) == ("failed", "ended")
+        assert processes(lender) == {}
+
+
+def test_a_process_that_appears_after_it_was_given_up_is_ended(lender: Processes) -> None:
+    records = Records(lender.folder / "digits" / "machines")
+    records.add("doll-1", Claim(1, 1, SPOT, "w1", NOON_S - 60))
+    records.add("doll-1", Gone(NOON_S - 50, "failed", "it never appeared"))
+    lender.start("w1", lender.table().environment(order(1)))
+    with closing(lender.fleet()) as fleet:
+        await_that(lambda: state(fleet, 1) == "ended" and not processes(lender))
+
+
+def test_machines_whose_records_were_deleted_are_still_found(lender: Processes) -> None:
+    with closing(lender.fleet()) as fleet:
+        fleet.launch([order(1)])
+        await_that(lambda: processes(lender).keys() == {1})
+        before = machine_of(fleet, 1)
+        for path in (lender.folder / "digits" / "machines").iterdir():
+            path.unlink()
+        await_that(lambda: [each.launch for each in fleet.machines()] == [1])
+        assert machine_of(fleet, 1)[:6] == before[:6]
+
+
+def test_what_a_machine_starts_is_no_machine(lender: Processes) -> None:
+    lender.program = DEAF
+    with closing(lender.fleet()) as fleet:
+        fleet.launch([order(1)])
+        await_that(lambda: (lender.folder / "w1.log").read_text() == "ready\n")
+        main = processes(lender)[1]
+        assert [child.environ()["DOLL_MACHINE"] for child in main.children()]
+        assert len(fleet.machines()) == 1
+        main.kill()
+        await_that(lambda: machine_of(fleet, 1).cause == "failed")
+
+
+def test_fleets_on_other_folders_are_others_whatever_the_job_is_called(
+    lender: Processes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with (
+        closing(Processes(tmp_path_factory.mktemp("another"))) as another,
+        closing(lender.fleet()) as fleet,
+        closing(another.fleet()) as elsewhere,
+    ):
+        assert fleet.launch([order(1)]) == elsewhere.launch([order(1)]) == ()
+        await_that(lambda: processes(lender).keys() == processes(another).keys() == {1})
+        elsewhere.release([order(1).token])
+        await_that(lambda: state(elsewhere, 1) == "ended")
+        assert state(fleet, 1) == "running"
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from common.adapters.process_fleet import ProcessFleet
+from common.adapters.process_market import Chains
+from common.embedded.process import Child
+from common.market import Market, OnDemandPool
+from common.renting import LaunchOrder
+def start(worker, environment):
+    return Child(["sleep", "600"], Path(sys.argv[1], worker), environment, stays=True)
+market = Market(on_demand=OnDemandPool(usd_per_hour=1.0))
+fleet = ProcessFleet(
+    market, "digits", Path(sys.argv[1]), Chains(1.0, 1.0, 0), start, 1.0, lambda: 1.8e9
+)
+fleet.launch([LaunchOrder(1, "doll-1", 1, "on-demand", "w1")])
+print("launched", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_machine_survives_whoever_launched_it_and_is_found_again(lender: Processes) -> None:
+    with subprocess.Popen(  # noqa: S603 -- our own interpreter and program
+        [sys.executable, "-c", LAUNCHER, str(lender.folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "launched\n"
+        launcher.kill()
+    await_that(lambda: processes(lender).keys() == {1})
+    lender.started.extend(processes(lender).values())
+    with closing(lender.fleet()) as fleet:
+        assert fleet.launch([order(1)]) == ()
+        assert (state(fleet, 1), len(fleet.machines())) == ("running", 1)
+        processes(lender)[1].kill()
+        await_that(lambda: state(fleet, 1) == "ended")
+        ended = machine_of(fleet, 1)
+        assert (ended.cause, ended.detail) == ("failed", "nobody saw how it ended")
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+def test_a_pool_has_no_more_machines_than_its_capacity(lender: Processes) -> None:
+    lender.capacity = 2
+    with closing(lender.fleet()) as fleet:
+        (refused,) = fleet.launch([order(1), order(2), order(3), order(4, ON_DEMAND)])
+        assert (refused.launch, refused.capacity) == (3, True)
+        fleet.release([order(1).token])
+        await_that(lambda: state(fleet, 1) == "ended")
+        assert fleet.launch([order(5)]) == ()
+
+
+def test_a_slot_that_is_down_has_none_and_the_others_have(lender: Processes) -> None:
+    lender.weather.outages_s[1] = (0.0, 40.0)
+    with closing(lender.fleet()) as fleet:
+        (refused,) = fleet.launch([order(1), order(2)])
+        assert (refused.launch, refused.capacity) == (1, True)
+        assert "slot 1" in refused.reason
+        advance(lender, 41.0)
+        again = order(3)._replace(slot=1)
+        assert fleet.launch([again]) == ()
+
+
+def test_where_there_is_no_room_for_a_process_there_is_no_capacity(lender: Processes) -> None:
+    def full(worker: str, environment: Mapping[str, str]) -> Started:
+        raise BlockingIOError(f"no room for {worker}, {len(environment)} variables")
+
+    lender.start = full  # type: ignore[method-assign, assignment] # for this lender alone
+    with closing(lender.fleet()) as fleet:
+        (refused,) = fleet.launch([order(1)])
+        assert refused.capacity
+        assert "no room for w1" in refused.reason
+        assert fleet.launch([order(1)]) == (refused,)
+        assert fleet.machines() == ()
