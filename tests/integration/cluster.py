@@ -163,6 +163,10 @@ class Cluster:
         """Stop or resume the job."""
         JobBook(self.log).want(self.job, wanted, "the test says so")
 
+    def change(self, **changed: float) -> None:
+        """Change settings of the job while it runs."""
+        JobBook(self.log).change(self.job, changed, "the test says so")
+
     def bootstrap(self) -> str:
         """Kafka's address, for a plain client."""
         embedded = self.settings.embedded_kafka

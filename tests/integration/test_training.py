@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from confluent_kafka import Consumer, TopicPartition
 
 from common.core.messages import Gradient, ModelId, WorkerId
+from common.jobs import JobBook
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:
@@ -117,6 +119,64 @@ def test_a_stopped_job_resumes_exactly_where_it_was(make: Make) -> None:
     assert cluster.audit().flaws == ()
 
 
+def test_a_job_changes_while_it_runs_and_no_record_is_lost_or_used_twice(make: Make) -> None:
+    # revision  0: K=4 b=8, steps of 1   1: K=2 b=16                2: steps of 1/2
+    # leader    ████████████████████████████████████████████████████████████ killed
+    # other     stands by                                                       leads ████████
+    cluster = make(name="changed", records=3000)
+    for name in ("c1", "c2", "w1", "w2"):
+        cluster.start("coordinator" if name.startswith("c") else "worker", name)
+    cluster.produce(800)
+    await_condition(lambda: cluster.version() >= 3, "three updates")
+    leader, other = ("c1", "c2") if cluster.has_led("c1") else ("c2", "c1")
+    await_condition(lambda: "stands_by" in cluster.said(other), "there are two replicas")
+    cluster.change(group_size=2, batch_size=16)
+    cluster.produce(700)
+    await_condition(lambda: "job_changed" in cluster.said(leader), "the leader has heard")
+    await_condition(lambda: "batches_resized" in cluster.said("w1"), "a worker has heard")
+    await_condition(lambda: "batches_resized" in cluster.said("w2"), "the other one too")
+    cluster.produce(500)
+    await_condition(lambda: 1 in revisions(cluster), "an update of the first change")
+    cluster.change(learning_rate=0.5)
+    await_condition(lambda: cluster.said(leader).count("job_changed") == 2, "it heard again")
+    cluster.produce(500)
+    await_condition(lambda: 2 in revisions(cluster), "an update of the second change")
+    await_condition(lambda: cluster.said(other).count("job_changed") == 2, "the other too")
+    cluster.kill(leader)
+    cluster.produce(500)
+    await_condition(cluster.drained, "everything is settled")
+
+    audit = cluster.audit()
+    assert audit.flaws == ()
+    assert cluster.has_led(other)
+    of_size = {0: 4, 1: 2, 2: 2}
+    odd = [u for u in audit.updates if len(u.batches) != of_size[u.revision] and not u.short]
+    assert odd == []
+    assert audit.updates[-1].revision == 2
+    assert all(update.gradient_s > 0 for update in audit.updates)
+    late = [batch.samples for u in audit.updates if u.revision == 2 for batch in u.batches]
+    assert max(late) == 16
+    weights = cluster.weights()
+    assert np.flatnonzero(weights == -0.5).size == sum(late)
+    assert np.flatnonzero(weights == -1.0).size == 3000 - sum(late)
+
+
+def test_a_deleted_job_is_gone_for_good_and_those_who_worked_on_it_leave(make: Make) -> None:
+    cluster = make(name="deleted", records=200)
+    cluster.start("coordinator", "c1")
+    cluster.start("worker", "w1")
+    cluster.produce(200)
+    await_condition(lambda: cluster.version() >= 3, "three updates")
+    cluster.want("stopped")
+    with closing(JobBook(cluster.log)) as book:
+        book.delete("deleted")  # before anybody has heard that it is stopped
+        await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
+        await_condition(lambda: "job_finished" in cluster.said("c1"), "it is led no longer")
+        cluster.stop("c1")
+        assert "coordinator_failed" not in cluster.said("c1")
+        assert "deleted" not in book.read()
+
+
 def test_nonsense_on_the_board_is_dropped_and_changes_nothing(make: Make) -> None:
     cluster = make(name="nonsense", records=800)
     cluster.start("coordinator", "c1")
@@ -134,6 +194,11 @@ def test_nonsense_on_the_board_is_dropped_and_changes_nothing(make: Make) -> Non
 
     assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
     assert "gradient_malformed" in cluster.said("c1")
+
+
+def revisions(cluster: Cluster) -> set[int]:
+    """Under which revisions of the job updates have been made."""
+    return {update.revision for update in cluster.audit().updates}
 
 
 def dead_letters(cluster: Cluster, expected: int) -> list[tuple[bytes, dict[str, bytes]]]:
