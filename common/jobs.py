@@ -1,52 +1,30 @@
 """All jobs, as a fold over the jobs topic: what each is, and what a person wants of it.
 
-The topic is compacted and keyed by the job's name; the newest record of a name is the job. A record
-that does not parse is left out and logged: it may be of a later version, and must not stop others.
-
-Whoever writes reads back what else was written since it last read. The first of several counts: who
-came later puts back what it overwrote, and is told.
-
-    offset        7             8              9             10
-    writer        -             a person       the leader    the leader
-    record        running       K = 8          paused        K = 8, put back: tried again later
+The topic is a `common.book`, keyed by the job's name.
 """
 
 from __future__ import annotations
 
-import logging
-from time import monotonic, time
+from time import time
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from common import topics
+from common.book import Book
 from common.core.events import Wanted  # noqa: TC001 -- msgspec reads it when run
 from common.core.spans import Partition
-from common.errors import (
-    ConflictError,
-    ExpiredError,
-    NotFoundError,
-    UnavailableError,
-    UserError,
-    WireError,
-)
+from common.errors import ConflictError, NotFoundError, UserError, WireError
 from common.job import JobSpec, check_streams, job_from_json
 from common.job_changes import Value, changed_spec, differences
-from common.ports import LogRecord
-from common.telemetry import EventLogger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from common.core.messages import Positions
-    from common.ports import Log, Tail
+    from common.ports import Log
 
-_log = EventLogger(logging.getLogger(__name__))
-_JOBS = Partition(topics.JOBS, 0)
-_READ_RECORDS = 1000
-_READ_S = 0.2
-_PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds
 CHANGES_KEPT = 50  # of a job, in its record: a record stays small, its topic is compacted
 
 
@@ -105,9 +83,13 @@ class JobBook:
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
         self._log = log
         self._clock = clock
-        self._open: Tail | None = None
-        self._jobs = dict[str, JobRecord]()
-        self.rejected = 0  # records so far that did not parse
+        # Not closed: a job that only a newer program understands goes on as it was.
+        self._book = Book(log, topics.JOBS, decode_job, "job", closed=False)
+
+    @property
+    def rejected(self) -> int:
+        """Records so far that did not parse."""
+        return self._book.rejected
 
     def read(self) -> dict[str, JobRecord]:
         """All jobs as of now, by name.
@@ -115,8 +97,7 @@ class JobBook:
         Raises:
             UnavailableError: If Kafka is away for long.
         """
-        self._catch_up()
-        return dict(self._jobs)
+        return self._book.read()
 
     def refresh(self, timeout_s: float) -> dict[str, JobRecord]:
         """Wait up to `timeout_s` for news, then return all jobs as known by then.
@@ -124,8 +105,7 @@ class JobBook:
         Raises:
             UnavailableError: If Kafka is away.
         """
-        self._take(timeout_s)
-        return dict(self._jobs)
+        return self._book.refresh(timeout_s)
 
     def get(self, job: str) -> JobRecord:
         """One job as of now.
@@ -175,7 +155,7 @@ class JobBook:
         first = first_positions(spec, self._log)
         reason = "submitted" if origin is None else f"submitted, begins with {origin}"
         record = JobRecord(spec, "running", first, reason, self._clock(), origin, request=request)
-        self._write(spec.name, record)
+        self._book.write(spec.name, encode_job(record))
         return record
 
     def want(self, job: str, wanted: Wanted, reason: str) -> JobRecord:
@@ -187,7 +167,7 @@ class JobBook:
             UnavailableError: If Kafka is away for long.
         """
         record = self.get(job)._replace(wanted=wanted, reason=reason)
-        self._write(job, record)
+        self._book.write(job, encode_job(record))
         return record
 
     def change(self, job: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
@@ -214,7 +194,7 @@ class JobBook:
         change = Change(old.revision + 1, self._clock(), differs, reason)
         changes = (*old.changes, change)[-CHANGES_KEPT:]
         record = old._replace(spec=spec, revision=change.revision, changes=changes)
-        self._write(job, record)
+        self._book.write(job, encode_job(record))
         return record
 
     def delete(self, job: str) -> None:
@@ -230,13 +210,11 @@ class JobBook:
             raise ConflictError(
                 f'the job "{job}" is {wanted}: stop it first, with `doll job stop {job}`'
             )
-        self._write(job, None)
+        self._book.write(job, None)
 
     def close(self) -> None:
         """Let go of the connection."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        self._book.close()
 
     def _make_topics(self, spec: JobSpec) -> None:
         for topic in (topics.control_topic(spec.name), topics.updates_topic(spec.name)):
@@ -248,76 +226,6 @@ class JobBook:
                 )
         for stream in spec.streams:
             self._log.create_topic(topics.dead_letter_topic(stream), 1, kept_forever=True)
-
-    def _write(self, name: str, record: JobRecord | None) -> None:
-        """Replace the record of a name as this book last read it; None deletes it."""
-        key = name.encode()
-        own = self._append(name, None if record is None else encode_job(record))
-        others = [new for new in self._catch_up() if new.key == key and new.offset != own]
-        earlier = [other for other in others if other.offset < own]
-        if not earlier:
-            return  # whoever came later read this one, or puts it back
-        if len(earlier) == len(others):
-            self._append(name, earlier[-1].value)
-            self._catch_up()
-        raise ConflictError(
-            f'somebody else wrote the job "{name}" in the same moment, and theirs counts; look'
-            f" with `doll job show {name}`, and try again"
-        )
-
-    def _append(self, name: str, value: bytes | None) -> int:
-        """Append a record; returns its offset."""
-        delivered, writer = list[int](), self._log.writer()
-        try:
-            writer.append(topics.JOBS, value, key=name.encode(), on_delivered=delivered.append)
-            if not writer.flush(_PATIENCE_S):
-                raise UnavailableError(
-                    f'Kafka did not answer; whether it took the job "{name}" shows `doll job list`'
-                )
-        finally:
-            writer.close()
-        (own,) = delivered
-        return own
-
-    def _catch_up(self) -> list[LogRecord]:
-        """Fold to what is now the end; return what was new."""
-        tail, news, until = self._tail(), list[LogRecord](), monotonic() + _PATIENCE_S
-        end = self._log.bounds(_JOBS).end
-        while tail.position() < end:
-            if monotonic() > until:
-                raise UnavailableError(f"{topics.JOBS} could not be read to its end at {end}")
-            news += self._take(_READ_S)
-            tail = self._tail()
-        return news
-
-    def _take(self, timeout_s: float) -> list[LogRecord]:
-        try:
-            records = self._tail().read(_READ_RECORDS, timeout_s)
-        except ExpiredError:  # someone deleted the topic's beginning: start over with what is there
-            self.close()
-            self._jobs.clear()
-            return []
-        for record in records:
-            self._fold(record)
-        return records
-
-    def _tail(self) -> Tail:
-        if self._open is None:
-            self._log.create_topic(topics.JOBS, 1, kept_forever=True, compacted=True)
-            self._open = self._log.tail(_JOBS, self._log.bounds(_JOBS).start)
-        return self._open
-
-    def _fold(self, record: LogRecord) -> None:
-        if record.value is None:
-            self._jobs.pop((record.key or b"").decode(errors="replace"), None)
-            return
-        try:
-            job = decode_job(record.key, record.value)
-        except WireError as error:
-            self.rejected += 1
-            _log.warning("job_rejected", offset=record.offset, reason=str(error))
-            return
-        self._jobs[job.spec.name] = job
 
 
 def first_positions(spec: JobSpec, log: Log) -> Positions:
