@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
 OPEN = frozenset({"/healthz", "/readyz"})
-CHALLENGE = {"WWW-Authenticate": 'Basic realm="doll", Bearer'}
+# Basic alone: Chromium takes a header for one challenge, and asks nobody where it names two.
+CHALLENGE = {"WWW-Authenticate": 'Basic realm="doll", charset="UTF-8"'}
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # change nothing
 _CALLER = "doll.caller"  # where a request carries whose key it came with
 _LONGEST = 1000  # characters of a header that is looked at

@@ -36,9 +36,24 @@ LOOKS = {  # what is posted only to be answered: nothing changes
 BODIES = {
     Route("POST", "/v1/jobs"): {**JOB, "name": "letters"},
     Route("PATCH", "/v1/jobs/{job}"): {"wanted": "paused"},
+    Route("POST", "/v1/provisioning/plan"): {
+        "workers": 64,
+        "rate_per_s": 125,
+        "group_size": 20,
+        "batch_size": 256,
+        "updates": 10000,
+        "deadline_s": 6720,
+        "availability": 0.9,
+        "spot_usd_per_hour": 0.158,
+        "on_demand_usd_per_hour": 0.286,
+    },
 }
 OTHERWISE = {  # where an empty world, or no body, has no better answer
     Route("DELETE", "/v1/jobs/{job}"): 409,
+    Route("GET", "/v1/jobs/{job}/model"): 404,
+    Route("GET", "/page/{folder}/{name:path}"): 404,
+    Route("GET", "/v1/provisioning/prices"): 404,
+    Route("POST", "/v1/provisioning/simulate"): 422,
 }
 
 
@@ -104,7 +119,7 @@ def test_a_browser_gives_the_key_as_a_password(world: World) -> None:
 def test_whoever_has_no_key_is_told_how_to_present_one(world: World) -> None:
     answer = world.ask("GET", "/v1/jobs", key=None)
     assert "Authorization: Bearer KEY" in problem(answer, 401)
-    assert answer.headers["www-authenticate"] == 'Basic realm="doll", Bearer'
+    assert answer.headers["www-authenticate"] == 'Basic realm="doll", charset="UTF-8"'
     assert problem(world.ask("GET", "/v1/jobs", key="doll_x"), 401).startswith("this API key is no")
 
 
