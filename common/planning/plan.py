@@ -121,7 +121,8 @@ def answer(asked: Asked, *, probability: float | None, spot: int | None) -> Answ
     if spot is not None and probability is not None:
         raise GivenError(("spot", "probability"), "give one; a plan tells its probability anyhow")
     work, prices = asked.work, asked.market
-    with named():
+    # What overflows is infinite: it takes for ever.
+    with named(), np.errstate(all="ignore"):
         curve = cost_curve(work, prices)
         chances = deadline_probability(work, prices.spot, curve.order)
         enough = curve.feasible
@@ -169,7 +170,7 @@ def tell(found: Answer, *, list_workers: bool, points: int) -> ToldPlan:
         cost_ratio_to_on_demand=_finite(plan.cost_ratio_to_on_demand),
         binding=plan.binding,
         reason=plan.reason,
-        deadline_probability=min(max(float(found.chances[plan.spot]), 0.0), 1.0),
+        deadline_probability=_share(float(found.chances[plan.spot])),
         spot_workers=tuple(sorted(plan.spot_workers.tolist())) if list_workers else None,
         names=found.asked.names,
         curve=_curve(found, points) if points else None,
@@ -231,13 +232,18 @@ def _curve(found: Answer, points: int) -> ToldCurve:
         spot=tuple(rows),
         cost_usd=_column(found.curve.costs_usd[rows]),
         runtime_s=_column(found.curve.runtimes_s[rows]),
-        in_time=tuple(found.chances[rows].tolist()),
+        in_time=tuple(map(_share, found.chances[rows].tolist())),
         enough=tuple(found.enough[rows].tolist()),
     )
 
 
 def _column(values: npt.NDArray[np.float64]) -> tuple[float | None, ...]:
     return tuple(map(_finite, values.tolist()))
+
+
+def _share(value: float) -> float:
+    """A probability, within its range whatever was lost to rounding; 0 where nothing is known."""
+    return min(1.0, max(0.0, value))
 
 
 def _finite(value: float) -> float | None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from time import time
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from common.errors import NotFoundError
+from common.errors import NotFoundError, OutsideError, UserError
 from common.metrics import ApiMetrics
+from common.price_list import market_of, minimum_billing_s
 from services.admin.books import Books
 from services.admin.checks import Checks, Servers
+from services.admin.following.follower import Sources
+from services.admin.following.followers import Followers
 from services.admin.limits import Streams
+from services.admin.pricing import PriceDesk
+from services.admin.simulating import Simulations
 from services.admin.told import Heads
 
 if TYPE_CHECKING:
@@ -26,6 +32,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MODELS_AT_ONCE = 2  # read for requests: each is in memory several times
+
 
 class Service:
     """One admin process. Making it opens nothing; `close` lets go of what was opened.
@@ -40,6 +48,9 @@ class Service:
         self.clock = clock
         self.ending = threading.Event()  # set when streams of events should come to their end
         self.heads = Heads()
+        self.simulations = Simulations(outside.settings.api_simulate_s)
+        self.prices = PriceDesk(outside.settings, clock)
+        self.model_turns = asyncio.Semaphore(MODELS_AT_ONCE)
         self.streams = Streams(outside.settings.api_streams)
         self.metrics = ApiMetrics(lambda: self.streams.open)
         self._lock = threading.Lock()
@@ -47,6 +58,10 @@ class Service:
         self._books = Books(self.log, clock)
         self._servers = Servers(outside, self.log, lambda: self._books.unread)
         self.checks = Checks(self._servers.asked())
+        sources = Sources(
+            self.log, outside.open_board, lambda: self._books.jobs, clock, self._minimum_billing_s
+        )
+        self.followers = Followers(sources, self.ending)
 
     @property
     def settings(self) -> Settings:
@@ -93,6 +108,7 @@ class Service:
     def start(self) -> None:
         """Begin to follow jobs and keys, unless that has begun."""
         self._books.start()
+        self.followers.start()
 
     async def ready(self) -> None:
         """Wait until jobs and keys have been read once.
@@ -114,9 +130,19 @@ class Service:
     def close(self) -> None:
         """Let go of everything that was opened."""
         self.ending.set()
+        self.followers.close()
         self.checks.close()
         self._servers.close()
         self._books.close()
+
+    def _minimum_billing_s(self) -> dict[str, float]:
+        """What machines cost at least, by pool, as far as the market file says."""
+        if not self.settings.market:
+            return {}
+        try:
+            return minimum_billing_s(market_of(self.settings))
+        except (UserError, OutsideError):
+            return {}  # prices tell why; what was spent is shown without
 
 
 def service_of(request: HTTPConnection) -> Service:

@@ -36,6 +36,7 @@ Values: TypeAlias = npt.NDArray[np.float64]
 
 # Below this skewness the gamma law differs from the normal one by less than 1e-5 everywhere.
 STRAIGHT = 1e-4
+FAR = 700.0  # relaxation times after which nothing is left of exp, and squares may overflow
 
 
 def third_moment_of_uptime_s3(t_s: float, availability: float, cycle_s: float) -> float:
@@ -57,9 +58,11 @@ def third_moment_of_uptime_s3(t_s: float, availability: float, cycle_s: float) -
     lean = 6 * availability * (1 - availability) * (1 - 2 * availability)
     if gap < 1e-2:  # the terms cancel: their series, right to gap^3 / 30 of itself
         return lean * t_s**3 * (1 / 6 - gap / 12 + gap**2 / 40)
-    rest = math.exp(-gap)
-    once = 1 - rest * (1 + gap)
-    twice = 1 - rest * (1 + gap + gap**2 / 2)
+    once = twice = 1.0
+    if gap < FAR:
+        rest = math.exp(-gap)
+        once -= rest * (1 + gap)
+        twice -= rest * (1 + gap + gap**2 / 2)
     return lean * tau_s**2 * (t_s * once - 2 * tau_s * twice)
 
 

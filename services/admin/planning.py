@@ -1,0 +1,90 @@
+"""`/v1/provisioning`: plans, simulations, and what machines cost now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from common.planning.request import GivenError, PlanRequest, Rate
+from common.planning.simulation import SimulateRequest, check_files, check_size
+from common.planning.told import ToldPlan
+from services.admin.access import VIEWER
+from services.admin.answers import PricesAnswer
+from services.admin.bodies import strictly
+from services.admin.problems import FieldProblem, documented, problem
+from services.admin.service import service_of
+
+router = APIRouter(prefix="/v1/provisioning", tags=["provisioning"])
+
+MOST_WORKERS = 100_000  # a plan for so many takes some tens of milliseconds
+
+
+class PlanBody(PlanRequest):
+    """A job's work, its workers and what machines cost."""
+
+    workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | None = Field(
+        default=None, description="N_tot, all of the same `rate_per_s`."
+    )
+    rates_per_s: Annotated[list[Rate], Field(min_length=1, max_length=MOST_WORKERS)] | None = Field(
+        default=None, description="A rate for each worker instead."
+    )
+
+
+@router.post(
+    "/plan", response_model=ToldPlan, responses=documented(404, 502), dependencies=[VIEWER]
+)
+def plan(request: Request, asked: PlanBody) -> Response:
+    """Find the cheapest mix of spot and on-demand machines that meets a deadline.
+
+    That no mix meets it is an answer, too: `feasible` is false, and `reason` says why.
+    """
+    # Not async: it runs in a thread, since it computes for some milliseconds.
+    from common.planning.plan import plan_told  # noqa: PLC0415 -- scipy takes long to load
+
+    service = service_of(request)
+    try:
+        told = plan_told(asked, service.log, service.clock())
+    except GivenError as error:
+        return _wrong(error, request)
+    # As bytes: FastAPI would check what has just been made.
+    return Response(told.model_dump_json(), media_type="application/json")
+
+
+@router.post("/simulate", responses=documented(), dependencies=[VIEWER])
+async def simulate(
+    request: Request,
+    asked: Annotated[SimulateRequest, strictly(SimulateRequest), Body()],
+) -> Response:
+    """Simulate a job on machines that come and go: cost, runtime and deadlines met, by policy.
+
+    All policies meet the same rates, prices and preemptions; the same seed gives the same result.
+    """
+    service = service_of(request)
+    traces = service.settings.api_traces
+    folder = Path(traces) if traces else None
+    try:
+        check_size(asked)
+        check_files(asked, folder)
+        results = await service.simulations.run(asked, folder)
+    except GivenError as error:
+        return _wrong(error, request)
+    return Response(results, media_type="application/json")
+
+
+@router.get(
+    "/prices", response_model=PricesAnswer, responses=documented(404, 502), dependencies=[VIEWER]
+)
+async def prices(request: Request) -> Response:
+    """Tell what machines of the market's pools cost, as of a few seconds ago at most."""
+    told = await service_of(request).prices.now()
+    return Response(told, media_type="application/json")
+
+
+def _wrong(error: GivenError, request: Request) -> Response:
+    """422 that names each field."""
+    fields = [FieldProblem(field=f"body.{each}", detail=error.problem) for each in error.fields]
+    return problem(422, str(error), request.url.path, errors=fields)

@@ -1,0 +1,115 @@
+"""Simulations in processes of their own, few at a time, none for long."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from logging import getLogger
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.exceptions import HTTPException
+
+from common.errors import UserError
+from common.planning.apart import Order, Report
+from common.planning.request import GivenError
+from common.telemetry import EventLogger
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from common.planning.simulation import SimulateRequest
+
+AT_ONCE = 2  # each keeps a core busy
+RETRY_S = 5
+_SAID = 2000  # characters of its last words that are logged
+_COMMAND = (sys.executable, "-m", "common.planning.apart")
+# Each library would start a thread for each core, to wait for each other.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+_log = EventLogger(getLogger(__name__))
+
+
+class Simulations:
+    """Runs simulations; belongs to the event loop.
+
+    Attributes:
+        running: How many run now.
+
+    Args:
+        longest_s: Of one; then it is killed.
+    """
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
+        self.running = 0
+
+    async def run(self, asked: SimulateRequest, folder: Path | None) -> bytes:
+        """Simulate, and give the results as JSON.
+
+        Args:
+            asked: What to simulate.
+            folder: Where its traces are; None: it names none.
+
+        Raises:
+            HTTPException: 429 while as many run as may.
+            GivenError: If it takes too long; says what to do.
+            UserError: If a number makes no sense.
+        """
+        if self.running >= AT_ONCE:
+            headers = {"Retry-After": str(RETRY_S)}
+            raise HTTPException(429, f"{AT_ONCE} simulations are running already", headers)
+        self.running += 1
+        try:
+            return await self._run(asked, folder)
+        finally:
+            self.running -= 1
+
+    async def _run(self, asked: SimulateRequest, folder: Path | None) -> bytes:
+        order = Order(msgspec.Raw(asked.model_dump_json().encode()), str(folder or "."))
+        # Settings and their secrets are none of its business.
+        environment = {name: v for name, v in os.environ.items() if not name.startswith("DOLL_")}
+        process = await asyncio.create_subprocess_exec(
+            *_COMMAND,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment | _ONE_THREAD,
+        )
+        try:
+            async with asyncio.timeout(self._longest_s):
+                answer, said = await _converse(process, msgspec.json.encode(order) + b"\n")
+        except TimeoutError:
+            problem = (
+                f"not done after {self._longest_s:g} s: ask for fewer runs, policies or updates, or"
+                " run `doll simulate` without --api"
+            )
+            raise GivenError(("experiment.updates", "runs"), problem) from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+        if process.returncode:
+            _log.error("simulation_failed", status=process.returncode, said=said[-_SAID:].decode())
+            raise RuntimeError("a simulation failed; the log has its last words")
+        report = msgspec.json.decode(answer, type=Report)
+        if report.refused:
+            raise UserError(report.refused)
+        return bytes(report.results)
+
+
+async def _converse(process: asyncio.subprocess.Process, order: bytes) -> tuple[bytes, bytes]:
+    """Say what to do, and hear what came of it; its input stays open, or it would end."""
+    stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+    if stdin is None or stdout is None or stderr is None:
+        raise RuntimeError("a process without pipes")
+    hearing = asyncio.gather(stdout.read(), stderr.read())
+    try:
+        stdin.write(order)
+        await stdin.drain()
+    except ConnectionError:
+        pass  # it has ended: why is in its last words
+    answer, said = await hearing
+    await process.wait()
+    return answer, said

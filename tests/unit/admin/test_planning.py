@@ -1,0 +1,280 @@
+"""Plans, simulations and prices over HTTP: answers, ranges, limits."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.config import Settings
+from common.planning.compare import as_data, compare, with_policies
+from common.planning.plan import plan_told
+from common.planning.request import GivenError, PlanRequest
+from common.planning.simulation import SimulateRequest
+from services.admin.answers import PricesAnswer
+from services.admin.planning import MOST_WORKERS, PlanBody
+from services.admin.simulating import AT_ONCE
+from tests.unit.admin.conftest import World, problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PLAN = "/v1/provisioning/plan"
+SIMULATE = "/v1/provisioning/simulate"
+PRICES = "/v1/provisioning/prices"
+PAPER: dict[str, Any] = {
+    "workers": 64,
+    "rate_per_s": 125,
+    "group_size": 20,
+    "batch_size": 256,
+    "updates": 10000,
+    "deadline_s": 6720,
+    "availability": 0.9,
+    "spot_usd_per_hour": 0.158,
+    "on_demand_usd_per_hour": 0.286,
+}
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "workers": 4,
+    "rates": 50,
+    "group_size": 2,
+    "batch_size": 10,
+    "updates": 60,
+    "deadline_factor": 1.4,
+    "on_demand": {"usd_per_hour": 0.286},
+    "spot": [{"usd_per_hour": 0.158, "availability": 0.8, "cycle_s": 20}],
+}
+
+
+def no_log() -> Any:  # noqa: ANN401 -- it never gives one
+    raise AssertionError("Kafka is not needed without a job")
+
+
+def planned(world: World, **changed: object) -> dict[str, Any]:
+    answer = world.ask("POST", PLAN, key="viewer", json={**PAPER, **changed})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def refused(world: World, path: str, body: object) -> list[str]:
+    """The fields that a 422 names."""
+    answer = world.ask("POST", path, json=body)
+    problem(answer, 422)
+    return [each["field"] for each in answer.json()["errors"]]
+
+
+def simulated(world: World, **asked: object) -> dict[str, Any]:
+    answer = world.ask("POST", SIMULATE, key="viewer", json={"experiment": SMALL, **asked})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+# --- plans -----------------------------------------------------------------------------------
+
+
+def test_the_plan_of_the_paper_is_answered_as_the_command_answers_it(world: World) -> None:
+    found = planned(world, curve=10, list_workers=True)
+    asked = PlanRequest.model_validate({**PAPER, "curve": 10, "list_workers": True})
+    assert found == json.loads(plan_told(asked, no_log, 0.0).model_dump_json())
+    assert (found["feasible"], found["spot"], found["binding"]) == (True, 30, "deadline")
+    assert found["spot_workers"] == list(range(30))
+    assert {0, 30, 64} <= set(found["curve"]["spot"])
+    assert len(found["curve"]["spot"]) == len(found["curve"]["cost_usd"]) <= 13
+
+
+def test_a_deadline_that_cannot_be_met_is_an_answer(world: World) -> None:
+    found = planned(world, deadline_s=6399)
+    assert (found["feasible"], found["binding"]) == (False, "infeasible")
+    assert found["reason"]
+
+
+def test_what_never_ends_is_null(world: World) -> None:
+    found = planned(world, availability=0, spot=64, curve=64)
+    assert (found["expected_cost_usd"], found["expected_runtime_s"]) == (None, None)
+    assert found["curve"]["cost_usd"][-1] is None
+
+
+def test_ten_thousand_workers_of_their_own_rates_are_planned(world: World) -> None:
+    rates = [1 + (n * 37) % 250 for n in range(10_000)]
+    body = {name: PAPER[name] for name in PAPER if name not in ("workers", "rate_per_s")}
+    deadline_s = 1.05 * 10_000 * 20 * 256 / sum(rates)
+    answer = world.ask("POST", PLAN, json={**body, "rates_per_s": rates, "deadline_s": deadline_s})
+    found = answer.json()
+    assert (found["feasible"], found["spot"] + found["on_demand"]) == (True, 10_000)
+    assert found["spot"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"workers": 0}, "workers"),
+        ({"workers": MOST_WORKERS + 1}, "workers"),
+        ({"availability": 1.5}, "availability"),
+        ({"updates": None}, "updates"),
+        ({"probability": 1}, "probability"),
+        ({"spot": 65}, "spot"),
+        ({"workers": None}, "workers"),
+        ({"rates_per_s": [1, 2]}, "rates_per_s"),
+        ({"wrokers": 3}, "wrokers"),
+    ],
+)
+def test_a_field_that_makes_no_sense_is_named(
+    world: World, changed: dict[str, object], field: str
+) -> None:
+    assert refused(world, PLAN, {**PAPER, **changed}) == [f"body.{field}"]
+
+
+def test_a_job_that_is_not_there_is_not_found(world: World) -> None:
+    answer = world.ask("POST", PLAN, json={**PAPER, "job": "digits"})
+    assert 'no job "digits"' in problem(answer, 404)
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "rates_per_s": st.lists(st.floats(0, 1e12), min_size=1, max_size=6),
+            "group_size": st.integers(1, 10**6),
+            "batch_size": st.integers(1, 10**9),
+            "updates": st.floats(0, 1e15),
+            "deadline_s": st.floats(0, 1e12),
+            "availability": st.floats(0, 1),
+            "spot_usd_per_hour": st.floats(0, 1e6),
+            "on_demand_usd_per_hour": st.floats(0, 1e6, exclude_min=True),
+            "cycle_s": st.none() | st.floats(0, 1e12, exclude_min=True),
+            "probability": st.none() | st.floats(0, 1, exclude_min=True, exclude_max=True),
+            "curve": st.integers(0, 10),
+        }
+    )
+)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_is_in_range_is_planned_or_refused_by_field(asked: dict[str, object]) -> None:
+    request = PlanBody.model_validate(asked)
+    fields = set[str]()
+    try:
+        told = plan_told(request, no_log, 0.0)
+        assert json.loads(told.model_dump_json()) == told.model_dump(mode="json")
+        assert 0 <= told.deadline_probability <= 1
+    except GivenError as error:
+        fields = set(error.fields)
+    assert fields <= set(PlanBody.model_fields)
+
+
+# --- simulations -----------------------------------------------------------------------------
+
+
+def test_a_simulation_is_that_of_the_command(world: World, tmp_path: Path) -> None:
+    found = simulated(world, runs=3, seed=7, policies=["on-demand", "pools"])
+    asked = SimulateRequest.model_validate({"experiment": SMALL})
+    variants = with_policies(asked.experiment, ["on-demand", "pools"])
+    results = compare(variants, tmp_path, 3, 7, lambda _name, _share: None)
+    assert found == json.loads(json.dumps(as_data(asked.experiment, 7, results)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "asked", "fields"),
+    [
+        ({"workers": 10**9}, {}, ["experiment.workers", "runs"]),
+        ({"updates": 10**9}, {"runs": 100}, ["experiment.updates", "runs"]),
+        ({"updates": 10**6, "mode": "full"}, {}, ["experiment.updates", "runs"]),
+        ({"workers": 5000, "mode": "full"}, {}, ["experiment.workers"]),
+        ({"workers": 0}, {}, ["experiment.workers"]),
+        ({}, {"policies": ["statik"]}, ["policies[0]"]),
+        ({}, {"runs": 0}, ["runs"]),
+    ],
+)
+def test_what_is_too_large_or_makes_no_sense_is_refused(
+    world: World, changed: dict[str, object], asked: dict[str, object], fields: list[str]
+) -> None:
+    body = {"experiment": {**SMALL, **changed}, **asked}
+    assert refused(world, SIMULATE, body) == [f"body.{field}" for field in fields]
+
+
+def trace(file: str) -> dict[str, object]:
+    spot = [{"usd_per_hour": {"file": file}, "availability": 0.8}]
+    return {"experiment": {**SMALL, "spot": spot}, "runs": 2}
+
+
+@pytest.fixture
+def with_traces(tmp_path: Path) -> Iterator[World]:
+    """A service with a folder of traces, and a secret beside it."""
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    (folder / "prices.csv").write_text("seconds,value\n0,0.1\n100,0.2\n200,0.1\n")
+    (tmp_path / "secret.csv").write_text("seconds,value\n0,0.1\n100,0.2\n")
+    made = World(Settings(api_traces=str(folder)))
+    yield made
+    made.close()
+
+
+def test_files_of_the_service_are_not_read(world: World) -> None:
+    assert refused(world, SIMULATE, trace("prices.csv")) == [
+        "body.experiment.spot[0].usd_per_hour.file"
+    ]
+    data = {**SMALL, "mode": "full", "learning": {"data": "/etc/passwd"}}
+    assert refused(world, SIMULATE, {"experiment": data}) == ["body.experiment.learning.data"]
+
+
+def test_files_of_the_folder_of_traces_are_read_and_no_others(with_traces: World) -> None:
+    answer = with_traces.ask("POST", SIMULATE, json=trace("prices.csv"))
+    assert answer.status_code == 200, answer.text
+    for file in ("../secret.csv", "/etc/passwd"):
+        assert "folder of traces" in problem(
+            with_traces.ask("POST", SIMULATE, json=trace(file)), 422
+        )
+    gone = with_traces.ask("POST", SIMULATE, json=trace("gone.csv"))
+    assert "gone.csv" in problem(gone, 422)
+
+
+def test_a_simulation_that_takes_too_long_is_killed_and_says_what_to_do() -> None:
+    world = World(Settings(api_simulate_s=0.05))
+    try:
+        said = problem(world.ask("POST", SIMULATE, json={"experiment": SMALL}), 422)
+        assert "not done after 0.05 s: ask for fewer runs" in said
+        assert world.service.simulations.running == 0
+    finally:
+        world.close()
+
+
+def test_only_a_few_simulations_run_at_once(world: World) -> None:
+    world.service.simulations.running = AT_ONCE
+    answer = world.ask("POST", SIMULATE, json={"experiment": SMALL})
+    assert "simulations are running already" in problem(answer, 429)
+    assert int(answer.headers["Retry-After"]) > 0
+
+
+# --- prices ----------------------------------------------------------------------------------
+
+
+def test_prices_are_told_pool_by_pool(tmp_path: Path) -> None:
+    market = tmp_path / "market.yaml"
+    market.write_text("on_demand: {usd_per_hour: 0.286}\nspot: [{usd_per_hour: 0.158}]\n")
+    world = World(Settings(market=str(market)))
+    try:
+        told = PricesAnswer.model_validate(world.get(PRICES))
+        assert [(pool.name, pool.kind, pool.usd_per_hour) for pool in told.pools] == [
+            ("on-demand", "on-demand", 0.286),
+            ("spot", "spot", 0.158),
+        ]
+        assert world.get(PRICES)["at_s"] == told.at_s  # kept for a while
+    finally:
+        world.close()
+
+
+def test_without_a_market_it_is_told_what_to_set(world: World) -> None:
+    assert "DOLL_MARKET" in problem(world.ask("GET", PRICES), 404)
+
+
+def test_a_market_file_that_makes_no_sense_is_no_fault_of_whoever_asks(tmp_path: Path) -> None:
+    market = tmp_path / "market.yaml"
+    market.write_text("spot: []\n")
+    world = World(Settings(market=str(market)))
+    try:
+        assert "on_demand: is missing" in problem(world.ask("GET", PRICES), 502)
+    finally:
+        world.close()
