@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _LOOK_S = {"process": 0.5, "ec2": 5.0}
 _PRICES_S = {"process": 1.0, "ec2": 60.0}
 _REVIEWED_S = {"process": 2.0, "ec2": 30.0}
+# Longer than a provisioner that lives may be silent; its lender's calls are made by another thread.
+_LEASE_TTL_S = {"process": 3.0, "ec2": 10.0}
 
 
 def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettings:
@@ -44,6 +46,7 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
         policy=asked.policy,
         probability=asked.probability,
         review_s=asked.review_s,
+        lease_ttl_s=_LEASE_TTL_S[market.fleet],
         look_s=_LOOK_S[market.fleet],
         prices_s=_PRICES_S[market.fleet],
         reviewed_s=_REVIEWED_S[market.fleet],
