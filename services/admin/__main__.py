@@ -75,6 +75,7 @@ def main() -> int:
     try:
         settings = read_settings(os.environ)
         set_up_logging(settings)
+        getLogger("uvicorn").setLevel("WARNING")  # its beginning and end are told by us
         return _serve(settings, EventLogger(getLogger("admin")).bind(replica=arguments.name))
     except UserError as error:
         print(f"admin: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it

@@ -35,7 +35,7 @@ READY_S = 5.0  # that a request waits for the first fold
 LOOK_S = 0.01  # between its looks
 WRITE_S = 20.0  # that a request waits for its turn and its work: a book gives up after 15
 ORDERS = 64  # that wait for their turn
-END_S = 5.0
+END_S = 2.0  # a thread that waits for Kafka ends with the process
 
 _log = EventLogger(getLogger(__name__))
 

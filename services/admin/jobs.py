@@ -10,7 +10,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict  # pydantic asks for this one before Python 3.12
 
 from common.core.events import Wanted  # noqa: TC001 -- FastAPI reads it when run
-from common.errors import ConflictError, UserError
+from common.errors import ConflictError, UnavailableError, UserError
 from common.job import JobSpec, check_task
 from common.job_changes import CHANGEABLE, changed_spec
 from common.keys import fingerprint
@@ -21,7 +21,7 @@ from services.admin.examples import JOB
 from services.admin.parameters import JobName, Limit  # noqa: TC001 -- FastAPI reads them when run
 from services.admin.problems import documented
 from services.admin.service import service_of
-from services.admin.told import told_job
+from services.admin.told import told_job, told_new
 
 if TYPE_CHECKING:
     from fastapi.openapi.models import Example
@@ -99,9 +99,13 @@ async def create(
     service = service_of(request)
     check_task(spec, service.settings.tasks)
     asked = "" if idempotency_key is None else _fingerprint(caller.name, idempotency_key, spec)
-    record = await service.write(lambda book: _submit(book, spec, asked))
+    record, new = await service.write(lambda book: _submit(book, spec, asked))
+    if new:
+        told = told_new(service, record)
+    else:
+        told = told_job(service, record, await service.followers.ready(spec.name))
     location = {"Location": f"/v1/jobs/{spec.name}"}
-    return Response(told_job(service, record), 201, location, media_type="application/json")
+    return Response(told, 201, location, media_type="application/json")
 
 
 @router.get("", responses=documented(), dependencies=[VIEWER])
@@ -126,7 +130,9 @@ async def list_jobs(
 async def show(request: Request, job: JobName) -> Response:
     """Show a job and how far it is."""
     service = service_of(request)
-    return Response(told_job(service, service.job(job)), media_type="application/json")
+    follower = await service.followers.ready(job)
+    told = told_job(service, service.job(job), follower)
+    return Response(told, media_type="application/json")
 
 
 @router.patch(
@@ -145,7 +151,11 @@ async def change(
     service = service_of(request)
     reason = patch.get("reason", "") or f"by the API key {caller.name}"
     record = await service.write(lambda book: _change(book, job, patch, reason))
-    return Response(told_job(service, record), media_type="application/json")
+    try:
+        follower = await service.followers.ready(job)
+    except UnavailableError:  # the change was made, so tell what is known of the rest
+        follower = service.followers.of(job)
+    return Response(told_job(service, record, follower), media_type="application/json")
 
 
 @router.delete(
@@ -162,8 +172,8 @@ def _fingerprint(caller: str, key: str, spec: JobSpec) -> str:
     return f"{fingerprint(f'{caller} {key}')}:{fingerprint(spec.model_dump_json())}"
 
 
-def _submit(book: JobBook, spec: JobSpec, asked: str) -> JobRecord:
-    """Submit a job, unless this very request has done so.
+def _submit(book: JobBook, spec: JobSpec, asked: str) -> tuple[JobRecord, bool]:
+    """Submit a job, unless this very request has done so; True where it had not.
 
     Raises:
         ConflictError: If the name is taken.
@@ -172,14 +182,14 @@ def _submit(book: JobBook, spec: JobSpec, asked: str) -> JobRecord:
     """
     before = _made_by(book, asked)
     if before is not None:
-        return before
+        return before, False
     try:
-        return book.submit(spec, request=asked)
+        return book.submit(spec, request=asked), True
     except ConflictError:
         meanwhile = _made_by(book, asked)  # by another replica, for the same client
         if meanwhile is None:
             raise
-        return meanwhile
+        return meanwhile, False
 
 
 def _made_by(book: JobBook, asked: str) -> JobRecord | None:

@@ -8,6 +8,7 @@ from common.jobs import JobRecord
 from services.admin.answers import Change, JobAnswer, OriginAnswer, Progress
 
 if TYPE_CHECKING:
+    from services.admin.following.follower import Follower
     from services.admin.service import Service
 
 _MOST = 1000  # answers that are kept, a few kilobytes each
@@ -28,10 +29,22 @@ _NOTHING_YET = Progress(
 )
 
 
-def told_job(service: Service, record: JobRecord) -> bytes:
-    """A `JobAnswer` as JSON."""
-    head = service.heads.of(record)
-    return head + _NOTHING_YET.model_dump_json().encode() + b"}"
+def told_new(service: Service, record: JobRecord) -> bytes:
+    """A job that has just been made, a `JobAnswer` as JSON."""
+    return service.heads.of(record) + _NOTHING_YET.model_dump_json().encode() + b"}"
+
+
+def told_job(service: Service, record: JobRecord, follower: Follower) -> bytes:
+    """A job and how far it is, a `JobAnswer` as JSON.
+
+    Args:
+        service: Of this process.
+        record: The job; its follower may not have heard yet of a change that was made here.
+        follower: Knows the rest.
+    """
+    with follower.view() as view:
+        progress = view.progress(service.clock())
+    return service.heads.of(record) + progress.model_dump_json().encode() + b"}"
 
 
 class Heads:

@@ -1,0 +1,187 @@
+"""The OpenAPI document is true: schemathesis asks every route, sensibly and not, and compares."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi import checks
+
+from common.config import Settings
+from services.admin.app import create_app
+from services.admin.examples import JOB
+from tests.unit.admin.conftest import HOST, World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import httpx
+    from schemathesis import APIOperation
+    from schemathesis import Case as AnyCase
+
+    Case: TypeAlias = AnyCase[Any]
+    Operation: TypeAlias = APIOperation[Any, Any, Any, Any]
+
+EXAMPLES = 12  # of each route and kind: enough for what is wrong with a route, not with pydantic
+ALWAYS = ("400", "401", "403", "413", "422", "429")
+CHECKS = [
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+]
+DOCUMENT = create_app(World().outside).openapi()
+
+
+def operations() -> dict[str, Operation]:
+    """All of the document, by method and path."""
+    found = schemathesis.openapi.from_dict(DOCUMENT).get_all_operations()
+    return {each.ok().label: each.ok() for each in found if isinstance(each, Ok)}
+
+
+OPERATIONS = operations()
+labels = pytest.mark.parametrize("label", OPERATIONS)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[World]:
+    """A service with a job and a model, which the requests of all tests change."""
+    world = World(Settings(blobs="s3://memory", api_simulate_s=0.2, api_requests_per_s=1e6))
+    world.streams("clinic-a", "clinic-b")
+    assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
+    yield world
+    world.close()
+
+
+def sent(world: World, case: Case, key: str | None = "operator") -> httpx.Response:
+    """Send what schemathesis made, byte by byte."""
+    asked = requests.Request(**case.as_transport_kwargs(base_url=f"http://{HOST}")).prepare()
+    headers = {name: value for name, value in asked.headers.items() if value is not None}
+    path = str(asked.url).removeprefix(f"http://{HOST}")
+    return world.ask(str(asked.method), path, key=key, headers=headers, content=asked.body)
+
+
+def compare(world: World, case: Case, *more: Any) -> None:  # noqa: ANN401 -- checks, a class of theirs
+    """Send a request and hold the answer against the document."""
+    if case.path.endswith("/events"):  # of a job that is there it would never end
+        case.path_parameters["job"] = "nobody"
+    answer = sent(world, case)
+    assert answer.status_code < 500, answer.text
+    case.validate_response(answer, checks=[*CHECKS, *more])
+
+
+def bounded(examples: int = EXAMPLES) -> settings:
+    """Few examples, the same each time."""
+    return settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@labels
+def test_what_fits_the_document_is_answered_as_it_says(served: World, label: str) -> None:
+    operation = OPERATIONS[label]
+
+    @bounded()
+    @given(operation.as_strategy(), st.booleans())
+    def ask(case: Case, there: bool) -> None:  # noqa: FBT001 -- hypothesis gives it
+        if there and "job" in case.path_parameters:
+            case.path_parameters["job"] = "digits"
+        compare(served, case)
+
+    ask()
+
+
+@labels
+def test_what_does_not_fit_the_document_is_refused_as_it_says(served: World, label: str) -> None:
+    operation = OPERATIONS[label]
+    if not takes_anything(operation):
+        return
+
+    @bounded()
+    @given(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
+    def ask(case: Case) -> None:
+        compare(served, case)
+
+    ask()
+
+
+@labels
+def test_the_examples_of_the_document_are_understood(served: World, label: str) -> None:
+    for strategy in OPERATIONS[label].get_strategies_from_examples():
+
+        @bounded(1)
+        @given(strategy)
+        def ask(case: Case) -> None:
+            compare(served, case)
+
+        ask()
+
+
+@labels
+def test_every_route_says_what_it_answers_to_whoever_may_not_ask(served: World, label: str) -> None:
+    operation = OPERATIONS[label]
+
+    @bounded(1)
+    @given(operation.as_strategy())
+    def ask(case: Case) -> None:
+        for key in (None, "viewer", "doll_x"):
+            answer = sent(served, case, key)
+            case.validate_response(answer, checks=CHECKS)
+
+    if not label.endswith("/events"):
+        ask()
+
+
+def test_every_route_documents_how_it_refuses() -> None:
+    for path, methods in DOCUMENT["paths"].items():
+        for method, operation in methods.items():
+            assert set(ALWAYS) <= operation["responses"].keys(), f"{method} {path}"
+            for status, answer in operation["responses"].items():
+                if status >= "400":
+                    assert list(answer["content"]) == ["application/problem+json"], path
+
+
+def test_every_field_of_every_request_has_its_range() -> None:
+    lacking = list[str]()
+    for path, methods in DOCUMENT["paths"].items():
+        for method, operation in methods.items():
+            for each in operation.get("parameters", []):
+                lacking += boundless(each["schema"], f"{method} {path} {each['name']}")
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                lacking += boundless(content["schema"], f"{method} {path}")
+    assert not lacking
+
+
+def boundless(schema: dict[str, Any], path: str) -> list[str]:
+    """Numbers without bounds among the fields of a request."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return boundless(DOCUMENT["components"]["schemas"][name], path)
+    found = list[str]()
+    for kind in schema.get("anyOf", []):
+        found += boundless(kind, path)
+    for name, field in schema.get("properties", {}).items():
+        found += boundless(field, f"{path}.{name}")
+    if isinstance(schema.get("items"), dict):
+        found += boundless(schema["items"], f"{path}[]")
+    bounds = {"minimum", "exclusiveMinimum"}
+    if schema.get("type") in ("integer", "number") and not bounds & schema.keys():
+        found.append(path)
+    return found
+
+
+def takes_anything(operation: Operation) -> bool:
+    """Whether a request of this route can be wrong in any way."""
+    return any(True for _ in islice(operation.iter_parameters(), 1)) or bool(operation.body)
