@@ -275,6 +275,8 @@ HOLD_SECRETS = {  # where a password is, or ends up by mistake
     "DOLL_BLOBS": "s3://u:{}@bucket",
     "DOLL_S3_ENDPOINT": "https://u:{}@s",
     "DOLL_METADATA_ENDPOINT": "http://u:{}@m",
+    "DOLL_API": "https://u:{}@a",
+    "DOLL_API_KEY": "{}",
 }
 
 

@@ -49,6 +49,7 @@ def test_options_stand_above_the_environment(world: World) -> None:
         )
 
     environment = {"DOLL_KAFKA": "from-environment:1", "DOLL_REDIS": "redis://environment"}
+    environment["DOLL_BLOBS_FILE"] = "/run/secrets/blobs"
     options = ["--kafka", "from-option:2", "--blobs", "file:///models"]
     CliRunner().invoke(app, [*options, "job", "list"], obj=Ways(connect), env=environment)
     assert (seen[0].kafka, seen[0].redis, seen[0].blobs) == (
