@@ -1,0 +1,135 @@
+"""Models over HTTP: the same tensors as `doll model pull`, tags, and what is not there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pytest
+import safetensors.torch
+
+from common.checkpoints import CheckpointStore
+from common.core.messages import GENESIS, Batch, Lead, ModelId, UpdateApplied, WorkerId
+from common.core.snapshots import Snapshot
+from common.core.spans import Span
+from common.job import parse_job
+from common.job_task import optimizer_of, task_of
+from common.learning.checkpoint import pack
+from common.learning.parameters import FlatModel, layout_of
+from common.learning.tasks import build_model
+from common.learning.trainer import Trainer
+from common.saved import Saved, to_bytes, to_parts
+from common.wire import encode_audit
+from tests.unit.admin.conftest import problem
+
+if TYPE_CHECKING:
+    from tests.unit.admin.conftest import World
+
+JOB = """
+name: digits
+streams: [clinic-a]
+records: {codec: tensor, fields: {image: {dtype: uint8, shape: [1, 8, 8]}, label: {dtype: int64}}}
+task: {name: image-classifier, classes: 10}
+batch_size: 2
+group_size: 1
+optimizer: {name: adam, learning_rate: 2e-3}
+"""
+SPEC = parse_job(JOB)
+MODEL = "/v1/jobs/digits/model"
+
+
+def trained(seed: int) -> bytes:
+    """A trainer's snapshot whose weights are random, and each another number."""
+    flat = FlatModel(build_model(task_of(SPEC, ()), 0))
+    weights = np.random.default_rng(seed).normal(size=len(flat.vector)).astype(np.float32)
+    count = flat.parameter_count
+    return Trainer(
+        weights, count, optimizer_of(SPEC), SPEC.reduction, layout_of(flat.module)
+    ).snapshot()
+
+
+def kept(made: ModelId, updates_position: int, trainer: bytes, *losses: float) -> Saved:
+    return Saved(Snapshot(0, made, updates_position, 0, {}, losses=losses), trainer)
+
+
+@pytest.fixture
+def led(world: World) -> World:
+    """Two versions were made; 1 is in storage, with the lower loss, 2 is hot."""
+    world.streams("clinic-a")
+    answer = world.ask("POST", "/v1/jobs", json=SPEC.model_dump(mode="json"))
+    assert answer.status_code == 201, answer.text
+    writer = world.log.writer()
+    writer.append("doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c1")))
+    for version in (1, 2):
+        span = Span("clinic-a", 0, 2 * version - 2, 2 * version)
+        batch = Batch(version - 1, WorkerId("w1"), (span,), 2)
+        applied = UpdateApplied(0, version, (batch,), 2, 0.5)
+        writer.append("doll.digits.updates", encode_audit(applied))
+    assert writer.flush(1.0)
+    first = kept(ModelId(0, 1), 2, trained(1), 0.1)
+    CheckpointStore(world.blobs, "digits").save(first.name, to_parts(first), 0.0)
+    world.board("digits").put_snapshot(0, to_bytes(kept(ModelId(0, 2), 3, trained(2), 0.5)))
+    return world
+
+
+@pytest.mark.parametrize(
+    ("asked", "version", "seed"), [("", 2, 2), ("?version=best", 1, 1), ("?version=1", 1, 1)]
+)
+def test_plain_pytorch_loads_the_version_that_is_asked_for(
+    led: World, asked: str, version: int, seed: int
+) -> None:
+    answer = led.ask("GET", MODEL + asked, key="viewer")
+    assert answer.status_code == 200, answer.text
+    assert (answer.headers["Doll-Epoch"], answer.headers["Doll-Version"]) == ("0", str(version))
+    assert answer.headers["ETag"].startswith(f'"0-{version}-')
+    module = build_model(task_of(SPEC, ()), 7)
+    module.load_state_dict(safetensors.torch.load(answer.content))
+    held = FlatModel(build_model(task_of(SPEC, ()), 0))
+    weights = np.random.default_rng(seed).normal(size=len(held.vector)).astype(np.float32)
+    assert np.array_equal(FlatModel(module).vector, weights)
+
+
+def test_a_model_that_the_client_has_is_not_sent_again(led: World) -> None:
+    tag = led.ask("GET", MODEL).headers["ETag"]
+    for header in (tag, f'"other", W/{tag}', "*"):
+        answer = led.ask("GET", MODEL, headers={"If-None-Match": header})
+        assert (answer.status_code, answer.content) == (304, b"")
+        assert answer.headers["ETag"] == tag
+    other = led.ask("GET", f"{MODEL}?version=1", headers={"If-None-Match": tag})
+    assert other.status_code == 200
+
+
+def test_a_version_or_a_job_that_is_not_there_is_not_found(led: World) -> None:
+    said = problem(led.ask("GET", f"{MODEL}?version=7"), 404)
+    assert "no version 7 is kept that counts by the audit; kept: 1, 2" in said
+    assert "no job" in problem(led.ask("GET", "/v1/jobs/letters/model"), 404)
+    assert "version" in problem(led.ask("GET", f"{MODEL}?version=oldest"), 422)
+
+
+def test_redis_that_is_away_leaves_what_is_in_storage(led: World) -> None:
+    led.redis.kill()
+    assert led.ask("GET", MODEL).headers["Doll-Version"] == "1"
+
+
+def test_what_an_older_program_kept_is_left_to_the_command(led: World) -> None:
+    flat = FlatModel(build_model(task_of(SPEC, ()), 0))
+    count, buffers = flat.parameter_count, flat.buffer_count
+    head = {"optimizer": "adam", "parameters": count, "buffers": buffers}
+    old = pack({"weights": flat.vector}, {"trainer": msgspec.json.encode(head).decode()})
+    led.board("digits").put_snapshot(0, to_bytes(kept(ModelId(0, 2), 3, old)))
+    said = problem(led.ask("GET", MODEL), 409)
+    assert "the hot snapshot 0-2 was kept by an older program" in said
+    assert "doll model pull digits" in said
+
+
+def test_the_service_gives_out_models_without_torch() -> None:
+    peek = "import sys, services.admin.app; print('torch' in sys.modules)"
+
+    answer = subprocess.run(  # noqa: S603 -- our own command line
+        [sys.executable, "-c", peek], capture_output=True, text=True, check=True
+    )
+
+    assert answer.stdout.strip() == "False"

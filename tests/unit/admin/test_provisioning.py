@@ -1,0 +1,158 @@
+"""A job's provisioning over HTTP: what the plans topic says, and asking for another plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.plans import read_ledger
+from common.provisioning.codec import encode_plan
+from common.provisioning.records import (
+    Believed,
+    Ordered,
+    Planned,
+    Priced,
+    Reviewed,
+    Settled,
+    Started,
+    Taken,
+)
+from services.admin.answers import ProvisioningAnswer
+from tests.unit.admin.conftest import problem
+from tests.unit.admin.test_model import SPEC
+
+if TYPE_CHECKING:
+    from common.provisioning.records import PlanRecord
+    from tests.unit.admin.conftest import World
+
+SHOW = "/v1/jobs/digits/provisioning"
+REPLAN = f"{SHOW}/replan"
+BELIEVED = {"arrivals_per_s": Believed(100.0, 2.0, 97.0, 103.0)}
+
+
+def planned(number: int, at_s: float) -> Planned:
+    """Two slots on spot, one on demand, one without a machine."""
+    return Planned(
+        term=0,
+        number=number,
+        at_s=at_s,
+        policy="adaptive",
+        why="the first plan" if number == 1 else "a price",
+        reason="one more would make it late",
+        feasible=True,
+        binding="deadline",
+        pools=("on-demand", "spot"),
+        places=(1, 1, 0, -1),
+        stand_ins=(),
+        spot=2,
+        on_demand=1,
+        updates_left=100.0,
+        deadline_left_s=500.0,
+        spent_usd=1.0,
+        expected_cost_usd=3.0,
+        expected_runtime_s=400.0,
+        on_demand_only_usd=5.0,
+        stability=1.5,
+        usd_per_hour={"on-demand": 0.286, "spot": 0.158},
+        believed=BELIEVED,
+    )
+
+
+def decide(world: World, *records: PlanRecord) -> None:
+    world.log.create_topic("doll.digits.plans", 1)
+    writer = world.log.writer()
+    for record in records:
+        writer.append("doll.digits.plans", encode_plan(record))
+    assert writer.flush(1.0)
+
+
+@pytest.fixture
+def rented(world: World) -> World:
+    """A job for which machines are rented; a candidate has taken charge."""
+    world.streams("clinic-a")
+    spec = SPEC.model_dump(mode="json") | {"provisioning": {"workers": 4, "policy": "adaptive"}}
+    answer = world.ask("POST", "/v1/jobs", json=spec)
+    assert answer.status_code == 201, answer.text
+    decide(world, Taken(-1, "p1", 1000.0))
+    return world
+
+
+def test_the_plan_in_force_its_reason_and_the_history_are_told(rented: World) -> None:
+    decide(
+        rented,
+        Priced(0, 1000.0, {"on-demand": 0.286, "spot": 0.158}),
+        planned(1, 1001.0),
+        Ordered(0, 1, 1002.0, 0, "spot", "w0"),
+        Started(0, 1, 1003.0, "m-1"),
+        planned(2, 1100.0),
+    )
+    told = ProvisioningAnswer.model_validate(rented.get(SHOW))
+    assert (told.policy, told.workers, told.running, told.settled) == ("adaptive", 4, 1, "")
+    assert told.plan is not None
+    assert told.plan.places == {"spot": 2, "on-demand": 1, "none": 1}
+    assert (told.plan.number, told.plan.reason) == (2, "one more would make it late")
+    assert told.plan.predicted_usd == 4.0
+    assert [plan.number for plan in told.plans] == [2, 1]
+    assert [plan.number for plan in told.plans[:1]] == [
+        plan["number"] for plan in rented.get(f"{SHOW}?limit=1")["plans"]
+    ]
+    assert told.believed["arrivals_per_s"].high == 103.0
+    assert told.stability == 1.5
+    assert told.cost is not None
+    assert (told.cost.predicted_usd, told.cost.usd_per_hour) == (4.0, 0.158)
+
+
+def test_cost_is_told_against_on_demand_only_and_in_the_end_against_the_prediction(
+    rented: World,
+) -> None:
+    review = Reviewed(0, 1200.0, 50, 50.0, 2, 3, 2.0, 4.0, 0.9, BELIEVED, "too few machines")
+    decide(rented, planned(1, 1001.0), review)
+    told = ProvisioningAnswer.model_validate(rented.get(SHOW))
+    assert told.cost is not None
+    assert (told.cost.at_s, told.cost.ratio_to_on_demand) == (1200.0, 0.5)
+    assert told.cost.ratio_to_prediction is None
+    assert (told.warning, told.stability) == ("too few machines", 0.9)
+
+    decide(rented, Settled(0, 1300.0, "all updates are made", 3.0, 5.0, 4.0))
+    over = rented.replica()
+    told = ProvisioningAnswer.model_validate(over.get(SHOW))
+    over.close()
+    assert told.cost is not None
+    assert (told.cost.ratio_to_on_demand, told.cost.ratio_to_prediction) == (0.6, 0.75)
+    assert told.settled == "all updates are made"
+
+
+def test_before_the_first_plan_nothing_is_told_but_what_was_asked_for(rented: World) -> None:
+    told = ProvisioningAnswer.model_validate(rented.get(SHOW))
+    assert (told.plan, told.plans, told.cost, told.stability) == (None, (), None, None)
+
+
+def test_a_job_whose_workers_are_started_by_hand_has_no_provisioning(world: World) -> None:
+    world.streams("clinic-a")
+    world.ask("POST", "/v1/jobs", json=SPEC.model_dump(mode="json"))
+    assert "rents no machines" in problem(world.ask("GET", SHOW), 404)
+    assert "rents no machines" in problem(world.ask("POST", REPLAN), 409)
+    assert "no job" in problem(world.ask("POST", REPLAN.replace("digits", "letters")), 404)
+
+
+def test_a_plan_that_is_asked_for_is_in_the_topic_with_who_and_why(rented: World) -> None:
+    answer = rented.ask("POST", REPLAN, json={"reason": "the deadline moved"})
+    assert answer.status_code == 202, answer.text
+    assert answer.json()["job"] == "digits"
+    assert rented.ask("POST", REPLAN).status_code == 202  # once more, and no body at all
+    first, again = read_ledger(rented.log, "digits").replans.values()
+    assert (first.by, first.reason, again.reason) == ("olga", "the deadline moved", "")
+    assert first.at_s == answer.json()["asked_at_s"]
+
+
+def test_a_job_that_is_over_is_not_planned_again(rented: World) -> None:
+    decide(rented, Settled(0, 1300.0, "all updates are made", 3.0, 5.0, None))
+    assert "all updates are made" in problem(rented.ask("POST", REPLAN), 409)
+    rented.ask("PATCH", "/v1/jobs/digits", json={"wanted": "stopped"})
+    assert "is stopped" in problem(rented.ask("POST", REPLAN), 409)
+
+
+def test_a_viewer_may_look_and_not_ask(rented: World) -> None:
+    assert rented.ask("GET", SHOW, key="viewer").status_code == 200
+    problem(rented.ask("POST", REPLAN, key="viewer"), 403)
