@@ -14,6 +14,7 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     NoCredentialsError,
+    ParamValidationError,
     PartialCredentialsError,
 )
 
@@ -65,6 +66,8 @@ def asking(what: str) -> Iterator[None]:
         yield
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise OutsideError(f"{what}: {error}; see boto3's guide to credentials") from error
+    except ParamValidationError as error:
+        raise OutsideError(f"{what}: {error}") from error
     except ClientError as error:
         kind = UnavailableError if passing(error) else OutsideError
         raise kind(f"{what}: {error}") from error

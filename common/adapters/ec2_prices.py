@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from types_boto3_ec2 import EC2Client
     from types_boto3_ec2.literals import InstanceTypeType
-    from types_boto3_ec2.type_defs import SpotPriceTypeDef
+    from types_boto3_ec2.type_defs import FilterTypeDef, SpotPriceTypeDef
 
     from common.market import Ec2Lender, SpotPool
 
@@ -59,9 +59,9 @@ class Ec2Prices:
         now = datetime.fromtimestamp(self._clock(), UTC)
         with asking(f"the price of pool {name!r} on EC2 in {self._region}"):
             pages = self._client.get_paginator("describe_spot_price_history").paginate(
-                InstanceTypes=cast("Sequence[InstanceTypeType]", pool.instance_types),
+                InstanceTypes=cast("list[InstanceTypeType]", list(pool.instance_types)),
                 ProductDescriptions=_LINUX,
-                Filters=[{"Name": "availability-zone", "Values": pool.zones}] if pool.zones else [],
+                Filters=[_in(pool.zones)] if pool.zones else [],
                 StartTime=now,  # and no end: the prices that hold now, and any newer ones
             )
             records = [record for page in pages for record in page["SpotPriceHistory"]]
@@ -72,6 +72,10 @@ class Ec2Prices:
             where = f"{', '.join(pool.instance_types)} in {', '.join(pool.zones) or self._region}"
             raise UnavailableError(f"EC2 told no price of pool {name!r}: {where}")
         return min(prices)
+
+
+def _in(zones: Sequence[str]) -> FilterTypeDef:
+    return {"Name": "availability-zone", "Values": list(zones)}
 
 
 def _newest(records: Iterable[SpotPriceTypeDef]) -> list[SpotPriceTypeDef]:

@@ -1,0 +1,95 @@
+"""The contract of prices: in memory, constant, replayed, of EC2 by moto's server, and together."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.adapters.ec2_prices import Ec2Prices
+from common.adapters.trace_prices import FixedPrices, PricesTogether, TracePrices
+from common.errors import UnavailableError
+from common.market import Ec2Lender, SpotPool
+from common.testing.clock import HandClock
+from common.testing.fleet import MemoryPrices
+from common.traces.spec import TraceSpec
+from tests.contract.fleet_lenders import REGION, TEMPLATE, Ec2Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from common.renting import Prices
+
+POOLS = {"small", "big"}
+SERIES = "seconds,small,big\n0,0.1,0.4\n60,0.2,0.3\n120,0.1,0.3\n"
+
+
+@pytest.fixture(scope="module")
+def ec2_server() -> Iterator[Ec2Server]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ACCESS_KEY_ID", "test")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        with closing(Ec2Server()) as server:
+            yield server
+
+
+def replayed(folder: Path) -> TracePrices:
+    (folder / "prices.csv").write_text(SERIES)
+    specs = {pool: TraceSpec(file="prices.csv", column=pool) for pool in POOLS}
+    return TracePrices(specs, folder, 1000.0, HandClock(1234.0))
+
+
+def of_ec2(server: Ec2Server) -> Ec2Prices:
+    lender = Ec2Lender(region=REGION, launch_template=TEMPLATE, endpoint=server.url)
+    kinds = {"small": ("t3.micro", "t3.small"), "big": ("t3.large",)}
+    pools = {
+        pool: SpotPool(name=pool, usd_per_hour="history", instance_types=types)
+        for pool, types in kinds.items()
+    }
+    return Ec2Prices(lender, pools, client=server.client())
+
+
+@pytest.fixture(params=["memory", "constant", "replayed", "ec2", "together"])
+def prices(request: pytest.FixtureRequest, tmp_path: Path) -> Prices:
+    if request.param == "memory":
+        return MemoryPrices({"small": 0.1, "big": 0.4})
+    if request.param == "constant":
+        return FixedPrices({"small": 0.1, "big": 0.4})
+    if request.param == "replayed":
+        return replayed(tmp_path)
+    if request.param == "together":
+        return PricesTogether([FixedPrices({"small": 0.1}), MemoryPrices({"big": 0.4})])
+    return of_ec2(request.getfixturevalue("ec2_server"))
+
+
+def test_every_pool_has_a_price(prices: Prices) -> None:
+    found = prices.look()
+    assert found.keys() == POOLS
+    assert all(0 < price < math.inf for price in found.values())
+
+
+def test_what_is_done_to_an_answer_changes_no_later_one(prices: Prices) -> None:
+    found = prices.look()
+    before = dict(found)
+    found["small"] = 7.0
+    del found["big"]
+    assert prices.look() == before
+
+
+def test_a_source_that_is_away_says_so_until_it_is_back(ec2_server: Ec2Server) -> None:
+    memory = MemoryPrices({"other": 0.1})
+    ec2 = of_ec2(ec2_server)
+    together = PricesTogether([ec2, memory])
+    before = together.look()
+    memory.away = True
+    with pytest.raises(UnavailableError):
+        together.look()
+    memory.away, ec2_server.away = False, True
+    for prices in (ec2, together):
+        with pytest.raises(UnavailableError):
+            prices.look()
+    ec2_server.away = False
+    assert together.look() == before

@@ -1,0 +1,345 @@
+"""What is asked of EC2, to the letter, and what its answers are taken for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import boto3
+import pytest
+from botocore.exceptions import EndpointConnectionError, NoCredentialsError
+from botocore.stub import ANY, Stubber
+
+from common.adapters.ec2_client import asking
+from common.adapters.ec2_fleet import Ec2Fleet
+from common.errors import OutsideError, UnavailableError
+from common.market import Ec2Lender, Market, OnDemandPool, SpotPool
+from common.provisioning.records import client_token
+from common.renting import LaunchOrder, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from types_boto3_ec2 import EC2Client
+
+TOKEN = client_token("digits", 7)
+SPOT = LaunchOrder(7, TOKEN, 3, "spot", "w3-7")
+ON_DEMAND = SPOT._replace(pool="on-demand")
+TAGS = [
+    {"Key": "doll:job", "Value": "digits"},
+    {"Key": "doll:token", "Value": TOKEN},
+    {"Key": "doll:launch", "Value": "7"},
+    {"Key": "doll:slot", "Value": "3"},
+    {"Key": "doll:pool", "Value": "spot"},
+    {"Key": "doll:worker", "Value": "w3-7"},
+]
+A_MACHINE = {"FleetId": "fleet-1", "Instances": [{"InstanceIds": ["i-1"], "Lifecycle": "spot"}]}
+NO_MACHINES: dict[str, list[object]] = {"Reservations": []}
+
+
+@pytest.fixture(scope="module")
+def client() -> EC2Client:
+    return boto3.client(
+        "ec2",
+        region_name="eu-central-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",  # noqa: S106 -- no secret
+    )
+
+
+@pytest.fixture
+def ec2(client: EC2Client) -> Iterator[Stubber]:
+    with Stubber(client) as stubber:
+        yield stubber
+        stubber.assert_no_pending_responses()
+
+
+def fleet_of(client: EC2Client, subnets: tuple[str, ...] = (), **spot: tuple[str, ...]) -> Ec2Fleet:
+    lender = Ec2Lender(
+        region="eu-central-1",
+        launch_template="doll-worker",
+        launch_template_version="4",
+        subnets=subnets,
+    )
+    pool = SpotPool.model_validate({"usd_per_hour": 0.1, **spot})
+    market = Market(fleet="ec2", on_demand=OnDemandPool(usd_per_hour=0.3), spot=(pool,), ec2=lender)
+    return Ec2Fleet(market, lender, "digits", client)
+
+
+@pytest.fixture
+def fleet(client: EC2Client) -> Ec2Fleet:
+    return fleet_of(client)
+
+
+def nothing_yet(ec2: Stubber) -> None:
+    ec2.add_response("describe_instances", NO_MACHINES, ANY_FILTERS)
+
+
+ANY_FILTERS = {"Filters": ANY}
+
+
+# --- requests ------------------------------------------------------------------------------------
+
+
+def test_a_spot_machine_is_asked_for_by_its_token(ec2: Stubber, client: EC2Client) -> None:
+    ec2.add_response(
+        "describe_instances",
+        NO_MACHINES,
+        {
+            "Filters": [
+                {"Name": "tag:doll:job", "Values": ["digits"]},
+                {"Name": "tag:doll:token", "Values": [TOKEN]},
+            ]
+        },
+    )
+    ec2.add_response(
+        "create_fleet",
+        A_MACHINE,
+        {
+            "ClientToken": TOKEN,
+            "Type": "instant",
+            "LaunchTemplateConfigs": [
+                {
+                    "LaunchTemplateSpecification": {
+                        "LaunchTemplateName": "doll-worker",
+                        "Version": "4",
+                    },
+                    "Overrides": [
+                        {"InstanceType": "c5.xlarge", "SubnetId": "subnet-a"},
+                        {"InstanceType": "c5.xlarge", "SubnetId": "subnet-b"},
+                        {"InstanceType": "c6i.xlarge", "SubnetId": "subnet-a"},
+                        {"InstanceType": "c6i.xlarge", "SubnetId": "subnet-b"},
+                    ],
+                }
+            ],
+            "TargetCapacitySpecification": {
+                "TotalTargetCapacity": 1,
+                "SpotTargetCapacity": 1,
+                "DefaultTargetCapacityType": "spot",
+            },
+            "SpotOptions": {"AllocationStrategy": "price-capacity-optimized"},
+            "TagSpecifications": [{"ResourceType": "instance", "Tags": TAGS}],
+        },
+    )
+    fleet = fleet_of(client, ("subnet-a", "subnet-b"), instance_types=("c5.xlarge", "c6i.xlarge"))
+    assert fleet.launch([SPOT]) == ()
+
+
+def test_a_machine_on_demand_is_asked_for_at_the_lowest_price(
+    ec2: Stubber, fleet: Ec2Fleet
+) -> None:
+    nothing_yet(ec2)
+    ec2.add_response(
+        "create_fleet",
+        A_MACHINE,
+        {
+            "ClientToken": TOKEN,
+            "Type": "instant",
+            "LaunchTemplateConfigs": [
+                {"LaunchTemplateSpecification": ANY}
+            ],  # types: the template's
+            "TargetCapacitySpecification": {
+                "TotalTargetCapacity": 1,
+                "OnDemandTargetCapacity": 1,
+                "DefaultTargetCapacityType": "on-demand",
+            },
+            "OnDemandOptions": {"AllocationStrategy": "lowest-price"},
+            "TagSpecifications": ANY,
+        },
+    )
+    assert fleet.launch([ON_DEMAND]) == ()
+
+
+@pytest.mark.parametrize(
+    ("subnets", "spot", "overrides"),
+    [
+        (("subnet-a",), {}, [{"SubnetId": "subnet-a"}]),
+        ((), {"instance_types": ("c5.xlarge",)}, [{"InstanceType": "c5.xlarge"}]),
+        (
+            (),
+            {"instance_types": ("c5.xlarge",), "zones": ("eu-central-1a",)},
+            [{"InstanceType": "c5.xlarge", "AvailabilityZone": "eu-central-1a"}],
+        ),
+        (("subnet-a",), {"zones": ("eu-central-1a",)}, [{"SubnetId": "subnet-a"}]),
+    ],
+)
+def test_a_machine_is_asked_for_in_subnets_or_else_in_zones(
+    ec2: Stubber,
+    client: EC2Client,
+    subnets: tuple[str, ...],
+    spot: dict[str, tuple[str, ...]],
+    overrides: list[dict[str, str]],
+) -> None:
+    nothing_yet(ec2)
+    template = {"LaunchTemplateSpecification": ANY, "Overrides": overrides}
+    rest = ("TargetCapacitySpecification", "SpotOptions", "TagSpecifications")
+    ec2.add_response(
+        "create_fleet",
+        A_MACHINE,
+        {
+            "ClientToken": TOKEN,
+            "Type": "instant",
+            "LaunchTemplateConfigs": [template],
+            **dict.fromkeys(rest, ANY),
+        },
+    )
+    assert fleet_of(client, subnets, **spot).launch([SPOT]) == ()
+
+
+def test_a_token_that_a_machine_carries_is_not_sent_again(ec2: Stubber, fleet: Ec2Fleet) -> None:
+    ec2.add_response("describe_instances", {"Reservations": [{"Instances": [{"Tags": TAGS}]}]})
+    assert fleet.launch([SPOT]) == ()
+
+
+def test_many_tokens_are_looked_up_in_portions(ec2: Stubber, fleet: Ec2Fleet) -> None:
+    orders = [SPOT._replace(launch=number, token=f"doll-{number:04}") for number in range(450)]
+    for start in (0, 200, 400):
+        tokens = [order.token for order in orders[start : start + 200]]
+        carriers = [{"Tags": [{"Key": "doll:token", "Value": token}]} for token in tokens]
+        ec2.add_response(
+            "describe_instances",
+            {"Reservations": [{"Instances": carriers}]},
+            {"Filters": [ANY, {"Name": "tag:doll:token", "Values": tokens}]},
+        )
+    assert fleet.launch(orders) == ()
+
+
+def test_all_pages_of_machines_are_read(ec2: Stubber, fleet: Ec2Fleet) -> None:
+    for page, more in (("", "next"), ("next", "")):
+        ec2.add_response(
+            "describe_instances",
+            NO_MACHINES | ({"NextToken": more} if more else {}),
+            ANY_FILTERS | ({"NextToken": page} if page else {}),
+        )
+    assert fleet.machines() == ()
+
+
+def test_what_is_not_of_the_job_is_never_ended(ec2: Stubber, fleet: Ec2Fleet) -> None:
+    ec2.add_response(
+        "describe_instances",
+        NO_MACHINES,
+        {
+            "Filters": [
+                {"Name": "tag:doll:job", "Values": ["digits"]},
+                {"Name": "instance-id", "Values": ["i-somebody-elses"]},
+            ]
+        },
+    )
+    fleet.release(["i-somebody-elses"])
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+def answered(ec2: Stubber, *codes: str) -> None:
+    errors = [{"ErrorCode": code, "ErrorMessage": "because", "Lifecycle": "spot"} for code in codes]
+    nothing_yet(ec2)
+    ec2.add_response("create_fleet", {"FleetId": "fleet-1", "Errors": errors, "Instances": []})
+
+
+@pytest.mark.parametrize(
+    ("codes", "capacity"),
+    [
+        (["InsufficientInstanceCapacity"], True),
+        (["UnfulfillableCapacity"], True),
+        (["SpotMaxPriceTooLow"], True),
+        (["MaxSpotInstanceCountExceeded"], True),
+        (["VcpuLimitExceeded"], True),
+        (["RequestLimitExceeded"], True),
+        (["InvalidParameterValue", "InsufficientInstanceCapacity"], True),
+        (["InvalidLaunchTemplateName.NotFoundException"], False),
+        (["UnauthorizedOperation"], False),
+        ([], True),
+    ],
+)
+def test_a_fleet_without_a_machine_is_a_refusal(
+    ec2: Stubber, fleet: Ec2Fleet, codes: list[str], *, capacity: bool
+) -> None:
+    answered(ec2, *codes)
+    (refused,) = fleet.launch([SPOT])
+    assert refused[:2] == (7, capacity)
+    assert all(f"{code}: because" in refused.reason for code in codes)
+
+
+def test_a_machine_counts_whatever_went_wrong_beside_it(ec2: Stubber, fleet: Ec2Fleet) -> None:
+    nothing_yet(ec2)
+    error = {"ErrorCode": "InsufficientInstanceCapacity", "ErrorMessage": "in one zone"}
+    ec2.add_response("create_fleet", A_MACHINE | {"Errors": [error]})
+    assert fleet.launch([SPOT]) == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "capacity"),
+    [
+        ("InsufficientInstanceCapacity", 500, True),  # though it looks like a fault of the server
+        ("MaxSpotInstanceCountExceeded", 400, True),
+        ("InvalidLaunchTemplateName.NotFoundException", 400, False),
+        ("InvalidLaunchTemplateId.VersionNotFound", 400, False),
+        ("InvalidSubnetID.NotFound", 400, False),
+        ("InvalidParameterValue", 400, False),
+    ],
+)
+def test_an_error_of_the_order_itself_is_a_refusal(
+    ec2: Stubber, fleet: Ec2Fleet, code: str, status: int, *, capacity: bool
+) -> None:
+    nothing_yet(ec2)
+    ec2.add_client_error("create_fleet", code, "because", http_status_code=status)
+    (refused,) = fleet.launch([SPOT])
+    assert refused[:2] == (7, capacity)
+    assert code in refused.reason
+
+
+@pytest.mark.parametrize("code", ["IdempotentParameterMismatch", "IdempotentInstanceTerminated"])
+def test_a_token_that_ec2_knows_otherwise_was_given_before(
+    ec2: Stubber, fleet: Ec2Fleet, code: str
+) -> None:
+    nothing_yet(ec2)
+    ec2.add_client_error("create_fleet", code)
+    assert fleet.launch([SPOT]) == ()
+
+
+@pytest.mark.parametrize("call", ["create_fleet", "describe_instances"])
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("RequestLimitExceeded", 503, UnavailableError),
+        ("Throttling", 400, UnavailableError),
+        ("InternalError", 500, UnavailableError),
+        ("Unavailable", 503, UnavailableError),
+        ("UnauthorizedOperation", 403, OutsideError),
+        ("AuthFailure", 401, OutsideError),
+        ("RequestExpired", 400, OutsideError),
+    ],
+)
+def test_who_is_away_and_who_refuses_us_are_told_apart(
+    ec2: Stubber, fleet: Ec2Fleet, call: str, code: str, status: int, kind: type[OutsideError]
+) -> None:
+    if call == "create_fleet":
+        nothing_yet(ec2)
+    ec2.add_client_error(call, code, "because", http_status_code=status)
+    with pytest.raises(OutsideError, match=code) as caught:
+        fleet.launch([SPOT])
+    assert type(caught.value) is kind
+
+
+def test_without_credentials_a_person_must_look() -> None:
+    with pytest.raises(OutsideError, match="credentials") as caught, asking("a machine"):
+        raise NoCredentialsError
+    assert not caught.value.retriable
+    with pytest.raises(UnavailableError, match="a machine"), asking("a machine"):
+        raise EndpointConnectionError(endpoint_url="http://nowhere")
+
+
+def test_an_unknown_pool_is_refused_before_anybody_is_asked(ec2: Stubber, fleet: Ec2Fleet) -> None:
+    nothing_yet(ec2)
+    refused = Refused(7, capacity=False, reason="the market has no pool 'gpu'")
+    assert fleet.launch([SPOT._replace(pool="gpu")]) == (refused,)
+
+
+def test_what_carries_the_jobs_tag_but_no_order_is_neither_named_nor_ended(
+    ec2: Stubber, fleet: Ec2Fleet
+) -> None:
+    stranger = {"InstanceId": "i-9", "State": {"Name": "running"}, "Tags": TAGS[:1]}
+    for _ in range(2):
+        ec2.add_response("describe_instances", {"Reservations": [{"Instances": [stranger]}]})
+    assert fleet.machines() == ()
+    fleet.release(["i-9"])

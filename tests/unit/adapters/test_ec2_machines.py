@@ -1,0 +1,88 @@
+"""What an EC2 instance says of itself, as a machine of ours."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.adapters.ec2_machines import machine_of, tags_of
+from common.errors import WireError
+from common.renting import LaunchOrder, Machine
+
+if TYPE_CHECKING:
+    from types_boto3_ec2.literals import InstanceStateNameType
+    from types_boto3_ec2.type_defs import InstanceTypeDef
+
+ORDER = LaunchOrder(7, "doll-7", 3, "spot", "w3-7")
+AT_S = 1_800_000_000.0
+RUNNING = Machine("i-1", 7, 3, "spot", "w3-7", "running", AT_S)
+
+
+def instance(
+    state: InstanceStateNameType, code: str = "", told: str = "", message: str = ""
+) -> InstanceTypeDef:
+    return {
+        "InstanceId": "i-1",
+        "LaunchTime": datetime.fromtimestamp(AT_S, UTC),
+        "State": {"Name": state},
+        "StateReason": {"Code": code, "Message": message},
+        "StateTransitionReason": told,
+        "Tags": tags_of(ORDER, "digits"),
+    }
+
+
+@pytest.mark.parametrize("state", ["pending", "running"])
+def test_a_machine_runs_from_when_it_is_paid_for(state: InstanceStateNameType) -> None:
+    assert machine_of(instance(state)) == RUNNING
+
+
+@pytest.mark.parametrize("state", ["shutting-down", "terminated", "stopping", "stopped"])
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        ("Server.SpotInstanceTermination", "preempted"),
+        ("Server.SpotInstanceShutdown", "preempted"),
+        ("Client.UserInitiatedShutdown", "released"),
+        ("Client.InstanceInitiatedShutdown", "failed"),
+        ("Server.InsufficientInstanceCapacity", "failed"),
+        ("Server.InternalError", "failed"),
+        ("", "failed"),
+    ],
+)
+def test_the_reason_says_how_a_machine_ended(
+    state: InstanceStateNameType, code: str, cause: str
+) -> None:
+    found = machine_of(instance(state, code))
+    assert (found.state, found.cause, found.ended_s) == ("ended", cause, None)
+    assert state in found.detail
+    assert code in found.detail
+
+
+@pytest.mark.parametrize("zone", ["GMT", "UTC"])
+def test_the_time_of_the_end_is_read_where_it_is_told(zone: str) -> None:
+    told = f"User initiated (2027-01-15 08:30:00 {zone})"
+    found = machine_of(instance("terminated", "Client.UserInitiatedShutdown", told))
+    assert found.ended_s == datetime(2027, 1, 15, 8, 30, tzinfo=UTC).timestamp()
+    assert told in found.detail
+
+
+def test_an_end_whose_reason_is_only_told_in_words() -> None:
+    found = machine_of(instance("terminated", "", "Server.SpotInstanceTermination: no capacity"))
+    assert (found.cause, found.ended_s) == ("preempted", None)
+
+
+@pytest.mark.parametrize("key", ["doll:launch", "doll:slot", "doll:pool", "doll:worker"])
+def test_what_carries_the_jobs_tag_but_no_order_is_no_machine(key: str) -> None:
+    stranger = instance("running")
+    stranger["Tags"] = [tag for tag in stranger["Tags"] if tag["Key"] != key]
+    with pytest.raises(WireError, match="i-1"):
+        machine_of(stranger)
+
+
+def test_a_launch_that_is_no_number_is_no_machine() -> None:
+    stranger = instance("running")
+    stranger["Tags"] = [{"Key": tag["Key"], "Value": "x"} for tag in stranger["Tags"]]
+    with pytest.raises(WireError, match="i-1"):
+        machine_of(stranger)

@@ -1,0 +1,129 @@
+"""EC2's price history: what is asked, and which of its records says what a machine costs now."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import boto3
+import pytest
+from botocore.stub import ANY, Stubber
+
+from common.adapters.ec2_prices import Ec2Prices
+from common.errors import OutsideError, UnavailableError
+from common.market import Ec2Lender, SpotPool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from types_boto3_ec2 import EC2Client
+
+NOW_S = 1_800_000_000.0
+CALL = "describe_spot_price_history"
+LENDER = Ec2Lender(region="eu-central-1", launch_template="doll-worker")
+
+
+SMALL = SpotPool(usd_per_hour="history", instance_types=("c5.large", "c6i.large"))
+BIG = SpotPool(usd_per_hour="history", instance_types=("c5.xlarge",), zones=("eu-central-1a",))
+
+
+@pytest.fixture(scope="module")
+def client() -> EC2Client:
+    return boto3.client(
+        "ec2",
+        region_name="eu-central-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",  # noqa: S106 -- no secret
+    )
+
+
+@pytest.fixture
+def ec2(client: EC2Client) -> Iterator[Stubber]:
+    with Stubber(client) as stubber:
+        yield stubber
+        stubber.assert_no_pending_responses()
+
+
+@pytest.fixture
+def prices(client: EC2Client) -> Ec2Prices:
+    return Ec2Prices(LENDER, {"small": SMALL, "big": BIG}, lambda: NOW_S, client)
+
+
+def record(
+    price: str, zone: str = "a", kind: str = "c5.large", before_s: float = 60.0
+) -> dict[str, object]:
+    return {
+        "SpotPrice": price,
+        "AvailabilityZone": f"eu-central-1{zone}",
+        "InstanceType": kind,
+        "Timestamp": datetime.fromtimestamp(NOW_S - before_s, UTC),
+    }
+
+
+def answers(ec2: Stubber, *histories: list[dict[str, object]]) -> None:
+    for history in histories:
+        ec2.add_response(CALL, {"SpotPriceHistory": history})
+
+
+def test_each_pool_is_asked_for_by_its_types_and_zones(ec2: Stubber, prices: Ec2Prices) -> None:
+    common = {"StartTime": datetime.fromtimestamp(NOW_S, UTC), "ProductDescriptions": ANY}
+    zone = {"Name": "availability-zone", "Values": ["eu-central-1a"]}
+    for types, filters in ((["c5.large", "c6i.large"], []), (["c5.xlarge"], [zone])):
+        ec2.add_response(
+            CALL,
+            {"SpotPriceHistory": [record("0.05")]},
+            {"InstanceTypes": types, "Filters": filters, **common},
+        )
+    assert prices.look() == {"small": 0.05, "big": 0.05}
+
+
+def test_the_last_of_each_zone_and_type_counts_and_of_these_the_lowest(
+    ec2: Stubber, prices: Ec2Prices
+) -> None:
+    small = [
+        record("0.010", "a", before_s=7200.0),  # low, but no more
+        record("0.052", "a", before_s=60.0),
+        record("0.051", "b", before_s=3600.0),
+        record("0.090", "a", kind="c6i.large"),
+    ]
+    answers(ec2, small, [record("0.2")])
+    assert prices.look() == {"small": 0.051, "big": 0.2}
+    answers(ec2, small[::-1], [record("0.2")])
+    assert prices.look() == {"small": 0.051, "big": 0.2}
+
+
+def test_all_pages_count(ec2: Stubber, prices: Ec2Prices) -> None:
+    ec2.add_response(CALL, {"SpotPriceHistory": [record("0.05")], "NextToken": "more"})
+    answers(ec2, [record("0.04", "b")], [record("0.2")])
+    assert prices.look() == {"small": 0.04, "big": 0.2}
+
+
+@pytest.mark.parametrize("price", ["", "cheap", "0", "-1", "nan", "inf"])
+def test_a_price_that_is_none_is_no_answer(ec2: Stubber, prices: Ec2Prices, price: str) -> None:
+    answers(ec2, [record("0.05", "b"), record(price)])
+    with pytest.raises(UnavailableError, match="small"):
+        prices.look()
+
+
+def test_a_history_that_is_empty_is_no_answer(ec2: Stubber, prices: Ec2Prices) -> None:
+    answers(ec2, [])
+    with pytest.raises(UnavailableError, match=r"c5\.large, c6i\.large in eu-central-1"):
+        prices.look()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("RequestLimitExceeded", 503, UnavailableError),
+        ("InternalError", 500, UnavailableError),
+        ("UnauthorizedOperation", 403, OutsideError),
+        ("InvalidParameterValue", 400, OutsideError),
+    ],
+)
+def test_who_is_away_and_who_refuses_are_told_apart(
+    ec2: Stubber, prices: Ec2Prices, code: str, status: int, kind: type[OutsideError]
+) -> None:
+    ec2.add_client_error(CALL, code, "because", http_status_code=status)
+    with pytest.raises(OutsideError, match=code) as caught:
+        prices.look()
+    assert type(caught.value) is kind

@@ -1,0 +1,92 @@
+"""Prices that are replayed: a function of the clock, the same for whoever looks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.adapters.trace_prices import PricesTogether, TracePrices
+from common.errors import UserError
+from common.testing.clock import HandClock
+from common.traces.spec import TraceSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BEGAN_S = 1_800_000_000.0
+FROM_START = TraceSpec(file="prices.csv", start_s=0.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "prices.csv").write_text("seconds,usd\n0,0.1\n60,0.2\n120,0.3\n")
+    return tmp_path
+
+
+def price(folder: Path, spec: TraceSpec, at_s: float) -> float:
+    """Of a reader that has just come."""
+    clock = HandClock(BEGAN_S + at_s)
+    return TracePrices({"spot": spec}, folder, BEGAN_S, clock).look()["spot"]
+
+
+def test_a_series_goes_by_the_clock_and_begins_again(folder: Path) -> None:
+    clock = HandClock(BEGAN_S)
+    prices = TracePrices({"spot": FROM_START}, folder, BEGAN_S, clock)
+    found = []
+    for _ in range(7):
+        found.append(prices.look()["spot"])
+        clock.advance(40.0)
+    assert found == [0.1, 0.1, 0.2, 0.3, 0.3, 0.1, 0.2]  # it ends after 180 s
+
+
+def test_a_series_is_gone_through_at_its_speed_from_where_it_is_said(folder: Path) -> None:
+    faster = FROM_START.model_copy(update={"speed": 30.0, "start_s": 60.0})
+    assert [price(folder, faster, at_s) for at_s in (0.0, 1.9, 2.1, 3.9, 4.1)] == [
+        *(0.2, 0.2, 0.3, 0.3, 0.1)
+    ]
+
+
+def test_before_it_began_the_first_price_holds(folder: Path) -> None:
+    assert price(folder, FROM_START, -500.0) == 0.1
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at_s=st.floats(0, 1e5), pool=st.text(max_size=5))
+def test_whoever_looks_sees_the_same_though_nobody_said_where_it_begins(
+    folder: Path, at_s: float, pool: str
+) -> None:
+    spec = TraceSpec(file="prices.csv")
+    clock = HandClock(BEGAN_S)
+    early = TracePrices({pool: spec}, folder, BEGAN_S, clock)
+    early.look()
+    clock.advance(at_s)
+    late = TracePrices({pool: spec, "x": FROM_START}, folder, BEGAN_S, clock)
+    assert late.look()[pool] == early.look()[pool] or pool == "x"
+
+
+def test_pools_on_one_series_begin_at_places_of_their_own(folder: Path) -> None:
+    specs = dict.fromkeys(map(str, range(30)), TraceSpec(file="prices.csv"))
+    found = TracePrices(specs, folder, BEGAN_S, HandClock(BEGAN_S)).look()
+    assert set(found.values()) == {0.1, 0.2, 0.3}
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        (TraceSpec(file="nowhere.csv"), "nowhere"),
+        (FROM_START.model_copy(update={"column": "eur"}), "eur"),
+        (FROM_START.model_copy(update={"start_s": 180.0}), "start_s"),
+    ],
+)
+def test_a_series_that_makes_no_sense_is_the_users_to_mend(
+    folder: Path, spec: TraceSpec, problem: str
+) -> None:
+    with pytest.raises(UserError, match=problem):
+        TracePrices({"spot": spec}, folder, BEGAN_S, HandClock(BEGAN_S))
+
+
+def test_no_sources_have_no_pools() -> None:
+    assert PricesTogether([]).look() == {}
