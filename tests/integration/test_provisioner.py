@@ -1,0 +1,140 @@
+"""The provisioner on processes and servers: no machine twice, whoever is in charge."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from common.connections import open_fleet
+from common.core.spans import Partition
+from common.errors import UnknownTopicError
+from common.market import load_market
+from common.provisioning.codec import decode_plan
+from common.provisioning.ledger import FleetLedger
+from common.topics import plans_topic
+from tests.integration.cluster import Cluster, await_condition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.config import Settings
+
+pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
+
+MARKET = """
+fleet: process
+on_demand: {usd_per_hour: 3600.0}
+spot:
+  - {name: spot, usd_per_hour: 360.0, availability: 0.9, cycle_s: 60}
+process: {availability: 1.0}
+"""
+OPTIONS = "provisioning: {workers: 2, policy: adaptive, review_s: 1}"
+
+
+@pytest.fixture
+def cluster(
+    likest_to_production: Settings, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Cluster]:
+    """A job whose machines nobody rents yet, with a coordinator."""
+    market = tmp_path / "market.yaml"
+    market.write_text(MARKET)
+    settings = likest_to_production.model_copy(
+        update={
+            "market": str(market),
+            "fleet_directory": str(tmp_path / "machines"),
+            "owner_pid": os.getpid(),
+        }
+    )
+    made = Cluster(
+        settings, tmp_path, f"rented-{len(request.node.name)}", records=1000, options=OPTIONS
+    )
+    made.start("coordinator", "c1", owner_pid=0)
+    yield made
+    made.close()
+
+
+def ledger_of(cluster: Cluster) -> FleetLedger:
+    """What the plans topic says as it stands."""
+    ledger, place = FleetLedger(), Partition(plans_topic(cluster.job), 0)
+    try:
+        bounds = cluster.log.bounds(place)
+    except UnknownTopicError:  # nobody has provisioned it yet
+        return ledger
+    tail = cluster.log.tail(place, bounds.start)
+    while tail.position() < bounds.end:
+        for record in tail.read(1000, 0.5):
+            ledger.feed(record.offset, decode_plan(record.value or b""))
+    tail.close()
+    return ledger
+
+
+def machines_of(cluster: Cluster) -> list[tuple[int, str]]:
+    """Launch and state of all machines, as the lender sees them."""
+    settings = cluster.settings
+    fleet = open_fleet(settings, load_market(Path(settings.market)), cluster.job)
+    try:
+        return [(machine.launch, machine.state) for machine in fleet.machines()]
+    finally:
+        fleet.close()
+
+
+def test_a_provisioner_that_freezes_is_replaced_and_nothing_is_launched_twice(
+    cluster: Cluster,
+) -> None:
+    # time   ────────────────────────────────────────────────────────────▶
+    # p1     takes charge, launches 1 and 2  ▒▒▒▒ frozen ▒▒▒▒  steps down
+    # p2                                       takes charge ──────────────── settles
+    # w0, w1             ██████████████████████████████████████████ released
+    cluster.start("provisioner", "p1")
+    await_condition(
+        lambda: len(ledger_of(cluster).running) == 2,
+        "two machines run",
+    )
+    first_term = ledger_of(cluster).term
+    cluster.freeze("p1")
+    cluster.start("provisioner", "p2")
+    cluster.produce(1000)
+    await_condition(lambda: ledger_of(cluster).term > first_term, "another one is in charge")
+    assert machines_of(cluster) == [(1, "running"), (2, "running")]
+    cluster.thaw("p1")
+    await_condition(lambda: " steps_down " in cluster.said("p1"), "the first one steps down")
+    await_condition(cluster.drained, "everything is settled")
+    before_end = ledger_of(cluster)
+    cluster.want("stopped")
+    await_condition(lambda: ledger_of(cluster).settled is not None, "the machines are given back")
+
+    ledger = ledger_of(cluster)
+    assert ledger.launches == before_end.launches == 2
+    assert machines_of(cluster) == [(1, "ended"), (2, "ended")]
+    assert [rented.cause for rented in ledger.machines.values()] == ["released", "released"]
+    assert ledger.settled is not None
+    spent = sum(
+        (rented.ended_s or 0.0) - (rented.started_s or 0.0) for rented in ledger.machines.values()
+    )
+    assert ledger.settled.spent_usd == pytest.approx(0.1 * spent)  # $360 per hour each
+    assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
+    assert cluster.audit().flaws == ()
+
+
+def test_machines_outlive_a_killed_provisioner_and_its_successor_finds_them(
+    cluster: Cluster,
+) -> None:
+    cluster.start("provisioner", "p1")
+    await_condition(
+        lambda: len(ledger_of(cluster).running) == 2,
+        "two machines run",
+    )
+    cluster.kill("p1")
+    assert machines_of(cluster) == [(1, "running"), (2, "running")]
+    cluster.start("provisioner", "p2")
+    cluster.produce(1000)
+    await_condition(cluster.drained, "everything is settled")
+    cluster.want("stopped")
+    await_condition(lambda: ledger_of(cluster).settled is not None, "the machines are given back")
+
+    assert ledger_of(cluster).launches == 2
+    assert machines_of(cluster) == [(1, "ended"), (2, "ended")]
