@@ -12,7 +12,18 @@ from fastapi import FastAPI  # noqa: TC002 -- the signature is read when run
 from common.config import read_settings
 from common.connections import connect
 from common.outside import Outside  # noqa: TC001 -- the signature is read when run
-from services.admin import docs, health, jobs, problems
+from services.admin import (
+    docs,
+    events,
+    health,
+    jobs,
+    model,
+    page_routes,
+    planning,
+    problems,
+    provisioning,
+    state,
+)
 from services.admin.access import VIEWER
 from services.admin.gate import Gate
 from services.admin.observing import Observed
@@ -21,7 +32,16 @@ from services.admin.service import Service
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-ROUTERS = (jobs.router, docs.router)  # behind a viewer's key at least
+ROUTERS = (
+    jobs.router,
+    state.router,
+    events.router,
+    model.router,
+    planning.router,
+    provisioning.router,
+    docs.router,
+    page_routes.router,
+)  # behind a viewer's key at least
 
 
 def create_app(outside: Outside | None = None) -> FastAPI:
