@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 import time
 from dataclasses import replace
@@ -123,7 +124,8 @@ def open_fleet(settings: Settings, market: Market, job: str) -> Fleet:
         job: Its name.
 
     Raises:
-        UserError: If a recorded series that the market names makes no sense.
+        UserError: If a recorded series that the market names makes no sense, or the directory
+            that is used unless one is named is somebody else's.
         UnavailableError: If the directory of processes cannot be used.
     """
     if market.fleet == "ec2" and market.ec2 is not None:
@@ -189,7 +191,12 @@ def _fleet_directory(settings: Settings) -> Path:
     if settings.fleet_directory:
         return Path(settings.fleet_directory).resolve()
     kafka = hashlib.sha256(settings.kafka.encode()).hexdigest()[:12]
-    return Path(tempfile.gettempdir()).resolve() / f"doll-fleet-{os.getuid()}-{kafka}"
+    path = Path(tempfile.gettempdir()).resolve() / f"doll-fleet-{os.getuid()}-{kafka}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()  # the folder above is everybody's
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise UserError(f"{path}: is not our directory; set DOLL_FLEET_DIRECTORY to another")
+    return path
 
 
 def _changed_s(path: Path) -> float:
