@@ -69,7 +69,7 @@ class Columns:
         self._gradient_s = array("d")
         self._revision = array("i")
         self._short = array("B")
-        self._metrics = dict[str, array[float]]()
+        self._metrics: dict[str, array[float]] = {}
         self._shorts = ["", _OTHER]
         self._skips = list[Skips]()  # by version; few updates have any
         self.samples = 0  # of all effective updates

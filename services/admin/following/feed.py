@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from contextlib import suppress
 
 EVENTS = 5000  # four minutes of updates at 20 per second; about 2 MB
 _LONGEST_ID = 64
@@ -106,9 +107,11 @@ class Feed:
         """Have each loop tell its streams, once however much comes before it does."""
         for loop in [loop for loop in self._waiting if loop.is_closed()]:
             del self._waiting[loop]
+            self._woken.discard(loop)
         for loop in self._waiting.keys() - self._woken:
-            self._woken.add(loop)
-            loop.call_soon_threadsafe(self._tell, loop)
+            with suppress(RuntimeError):  # closed in this moment
+                loop.call_soon_threadsafe(self._tell, loop)
+                self._woken.add(loop)
 
     def _tell(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:

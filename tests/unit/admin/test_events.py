@@ -1,0 +1,304 @@
+"""Server-sent events over a real server and real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.requests import ClientDisconnect
+
+from common.jobs import JobBook
+from services.admin import events as module
+from services.admin.following.feed import EVENTS
+from tests.unit.admin.conftest import World, problem
+from tests.unit.admin.following.helpers import (
+    JOB,
+    PATIENCE_S,
+    Topics,
+    eventually,
+    happens,
+    job,
+    lead,
+    update,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PATH = f"/v1/jobs/{JOB}/events"
+
+
+class Served:
+    """A service on a free port of this machine."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.topics = Topics(world.log)
+        JobBook(world.log).submit(job().spec)
+        config = uvicorn.Config(world.app, port=0, log_config=None, lifespan="on")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        eventually(lambda: self._server.started)
+        host, port = self._server.servers[0].sockets[0].getsockname()
+        self.client = httpx.Client(
+            base_url=f"http://{host}:{port}",
+            headers={"Authorization": f"Bearer {world.viewer}"},
+            timeout=PATIENCE_S,
+        )
+
+    @contextmanager
+    def stream(self, last_event_id: str = "") -> Iterator[Stream]:
+        """Open a stream of events."""
+        headers = {"Last-Event-ID": last_event_id} if last_event_id else {}
+        with self.client.stream("GET", PATH, headers=headers) as response:
+            assert response.status_code == 200
+            assert response.headers["content-type"].startswith("text/event-stream")
+            yield Stream(response)
+
+    @property
+    def listeners(self) -> int:
+        """Streams that are open."""
+        return self.world.service.followers.of(JOB).feed.listeners
+
+    def ask_to_end(self) -> None:
+        """Do what a signal does."""
+        self.world.service.ending.set()
+        self._server.should_exit = True
+
+    def end(self) -> None:
+        """End, and see that it does."""
+        self.ask_to_end()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+        self.client.close()
+
+
+class Stream:
+    """The events of one stream."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._lines = response.iter_lines()
+        self.last_id = ""
+        self.comments = 0
+
+    def next(self) -> tuple[str, Any]:
+        """Name and data of the next event.
+
+        Raises:
+            EOFError: If there is none.
+        """
+        fields = dict[str, str]()
+        for line in self._lines:
+            name, _, value = line.partition(": ")
+            if line:
+                fields[name] = value
+            elif "event" in fields:
+                self.last_id = fields["id"]
+                return fields["event"], json.loads(fields["data"])
+            else:
+                self.comments += "" in fields
+                fields.clear()
+        raise EOFError
+
+
+@pytest.fixture
+def served(world: World) -> Iterator[Served]:
+    before = set(threading.enumerate())
+    made = Served(world)
+    yield made
+    made.end()
+    world.service.close()
+    left = set(threading.enumerate()) - before
+    assert not [thread.name for thread in left if not thread.name.startswith("asyncio_")]
+
+
+def test_a_stream_begins_with_the_job_and_goes_on_with_what_happens(served: Served) -> None:
+    served.topics.audit(lead(), update(0, 1))
+    with served.stream() as stream:
+        name, told = stream.next()
+        assert (name, told["id"], told["progress"]["version"]) == ("job", JOB, 1)
+        served.topics.audit(update(0, 2))
+        name, told = stream.next()
+        assert (name, told["version"], told["count"]) == ("update", 2, 1)
+        JobBook(served.world.log).want(JOB, "paused", "prices are high")
+        name, told = stream.next()
+        assert (name, told["wanted"], told["reason"]) == ("job", "paused", "prices are high")
+
+
+def test_several_streams_get_the_same(served: Served) -> None:
+    served.topics.audit(lead())
+    with served.stream() as one, served.stream() as other:
+        assert one.next()[0] == other.next()[0] == "job"
+        eventually(lambda: served.listeners == 2)
+        served.topics.audit(*(update(0, version) for version in range(1, 101)))
+        ends = list[list[tuple[str, Any]]]()
+        for stream in (one, other):
+            events = [stream.next()]
+            while events[-1][1]["version"] < 100:
+                events.append(stream.next())
+            ends.append(events)
+        assert ends[0] == ends[1]
+        assert sum(told["count"] for _, told in ends[0]) == 100
+    eventually(lambda: served.listeners == 0)
+
+
+def test_who_comes_back_goes_on_where_it_was(served: Served) -> None:
+    served.topics.audit(lead())
+    with served.stream() as stream:
+        stream.next()
+        served.topics.audit(update(0, 1))
+        assert stream.next()[1]["version"] == 1
+        last_id = stream.last_id
+    served.topics.audit(update(0, 2))
+    with served.stream(last_id) as stream:
+        assert stream.next()[1]["version"] == 2
+
+
+@pytest.mark.parametrize("last_id", ["0123456789abcdef-7", "nonsense"])
+def test_who_had_what_nobody_knows_begins_anew(served: Served, last_id: str) -> None:
+    with served.stream(last_id) as stream:
+        assert stream.next()[0] == "job"
+
+
+def test_a_quiet_stream_is_kept_open(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PING_S", 0.02)
+    with served.stream() as stream:
+        assert stream.next()[0] == "job"
+        timer = threading.Timer(0.2, lambda: served.topics.audit(lead(), update(0, 1)))
+        timer.start()
+        assert stream.next()[0] == "update"
+        assert stream.comments > 0
+        timer.join()
+
+
+def test_all_streams_end_when_the_service_does(served: Served) -> None:
+    with served.stream() as one, served.stream() as other:
+        assert one.next()[0] == other.next()[0] == "job"
+        served.ask_to_end()
+        for stream in (one, other):
+            with pytest.raises(EOFError):
+                stream.next()
+
+
+def test_a_deleted_job_ends_its_streams(served: Served) -> None:
+    with served.stream() as stream:
+        stream.next()
+        book = JobBook(served.world.log)
+        book.want(JOB, "stopped", "enough")
+        assert stream.next()[1]["wanted"] == "stopped"
+        book.delete(JOB)
+        with pytest.raises(EOFError):
+            stream.next()
+    assert served.client.get(PATH).status_code == 404
+
+
+def test_more_streams_than_there_may_be_are_refused(served: Served) -> None:
+    most = served.world.settings.api_streams
+    for _ in range(most):
+        assert served.world.service.streams.begin()
+    answer = served.client.get(PATH)
+    assert "streams" in problem(answer, 429)
+    assert int(answer.headers["Retry-After"]) > 0
+    for _ in range(most):
+        served.world.service.streams.end()
+
+
+def test_an_unknown_job_and_a_stranger_are_refused(served: Served) -> None:
+    problem(served.client.get("/v1/jobs/nobody/events"), 404)
+    problem(served.client.get(PATH, headers={"Authorization": "Bearer nonsense"}), 401)
+
+
+# --- slow readers: the server is played, so that nothing depends on buffers of the machine -------
+
+
+class Reader:
+    """A connection as ASGI sees it, whose reader takes nothing more after some parts."""
+
+    def __init__(self, takes: int) -> None:
+        self.parts = list[bytes]()
+        self.taken = asyncio.Event()
+        self.goes = asyncio.Event()
+        self.ended = False
+        self._takes = takes
+
+    async def send(self, message: Any) -> None:  # noqa: ANN401 -- as ASGI has it
+        """Take a part, or never."""
+        if message["type"] == "http.response.body":
+            if len(self.parts) == self._takes:
+                self.taken.set()
+                await asyncio.Event().wait()
+            self.parts.append(message["body"])
+            self.ended = not message["more_body"]
+
+    async def receive(self) -> dict[str, str]:
+        """Wait until the reader goes."""
+        await self.goes.wait()
+        return {"type": "http.disconnect"}
+
+
+def test_a_reader_that_takes_nothing_is_sent_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SEND_S", 0.05)
+    topics = Topics(world.log)
+    JobBook(world.log).submit(job().spec)
+
+    async def read() -> None:
+        await world.service.ready()
+        follower = await world.service.followers.ready(JOB)
+        reader = Reader(takes=1)
+        stream = module.EventStream(follower)
+        task = asyncio.ensure_future(stream({"type": "http"}, reader.receive, reader.send))
+        await happens(lambda: bool(reader.parts))
+        topics.audit(lead(), update(0, 1))
+        with pytest.raises(ClientDisconnect):
+            await asyncio.wait_for(task, PATIENCE_S)
+        assert follower.feed.listeners == 0
+
+    world.runner.run(read())
+
+
+def test_a_reader_that_is_overtaken_has_to_come_back(world: World) -> None:
+    Topics(world.log)
+    JobBook(world.log).submit(job().spec)
+
+    async def read() -> None:
+        await world.service.ready()
+        follower = await world.service.followers.ready(JOB)
+        reader = Reader(takes=100)
+        stream = module.EventStream(follower)
+        task = asyncio.ensure_future(stream({"type": "http"}, reader.receive, reader.send))
+        await happens(lambda: bool(reader.parts))
+        for _ in range(EVENTS + 1):  # without a chance to read in between
+            follower.feed.publish("update", b"{}")
+        await asyncio.wait_for(task, PATIENCE_S)
+        assert reader.ended
+        assert b"event: update" not in b"".join(reader.parts)
+
+    world.runner.run(read())
+
+
+def test_a_reader_that_goes_is_noticed_at_once(world: World) -> None:
+    Topics(world.log)
+    JobBook(world.log).submit(job().spec)
+
+    async def read() -> None:
+        await world.service.ready()
+        follower = await world.service.followers.ready(JOB)
+        reader = Reader(takes=100)
+        stream = module.EventStream(follower)
+        task = asyncio.ensure_future(stream({"type": "http"}, reader.receive, reader.send))
+        await happens(lambda: bool(reader.parts))
+        reader.goes.set()
+        await asyncio.wait_for(task, PATIENCE_S)
+        assert not reader.ended
+        assert follower.feed.listeners == 0
+
+    world.runner.run(read())

@@ -1,0 +1,90 @@
+"""Updates, workers, streams and curves of a job, as the API tells them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.core.messages import ModelId, WorkerId
+from common.jobs import JobBook
+from tests.unit.admin.conftest import problem
+from tests.unit.admin.following.helpers import JOB, Topics, job, lead, update
+
+if TYPE_CHECKING:
+    from tests.unit.admin.conftest import World
+
+PARTS = ("updates", "workers", "streams", "curves")
+
+
+@pytest.fixture
+def topics(world: World) -> Topics:
+    made = Topics(world.log)
+    JobBook(world.log).submit(job().spec)
+    return made
+
+
+def test_updates_are_told_page_by_page(world: World, topics: Topics) -> None:
+    topics.audit(lead(), *(update(0, version) for version in range(1, 6)))
+    topics.audit(lead(0, ModelId(0, 3)), update(6, 4))
+    first = world.get(f"/v1/jobs/{JOB}/updates?limit=3")
+    assert [each["version"] for each in first["updates"]] == [1, 2, 3]
+    assert (first["next"], first["newest"], first["oldest"]) == (3, 4, 1)
+    rest = world.get(f"/v1/jobs/{JOB}/updates?after={first['next']}")
+    assert [(each["version"], each["epoch"]) for each in rest["updates"]] == [(4, 6)]
+    assert rest["next"] is None
+
+
+@pytest.mark.parametrize(
+    "query", ["after=-1", "limit=0", "limit=1001", "after=x", f"after={2**63}"]
+)
+def test_a_page_out_of_range_is_refused(world: World, topics: Topics, query: str) -> None:
+    assert topics.name == JOB
+    detail = problem(world.ask("GET", f"/v1/jobs/{JOB}/updates?{query}"), 422)
+    assert query.partition("=")[0] in detail
+
+
+def test_workers_and_streams_are_those_of_the_board_and_the_log(
+    world: World, topics: Topics
+) -> None:
+    topics.arrive("clicks", 7)
+    world.board(JOB).beat(WorkerId("w1"), "alive", 60.0)
+    told = world.get(f"/v1/jobs/{JOB}/workers")
+    assert [(each["name"], each["status"]) for each in told["workers"]] == [("w1", "alive")]
+    streams = world.get(f"/v1/jobs/{JOB}/streams")["streams"]
+    assert [(each["stream"], each["lag"], each["partitions"]) for each in streams] == [
+        ("clicks", 7, 2),
+        ("views", 0, 2),
+    ]
+
+
+def test_curves_have_columns_of_equal_length(world: World, topics: Topics) -> None:
+    topics.audit(lead(), *(update(0, version) for version in range(1, 31)))
+    told = world.get(f"/v1/jobs/{JOB}/curves")
+    columns = [told[name] for name in ("update_at_s", "version", "loss", "updates_per_s")]
+    assert [len(column) for column in [*columns, told["metrics"]["accuracy"]]] == [30] * 5
+    assert [len(stream["lag"]) for stream in told["lag"]] == [len(told["lag_at_s"])] * 2
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_unknown_job_is_not_found(world: World, part: str) -> None:
+    assert "nobody" in problem(world.ask("GET", f"/v1/jobs/nobody/{part}"), 404)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_is_not_known_yet_is_asked_for_later(
+    world: World, topics: Topics, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert topics.name == JOB
+    monkeypatch.setattr(world.service.followers, "_ready_s", 0.0)
+    answer = world.ask("GET", f"/v1/jobs/{JOB}/{part}")
+    assert "is known" in problem(answer, 503)
+    assert int(answer.headers["Retry-After"]) > 0
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_viewers_may_look_and_strangers_not(world: World, topics: Topics, part: str) -> None:
+    assert topics.name == JOB
+    path = f"/v1/jobs/{JOB}/{part}"
+    assert world.ask("GET", path, key="viewer").status_code == 200
+    problem(world.ask("GET", path, key=None), 401)
