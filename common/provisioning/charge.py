@@ -99,6 +99,8 @@ class Charge:
         self._told = frozenset[str]()  # kinds of alarm, in the last review
         self._prices: Mapping[str, float] | None = None  # as seen last
         self._fleet_away = self._prices_away = ""
+        self._basis: object = None  # of the steps that were found last
+        self._lack = Steps((), ())
         self.failed = ""
         self._decider.resume(now_s)
 
@@ -233,13 +235,16 @@ class Charge:
     def _steps(self, now_s: float) -> Steps:
         """What is lacking and what is too much. Without a plan yet, whatever runs may stay."""
         known = self._known
-        if known.wanted == "running" and known.ledger.plan is None:
-            return Steps((), ())
-        return reconcile(
-            self._wishes(),
-            known.ledger.open,
-            lambda wish: now_s >= known.backoff.until_s(wish),
-        )
+        basis = (now_s, known.ledger.position, known.wanted)
+        if self._basis != basis:  # else it is asked twice in one pass
+            self._basis, self._lack = basis, Steps((), ())
+            if known.wanted != "running" or known.ledger.plan is not None:
+                self._lack = reconcile(
+                    self._wishes(),
+                    known.ledger.open,
+                    lambda wish: now_s >= known.backoff.until_s(wish),
+                )
+        return self._lack
 
     def _provide(self, now_s: float) -> Iterator[PlanRecord]:
         """Order what is lacking, once it is known what there is."""

@@ -32,8 +32,8 @@ class LeaseAnswered(msgspec.Struct, frozen=True):
 class PlansRead(msgspec.Struct, frozen=True):
     """Records of the plans topic by offset, None for one that does not parse.
 
-    Those of this process come back here too: an order counts when it does. The shell feeds an empty
-    one with `caught_up` when a look finds nothing more, so that a candidate knows all there is.
+    Those of this process come back here too: an order counts when it does. A candidate stands once
+    it has caught up: where a topic is empty the shell says so by an event without records.
     """
 
     records: tuple[tuple[int, PlanRecord | None], ...]

@@ -1,0 +1,105 @@
+"""Rules of provisioning, each switched off by an edit of the source: what the worlds must find.
+
+That a Taken names the one before has no mutant here: without it a late candidate ousts one who is
+in charge, which costs work and no truth, for it has read all that was decided by then.
+"""
+
+from __future__ import annotations
+
+from tests.system.mutants import Edit, Mutant
+
+HERE = "common/provisioning/"
+
+PROVISIONING_MUTANTS = (
+    Mutant(
+        "an order is written down, and read back, before it is given",
+        10,
+        (
+            Edit(
+                HERE + "charge.py",
+                "            yield do.AppendPlan(record)\n",
+                "            yield do.AppendPlan(record)\n"
+                "            if isinstance(record, Ordered):\n"
+                "                from common.provisioning.records import client_token\n"
+                "                from common.renting import LaunchOrder\n"
+                "                token = client_token(self._known.settings.job, record.launch)\n"
+                "                place = (record.slot, record.pool, record.worker)\n"
+                "                yield do.Launch((LaunchOrder(record.launch, token, *place),))\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "each launch has a token of its own",
+        10,
+        (Edit(HERE + "records.py", "f'{job}/{launch}'", "f'{job}'"),),
+    ),
+    Mutant(
+        "a launch has the same token whenever it is asked for",
+        100,
+        (
+            Edit(
+                HERE + "watching.py",
+                "client_token(self.settings.job, rented.launch)",
+                "client_token(self.settings.job, rented.launch) + str(now_s)",
+            ),
+        ),
+    ),
+    Mutant(
+        "what a former provisioner writes does not count",
+        100,
+        (Edit(HERE + "ledger.py", "record.term != self.term or ", ""),),
+    ),
+    Mutant(
+        "a slot's machine ends before its successor is ordered",
+        50,
+        (Edit(HERE + "reconciling.py", "wish.slot not in leaving", "wish.slot >= 0"),),
+    ),
+    Mutant(
+        "machines whose order has ended are given back",
+        100,
+        (
+            Edit(
+                HERE + "watching.py",
+                "            elif not rented.open or rented.machine",
+                "            elif rented.machine",
+            ),
+        ),
+    ),
+    Mutant(
+        "a machine is lost only after a while",
+        50,
+        (Edit(HERE + "watching.py", "missed.looks < LOOKS or", "missed.looks < 1 and"),),
+    ),
+    Mutant(
+        "a job is settled when all of its machines have ended",
+        20,
+        (Edit(HERE + "charge.py", "not ledger.open and ", ""),),
+    ),
+    Mutant(
+        "orders of a predecessor are given again",
+        100,
+        (
+            Edit(
+                HERE + "watching.py",
+                "            and rented.launch not in self._answered_s\n",
+                "            and rented.launch not in self._answered_s\n"
+                "            and rented.ordered_s >= self._began_s\n",
+            ),
+            Edit(
+                HERE + "watching.py",
+                "    looked: bool = False\n",
+                "    looked: bool = False\n    _began_s: float = 0.0\n",
+            ),
+            Edit(
+                HERE + "charge.py",
+                "        self._begun_s = now_s\n",
+                "        self._begun_s = self._watch._began_s = now_s\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "what is given back costs its pool's shortest time",
+        50,
+        (Edit(HERE + "costs.py", "started_s + minimum_s)", "started_s)"),),
+    ),
+)

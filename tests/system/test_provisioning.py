@@ -1,0 +1,79 @@
+"""Provisioning under hundreds of schedules of faults; and that the worlds bite."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.provisioning.records import Ended, Planned, Settled, Taken
+from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
+from tests.system.provisioning_world import World
+
+if TYPE_CHECKING:
+    from tests.system.mutants import Mutant
+
+ROOT = Path(__file__).parents[2]
+SEEDS = range(120)
+EXIT_VIOLATED = 1
+
+
+def test_no_schedule_of_faults_launches_twice_loses_a_machine_or_leaves_one_behind() -> None:
+    met = Counter[str]()
+    for seed in SEEDS:
+        world = World(seed).run()
+        assert not world.violations, (
+            f"seed {seed}: python -m tests.system.provisioning_world {seed} {seed + 1}"
+        )
+        met.update(type(record).__name__ for record in world.counted)
+        met.update(record.cause for record in world.counted if isinstance(record, Ended))
+        met["void"] += len(world.log) - len(world.counted)
+        met["policies"] += len({r.policy for r in world.counted if isinstance(r, Planned)})
+
+    # They have been through something.
+    assert met["Taken"] > 2 * len(SEEDS)
+    assert min(met[cause] for cause in ("preempted", "released", "failed", "refused")) > 20
+    assert met["lost"]
+    assert met["void"] > len(SEEDS) // 4
+    assert met["Planned"] > 3 * len(SEEDS)
+    assert met["policies"] >= len(SEEDS)
+
+
+def test_without_faults_one_provisioner_takes_charge_once() -> None:
+    for seed in range(10):
+        world = World(seed, faulty=False).run()
+
+        assert not world.violations, f"seed {seed}"
+        kinds = Counter(type(record) for record in world.counted)
+        assert kinds[Taken] == kinds[Settled]  # a standby may hear late that the job is over
+        assert not any(r.cause == "lost" for r in world.counted if isinstance(r, Ended))
+
+
+def test_a_seed_tells_the_same_story_every_time() -> None:
+    for seed in (3, 14):
+        assert World(seed).run().log == World(seed).run().log
+
+
+@pytest.mark.parametrize("mutant", PROVISIONING_MUTANTS, ids=lambda mutant: mutant.rule)
+def test_without_a_rule_some_world_fails(mutant: Mutant, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "common", tmp_path / "common")
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "__init__.py", tmp_path / "tests")
+    shutil.copytree(ROOT / "tests" / "system", tmp_path / "tests" / "system")
+    for path, before, after in mutant.edits:
+        text = (tmp_path / path).read_text()
+        assert text.count(before) == 1, f"{path} reads otherwise now: {before}"
+        (tmp_path / path).write_text(text.replace(before, after))
+
+    command = (sys.executable, "-m", "tests.system.provisioning_world", "0", str(mutant.seeds))
+    run = subprocess.run(  # noqa: S603 -- our own command line
+        command, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert run.returncode == EXIT_VIOLATED, run.stdout + run.stderr
+    assert "1 failures" in run.stdout, run.stderr  # it ran, and did not just break
