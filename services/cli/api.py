@@ -108,9 +108,15 @@ class Api:
                 " itself: leave out --api"
             )
         body = as_json(load_text(text))
-        job_from_json(body)
+        spec = job_from_json(body)
+        if not spec.task.entrypoint:  # one of ours: its options are checked here, with torch
+            from common.job_task import task_of  # noqa: PLC0415 -- which takes seconds to load
+
+            task_of(spec, ())
         headers = {"Idempotency-Key": token_hex(16)}
-        return Submitted(self._record(self._client.ask("POST", "/v1/jobs", body.encode(), headers=headers)))
+        return Submitted(
+            self._record(self._client.ask("POST", "/v1/jobs", body.encode(), headers=headers))
+        )
 
     def jobs(self) -> tuple[JobLine, ...]:
         """See the protocol."""

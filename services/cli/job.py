@@ -1,4 +1,4 @@
-"""`doll job`: submit a job, look at jobs, and say what is wanted of them."""
+"""`doll job`: submit a job, look at jobs, say what is wanted of them, change and delete them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from services.cli.watch import watch
 
 if TYPE_CHECKING:
     from common.core.events import Wanted
+    from common.job_changes import Value
 
-app = typer.Typer(no_args_is_help=True, help="Submit jobs, look at them, pause and stop them.")
+app = typer.Typer(
+    no_args_is_help=True, help="Submit jobs, look at them, change, pause and stop them."
+)
 
 Reason = Annotated[str, typer.Option(help="Why; kept with the job.")]
 Name = Annotated[str, typer.Argument(help="The job's name.")]
@@ -111,6 +114,61 @@ def stop(context: typer.Context, job: Name, reason: Reason = "stopped by a perso
     Example: [bold]doll job stop digits[/]
     """
     _want(context, job, "stopped", reason)
+
+
+@app.command()
+def change(  # noqa: PLR0913 -- one parameter per option
+    context: typer.Context,
+    job: Name,
+    deadline: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Stop then, counted from submission.")
+    ] = None,
+    no_deadline: Annotated[bool, typer.Option("--no-deadline", help="Take its time.")] = False,  # noqa: FBT002 -- a flag
+    group_size: Annotated[int | None, typer.Option(help="K, batches per update.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="b, records per batch.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of the optimizer's steps.")] = None,
+    reason: Reason = "changed by a person",
+) -> None:
+    """Change a job, running or not: K, the deadline and the rate count from its next update on.
+
+    A new b counts from each worker's next batch on.
+
+    Example: [bold]doll job change digits --group-size 10 --deadline 7200 --reason "it is late"[/]
+    """
+    given = {
+        "deadline_s": deadline,
+        "group_size": group_size,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+    }
+    changed: dict[str, Value] = {n: value for n, value in given.items() if value is not None}
+    if no_deadline:
+        if deadline is not None:
+            raise UserError("either --deadline or --no-deadline, not both")
+        changed["deadline_s"] = None
+    if not changed:
+        raise UserError(
+            "nothing to change: give --deadline, --no-deadline, --group-size, --batch-size or"
+            " --learning-rate"
+        )
+    system = system_of(context)
+    before = system.job(job).revision
+    record = system.change(job, changed, reason)
+    if record.revision == before:
+        typer.echo(f"job {job} is so already: nothing was changed")
+        return
+    told = ", ".join(f"{n} {'none' if v is None else f'{v:g}'}" for n, v in changed.items())
+    typer.echo(f"job {job} is to have {told} (revision {record.revision}): {reason}")
+
+
+@app.command()
+def delete(context: typer.Context, job: Name) -> None:
+    """Take a stopped job out of the list; its history in Kafka and its checkpoints stay.
+
+    Example: [bold]doll job delete digits[/]
+    """
+    system_of(context).delete(job)
+    typer.echo(f"job {job} is deleted: its history in Kafka and its checkpoints stay")
 
 
 app.command()(watch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Group
@@ -12,8 +13,6 @@ from rich.text import Text
 from common.core.messages import Lead, Quarantined, UpdateApplied
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from common.core.messages import AuditRecord, Positions, Standing
 
 _RATE_WINDOW_S = 10.0  # long enough to hold some updates, short enough to show a change
@@ -21,13 +20,14 @@ SHOWN_UPDATES = 10
 REDIS_AWAY = "Redis is away"
 
 
-class UpdateLine(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class UpdateLine:
     """One update in the table."""
 
     version: int
     epoch: int
     loss: float
-    metrics: Mapping[str, float]
+    metrics: dict[str, float]
     samples: int
     batches: int
     short: str
@@ -94,7 +94,7 @@ class JobView:
                 update.version,
                 update.epoch,
                 update.loss,
-                update.metrics,
+                dict(update.metrics),
                 update.samples,
                 len(update.batches),
                 update.short,

@@ -94,8 +94,51 @@ def test_a_job_is_paused_resumed_and_stopped(world: World) -> None:
     assert "running" in world.run("job", "list").stdout
 
 
+def test_a_job_is_changed_with_its_reason(world: World) -> None:
+    submitted(world)
+    options = ("--deadline", "60", "--group-size", "4", "--batch-size", "8")
+    result = world.run(
+        "job", "change", "digits", *options, "--learning-rate", "0.5", "--reason", "it is late"
+    )
+    told = "deadline_s 60, group_size 4, batch_size 8, learning_rate 0.5"
+    assert result.stdout == f"job digits is to have {told} (revision 1): it is late\n"
+    shown = json.loads(world.run("job", "show", "digits").stdout)
+    assert (shown["revision"], shown["changes"][0]["reason"]) == (1, "it is late")
+    assert shown["spec"]["stop"]["deadline_s"] == 60.0
+    result = world.run("job", "change", "digits", "--no-deadline")
+    assert "is to have deadline_s none (revision 2): changed by a person" in result.stdout
+    result = world.run("job", "change", "digits", "--group-size", "4")
+    assert result.stdout == "job digits is so already: nothing was changed\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "nothing to change: give --deadline, --no-deadline, --group-size"),
+        (("--deadline", "60", "--no-deadline"), "either --deadline or --no-deadline, not both"),
+        (("--group-size", "0"), "change: group_size: must be at least 1, got 0"),
+        (("--learning-rate", "nan"), "change: learning_rate: must be a finite number"),
+    ],
+)
+def test_a_change_that_makes_no_sense_is_refused(
+    world: World, options: tuple[str, ...], message: str
+) -> None:
+    submitted(world)
+    assert message in world.run("job", "change", "digits", *options, code=exits.REFUSED).stderr
+    assert "revision" not in json.loads(world.run("job", "show", "digits").stdout)
+
+
+def test_only_a_stopped_job_is_deleted(world: World) -> None:
+    submitted(world)
+    result = world.run("job", "delete", "digits", code=exits.REFUSED)
+    assert "is running: stop it first, with `doll job stop digits`" in result.stderr
+    world.run("job", "stop", "digits")
+    assert "job digits is deleted" in world.run("job", "delete", "digits").stdout
+    assert "no jobs yet" in world.run("job", "list").stdout
+
+
 def test_a_job_that_is_not_there_is_refused(world: World) -> None:
-    for command in ("show", "pause", "resume", "stop", "watch"):
+    for command in ("show", "pause", "resume", "stop", "delete", "watch"):
         result = world.run("job", command, "digit", code=exits.REFUSED)
         assert 'there is no job "digit"' in result.stderr
 

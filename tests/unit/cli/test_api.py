@@ -1,0 +1,393 @@
+"""`doll --api`: commands say the same over the REST API as they do through Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+import safetensors.torch
+import torch
+from typer.testing import CliRunner
+
+from common.config import Settings
+from common.core.messages import GENESIS, Lead, ModelId, Standing, WorkerId
+from common.core.spans import Partition
+from common.keys import KeyBook
+from common.outside import Outside
+from common.plans import read_ledger
+from common.provisioning.records import Taken
+from common.saved import to_bytes
+from common.wire import encode_audit
+from services.admin.app import create_app
+from services.cli import exits
+from services.cli.api import Api
+from services.cli.app import app
+from services.cli.direct import Direct
+from services.cli.outside import Ways
+from tests.unit.admin.test_model import kept, trained
+from tests.unit.admin.test_provisioning import planned as decided
+from tests.unit.cli.conftest import World
+from tests.unit.cli.test_job import JOB, update
+from tests.unit.cli.test_plan import options
+from tests.unit.cli.test_simulate import SMALL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from typer.testing import Result
+
+    from common.provisioning.records import PlanRecord
+    from services.admin.service import Service
+    from services.cli.system import System
+
+URL = "http://doll.test"
+PROVISIONED = JOB + "provisioning: {workers: 4, policy: adaptive}\n"
+
+
+def of_both_ways(settings: Settings, outside: Outside) -> tuple[System, System]:
+    """Both fulfil the protocol: mypy looks at this."""
+    return Direct(outside), Api(settings)
+
+
+class Bridge(httpx.BaseTransport):
+    """An ASGI application as the service at the other end of a synchronous client."""
+
+    def __init__(self, served: Any) -> None:  # noqa: ANN401 -- as httpx takes it
+        self._transport = httpx.ASGITransport(served)
+        self.runner = asyncio.Runner()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Ask the application."""
+        return self.runner.run(self._asked(request))
+
+    async def _asked(self, request: httpx.Request) -> httpx.Response:
+        body = request.read()
+        sent = httpx.Request(request.method, request.url, headers=request.headers, content=body)
+        answer = await self._transport.handle_async_request(sent)
+        return httpx.Response(
+            answer.status_code, headers=answer.headers, content=await answer.aread()
+        )
+
+
+@dataclass
+class Both:
+    """One system behind a command line that reaches it directly, and over its API."""
+
+    direct: World = field(default_factory=World)
+    market: str = ""
+
+    def __post_init__(self) -> None:
+        world = self.direct
+        self.keys = {
+            role: KeyBook(world.log).create(role, role)[0] for role in ("viewer", "operator")
+        }
+        settings = Settings(blobs="s3://memory", market=self.market)
+        served = create_app(Outside(settings, lambda: world.log, world.board, lambda: world.blobs))
+        self.service: Service = served.state.service
+        self.bridge = Bridge(served)
+
+    def remote(
+        self,
+        *arguments: str,
+        code: int = 0,
+        typed: str = "",
+        key: str = "operator",
+        end: httpx.BaseTransport | None = None,
+    ) -> Result:
+        """Run a command line over the API; Kafka is not there."""
+        environment = {"COLUMNS": "200", "DOLL_API": URL, "DOLL_API_KEY": self.keys.get(key, key)}
+        result = CliRunner().invoke(
+            app,
+            list(arguments),
+            input=typed,
+            obj=Ways(_nothing, end or self.bridge),
+            env=environment,
+            catch_exceptions=False,
+        )
+        assert result.exit_code == code, result.output
+        return result
+
+    @property
+    def ways(self) -> tuple[Callable[..., Result], ...]:
+        """How to run a command line: over the API, and directly."""
+        return self.remote, self.direct.run
+
+    def same(self, *arguments: str, code: int = 0) -> str:
+        """Run a command line both ways, see that both say the same, and return it."""
+        remote, direct = self.remote(*arguments, code=code), self.direct.run(*arguments, code=code)
+        assert remote.stdout == direct.stdout
+        return remote.stdout
+
+    def decide(self, *records: PlanRecord) -> None:
+        """Write records of the job's provisioning."""
+        from common.provisioning.codec import encode_plan  # noqa: PLC0415 -- only here
+
+        self.direct.log.create_topic("doll.digits.plans", 1)
+        self.direct.write("doll.digits.plans", *map(encode_plan, records))
+
+
+def _nothing(settings: Settings) -> Outside:
+    def none(*_: object) -> Any:  # noqa: ANN401 -- it never gives one
+        raise AssertionError("over the API, no server of the system is reached")
+
+    return Outside(settings, none, none, none)
+
+
+@contextmanager
+def opened(market: str = "") -> Iterator[Both]:
+    made = Both(market=market)
+    made.direct.log.create_topic("clinic-a", 2)
+    try:
+        yield made
+    finally:
+        made.service.close()
+        made.bridge.runner.close()
+
+
+@pytest.fixture
+def both() -> Iterator[Both]:
+    """A system with a datastream, and no job."""
+    with opened() as made:
+        yield made
+
+
+@pytest.fixture
+def submitted(both: Both) -> Both:
+    """A job was posted over the API."""
+    both.remote("job", "submit", "-", typed=PROVISIONED)
+    return both
+
+
+def test_a_job_is_submitted_listed_and_shown_as_directly(both: Both) -> None:
+    assert both.same("job", "list").startswith("no jobs yet")
+    said = both.remote("job", "submit", "-", typed=PROVISIONED).stdout
+    assert said == "job digits submitted: 2 partitions of clinic-a, from earliest on\n"
+    assert "digits" in both.same("job", "list")
+    shown = json.loads(both.remote("job", "show", "digits").stdout)
+    assert shown["first"] == [["clinic-a", 0, 0], ["clinic-a", 1, 0]]
+    shown_directly = json.loads(both.direct.run("job", "show", "digits").stdout)
+    shown_directly.pop("request")  # who may send it again is nobody else's affair
+    assert shown == shown_directly
+
+
+def test_a_job_is_paused_resumed_and_stopped_as_directly(submitted: Both) -> None:
+    for command in ("pause", "resume", "stop"):
+        assert "job digits is to be" in submitted.same("job", command, "digits", "--reason", "why")
+        assert "why" in submitted.same("job", "list")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("batch_size:", "batchsize:"),
+        ("group_size: 1", "group_size: 0"),
+        ("clinic-a", "clinic-x"),
+        ("classes: 10", "classes: ten"),
+    ],
+)
+def test_a_bad_job_is_refused_as_directly(both: Both, old: str, new: str) -> None:
+    typed = JOB.replace(old, new)
+    remote = both.remote("job", "submit", "-", typed=typed, code=exits.REFUSED)
+    direct = both.direct.run("job", "submit", "-", typed=typed, code=exits.REFUSED)
+    assert remote.stderr == direct.stderr
+
+
+def test_settings_are_changed_and_a_stopped_job_deleted_as_directly(submitted: Both) -> None:
+    change = ("job", "change", "digits", "--reason", "why")
+    said = submitted.remote(*change, "--group-size", "3", "--deadline", "100").stdout
+    assert said == "job digits is to have deadline_s 100, group_size 3 (revision 1): why\n"
+    said = submitted.remote(*change, "--no-deadline", "--learning-rate", "0.1").stdout
+    assert said == "job digits is to have deadline_s none, learning_rate 0.1 (revision 2): why\n"
+    assert "is so already" in submitted.same(*change, "--group-size", "3")
+    for run in submitted.ways:
+        shown = json.loads(run("job", "show", "digits").stdout)
+        assert (shown["spec"]["group_size"], shown["spec"]["stop"]["deadline_s"]) == (3, None)
+        assert [each["revision"] for each in shown["changes"]] == [1, 2]
+        assert "group_size" in run(*change, "--group-size", "0", code=exits.REFUSED).stderr
+        assert "nothing to change" in run(*change, code=exits.REFUSED).stderr
+        assert "stop it first" in run("job", "delete", "digits", code=exits.REFUSED).stderr
+    submitted.remote("job", "stop", "digits")
+    assert "is deleted" in submitted.remote("job", "delete", "digits").stdout
+    assert submitted.same("job", "list").startswith("no jobs yet")
+
+
+def test_what_is_not_there_or_contradicts_ends_as_directly(submitted: Both) -> None:
+    for command in ("show", "pause", "watch"):
+        said = submitted.remote("job", command, "letters", code=exits.REFUSED).stderr
+        assert 'there is no job "letters"' in said
+    again = submitted.remote("job", "submit", "-", typed=JOB, code=exits.REFUSED).stderr
+    assert 'the name "digits" belongs to a job' in again
+    begun = submitted.remote("job", "submit", "-", "--from", "a", typed=JOB, code=exits.REFUSED)
+    assert "leave out --api" in begun.stderr
+
+
+def test_watch_shows_what_it_shows_directly(submitted: Both) -> None:
+    world, place = submitted.direct, Partition("clinic-a", 0)
+    world.write("clinic-a", *[b"record"] * 5)
+    lead = encode_audit(Lead(-1, GENESIS, "c"))
+    world.write("doll.digits.updates", lead, encode_audit(update(0, 1)))
+    board = world.board("digits")
+    first = {place: 2, Partition("clinic-a", 1): 0}
+    board.put_standing(Standing(0, 1, first, 1, 7, 2, first))
+    board.beat(WorkerId("w1"), "alive", 60.0)
+    board.beat(WorkerId("w2"), "leaving", 60.0)
+    looks = [
+        re.sub(r"records/s \S+", "", run("job", "watch", "digits", "--once").stdout)
+        for run in submitted.ways  # the service has looked for longer
+    ]
+    assert looks[0] == looks[1]
+    (shown, _) = looks
+    assert "workers 1 (+1 leaving)" in shown
+    assert "lag 3" in shown
+    assert "accuracy" in shown
+
+
+def test_models_are_pulled_with_the_same_tensors(submitted: Both, tmp_path: Path) -> None:
+    world = submitted.direct
+    lead = encode_audit(Lead(-1, GENESIS, "c"))
+    world.write("doll.digits.updates", lead, encode_audit(update(0, 1)))
+    world.board("digits").put_snapshot(0, to_bytes(kept(ModelId(0, 1), 2, trained(1))))
+    files = tmp_path / "remote", tmp_path / "direct"
+    for run, file in zip(submitted.ways, files, strict=True):
+        said = run("model", "pull", "digits", "-o", str(file)).stdout
+        assert said.startswith("digits version 1 (made by leader 0): ")
+    remote, direct = (safetensors.torch.load_file(file) for file in files)
+    assert remote.keys() == direct.keys()
+    assert all(torch.equal(remote[name], direct[name]) for name in direct)
+    arguments = ("model", "pull", "digits", "-o", str(files[0]), "--version", "7")
+    assert "kept: 1" in submitted.remote(*arguments, code=exits.REFUSED).stderr
+
+
+def test_plans_are_those_made_directly(both: Both, tmp_path: Path) -> None:
+    rates = tmp_path / "rates.csv"
+    rates.write_text("\n".join(["60", "125", "250"] * 20))
+    many = options("--workers", "--rate", rates=rates, deadline=6200)
+    for line in (
+        options(),
+        options(deadline=6399),
+        [*options(probability=0.95), "--json"],
+        [*options(availability=0, spot=64)],
+        [*many, "--list-workers"],
+        [*many, "--json"],
+    ):
+        assert both.same("plan", *line)
+    for line in (options(availability=2), options("--updates", "--deadline"), options(spot=99)):
+        said = [
+            run("plan", *line, code=exits.REFUSED).stderr for run in (both.remote, both.direct.run)
+        ]
+        assert said[0] == said[1]
+
+
+def test_simulations_are_those_made_directly(both: Both, tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text(SMALL)
+    line = ("simulate", str(file), "--runs", "2", "--policy", "static", "--policy", "on-demand")
+    assert both.same(*line, "--json")
+    assert "on-demand" in both.same(*line)
+    file.write_text(SMALL.replace("usd_per_hour: 0.158", "usd_per_hour: {file: prices.csv}"))
+    said = both.remote(*line, code=exits.REFUSED).stderr
+    assert "error: spot[0].usd_per_hour.file: files are not read for the API" in said
+    file.write_text(SMALL.replace("updates: 60", "updates: 1000000\nmode: full"))
+    said = both.remote(*line, code=exits.REFUSED).stderr
+    assert "error: updates, --runs: mode full takes at most" in said
+
+
+def test_provisioning_is_shown_and_asked_for_as_directly(submitted: Both) -> None:
+    assert "none yet" in submitted.same("provisioning", "show", "digits")
+    said = submitted.same("provisioning", "replan", "digits", "--reason", "the deadline moved")
+    assert "doll provisioning show digits" in said
+    asked = read_ledger(submitted.direct.log, "digits").replans.values()
+    assert [(each.by, each.reason) for each in asked] == [
+        ("operator", "the deadline moved"),
+        ("the command line", "the deadline moved"),
+    ]
+
+
+def test_a_plan_in_force_is_shown_as_directly(submitted: Both) -> None:
+    submitted.decide(Taken(-1, "p1", 1000.0), decided(1, 1001.0), decided(2, 1100.0))
+    shown = submitted.same("provisioning", "show", "digits")
+    assert "2 on spot, 1 on on-demand, 1 on none (number 2)" in shown
+    assert "one more would make it late" in shown
+    told = json.loads(submitted.remote("provisioning", "show", "digits", "--json").stdout)
+    assert [plan["number"] for plan in told["plans"]] == [2, 1]
+
+
+def test_prices_are_told_as_directly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    market = tmp_path / "market.yaml"
+    market.write_text("on_demand: {usd_per_hour: 0.286}\nspot: [{usd_per_hour: 0.158}]\n")
+    monkeypatch.setenv("DOLL_MARKET", str(market))
+    with opened(str(market)) as both:
+        shown = both.same("prices")
+        assert shown.split()[-6:] == ["on-demand", "on-demand", "0.2860", "spot", "spot", "0.1580"]
+        pools = json.loads(both.remote("prices", "--json").stdout)["pools"]
+        assert pools == json.loads(both.direct.run("prices", "--json").stdout)["pools"]
+
+
+def test_without_a_market_both_say_what_to_set(both: Both) -> None:
+    for run in both.ways:
+        assert "set DOLL_MARKET" in run("prices", code=exits.REFUSED).stderr
+
+
+def test_a_key_that_is_not_valid_or_too_small_is_told_with_what_to_do(submitted: Both) -> None:
+    said = submitted.remote("job", "list", key="wrong", code=exits.REFUSED).stderr
+    assert "this key is not valid: give one as --api-key, DOLL_API_KEY or DOLL_API_KEY_FILE" in said
+    assert "wrong" not in said
+    said = submitted.remote("job", "pause", "digits", key="viewer", code=exits.REFUSED).stderr
+    assert "needs the role operator" in said
+    assert "doll key create NAME --role operator" in said
+
+
+def test_commands_that_need_kafka_say_so(both: Both) -> None:
+    said = both.remote("audit", "digits", code=exits.REFUSED).stderr
+    assert "needs Kafka itself: leave out --api" in said
+
+
+def test_a_broker_that_is_away_is_unavailable_both_ways(both: Both) -> None:
+    both.remote("job", "list")  # keys are known
+    both.direct.log.go_away()
+    said = both.remote("job", "submit", "-", typed=JOB, code=exits.UNAVAILABLE).stderr
+    assert said.startswith(f"error: {URL}: ")
+    assert "--api" in said
+
+
+class Answers(httpx.BaseTransport):
+    """A server that says one thing, or nothing."""
+
+    def __init__(self, status: int, content: bytes = b"") -> None:
+        self._answer = status, content
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Say it."""
+        status, content = self._answer
+        if not status:
+            raise httpx.ConnectError("nobody listens", request=request)
+        return httpx.Response(status, content=content)
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "code", "said"),
+    [
+        (0, b"", exits.UNAVAILABLE, "cannot be reached: nobody listens"),
+        (200, b"<html>", exits.UNAVAILABLE, "does not answer as an admin service does"),
+        (200, b"[]", exits.UNAVAILABLE, "does not answer as an admin service does"),
+        (302, b"", exits.UNAVAILABLE, "HTTP 302 Found"),
+        (500, b"{}", exits.UNAVAILABLE, "HTTP 500 Internal Server Error"),
+        (503, b'{"detail": "Kafka is away"}', exits.UNAVAILABLE, "Kafka is away"),
+        (429, b'{"detail": "too many"}', exits.UNAVAILABLE, "too many"),
+        (413, b'{"detail": "too large"}', exits.REFUSED, "too large"),
+        (404, b"gone", exits.REFUSED, "HTTP 404 Not Found"),
+    ],
+)
+def test_answers_that_are_none_are_told_in_one_line(
+    both: Both, status: int, content: bytes, code: int, said: str
+) -> None:
+    told = both.remote("job", "list", code=code, end=Answers(status, content)).stderr
+    assert said in told
+    assert told.count("\n") == 1

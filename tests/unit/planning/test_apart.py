@@ -1,0 +1,60 @@
+"""A process that simulates answers in one line, and ends with whoever asked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import msgspec
+
+from common.planning.apart import Order, Report, simulated
+from common.planning.simulation import SimulateRequest
+
+COMMAND = (sys.executable, "-m", "common.planning.apart")
+SMALL = {
+    "workers": 4,
+    "rates": 50,
+    "group_size": 2,
+    "batch_size": 10,
+    "updates": 60,
+    "deadline_factor": 1.4,
+    "on_demand": {"usd_per_hour": 0.286},
+    "spot": [{"usd_per_hour": 0.158, "availability": 0.8, "cycle_s": 20}],
+}
+
+
+def order(runs: int, **changed: object) -> Order:
+    asked = SimulateRequest.model_validate({"experiment": {**SMALL, **changed}, "runs": runs})
+    return Order(msgspec.Raw(asked.model_dump_json().encode()))
+
+
+def started() -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe)  # noqa: S603 -- our own command line
+
+
+def test_one_line_is_answered_with_one_line() -> None:
+    with started() as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(order(2)) + b"\n")
+        process.stdin.flush()
+        report = msgspec.json.decode(process.stdout.read(), type=Report)
+        assert process.wait() == 0
+    told = json.loads(bytes(report.results))
+    assert len(told["runs"]["static"]) == 2
+    assert report.refused == ""
+
+
+def test_it_ends_when_whoever_asked_has_gone() -> None:
+    with started() as process:
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(order(1000, updates=10**8)) + b"\n")
+        process.stdin.close()
+        assert process.wait(30) == 1
+
+
+def test_what_makes_no_sense_is_refused_in_words() -> None:
+    report = simulated(order(1, rates=[0, 0, 0, 0]))
+    assert "all streams of a run are silent" in report.refused
