@@ -1,0 +1,272 @@
+"""How fast the admin service answers: `python load/admin.py --help`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import sys
+import tempfile
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
+from common.connections import open_log
+from common.core.messages import Batch, Lead, ModelId, UpdateApplied, WorkerId
+from common.core.spans import Partition, Span
+from common.embedded.services import Service
+from common.embedded.stack import EmbeddedStack
+from common.job import parse_job
+from common.jobs import JobBook
+from common.keys import KeyBook
+from common.topics import updates_topic
+from common.wire import encode_audit
+from load import report
+from load.asking import Address, Asked, connect, on_schedule, open_streams
+from load.processor import Processor
+from load.stack import NotMeasuredError, await_until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from common.config import Settings
+    from common.ports import Log
+    from load.asking import Link
+
+EXAMPLES = """examples:
+  python load/admin.py                      the three figures, each beside what is required
+  python load/admin.py --seconds 30 --streams 200 --json out/admin.json
+"""
+JOB, STREAM = "asked", "made-up"
+HISTORY = 2000  # updates that the job has made before
+_SPEC = f"""
+name: {JOB}
+streams: [{STREAM}]
+records:
+  fields: {{features: {{dtype: float32, shape: [41]}}, label: {{dtype: int64}}}}
+task: {{name: tabular-mlp, classes: 2}}
+batch_size: 256
+group_size: 20
+optimizer: {{name: adam, learning_rate: 1.0e-3}}
+stop: {{updates: 1000000, deadline_s: 86400}}
+"""
+UPDATES_PER_S = 5.0  # and goes on to make
+BATCHES, SAMPLES = 20, 256
+PLANNED_WORKERS = 10_000
+WARM_UP_S = 1.0
+START_S = 20.0
+REQUIRED_P99_S, REQUIRED_PLAN_S = 0.05, 0.1
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was measured."""
+
+    asked: Asked
+    streams: Sequence[int]  # updates that each open stream was told
+    plans: Sequence[float]  # seconds of each
+    cores: dict[str, float]
+
+
+def main() -> int:
+    """Measure, print a table; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python load/admin.py",
+        description="Time the admin service as a process, on an embedded Kafka and Redis, while"
+        " the job that is asked about goes on and streams of events are open.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rate", type=float, default=500.0, metavar="N", help="per second (500)")
+    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="of that (10)")
+    parser.add_argument("--streams", type=int, default=100, metavar="N", help="of events (100)")
+    parser.add_argument("--plans", type=int, default=50, metavar="N", help="one by one (50)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured")
+    arguments = parser.parse_args()
+    try:
+        found = _measured(arguments)
+    except NotMeasuredError as error:
+        print(f"not measured: {error}", file=sys.stderr)
+        return 2
+    return _told(arguments, found)
+
+
+def _measured(arguments: argparse.Namespace) -> Found:
+    """Start everything, measure, end everything.
+
+    Raises:
+        NotMeasuredError: If something did not run as it should.
+    """
+    with ExitStack() as parts:
+        stack = parts.enter_context(EmbeddedStack())
+        logs = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="doll-admin-")))
+        log = open_log(stack.settings, "benchmark")
+        key, _ = KeyBook(log).create("benchmark", "operator")
+        job = _MadeUp(log)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        address = Address("127.0.0.1", port, key)
+        service = Service("admin", "a1", _settings(stack.settings, port), logs)
+        parts.callback(service.stop)
+        await_until(lambda: _listens(address), START_S, "the service listens")
+        ended = threading.Event()
+        parts.callback(ended.set)
+        going_on = threading.Thread(target=job.go_on, args=(ended,), daemon=True)
+        going_on.start()
+        try:
+            found = uvloop.run(_asked(address, arguments, service.pid))
+        except (OSError, TimeoutError) as error:
+            raise NotMeasuredError(f"{error!r}; {service.last_words()}") from error
+        ended.set()
+        going_on.join()
+        return found
+
+
+def _settings(base: Settings, port: int) -> Settings:
+    return base.model_copy(update={"api_port": port, "api_requests_per_s": 1e5})
+
+
+def _listens(address: Address) -> bool:
+    try:
+        socket.create_connection((address.host, address.port), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+async def _asked(address: Address, arguments: argparse.Namespace, pid: int) -> Found:
+    show, link = address.request("GET", f"/v1/jobs/{JOB}"), await connect(address)
+    first = await link.ask(show)
+    if first.status != 200 or json.loads(first.body)["progress"]["version"] < HISTORY:
+        raise NotMeasuredError(f"the job is shown as {first.status} {first.body!r}")
+    events = await open_streams(address, f"/v1/jobs/{JOB}/events", arguments.streams)
+    await on_schedule(address, show, arguments.rate, WARM_UP_S)
+    before = [each.updates for each in events]
+    processor = Processor({"service": pid})
+    asked = await on_schedule(address, show, arguments.rate, arguments.seconds)
+    cores = processor.cores()
+    told = [each.updates - count for each, count in zip(events, before, strict=True)]
+    if any(each.lost for each in events):
+        raise NotMeasuredError("a stream of events was closed")
+    for each in events:
+        each.close()
+    return Found(asked, told, await _plans(link, address, arguments.plans), cores)
+
+
+async def _plans(link: Link, address: Address, count: int) -> list[float]:
+    """Seconds of each plan, one after the other."""
+    rates = np.random.default_rng(1).uniform(1, 250, PLANNED_WORKERS)
+    updates = 10_000
+    body = {
+        "rates_per_s": rates.round(3).tolist(),
+        "group_size": BATCHES,
+        "batch_size": SAMPLES,
+        "updates": updates,
+        "deadline_s": 1.05 * updates * BATCHES * SAMPLES / float(rates.sum()),
+        "availability": 0.9,
+        "spot_usd_per_hour": 0.158,
+        "on_demand_usd_per_hour": 0.286,
+    }
+    request = address.request("POST", "/v1/provisioning/plan", json.dumps(body).encode())
+    await link.ask(request)  # what it needs is imported
+    answers = [await link.ask(request) for _ in range(count)]
+    wrong = [answer for answer in answers if answer.status != 200]
+    if wrong:
+        raise NotMeasuredError(f"a plan is answered with {wrong[0].status} {wrong[0].body!r}")
+    return [answer.seconds for answer in answers]
+
+
+class _MadeUp:
+    """A job that no coordinator leads: its updates are written here."""
+
+    def __init__(self, log: Log) -> None:
+        log.create_topic(STREAM, 4)
+        JobBook(log).submit(parse_job(_SPEC))
+        self._writer = log.writer()
+        self._version = 0
+        self._append(Lead(-1, ModelId(-1, 0), "benchmark"))
+        for _ in range(HISTORY):
+            self._update()
+        if not self._writer.flush(START_S):
+            raise NotMeasuredError("Kafka does not take the history of the job")
+
+    def go_on(self, ended: threading.Event) -> None:
+        """Make updates until the end, from a thread."""
+        while not ended.wait(1 / UPDATES_PER_S):
+            self._update()
+            self._writer.flush(START_S)
+
+    def _update(self) -> None:
+        start = self._version * SAMPLES
+        places = [Partition(STREAM, number % 4) for number in range(BATCHES)]
+        batches = tuple(
+            Batch(
+                number, WorkerId(f"w{number % 8}"), (Span(*place, start, start + SAMPLES),), SAMPLES
+            )
+            for number, place in enumerate(places)
+        )
+        self._version += 1
+        metrics = {"accuracy": 0.9}
+        self._append(
+            UpdateApplied(
+                0, self._version, batches, BATCHES * SAMPLES, 0.4, metrics, gradient_s=0.02
+            )
+        )
+
+    def _append(self, record: Lead | UpdateApplied) -> None:
+        self._writer.append(updates_topic(JOB), encode_audit(record))
+
+
+def _told(arguments: argparse.Namespace, found: Found) -> int:
+    """Print what was measured; returns the exit status."""
+    p50, p99, worst = np.quantile(found.asked.seconds, (0.5, 0.99, 1.0))
+    plan = float(np.median(found.plans))
+    served = min(found.streams, default=0) > 0
+    rate = f"{arguments.rate:g} requests/s on a job for {arguments.seconds:g} s"
+    rows = [
+        (f"{rate}, p50", f"{1e3 * p50:.2f} ms", ""),
+        (f"{rate}, p99", f"{1e3 * p99:.2f} ms", f"< {1e3 * REQUIRED_P99_S:g} ms"),
+        (f"{rate}, slowest", f"{1e3 * worst:.2f} ms", ""),
+        (
+            f"{len(found.streams)} streams of events meanwhile, updates told to each",
+            f"{min(found.streams, default=0)} to {max(found.streams, default=0)}",
+            "at least 1",
+        ),
+        ("cores of the service meanwhile", f"{found.cores['service']:.2f}", ""),
+        (
+            f"a plan for {PLANNED_WORKERS:,} workers, p50 of {len(found.plans)}",
+            f"{1e3 * plan:.1f} ms",
+            f"< {1e3 * REQUIRED_PLAN_S:g} ms",
+        ),
+    ]
+    machine = report.machine()
+    report.draw("admin service", ("", "measured", "required"), rows)
+    print(report.in_words(machine))
+    print(
+        f"answers by status: {found.asked.statuses}; connections: {found.asked.connections};"
+        f" the sender was late by {1e3 * found.asked.late_s:.1f} ms at most"
+    )
+    report.write(
+        arguments.json,
+        {
+            "machine": machine,
+            "seconds": {"p50": p50, "p99": p99, "max": worst},
+            "statuses": found.asked.statuses,
+            "updates_of_streams": list(found.streams),
+            "plan_seconds": report.spread(found.plans),
+            "cores": found.cores,
+        },
+    )
+    good = set(found.asked.statuses) == {200} and served
+    return 0 if good and p99 < REQUIRED_P99_S and plan < REQUIRED_PLAN_S else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Requests on a schedule: latency counts from when a request was due, streams are counted."""
+
+from __future__ import annotations
+
+import asyncio
+
+from load.asking import Address, on_schedule, open_streams
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+EVENTS = b"HTTP/1.1 200 OK\r\n\r\nevent: job\ndata: {}\n\nevent: update\ndata: {}\n\nevent: upd"
+
+
+async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while request := await reader.readuntil(b"\r\n\r\n"):
+        writer.write(EVENTS if b"/events" in request else ANSWER)
+
+
+async def listening() -> tuple[asyncio.Server, Address]:
+    server = await asyncio.start_server(served, "127.0.0.1", 0)
+    return server, Address("127.0.0.1", server.sockets[0].getsockname()[1], "key")
+
+
+def test_every_request_of_the_schedule_is_answered_and_timed() -> None:
+    async def ask() -> None:
+        server, address = await listening()
+        asked = await on_schedule(address, address.request("GET", "/"), 1000, 0.1)
+        assert asked.statuses == {200: 100}
+        assert len(asked.seconds) == 100
+        assert min(asked.seconds) > 0
+        server.close()
+
+    asyncio.run(ask())
+
+
+def test_a_stall_is_charged_to_all_who_were_due_meanwhile() -> None:
+    """due 0 1 2 ... 19 x 5 ms; the loop stands still from the second on: they wait, all of them."""
+
+    async def ask() -> None:
+        server, address = await listening()
+        loop = asyncio.get_running_loop()
+
+        def stall() -> None:
+            until = loop.time() + 0.2
+            while loop.time() < until:
+                pass
+
+        loop.call_later(0.105, stall)  # the schedule begins after 0.1 s
+        asked = await on_schedule(address, address.request("GET", "/"), 200, 0.1)
+        assert sum(asked.seconds) > 10 * 0.1
+        server.close()
+
+    asyncio.run(ask())
+
+
+def test_streams_count_whole_events() -> None:
+    async def ask() -> None:
+        server, address = await listening()
+        links = await open_streams(address, "/events", 3)
+        assert [link.updates for link in links] == [1, 1, 1]
+        for link in links:
+            link.close()
+        server.close()
+
+    asyncio.run(ask())
