@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from common.errors import UserError
+from common.job_changes import CHANGEABLE
 from common.jobs import encode_job
 from services.cli.outside import system_of
 from services.cli.watch import watch
@@ -117,7 +118,7 @@ def stop(context: typer.Context, job: Name, reason: Reason = "stopped by a perso
 
 
 @app.command()
-def change(  # noqa: PLR0913 -- one parameter per option
+def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     context: typer.Context,
     job: Name,
     deadline: Annotated[

@@ -220,3 +220,30 @@ def test_batches_tile_what_was_read_and_count_what_decodes(
     for partition, begin in BEGIN.items():
         last = max((r.offset + 1 for r in reads if r.partition == partition), default=begin)
         assert end[partition] == last
+
+
+def test_a_batch_size_below_one_is_refused_later_too() -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        placed(3).resize(0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 6)), max_size=20), st.integers(1, 6))
+def test_whenever_b_changes_every_record_is_in_one_batch_of_the_b_it_was_filled_under(
+    steps: list[tuple[int, int]], first: int
+) -> None:
+    batcher, position, allowed = placed(first), 0, first
+    cuts = list[Cut]()
+    for count, batch_size in steps:
+        full = batcher.add(run(P, range(position, position + count)), now=0.0)
+        assert all(cut.samples == allowed for cut in full)
+        position += count
+        cut = batcher.resize(batch_size)
+        if cut is not None:
+            assert batch_size <= cut.samples < allowed
+        cuts += (*full, *([cut] if cut is not None else []))
+        allowed = batch_size
+        assert batcher.samples < allowed
+    spans = [part for cut in cuts for part in cut.address]
+    ends = [part.end for part in spans]
+    assert [part.start for part in spans] == [0, *ends][: len(spans)]
+    assert sum(cut.samples for cut in cuts) + batcher.samples == position

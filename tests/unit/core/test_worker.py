@@ -260,3 +260,43 @@ def test_what_a_checkpoint_covers_is_committed_for_the_partitions_that_it_owns()
     stream = _Stream(Q)
     standing = Standing(0, 9, {P: 50, Q: 70}, 9, 0, 1, settled={P: 30, Q: 60})
     assert of_kind(stream.on(events.StandingSeen(standing), 0.0), do.Commit) == [do.Commit({Q: 60})]
+
+
+# --- a job that is changed -------------------------------------------------------------------
+
+
+def test_a_new_b_counts_from_the_next_batch_on() -> None:
+    stream = _Stream()
+    stream.stand(0)
+    stream.read(0, 4)
+    assert stream.on(events.SizesChanged(batch_size=6, bound=3), 0.0) == ()
+    cuts = claims(stream.read(4, 14))
+    assert cuts == [ready(A, span(P, 0, 6), samples=6), ready(A, span(P, 6, 12), samples=6)]
+
+
+def test_an_open_batch_that_holds_the_new_b_goes_as_it_is() -> None:
+    stream = _Stream()
+    stream.stand(0)
+    stream.read(0, 7)
+    said = stream.on(events.SizesChanged(batch_size=4, bound=3), 0.0)
+    assert claims(said) == [ready(A, span(P, 0, 7), samples=7)]
+    assert claims(stream.read(7, 11)) == [ready(A, span(P, 7, 11), samples=4)]
+
+
+def test_the_bound_follows_k_both_ways() -> None:
+    stream = _Stream()
+    stream.stand(0)
+    stream.read(0, 30)  # three batches: the bound
+    assert stream.on(events.SizesChanged(SAMPLES, bound=5), 0.0) == (READ_ON,)
+    assert stream.room == 2 * SAMPLES
+    (paused,) = stream.on(events.SizesChanged(SAMPLES, bound=2), 0.0)
+    assert paused == do.SetReading(reading=False, reason="enough batches wait here")
+    assert stream.room == 0
+
+
+def test_who_leaves_changes_nothing_any_more() -> None:
+    stream = _Stream()
+    stream.stand(0)
+    stream.read(0, 7)
+    stream.on(events.Leaving(), 0.0)
+    assert stream.on(events.SizesChanged(batch_size=4, bound=3), 0.0) == ()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import CorruptError
+from common.errors import CorruptError, UserError
 from common.learning.checkpoint import pack
 from common.learning.errors import NotFiniteError
 from common.learning.gradients import GradientComputer
@@ -54,6 +54,33 @@ def test_an_update_steps_by_the_mean_or_the_sum_over_its_samples(reduction: str)
     subject.add(np.array([0, 4], np.float32), 1)
     subject.apply()
     assert weights_of(subject).tolist() == ([-2, -1] if reduction == "mean" else [-8, -4])
+
+
+def test_a_changed_learning_rate_counts_from_the_next_update_on() -> None:
+    subject = Trainer(np.zeros(1, np.float32), 1, SGD, "sum")
+    for rate, weight in ((1.0, -1.0), (0.5, -1.5), (2.0, -3.5)):
+        subject.set_learning_rate(rate)
+        subject.add(np.ones(1, np.float32), 1)
+        subject.apply()
+        assert weights_of(subject).tolist() == [weight]
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+def test_a_changed_learning_rate_is_that_of_a_trainer_made_with_it(name: OptimizerName) -> None:
+    # What the optimizer keeps is that of the earlier steps, in both.
+    changed, made = trainer(name, learning_rate=0.01), trainer(name, learning_rate=0.002)
+    train(changed, 0, 3)
+    made.restore(changed.snapshot())
+    changed.set_learning_rate(0.002)
+    train(changed, 3, 6)
+    train(made, 3, 6)
+    assert weights_of(changed).tolist() == weights_of(made).tolist()
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_learning_rate_that_makes_no_sense_is_refused(rate: float) -> None:
+    with pytest.raises(UserError, match="learning_rate"):
+        trainer().set_learning_rate(rate)
 
 
 def test_every_record_of_a_drained_stream_is_counted_once() -> None:

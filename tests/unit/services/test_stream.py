@@ -104,3 +104,14 @@ def test_a_place_that_is_lost_as_a_partial_batch_goes_stops_nothing() -> None:
     bench.turn()
     last = bench.claims()[-1]
     assert (last.address[0].start, last.address[0].end, last.samples) == (3, RECORDS, 2)
+
+
+def test_a_smaller_b_closes_the_open_batch_that_holds_as_many() -> None:
+    bench = Bench()
+    bench.stand(cpos=0, claimed=0)
+    bench.turn()
+    bench.stream.resize(batch_size=RECORDS, bound=2)
+    bench.turn()
+    [claim] = bench.claims()
+    assert claim.samples == RECORDS
+    assert bench.cache.get(claim.address) is not None

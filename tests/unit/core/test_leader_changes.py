@@ -1,0 +1,215 @@
+"""A job that its owner changes while a leader is at work: when K, deadline and rate count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.core import commands as do
+from common.core import events
+from common.core.messages import Failed
+from tests.unit.core.bench import QUIET, Bench
+from tests.unit.core.examples import A, B, C, answer, gradient, of_kind, the
+
+if TYPE_CHECKING:
+    from common.core.commands import CoordinatorCommand
+    from common.core.settings import CoordinatorSettings
+
+K3 = replace(QUIET, group_size=3, revision=1)
+K1 = replace(QUIET, group_size=1, revision=1)
+
+
+def leading(settings: CoordinatorSettings = QUIET) -> Bench:
+    """A leader that sees A and B."""
+    bench = Bench(settings)
+    bench.lead()
+    bench.see(A, B)
+    return bench
+
+
+def change(bench: Bench, settings: CoordinatorSettings) -> tuple[CoordinatorCommand, ...]:
+    """The owner changes the job."""
+    return bench.feed(events.SettingsChanged(settings))
+
+
+def test_a_round_in_flight_keeps_its_k_and_the_next_one_has_the_new() -> None:
+    # batches   a0 b1: round, K=2     a2 b3     K=3      gradients: J=1      a4: J=2 of a2 b3 a4
+    bench = leading()
+    bench.announce(A, B)
+    bench.announce(A, B)
+    assert change(bench, K3) == ()
+    first = the(bench.compute(), do.Apply).update
+    assert (len(first.batches), first.revision) == (2, 0)
+    assert of_kind(bench.said, do.PostTrigger)[1:] == []  # two wait, three are asked for
+    bench.announce(A)
+    second = the(bench.compute(), do.Apply).update
+    assert (len(second.batches), second.revision, second.short) == (3, 1, "")
+
+
+def test_between_two_updates_a_change_counts_at_once() -> None:
+    bench = leading(K3)
+    bench.announce(A, B)
+    said = change(bench, replace(QUIET, revision=2))
+    assert len(the(said, do.PostTrigger).trigger.orders) == 2
+    assert the(bench.compute(), do.Apply).update.revision == 2
+
+
+def test_a_smaller_k_takes_what_waits_in_several_updates() -> None:
+    bench = leading(K3)
+    bench.announce(A, B)
+    change(bench, replace(K1, revision=2))
+    assert len(the(bench.compute(), do.Apply).update.batches) == 1
+    assert len(the(bench.compute(), do.Apply).update.batches) == 1
+    assert bench.model.version == 2
+
+
+def test_of_two_changes_during_a_round_the_last_counts() -> None:
+    bench = leading()
+    bench.announce(A, B, A)
+    change(bench, K3)
+    change(bench, replace(K1, revision=2))
+    bench.compute()
+    assert the(bench.compute(), do.Apply).update.revision == 2
+
+
+def test_a_change_counts_while_a_job_is_paused_too() -> None:
+    bench = leading()
+    bench.feed(events.WantedChanged("paused"))
+    bench.announce(A)
+    change(bench, K1)
+    assert of_kind(bench.said, do.PostTrigger) == []
+    assert of_kind(bench.feed(events.WantedChanged("running")), do.PostTrigger) != []
+    assert the(bench.compute(), do.Apply).update.revision == 1
+
+
+def test_the_rate_is_set_between_two_updates_before_the_first_step_of_its_revision() -> None:
+    bench = leading(replace(QUIET, learning_rate=0.5))
+    bench.announce(A, B)
+    bench.announce(A, B)
+    assert change(bench, replace(QUIET, learning_rate=0.25, revision=1)) == ()
+    said = bench.compute()
+    apply, rate = the(said, do.Apply), the(said, do.SetLearningRate)
+    assert (apply.update.revision, rate.learning_rate) == (0, 0.25)
+    assert said.index(apply) < said.index(rate)
+    assert the(bench.compute(), do.Apply).update.revision == 1
+
+
+def test_a_new_leader_sets_the_rate_of_the_revision_that_it_knows() -> None:
+    # c1 dies between the change and the next update; c2 has heard of it, c3 hears later
+    one = leading(replace(QUIET, learning_rate=0.5))
+    change(one, replace(QUIET, learning_rate=0.25, revision=1))
+    two = Bench(replace(QUIET, learning_rate=0.5), updates=one.updates, control=one.control)
+    change(two, replace(QUIET, learning_rate=0.25, revision=1))
+    assert the(two.lead(), do.SetLearningRate).learning_rate == 0.25
+
+    late = Bench(
+        replace(QUIET, learning_rate=0.5), updates=one.updates, control=one.control, name="c3"
+    )
+    assert the(late.lead(), do.SetLearningRate).learning_rate == 0.5
+    late.see(A, B)
+    late.announce(A, B)
+    change(late, replace(QUIET, learning_rate=0.25, revision=1))
+    said = late.compute()
+    assert the(said, do.Apply).update.revision == 0
+    assert the(said, do.SetLearningRate).learning_rate == 0.25
+
+
+def test_a_round_that_lacks_a_batch_gives_way_to_a_change() -> None:
+    # K=3: a0 b1 are counted, a2 has expired, and nobody reads on for a bound that is smaller now
+    bench = leading(K3)
+    bench.announce(A, B, A)
+    a, b = bench.orders
+    both = [batch for batch in a.batches if batch.offset == 0]
+    bench.feed(events.RepliesRead((Failed(A, bench.model, (0, 2), "unreadable"),)))
+    bench.feed(events.RepliesRead((answer(b, bench.model), gradient(A, bench.model, both))))
+    bench.feed(events.RepliesRead((Failed(B, bench.model, (2,), "expired"),)))
+    assert of_kind(bench.said, do.Apply) == []
+    said = change(bench, replace(QUIET, revision=2))
+    assert said.index(do.DiscardSum()) < said.index(of_kind(said, do.PostTrigger)[0])
+    update = the(bench.compute(), do.Apply).update
+    assert sorted(batch.offset for batch in update.batches) == [0, 1]
+    assert (update.revision, update.short) == (2, "")
+
+
+def test_a_deadline_that_is_put_off_ends_nothing_though_a_round_is_in_flight() -> None:
+    bench = leading(replace(QUIET, stop_at=10.0, deadline_floor_s=99.0))
+    bench.announce(A, B)
+    change(bench, replace(QUIET, stop_at=20.0, revision=1))
+    assert of_kind(bench.tick(15.0), do.CopyWeights) == []
+    assert the(bench.compute(), do.Apply).update.revision == 0
+    said = bench.tick(20.0) + bench.read_updates()
+    assert the(said, do.Finish) == do.Finish("its deadline has come", 1)
+
+
+def test_a_deadline_that_is_taken_away_ends_nothing() -> None:
+    bench = leading(replace(QUIET, stop_at=10.0))
+    change(bench, replace(QUIET, revision=1))
+    assert of_kind(bench.tick(99.0), do.Finish) == []
+
+
+def test_an_earlier_deadline_waits_for_the_round_in_flight() -> None:
+    bench = leading(replace(QUIET, deadline_floor_s=99.0))
+    bench.announce(A, B)
+    bench.now = 5.0
+    change(bench, replace(QUIET, stop_at=4.0, revision=1))
+    assert of_kind(bench.tick(6.0), do.Finish) == []
+    said = bench.compute()
+    assert the(said, do.Apply).update.version == 1
+    assert the(bench.read_updates(), do.Finish) == do.Finish("its deadline has come", 1)
+
+
+def test_a_deadline_that_has_passed_already_ends_a_job_that_rests() -> None:
+    bench = leading()
+    bench.now = 5.0
+    said = change(bench, replace(QUIET, stop_at=4.0, revision=1))
+    assert the(said, do.Finish).reason == "its deadline has come"
+
+
+def test_a_job_that_ends_does_not_change_any_more() -> None:
+    bench = leading(replace(QUIET, stop_updates=1, learning_rate=0.5))
+    bench.announce(A, B)
+    change(bench, replace(K1, learning_rate=0.25))
+    said = bench.compute() + bench.read_updates()
+    assert the(said, do.Finish) == do.Finish("1 updates applied", 0)
+    assert of_kind(said, do.SetLearningRate) == []
+
+
+def test_an_update_says_how_long_a_gradient_took_in_the_mean() -> None:
+    # a: two batches in 0.1 s, b: one in 0.1 s
+    bench = leading(K3)
+    bench.announce(A, B, A)
+    replies = tuple(answer(order, bench.model) for order in bench.orders)
+    said = bench.feed(events.RepliesRead(replies))
+    assert the(said, do.Apply).update.gradient_s == sum(r.seconds for r in replies) / 3
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(("batch", "compute")),
+            st.integers(1, 4),
+        ),
+        max_size=40,
+    )
+)
+def test_whenever_k_changes_an_update_has_that_of_its_revision(
+    steps: list[str | int],
+) -> None:
+    bench, of_revision = leading(), [QUIET.group_size]
+    for step in steps:
+        if isinstance(step, int):
+            of_revision.append(step)
+            revision = len(of_revision) - 1
+            change(bench, replace(QUIET, group_size=step, revision=revision))
+        elif step == "batch":
+            bench.announce(A, B, C)
+        elif of_kind(bench.said, do.PostTrigger):
+            bench.compute()
+        bench.read_updates()
+    updates = [apply.update for apply in of_kind(bench.said, do.Apply)]
+    assert all(len(each.batches) == of_revision[each.revision] for each in updates)
+    used = [batch.offset for each in updates for batch in each.batches]
+    assert len(set(used)) == len(used)
