@@ -33,7 +33,7 @@ def test_every_request_of_the_schedule_is_answered_and_timed() -> None:
 
 
 def test_a_stall_is_charged_to_all_who_were_due_meanwhile() -> None:
-    """due 0 1 2 ... 19 x 5 ms; the loop stands still from the second on: they wait, all of them."""
+    """Due at 0 1 2 ... 19 x 5 ms; the loop stands still from the second on: all of them wait."""
 
     async def ask() -> None:
         server, address = await listening()
