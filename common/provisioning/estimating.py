@@ -40,6 +40,8 @@ HEADROOM = 1.25  # capacity over arrivals, as in `common.theory.beyond.reassign`
 # Batches of each slot before arrivals are believed: the first ones are of some streams only.
 BATCHES = 2
 GRADIENT_HALF_LIFE_S = 600.0  # machines change; a minute's updates are enough to know the mean
+RATE_HALF_LIFE_S = 600.0  # arrivals drift; at a record per second this is still good to 3 %
+ORPHANED_S = 60.0  # by then a partition whose worker died has found another one
 VERSIONS_KEPT = 1000  # a new leader goes back by seconds
 
 
@@ -56,7 +58,8 @@ class Estimator:
         self._samples = [(0, 0)]  # of the last updates: version, samples trained on by then
         self._gradients = GradientTally(GRADIENT_HALF_LIFE_S)
         self._timed = False
-        self._all: StreamTally | None = None  # reassign
+        self._by_place: dict[Partition, StreamTally] = {}  # reassign
+        self._heard_s: dict[Partition, float] = {}  # likewise, of its last batch
         self._by_slot: dict[int, StreamTally] = {}  # hold
         self._ends: dict[Partition, int] = {}
         self._batches = 0
@@ -78,11 +81,7 @@ class Estimator:
                 continue
             self._ends |= {span.place: span.end for span in claim.address}
             if isinstance(claim, BatchReady):
-                tally = self._tally(claim.worker, now_s)
-                if tally is not None:
-                    self._batches += 1
-                    first_s, last_s = claim.first_arrival_s, claim.last_arrival_s
-                    tally.batch(claim.address, claim.samples, first_s, last_s, now_s)
+                self._batch(claim, now_s)
 
     def updates(self, records: Iterable[tuple[int, AuditRecord | None]], now_s: float) -> None:
         """Take in the audit trail, from its beginning on."""
@@ -189,26 +188,37 @@ class Estimator:
 
     # --- how -----------------------------------------------------------------------------------
 
-    def _tally(self, worker: str, now_s: float) -> StreamTally | None:
-        if self.settings.on_preemption == "reassign":
-            if self._all is None:
-                self._all = StreamTally(now_s)
-            return self._all
-        slot = self._slots.get(worker)
-        if slot is None:
-            return None  # started by hand: no slot of ours takes its stream over
-        if slot not in self._by_slot:
-            self._by_slot[slot] = StreamTally(now_s)
-        return self._by_slot[slot]
+    def _batch(self, claim: BatchReady, now_s: float) -> None:
+        """Count a batch: for its worker's slot under `hold`, else for each of its partitions.
+
+        Partitions move from worker to worker, and who catches up reads them one after the other: a
+        rate of all together would be that of the few that were read so far.
+        """
+        first_s, last_s = claim.first_arrival_s, claim.last_arrival_s
+        if self.settings.on_preemption == "hold":
+            slot = self._slots.get(claim.worker)
+            if slot is None:
+                return  # started by hand: no slot of ours takes its stream over
+            tally = self._by_slot.setdefault(slot, StreamTally(now_s, RATE_HALF_LIFE_S))
+            tally.batch(claim.address, claim.samples, first_s, last_s, now_s)
+        else:
+            length = sum(span.end - span.start for span in claim.address)
+            for span in claim.address:
+                samples = round(claim.samples * (span.end - span.start) / length)
+                tally = self._by_place.setdefault(span.place, StreamTally(now_s, RATE_HALF_LIFE_S))
+                tally.batch(span, samples, first_s, last_s, now_s)
+                self._heard_s[span.place] = now_s
+        self._batches += 1
 
     def _heard_of(self, slot: int, at_s: float, ledger: FleetLedger) -> None:
         """Silence of a stream that nobody reads says nothing; its records come all the same."""
         before, self._running = self._running, len(ledger.running)
-        if self._all is not None and bool(before) != bool(self._running):
-            if self._running:
-                self._all.returned(at_s, stream_waited=False)
-            else:
-                self._all.gone(at_s)
+        if bool(before) != bool(self._running):
+            for each in self._by_place.values():
+                if self._running:
+                    each.returned(at_s, stream_waited=False)
+                else:
+                    each.gone(at_s)
         tally = self._by_slot.get(slot)
         if tally is not None:
             if any(rented.slot == slot for rented in ledger.running):
@@ -229,9 +239,7 @@ class Estimator:
         if self._batches < BATCHES * self.settings.workers:
             return None
         if self.settings.on_preemption == "reassign":
-            if self._all is None or not self._all.counts(now_s)[1] > 0:
-                return None
-            return self._all.rate(now_s, unreported * self.settings.workers)
+            return self._of_places(now_s)
         counts = np.zeros((self.settings.workers, 2))  # records, seconds
         tallies = {slot: tally for slot, tally in self._by_slot.items() if slot < len(counts)}
         for slot, tally in tallies.items():
@@ -245,6 +253,24 @@ class Estimator:
             told = tally.rate(now_s, unreported, prior)
             value[slot], std[slot] = told.value, told.std
         return Estimate(value, std, "gamma")
+
+    def _of_places(self, now_s: float) -> Estimate | None:
+        """Add up all partitions; those that nobody has read yet are taken for as fast as others."""
+        counts = np.array([tally.counts(now_s) for tally in self._by_place.values()])
+        unseen = max(self.settings.partitions - len(counts), 0)
+        if unseen > len(counts) or not counts.sum(axis=0).all():
+            return None
+        prior = pooled_prior(counts[:, 0], counts[:, 1])
+        last_s = max(self._heard_s.values())
+        value, variance = unseen * prior.records / prior.seconds, 0.0
+        for place, tally in self._by_place.items():
+            # That one partition is silent says that nobody reads it, until somebody should.
+            silent_s = max(now_s - last_s, now_s - self._heard_s[place] - ORPHANED_S)
+            as_of_s = min(self._heard_s[place] + max(silent_s, 0.0), now_s)
+            told = tally.rate(as_of_s, self.settings.batch_size - 1, prior)
+            value += float(told.value)
+            variance += float(told.std) ** 2
+        return Estimate(value, math.sqrt(variance), "gamma")
 
     def _guess_per_s(self) -> float:
         settings = self.settings

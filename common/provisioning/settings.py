@@ -26,6 +26,7 @@ class ProvisionerSettings:
     batch_size: int  # b
     submitted_s: float  # the job's clock begins here
     pools: tuple[Pool, ...]  # on-demand first; what is believed of each before it was seen
+    partitions: int = 0  # of all the job's streams; 0: nobody knows
     updates: float | None = None  # J; None: the job has no number of updates
     deadline_at_s: float | None = None  # None: it has no deadline
     on_preemption: Literal["hold", "reassign"] = "reassign"

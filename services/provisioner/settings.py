@@ -40,6 +40,7 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
         batch_size=spec.batch_size,
         submitted_s=record.submitted_s,
         pools=pools_of(market),
+        partitions=len(record.first),
         updates=spec.stop.updates,
         deadline_at_s=None if deadline_s is None else record.submitted_s + deadline_s,
         on_preemption=spec.on_preemption,
