@@ -39,6 +39,7 @@ SLOTS = 16
 UPDATES_PER_S = 1.1  # with all slots at work
 POOLS = ("on-demand", "spot-a", "spot-b")
 ON_DEMAND_USD_PER_HOUR = 0.286
+_SAMPLES = 20 * 256  # of an update, as one batch here: nobody looks at single ones
 STREAMS = ("payments-eu", "payments-us", "payments-asia")
 _JOB = """
 name: {name}
@@ -169,7 +170,7 @@ class _Learning:
         self._owed -= count
         for index in range(count):
             self._update(at_s - STEP_S + (index + random.random()) * STEP_S / count)
-        short = UPDATES_PER_S * STEP_S * (1.03 - working / SLOTS) * 5120
+        short = UPDATES_PER_S * STEP_S * (1.03 - working / SLOTS) * _SAMPLES
         for place, share in enumerate((0.35, 0.42, 0.23)):
             change = short * share * random.uniform(0.4, 1.1) + random.uniform(-90, 100)
             left = self._backlog[place] * 0.985 + change
@@ -183,13 +184,14 @@ class _Learning:
         loss *= 1 + random.gauss(0, 0.035)
         accuracy = min(0.999, 0.9635 - 0.3 * exp(-self.version / 430) + random.gauss(0, 0.0035))
         self.version += 1
-        span = Span(STREAMS[self.version % 3], 0, self.version * 256, self.version * 256 + 256)
+        start = self.version * _SAMPLES
+        span = Span(STREAMS[self.version % 3], 0, start, start + _SAMPLES)
         worker = WorkerId(f"fraud-{self.version % SLOTS}")
-        batch = Batch(self.version, worker, (span,), 5120)
+        batch = Batch(self.version, worker, (span,), _SAMPLES)
         self._world.updates.append(
             (
                 at_s,
-                UpdateApplied(0, self.version, (batch,), 5120, loss, {"accuracy": accuracy}),
+                UpdateApplied(0, self.version, (batch,), _SAMPLES, loss, {"accuracy": accuracy}),
             )
         )
 

@@ -50,6 +50,11 @@ export function duration(seconds) {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
+/** @param {number|null} seconds @returns {string} the same where there is little room: 1h 52m */
+export function brief(seconds) {
+  return duration(seconds).replaceAll(/ (h|d|s|m)(in)?/g, "$1");
+}
+
 const clocks = {
   time: new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" }),
   day: new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }),
@@ -67,14 +72,12 @@ export function clock(atS) {
 }
 
 /**
- * The coordinate of an instant on a chart's axis. Plotly knows no zones and shows what it is given
- * as if it were UTC.
+ * The coordinate of an instant on a chart's axis, which shows it in the viewer's zone.
  * @param {number} atS seconds since 1970
- * @returns {number} milliseconds of the viewer's wall clock
+ * @returns {number} milliseconds since 1970
  */
 export function onAxis(atS) {
-  const ms = atS * 1000;
-  return ms - new Date(ms).getTimezoneOffset() * 60000;
+  return atS * 1000;
 }
 
 /** The name of the viewer's zone of time. */

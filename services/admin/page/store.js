@@ -41,9 +41,10 @@ export class JobStore {
     this.closing = new AbortController();
   }
 
-  /** Ask for everything, and again now and then. */
+  /** Ask for everything, and again now and then; of a job that is not there nothing but the job. */
   open() {
-    for (const part of Object.keys(PARTS)) this.refresh(part);
+    this.refresh("job");
+    if (this.job !== null) this.#rest();
   }
 
   /** Ask nothing more. */
@@ -56,9 +57,17 @@ export class JobStore {
   async refresh(part) {
     const { path, everyS } = PARTS[part];
     this.#cancel(part);
+    if (part === "provisioning" && !this.job?.spec.provisioning) {
+      this.absent.provisioning = "its workers are started by hand";
+      this.changed(part);
+      return;
+    }
     let againS = everyS;
     try {
-      this[part] = await ask(jobPath(this.name, path), this.closing.signal);
+      const answer = await ask(jobPath(this.name, path), this.closing.signal);
+      const first = part === "job" && this.job === null;
+      this[part] = answer;
+      if (first) this.#rest();
       delete this.absent[part];
       if (part === "curves") this.#cut();
       if (part === "job") this.#forget();
@@ -131,6 +140,10 @@ export class JobStore {
   }
 
   // At the earliest instant that anybody asked for: a burst of events must not put it off for ever.
+  #rest() {
+    for (const part of Object.keys(PARTS)) if (part !== "job") this.refresh(part);
+  }
+
   #later(part, afterMs) {
     const dueMs = performance.now() + afterMs;
     if ((this.timers.get(part)?.dueMs ?? Infinity) <= dueMs) return;

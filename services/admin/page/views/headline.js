@@ -1,7 +1,7 @@
 /** The numbers that a person looks for first. */
 
 import { h, say } from "../dom.js";
-import { clock, count, duration, money, percent, short, UNKNOWN } from "../format.js";
+import { brief, clock, count, money, percent, short, UNKNOWN } from "../format.js";
 
 /** The metric that stands for a job: accuracy where it has one. @returns {string|null} */
 export function mainMetric(metrics) {
@@ -51,7 +51,7 @@ export class Headline {
       const leftS = job.deadline_s - Date.now() / 1000;
       const plan = provisioning?.plan ?? null;
       const expected = plan === null ? `at ${clock(job.deadline_s)}` : `done ${clock(plan.at_s + plan.expected_runtime_s)}, as planned`;
-      this.#put("Time left", leftS > 0 ? duration(leftS) : "none", leftS > 0 ? expected : "the deadline is past");
+      this.#put("Time left", leftS > 0 ? brief(leftS) : "none", leftS > 0 ? expected : "the deadline is past");
     }
   }
 

@@ -34,8 +34,10 @@ export function jobView(main, name, state) {
   const store = new JobStore(name, changed, failed);
   const charts = new Charts(whole, (zoomed) => view.ranges.toggleAttribute("data-zoomed", zoomed));
   let due = 0;
-  let shut = () => {};
+  let shut = null; // ends the event stream, once there is a job to hear of
   let stopped = false;
+  let stream = "connecting";
+  let troubled = false; // the last question about the job was not answered
 
   function whole() {
     const { update_at_s: at, cost_at_s: cost } = store.curves ?? {};
@@ -46,10 +48,15 @@ export function jobView(main, name, state) {
   }
 
   function changed(part) {
+    if (part === "job") {
+      troubled = false;
+      shut ??= listen();
+      pulse();
+    }
     if (part === "job" && !main.contains(view.root)) main.replaceChildren(view.root);
     if (part === "job") say(view.trouble, "");
     if (due === 0) due = requestAnimationFrame(tell); // at once, but not twice for one picture
-    if (part !== "job" && part !== "streams") charts.touch();
+    if (part !== "job" && part !== "streams" && part !== "member") charts.touch();
   }
 
   function failed(refusal, part) {
@@ -61,7 +68,16 @@ export function jobView(main, name, state) {
     } else {
       say(view.trouble, refusal.message);
     }
-    if (!stopped) state("disconnected");
+    troubled ||= part === "job";
+    pulse();
+  }
+
+  function pulse() {
+    if (!stopped) state(troubled ? "disconnected" : stream);
+  }
+
+  function looked() {
+    store.refresh("job"); // the network went, or came back
   }
 
   function tell() {
@@ -105,12 +121,30 @@ export function jobView(main, name, state) {
     show(view.lagKeys, [names, [...lags.values()], colours().blue], () => legend(names, lags, curves.lag.length, series(colours())));
   }
 
+  function listen() {
+    let again = false;
+    return follow(jobPath(name, "/events"), {
+      event: (kind, data) => store.hear(kind, data),
+      state: (now) => {
+        stream = now;
+        pulse();
+      },
+      opened: () => {
+        if (again) store.open(); // what happened while nobody listened
+        again = true;
+      },
+      refused: () => store.refresh("job"),
+    });
+  }
+
   function stop() {
     stopped = true;
-    shut();
+    shut?.();
     store.close();
     charts.close();
     cancelAnimationFrame(due);
+    removeEventListener("online", looked);
+    removeEventListener("offline", looked);
     state("stopped");
   }
 
@@ -132,14 +166,10 @@ export function jobView(main, name, state) {
   charts.add(view.stability, (palette, span) => figures.stability(store.known, palette, span));
   view.onRange((lastS) => charts.newest(lastS));
   onScheme(tell);
+  addEventListener("online", looked);
+  addEventListener("offline", looked);
 
   store.open();
-  shut = follow(jobPath(name, "/events"), {
-    event: (kind, data) => store.hear(kind, data),
-    state: (now) => !stopped && state(now),
-    opened: () => store.open(), // what happened while nobody listened
-    refused: () => store.refresh("job"),
-  });
   return stop;
 }
 
@@ -198,7 +228,7 @@ function skeleton(name) {
     lagKeys: h("ul", { class: "keys" }),
     workersTitle: h("span", {}, "Workers"),
   };
-  for (const each of ["loss", "metric", "rate", "lag", "cost", "stability"]) view[each] = at({ class: "chart" });
+  for (const each of ["loss", "metric", "rate", "lag", "cost", "stability"]) view[each] = at({ class: `chart ${each}` });
   view.machines = at({ class: "chart lanes" });
   view.ranges = rangeButtons();
   const cost = chart(titled("Cost so far"), view.cost, keys(["spent", "on-demand only", "predicted"]));

@@ -14,7 +14,6 @@ export function warnings(store) {
   const warn = (grave, title, text) => found.push({ grave, title, text });
   if (progress.done) warn(false, "The job is over.", progress.done);
   else if (job.wanted !== "running") warn(false, `The job is ${job.wanted}.`, job.reason);
-  else if (job.reason) warn(false, "Note:", job.reason);
   if (!progress.done && job.wanted === "running") {
     if (progress.led === false) warn(true, "No coordinator leads this job:", "it makes no updates. Start one with doll coordinator.");
     if (progress.led === null) warn(true, "Redis is away:", "who leads and who works is not known.");
