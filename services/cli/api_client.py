@@ -24,6 +24,9 @@ T = TypeVar("T")
 _CONNECT_S = 5.0
 _ANSWER_S = 120.0  # a simulation takes as long as the service's settings let it
 
+_REFUSED: dict[int, type[UserError]] = {404: NotFoundError, 409: ConflictError}
+_AWAY = (429, 503, 504)  # the same request may be answered later
+
 
 class _Field(msgspec.Struct):
     field: str = ""
@@ -113,28 +116,21 @@ class Client:
         except (msgspec.DecodeError, UnicodeDecodeError):
             problem = _Problem()
         detail = problem.detail or f"HTTP {status} {answer.reason_phrase}"
-        match status:
-            case 401:
-                what = "this key is not valid" if self._key else "an API key is needed"
-                return UserError(
-                    f"{self.url}: {what}: give one as --api-key, DOLL_API_KEY or"
-                    " DOLL_API_KEY_FILE; `doll key create NAME --role viewer` makes one"
-                )
-            case 403:
-                return UserError(f"{self.url}: {detail}: `doll key create NAME --role operator`")
-            case 404:
-                return NotFoundError(detail)
-            case 409:
-                return ConflictError(detail)
-            case 422 if problem.errors and len({each.detail for each in problem.errors}) == 1:
-                fields = tuple(_own(each.field) for each in problem.errors)
-                return GivenError(fields, problem.errors[0].detail)
-            case 429 | 503 | 504:
-                return UnavailableError(f"{self.url}: {detail}")
-            case _ if 400 <= status < 500:
-                return UserError(detail)
-            case _:
-                return OutsideError(f"{self.url}: {detail}")
+        if status == 401:
+            what = "this key is not valid" if self._key else "an API key is needed"
+            return UserError(
+                f"{self.url}: {what}: give one as --api-key, DOLL_API_KEY or"
+                " DOLL_API_KEY_FILE; `doll key create NAME --role viewer` makes one"
+            )
+        if status == 403:
+            return UserError(f"{self.url}: {detail}: `doll key create NAME --role operator`")
+        if status == 422 and len({each.detail for each in problem.errors}) == 1:
+            fields = tuple(_own(each.field) for each in problem.errors)
+            return GivenError(fields, problem.errors[0].detail)
+        if 400 <= status < 500 and status not in _AWAY:
+            return _REFUSED.get(status, UserError)(detail)
+        kind = UnavailableError if status in _AWAY else OutsideError
+        return kind(f"{self.url}: {detail}")
 
 
 def _own(field: str) -> str:
