@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.core.messages import Standing
@@ -50,6 +50,7 @@ def test_without_a_standing_lag_is_unknown_once_somebody_has_led() -> None:
     assert [sample.lag for sample in streams.samples()] == [(10, 5), (None, None)]
 
 
+@settings(deadline=None)  # other tests run beside it
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 50))
 def test_what_waits_is_spread_and_never_more_than_is_claimed(
     claimed: int, settled: int, waiting: int
