@@ -1,8 +1,11 @@
 """What the fleet lacks and has too much of: a decision against the machines that there are.
 
-A slot has one machine of its own, and at most one that stands in. A machine that shall be in
-another pool is given back first and its successor ordered when it has ended, so that no two workers
-ever share a slot's stream. A stand-in whose slot is to run on demand for good becomes its own.
+A slot has one machine of its own, and at most one that stands in. A stand-in whose slot is to run
+on demand for good becomes its own. How a slot moves to a machine of another pool depends:
+
+    hold       ████ released, ended ── ordered ── ████    no two workers ever share a slot's stream
+    reassign   ████████████████████████ released          streams go to whoever is there, so the
+                      ordered ── ████████████████████     successor may be at work before
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ def reconcile(
     wishes: Iterable[Wish],
     rented: Iterable[Rented],
     may_order: Callable[[Wish], bool] = lambda _: True,
+    at_work: Callable[[Rented], bool] | None = None,
 ) -> Steps:
     """Say what to order and what to give back.
 
@@ -64,21 +68,33 @@ def reconcile(
         wishes: At most one own machine and one stand-in for each slot.
         rented: Machines that run or may come to run.
         may_order: Whether the wish's pool may be asked now, see `Backoff`.
+        at_work: Whether a machine has begun to work, so that the one before it can go; None: the
+            one before has to end first.
     """
     by_slot: dict[int, list[Rented]] = {}
     for machine in sorted(rented, key=_usefulness):
         by_slot.setdefault(machine.slot, []).append(machine)
-    missing = list[Wish]()
+    missing, waited_for = list[Wish](), set[int]()
     for wish in sorted(wishes, key=lambda wish: wish.stand_in):  # own machines choose first
         free = by_slot.get(wish.slot, [])
         fits = [m for m in free if m.pool == wish.pool and (m.stand_in or not wish.stand_in)]
         own = [m for m in fits if m.stand_in == wish.stand_in]
         if fits:
-            free.remove((own or fits)[0])
+            found = (own or fits)[0]
+            free.remove(found)
+            if at_work is not None and not at_work(found) and not wish.stand_in:
+                waited_for.add(wish.slot)
         else:
             missing.append(wish)
-    release = tuple(m for machines in by_slot.values() for m in machines)
-    leaving = {m.slot for m in release if not m.stand_in}
+            if at_work is not None and not wish.stand_in:
+                waited_for.add(wish.slot)
+    release = tuple(
+        m
+        for machines in by_slot.values()
+        for m in machines
+        if m.stand_in or m.slot not in waited_for or not m.running
+    )
+    leaving = {m.slot for m in release if not m.stand_in} if at_work is None else set[int]()
     order = tuple(
         wish for wish in missing if (wish.stand_in or wish.slot not in leaving) and may_order(wish)
     )

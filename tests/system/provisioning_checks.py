@@ -102,11 +102,14 @@ def _machines(world: World) -> Iterator[Violation]:
 
 
 def _seats(world: World) -> Iterator[Violation]:
-    """A slot has one own machine at a time, unless the lender did not name one.
+    """Under `hold` a slot has one own machine at a time, unless the lender did not name one.
 
     A machine that is not named for long is taken for lost, and its successor runs beside it until
     it is named again and given back. A ghost cannot bring this about: its orders are void, or used.
+    Under `reassign` a slot's next machine starts before the last one goes.
     """
+    if world.settings.on_preemption == "reassign":
+        return
     by_slot: dict[int, list[tuple[float, float, int]]] = {}
     for machine in world.fleet.rented:
         if not world.truth.machines[machine.launch].stand_in and machine.ended_s is not None:

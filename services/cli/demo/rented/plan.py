@@ -29,6 +29,7 @@ _CYCLE_S = 40.0  # from one preemption of a machine to its next: some in every d
 _REVIEW_S = 5.0
 _GROUP_SIZE, _BATCH_SIZE = 4, 32
 _SLACK = 1.12  # theta / theta_0: more than no outages at all, less than only spot machines need
+_JOINED_S = 4.0  # from the start of a process to its first records
 _START_S = 12.0  # until the first machines are at work: several processes load torch at once
 
 # As in the demo without a market, on which these numbers reach 0.98.
@@ -100,13 +101,14 @@ class RentedPlan:
         """The market file."""
         market = {
             "fleet": "process",
-            "on_demand": {"usd_per_hour": ON_DEMAND_USD_PER_HOUR},
+            "on_demand": {"usd_per_hour": ON_DEMAND_USD_PER_HOUR, "start_up_s": _JOINED_S},
             "spot": [
                 {
                     "name": "spot",
                     "usd_per_hour": {"file": str(PRICES), "speed": _SPEED, "start_s": 0},
                     "availability": _AVAILABILITY,
                     "cycle_s": _CYCLE_S,
+                    "start_up_s": _JOINED_S,
                 }
             ],
             "process": {
