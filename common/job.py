@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -37,13 +37,14 @@ if TYPE_CHECKING:
     from common.ports import Log
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,245}")  # Kafka's 249, less ".dlq"
+_Stream = Annotated[str, Field(json_schema_extra={"pattern": f"^{_TOPIC.pattern}$"})]
 
 
 class JobSpec(Part):
     """One training job."""
 
-    name: str
-    streams: tuple[str, ...] = Field(min_length=1)  # one Kafka topic per datastream
+    name: str = Field(json_schema_extra={"pattern": "^[a-z0-9][a-z0-9._-]{0,99}$"})
+    streams: tuple[_Stream, ...] = Field(min_length=1)  # one Kafka topic per datastream
     records: RecordsSpec
     task: TaskSpec
     batch_size: Count  # b

@@ -19,13 +19,19 @@ if TYPE_CHECKING:
 
 _ENTRYPOINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
+MOST = 2**31 - 1  # of whatever is counted: products of two of them still fit into 64 bits
+
 Seconds = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Part(BaseModel):
-    """What all parts share: nothing unknown, nothing converted silently, nothing changed later."""
+    """What all parts share: nothing unknown, nothing converted silently, nothing changed later.
+
+    Where a validator of ours says in better words what is allowed, the schema is told beside it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -49,7 +55,8 @@ class FieldSpec(Part):
 class RecordsSpec(Part):
     """How a record's bytes become fields."""
 
-    codec: str = "tensor"  # fixed-size little-endian fields, in the order given
+    # Fixed-size little-endian fields, in the order given; or JSON.
+    codec: str = Field(default="tensor", json_schema_extra={"enum": ["tensor", "json"]})
     fields: dict[str, FieldSpec] = Field(min_length=1)
 
     def described(self) -> tuple[RecordField, ...]:
@@ -97,7 +104,8 @@ class TaskSpec(Part):
 class SyncSpec(Part):
     """When gradients become an update."""
 
-    mode: str = "k-sync"  # K batches, no staleness: the paper's
+    # K batches, no staleness: the paper's.
+    mode: str = Field(default="k-sync", json_schema_extra={"enum": ["k-sync"]})
 
     @field_validator("mode")
     @classmethod
@@ -113,7 +121,7 @@ class OptimizerSpec(Part):
     momentum: float | None = Field(default=None, gt=0, lt=1)
     nesterov: bool | None = None
     weight_decay: float | None = Field(default=None, ge=0)
-    betas: tuple[float, float] | None = None
+    betas: tuple[Beta, Beta] | None = None
     eps: Positive | None = None
 
     _own: ClassVar[dict[str, frozenset[str]]] = {
@@ -131,8 +139,6 @@ class OptimizerSpec(Part):
     def _fits(self) -> OptimizerSpec:
         for option in sorted(self.options.keys() - self._own[self.name]):
             raise ValueError(f"{self.name} has no option {option!r}")
-        if self.betas and not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas must be from 0 to below 1, got {list(self.betas)}")
         return self
 
 

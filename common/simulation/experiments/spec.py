@@ -14,7 +14,7 @@ from common.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it whe
 
 Seconds = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class Part(BaseModel):
@@ -85,7 +85,9 @@ class PolicySpec(Part):
 
     name: PolicyName = "static"
     probability: Annotated[float, Field(gt=0.5, lt=1)] = 0.95  # chance, reassign: of the deadline
-    spot: Annotated[int, Field(ge=0)] | None = None  # static: N_s as given instead of the optimum
+    spot: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = (
+        None  # static: N_s as given instead of the optimum
+    )
 
 
 class LearningSpec(Part):
