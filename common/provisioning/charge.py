@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.provisioning import commands as do
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.estimating import Estimator
     from common.provisioning.events import MachinesSeen
-    from common.provisioning.ledger import FleetLedger
+    from common.provisioning.ledger import FleetLedger, Rented
     from common.provisioning.reconciling import Backoff, Wish
     from common.provisioning.settings import ProvisionerSettings
     from common.renting import Refused
@@ -243,8 +244,16 @@ class Charge:
                     self._wishes(),
                     known.ledger.open,
                     lambda wish: now_s >= known.backoff.until_s(wish),
+                    partial(self._at_work, now_s)
+                    if known.settings.on_preemption == "reassign"
+                    else None,
                 )
         return self._lack
+
+    def _at_work(self, now_s: float, rented: Rented) -> bool:
+        start_up_s = {pool.name: pool.start_up_s for pool in self._known.settings.pools}
+        started_s = rented.started_s
+        return started_s is not None and now_s >= started_s + start_up_s.get(rented.pool, 0.0)
 
     def _provide(self, now_s: float) -> Iterator[PlanRecord]:
         """Order what is lacking, once it is known what there is."""
