@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from common import topics
@@ -67,7 +68,8 @@ def find_model(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> 
     """
     kept = list[Stored]()
     try:
-        kept += on_board(outside.open_board(job), tell)
+        with closing(outside.open_board(job)) as board:
+            kept += on_board(board, tell)
     except UnavailableError as error:
         tell(f"without the hot snapshots: {error}")
     if outside.settings.blobs:
