@@ -96,7 +96,8 @@ class Charge:
         self._written_s = now_s
         self._look_at_s = self._prices_at_s = now_s
         self._again_at_s = float("inf")  # when what was refused may be ordered again
-        self._reviewed_s = self._alarm_at_s = float("-inf")
+        self._reviewed_s = float("-inf")
+        self._alarm_at_s = now_s + known.settings.warned_s  # a plan comes first
         self._told = frozenset[str]()  # kinds of alarm, in the last review
         self._prices: Mapping[str, float] | None = None  # as seen last
         self._fleet_away = self._prices_away = ""

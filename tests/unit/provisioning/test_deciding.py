@@ -1,0 +1,230 @@
+"""When the policy is asked, and what becomes of what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.core.messages import GENESIS, Lead, UpdateApplied
+from common.provisioning import events
+from common.provisioning.deciding import differences
+from common.provisioning.records import Planned, ReplanAsked, Reviewed
+from tests.unit.core.examples import batch
+from tests.unit.provisioning.desk import Desk, Street
+from tests.unit.provisioning.examples import ON_DEMAND, SETTINGS, SPOT, T0, batches, taken
+
+if TYPE_CHECKING:
+    from common.provisioning.settings import ProvisionerSettings
+    from common.theory.policy import PolicyName
+
+
+@pytest.fixture
+def street() -> Street:
+    return Street()
+
+
+def at_work(street: Street, settings: ProvisionerSettings = SETTINGS) -> Desk:
+    desk = Desk(street, settings)
+    desk.run(10)
+    return desk
+
+
+def with_policy(policy: PolicyName) -> ProvisionerSettings:
+    return replace(SETTINGS, policy=policy)
+
+
+def plans(street: Street) -> list[Planned]:
+    return street.written(Planned)
+
+
+def test_the_plan_stays_as_long_as_nothing_moves(street: Street) -> None:
+    desk = at_work(street)
+    desk.run(300)
+
+    assert len(plans(street)) == 1
+
+
+def test_a_price_that_moves_is_told_and_the_policy_asked(street: Street) -> None:
+    desk = at_work(street)
+    street.prices.set("spot", 3.0)
+    desk.run(40)
+
+    first, second = plans(street)
+    assert set(first.places) == {1}
+    assert second.why.startswith("price of spot from $0.25 to $3")
+    assert set(second.places) == {0}
+    assert second.usd_per_hour == {"on-demand": 1.0, "spot": 3.0}
+    assert {machine.pool for machine in desk.provisioner.ledger.running} == {"on-demand"}
+
+
+def test_who_asks_for_a_plan_gets_one_even_if_it_stays_as_it_is(street: Street) -> None:
+    desk = at_work(street)
+    street.append(ReplanAsked(street.clock(), "ada", "to be sure"))
+    desk.run(5)
+
+    _, second = plans(street)
+    assert second.why.startswith("ada asked for a new plan: to be sure; the plan stays as it is")
+    asked = [isinstance(record, ReplanAsked) for record in street.records].index(True)
+    assert second.answers == asked
+    assert not desk.provisioner.ledger.replans
+    desk.run(60)
+    assert len(plans(street)) == 2
+
+
+def test_other_settings_are_planned_for_at_once(street: Street) -> None:
+    desk = at_work(street)
+    desk.on(events.SettingsChanged(replace(SETTINGS, deadline_at_s=T0 + 1000)))
+    desk.run(5)
+
+    _, second = plans(street)
+    assert second.why.startswith(f"deadline_at_s from {T0 + 10_000} to {T0 + 1000}")
+    assert second.deadline_left_s == pytest.approx(1000 - (second.at_s - T0))
+
+
+def test_a_market_file_that_is_another_is_a_difference() -> None:
+    other = replace(SETTINGS, pools=(ON_DEMAND, replace(SPOT, availability=0.5)))
+
+    assert differences(SETTINGS, other) == "the market file is another"
+    assert differences(SETTINGS, replace(SETTINGS, look_s=7.0)) == ""
+    assert differences(SETTINGS, replace(SETTINGS, group_size=8)) == "group_size from 4 to 8"
+
+
+@pytest.mark.parametrize("policy", ["static", "chance", "on-demand"])
+def test_who_decides_once_decides_again_when_arrivals_are_known(
+    street: Street, policy: PolicyName
+) -> None:
+    desk = at_work(street, with_policy(policy))
+    desk.on(events.ClaimsRead(tuple(batches(20, 20.0))))
+    desk.run(5)
+    desk.run(100)
+
+    first, second = plans(street)
+    assert "arrivals are taken for 8/s" in first.why
+    assert second.why.startswith("arrivals are known now")
+    assert second.believed["arrivals_per_s"].value == pytest.approx(20, rel=0.1)
+    # and keeps to it, also through a restart
+    successor = Desk(street, with_policy(policy), "p2")
+    successor.on(events.ClaimsRead(tuple(batches(20, 20.0))))
+    successor.run(100)
+    assert successor.provisioner.in_charge
+    assert len(plans(street)) == 2
+
+
+def test_who_watches_outages_is_asked_when_a_machine_cannot_be_had(street: Street) -> None:
+    tight = replace(with_policy("backfill"), deadline_at_s=T0 + 5200, updates=1000)
+    desk = at_work(street, tight)
+    desk.on(events.ClaimsRead(tuple(batches(40, 8.0))))
+    desk.run(60)
+    before = len(plans(street))
+    street.fleet.refuse("spot")
+    street.fleet.preempt(*(machine.launch for machine in street.fleet.rented))
+    desk.run(10)
+
+    assert plans(street)[before].why.startswith("machines came or went")
+    assert {machine.pool for machine in desk.provisioner.ledger.running} == {"on-demand"}
+
+
+def test_a_policy_that_cannot_decide_is_told_of_and_asked_again(street: Street) -> None:
+    # There is no spot pool for the policy to use.
+    alone = replace(SETTINGS, pools=(ON_DEMAND,))
+    desk = at_work(street, alone)
+    desk.run(30)
+
+    assert not plans(street)
+    assert "there are 1, the first on-demand" in street.written(Reviewed)[-1].warning
+    desk.on(events.SettingsChanged(SETTINGS))
+    desk.run(40)
+    assert len(plans(street)) == 1
+    assert street.written(Reviewed)[-1].warning == ""
+
+
+def test_the_plan_before_stays_where_a_policy_cannot_decide(street: Street) -> None:
+    desk = at_work(street)
+    desk.on(events.SettingsChanged(replace(SETTINGS, pools=(ON_DEMAND,))))
+    desk.run(30)
+
+    assert len(plans(street)) == 1
+    assert len(desk.provisioner.ledger.running) == 4
+    assert "the plan before stays: pools" in street.written(Reviewed)[-1].warning
+
+
+def test_where_no_price_is_to_be_had_those_of_the_market_file_are_taken(street: Street) -> None:
+    street.prices.away = True
+    desk = at_work(street)
+    assert not plans(street)
+
+    desk.run(40)
+
+    assert plans(street)[0].usd_per_hour == {"on-demand": 1.0, "spot": 0.25}
+    assert "prices are those of before" in street.written(Reviewed)[-1].warning
+
+
+def test_a_plan_of_another_policy_is_not_silently_kept(street: Street) -> None:
+    at_work(street)
+    successor = Desk(street, with_policy("on-demand"), "p2")
+    street.append(taken(0, "nobody"))
+    successor.run(20)
+
+    _, second = plans(street)
+    assert second.policy == "on-demand"
+    assert second.why.startswith("policy adaptive to on-demand")
+    assert set(second.places) == {0}
+
+
+# --- Proposition 1, never silently ---------------------------------------------------------------
+
+
+def test_a_fleet_below_what_keeps_up_is_told_of_with_the_reason(street: Street) -> None:
+    desk = at_work(street)
+    desk.run(60)
+    assert street.written(Reviewed)[-1].warning == ""
+    street.fleet.refuse("spot")
+    street.fleet.preempt(1, 2, 3)
+    desk.run(60)
+
+    review = street.written(Reviewed)[-1]
+    assert review.stability < 1
+    assert (review.running, review.wanted) == (1, 4)
+    assert "1 machines run, 4 are needed to keep up with arrivals (Proposition 1)" in review.warning
+    assert "spot: asked again soon, after it was refused or failed" in review.warning
+
+
+def test_a_plan_below_what_keeps_up_says_so(street: Street) -> None:
+    # Arrivals of 100/s are 2.5 updates a second, and a gradient takes two seconds.
+    desk = at_work(street, with_policy("on-demand"))
+    desk.on(events.ClaimsRead(tuple(batches(40, 100.0))))
+    slow = UpdateApplied(0, 1, tuple(batch(n) for n in range(4)), 40, 1.0, gradient_s=2.0)
+    desk.on(events.UpdatesRead(((0, Lead(-1, GENESIS, "c")), (1, slow))))
+    street.append(ReplanAsked(street.clock(), "ada"))
+    desk.run(10)
+
+    plan = plans(street)[-1]
+    assert plan.stability < 1
+    assert "not even one machine for each of the K gradients would do" in plan.warning
+
+
+def test_a_fleet_that_does_not_answer_is_told_of(street: Street) -> None:
+    desk = at_work(street)
+    street.fleet.go_away()
+    desk.run(20)
+    assert "the fleet does not answer: the lender of machines is away" in (
+        street.written(Reviewed)[-1].warning
+    )
+
+    street.fleet.come_back()
+    desk.run(20)
+    assert street.written(Reviewed)[-1].warning == ""
+
+
+def test_reviews_come_now_and_then_and_not_more_often(street: Street) -> None:
+    desk = at_work(street)
+    desk.run(300)
+
+    times = [review.at_s for review in street.written(Reviewed)]
+    assert 10 <= len(times) <= 14
+    review = street.written(Reviewed)[-1]
+    assert review.spent_usd == pytest.approx(4 * 0.25 * (review.at_s - T0) / 3600, rel=0.05)
+    assert (review.running, review.wanted, review.updates_left) == (4, 4, 1000)
+    assert set(review.believed) >= {"arrivals_per_s", "gradient_s", "availability.spot"}

@@ -1,0 +1,179 @@
+"""What a job's topics say of it, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from common.core.messages import GENESIS, AuditRecord, Lead, ModelId, SpanExpired, UpdateApplied
+from common.provisioning.estimating import Estimator
+from common.provisioning.ledger import FleetLedger
+from tests.unit.core.examples import batch
+from tests.unit.provisioning.examples import (
+    PRICES,
+    SETTINGS,
+    T0,
+    batches,
+    ended,
+    fold,
+    ordered,
+    started,
+    taken,
+)
+
+if TYPE_CHECKING:
+    from common.provisioning.records import PlanRecord
+
+HOLD = replace(SETTINGS, on_preemption="hold")
+
+
+def update(version: int, epoch: int = 0, gradient_s: float = 0.0) -> UpdateApplied:
+    made = tuple(batch(4 * version + n) for n in range(4))
+    return UpdateApplied(epoch, version, made, 40, 1.0, gradient_s=gradient_s)
+
+
+def audited(*records: AuditRecord) -> Estimator:
+    estimator = Estimator(SETTINGS)
+    estimator.updates(enumerate((Lead(-1, GENESIS, "c"), *records)), T0)
+    return estimator
+
+
+def lived(estimator: Estimator, *records: PlanRecord) -> None:
+    ledger = FleetLedger()
+    for offset, record in enumerate((taken(), *records)):
+        assert ledger.feed(offset, record)
+        estimator.fleet(record, ledger)
+
+
+def test_before_anything_was_seen_it_guesses_and_says_so() -> None:
+    # 1000 updates of 40 records in 10,000 s are 4/s; twice that is taken for the arrivals.
+    estimator = Estimator(SETTINGS)
+
+    assert float(estimator.arrivals(T0).value) == pytest.approx(8.0)
+    assert not estimator.arrivals_known(T0)
+    assert estimator.rates_per_s(T0).tolist() == [2.0] * 4
+    # 40 records come in 5 s; with a fourth machine each computes one gradient of an update
+    assert float(estimator.gradient(T0).value) == pytest.approx(5.0 / 1.25)
+    assert estimator.guesses(T0) == (
+        "too little was seen yet: arrivals are taken for 8/s, a gradient for 4 s"
+    )
+    believed = estimator.believed(T0)
+    assert set(believed) == {*("arrivals_per_s", "gradient_s", "availability.spot", "cycle_s.spot")}
+    assert believed["arrivals_per_s"].low < 1
+    assert believed["arrivals_per_s"].high > 20
+
+
+def test_without_a_goal_it_guesses_a_batch_a_second_of_each_slot() -> None:
+    endless = replace(SETTINGS, updates=None)
+
+    assert float(Estimator(endless).arrivals(T0).value) == 40.0
+
+
+def test_arrivals_of_the_whole_job_count_whoever_reads_them() -> None:
+    # Two streams of 20/s and 5/s, whose batches two workers claim in turn.
+    estimator = Estimator(SETTINGS)
+    fast = batches(80, 20.0, worker="digits-w0-1")
+    slow = batches(20, 5.0, worker="somebody", partition=1)
+    estimator.claims(fast, T0 + 40)
+    estimator.claims(slow, T0 + 40)
+
+    assert estimator.arrivals_known(T0 + 40)
+    assert float(estimator.arrivals(T0 + 40).value) == pytest.approx(25.0, rel=0.03)
+    assert np.ptp(estimator.rates_per_s(T0 + 40)) == 0
+    belief = estimator.believed(T0 + 40)["arrivals_per_s"]
+    assert belief.low < 25 < belief.high
+
+
+def test_the_first_batches_are_of_some_streams_only() -> None:
+    estimator = Estimator(SETTINGS)
+    estimator.claims(batches(7, 100.0), T0 + 1)
+
+    assert not estimator.arrivals_known(T0 + 1)
+    assert float(estimator.arrivals(T0 + 1).value) == pytest.approx(8.0)
+
+
+def test_a_claim_that_comes_twice_or_overlaps_counts_once() -> None:
+    once, twice = Estimator(SETTINGS), Estimator(SETTINGS)
+    claims = batches(20, 10.0)
+    once.claims(claims, T0 + 20)
+    twice.claims(
+        [*claims, *claims[5:9], None, SpanExpired(claims[0].worker, claims[0].address)], T0 + 20
+    )
+
+    assert twice.arrivals(T0 + 20).value == once.arrivals(T0 + 20).value
+
+
+def test_each_slot_has_its_own_rate_where_streams_wait() -> None:
+    estimator = Estimator(HOLD)
+    estimator.claims(batches(80, 20.0, worker="digits-w0"), T0 + 40)
+    estimator.claims(batches(20, 5.0, worker="digits-w3", partition=1), T0 + 40)
+    estimator.claims(batches(20, 5.0, worker="by-hand", partition=2), T0 + 40)
+
+    rates = estimator.rates_per_s(T0 + 40)
+    assert rates[0] == pytest.approx(20.0, rel=0.05)
+    assert rates[3] == pytest.approx(5.0, rel=0.2)
+    assert rates[1] == rates[2] == pytest.approx(12.5, rel=0.1)  # unheard of: as the others
+
+
+def test_a_worker_that_is_away_does_not_make_its_stream_slow() -> None:
+    present, away = Estimator(HOLD), Estimator(HOLD)
+    for estimator in (present, away):
+        lived(estimator, ordered(1), started(1))
+        estimator.claims(batches(80, 20.0, worker="digits-w0"), T0 + 40)
+    ledger = fold([taken(), ordered(1), started(1), ended(1, T0 + 40)])
+    away.fleet(ended(1, T0 + 40), ledger)
+
+    assert away.rates_per_s(T0 + 400)[0] == pytest.approx(20.0, rel=0.05)
+    assert present.rates_per_s(T0 + 400)[0] < 5  # there, and silent
+
+
+def test_gradients_are_timed_by_the_updates() -> None:
+    estimator = audited(*(update(n, gradient_s=0.2 + 0.1 * (n % 2)) for n in range(1, 9)))
+
+    gradient = estimator.believed(T0)["gradient_s"]
+    assert gradient.value == pytest.approx(0.25)
+    assert gradient.low < 0.25 < gradient.high
+    assert "gradient" not in estimator.guesses(T0)
+
+
+def test_a_single_time_is_known_as_well_as_its_size() -> None:
+    gradient = audited(update(1, gradient_s=0.2)).believed(T0)["gradient_s"]
+
+    assert (gradient.value, gradient.std) == (0.2, 0.2)
+
+
+def test_updates_that_say_no_time_leave_it_a_guess() -> None:
+    estimator = audited(update(1), update(2))
+
+    assert (estimator.version, estimator.samples) == (2, 80)
+    assert "a gradient for" in estimator.guesses(T0)
+
+
+def test_a_new_leader_takes_updates_and_their_samples_back() -> None:
+    taken_back = Lead(0, ModelId(0, 1), "c2")
+    estimator = audited(update(1), update(2), update(3), taken_back, update(2, epoch=4))
+
+    assert (estimator.version, estimator.samples) == (2, 80)
+
+
+def test_updates_are_read_once() -> None:
+    estimator = audited(update(1))
+    estimator.updates([(1, update(1))], T0)
+
+    assert estimator.samples == 40
+
+
+def test_pools_have_prices_of_now_and_availability_as_it_was_seen() -> None:
+    estimator = Estimator(SETTINGS)
+    lived(estimator, ordered(1), started(1), ended(1, T0 + 1, "preempted"))
+
+    on_demand, spot = estimator.pools({**PRICES, "spot": 0.7}, T0 + 200)
+
+    assert (on_demand.usd_per_hour, on_demand.availability) == (1.0, 1.0)
+    assert spot.usd_per_hour == 0.7
+    assert spot.availability < 0.5
+    estimator.unwanted(T0 + 200)
+    assert estimator.pools(PRICES, T0 + 900) == estimator.pools(PRICES, T0 + 200)

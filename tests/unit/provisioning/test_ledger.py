@@ -1,0 +1,172 @@
+"""The fold of the plans topic: whose word counts, what runs, what it has cost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.provisioning.ledger import PLANS_KEPT, REPLANS_KEPT, FleetLedger, Thinned
+from common.provisioning.records import Planned, ReplanAsked, Reviewed, Settled
+from tests.unit.provisioning.examples import (
+    T0,
+    ended,
+    fold,
+    ordered,
+    planned,
+    priced,
+    started,
+    taken,
+)
+
+
+def review(at_s: float, term: int = 0) -> Reviewed:
+    return Reviewed(term, at_s, 0, 0.0, 0, 0, 0.0, 0.0, 1.0, {})
+
+
+def settled(term: int = 0) -> Settled:
+    return Settled(term, T0, "done", 1.0, 2.0, None)
+
+
+def test_what_a_former_provisioner_writes_is_void() -> None:
+    # offset   0          1          2          3          4
+    # record   Taken(-1)  Ordered 1  Taken(0)   Ordered 2  Ordered 2
+    #          c1         of 0       c2         of 0       of 2
+    ledger = fold(
+        [taken(), ordered(1), taken(0, "c2"), ordered(2, slot=1), ordered(2, term=2, slot=2)]
+    )
+
+    assert (ledger.term, ledger.head, ledger.position) == (2, 2, 5)
+    assert [(rented.launch, rented.slot) for rented in ledger.open] == [(1, 0), (2, 2)]
+
+
+def test_of_two_candidates_the_first_counts() -> None:
+    ledger = fold([taken(), taken(-1, "c2")])
+
+    assert ledger.term == 0
+
+
+def test_launches_are_numbered_without_gaps_and_each_counts_once() -> None:
+    ledger = fold([taken()])
+
+    assert not ledger.feed(1, ordered(2))
+    assert ledger.feed(2, ordered(1, slot=3))
+    assert not ledger.feed(3, ordered(1, slot=0))
+    assert ledger.feed(4, ordered(2))
+    assert {n: rented.slot for n, rented in ledger.machines.items()} == {1: 3, 2: 0}
+
+
+def test_a_machine_starts_once_and_ends_once_and_never_comes_back() -> None:
+    ledger = fold([taken(), ordered(1)])
+
+    assert not ledger.feed(2, started(7))
+    assert ledger.feed(3, started(1, T0 + 1))
+    assert not ledger.feed(4, started(1, T0 + 2))
+    assert [rented.machine for rented in ledger.running] == ["m-1"]
+    assert ledger.feed(5, ended(1, T0 + 5, "preempted"))
+    assert not ledger.feed(6, ended(1, T0 + 9))
+    assert not ledger.feed(7, started(1))
+    rented = ledger.machines[1]
+    assert (rented.started_s, rented.ended_s, rented.cause) == (T0 + 1, T0 + 5, "preempted")
+    assert not ledger.open
+
+
+def test_an_order_that_was_refused_never_ran_and_costs_nothing() -> None:
+    ledger = fold([taken(), priced(), ordered(1), ended(1, T0, "refused")])
+
+    assert not ledger.open
+    assert ledger.spent_usd(T0 + 3600) == 0
+
+
+def test_plans_are_numbered_and_only_the_last_ones_are_kept() -> None:
+    ledger = fold([taken(), *(planned(number + 1) for number in range(2 * PLANS_KEPT))])
+
+    assert not ledger.feed(ledger.position, planned(2 * PLANS_KEPT))
+    assert len(ledger.plans) == PLANS_KEPT
+    assert ledger.plan is not None
+    assert ledger.plan.number == 2 * PLANS_KEPT
+
+
+def test_who_asks_for_a_plan_waits_until_one_has_read_it() -> None:
+    # A plan that was on its way when the question came does not answer it.
+    asked = ReplanAsked(T0, "ada")
+    ledger = fold([taken(), asked, planned(1)])
+
+    assert list(ledger.replans) == [1]
+    answer = planned(2)
+    fields = {name: getattr(answer, name) for name in answer.__struct_fields__}
+    assert ledger.feed(3, Planned(**{**fields, "answers": 1}))
+    assert not ledger.replans
+
+
+def test_questions_that_nobody_answers_do_not_pile_up() -> None:
+    ledger = fold([ReplanAsked(T0, "ada")] * (REPLANS_KEPT + 5))
+
+    assert len(ledger.replans) == REPLANS_KEPT
+    assert min(ledger.replans) == 5
+
+
+def test_after_the_last_word_of_a_term_only_who_has_read_it_may_begin_anew() -> None:
+    # offset   0      1        2          3          4
+    # record   Taken  Settled  Ordered 1  Taken(0)   Taken(1)
+    ledger = fold([taken(), settled()])
+
+    assert ledger.settled is not None
+    assert not ledger.feed(2, ordered(1))
+    assert not ledger.feed(3, taken(0, "late"))
+    assert ledger.feed(4, taken(1, "c2"))
+    assert ledger.settled is None
+    assert ledger.feed(5, ordered(1, term=4))
+
+
+def test_what_does_not_parse_counts_for_nothing() -> None:
+    ledger = fold([taken()])
+
+    assert not ledger.feed(1, None)
+    assert ledger.position == 2
+
+
+def test_a_record_is_fed_once() -> None:
+    ledger = fold([taken()])
+
+    with pytest.raises(ValueError, match="plan record 0 comes after 0"):
+        ledger.feed(0, taken())
+
+
+def test_prices_are_told_as_they_change() -> None:
+    ledger = fold([taken(), priced(), priced(at_s=T0 + 5, spot=0.5)])
+
+    assert ledger.prices == {"on-demand": 1.0, "spot": 0.5}
+
+
+def test_what_runs_costs_what_it_costs_now() -> None:
+    ledger = fold([taken(), priced(), ordered(1), ordered(2, pool="on-demand"), started(2)])
+
+    assert ledger.usd_per_hour == 1.0
+
+
+@given(st.integers(1, 3000), st.floats(0.1, 100))
+def test_reviews_are_as_many_as_one_looks_at_and_reach_from_the_first_to_lately(
+    count: int, every_s: float
+) -> None:
+    reviews = Thinned(limit=100)
+    for number in range(count):
+        reviews.add(review(T0 + number * every_s))
+
+    kept = [entry.at_s for entry in reviews]
+    assert len(kept) <= 100
+    assert kept == sorted(kept)
+    assert kept[0] == T0
+    last_s = T0 + (count - 1) * every_s
+    assert last_s - kept[-1] <= max(last_s - T0, every_s) / 10
+
+
+def test_the_last_review_is_known_even_where_it_is_thinned_away() -> None:
+    ledger = FleetLedger()
+    ledger.reviews = Thinned(limit=2)
+    ledger.feed(0, taken())
+    for number in range(10):
+        ledger.feed(1 + number, review(T0 + number))
+
+    assert ledger.review is not None
+    assert ledger.review.at_s == T0 + 9

@@ -1,0 +1,305 @@
+"""The provisioner: who is in charge, what is written before what is done, and how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from common.provisioning import commands as do
+from common.provisioning import events
+from common.provisioning.charge import UNREAD_S
+from common.provisioning.provisioner import CANDIDACY_S, Provisioner
+from common.provisioning.records import (
+    Ended,
+    Ordered,
+    Planned,
+    Settled,
+    Started,
+    Taken,
+    client_token,
+)
+from common.renting import LaunchOrder
+from tests.unit.provisioning.desk import Desk, Street
+from tests.unit.provisioning.examples import SETTINGS, T0, ordered, planned, priced, taken
+
+
+@pytest.fixture
+def street() -> Street:
+    return Street()
+
+
+def at_work(street: Street, name: str = "p1") -> Desk:
+    """A provisioner that is in charge, with all machines of its first plan."""
+    desk = Desk(street, name=name)
+    desk.run(10)
+    assert desk.provisioner.in_charge
+    assert len(street.fleet.rented) == 4
+    return desk
+
+
+# --- who is in charge ----------------------------------------------------------------------------
+
+
+def test_who_has_the_lease_and_has_read_everything_stands_and_takes_charge() -> None:
+    provisioner = Provisioner("p1", SETTINGS)
+
+    assert provisioner.on(events.Tick(), T0) == (do.AskLease(),)
+    assert provisioner.on(events.LeaseAnswered(held=True), T0) == ()  # it has read nothing yet
+    provisioner.on(events.PlansRead(((0, taken(-1, "old")),), caught_up=True), T0)
+    stand = provisioner.on(events.LeaseAnswered(held=True), T0 + 1)
+    assert stand == (do.AppendPlan(Taken(0, "p1#1", T0 + 1)),)
+    assert not provisioner.in_charge
+    began = provisioner.on(events.PlansRead(((1, Taken(0, "p1#1", T0 + 1)),)), T0 + 1)
+    assert began == (do.TookCharge(1), do.LookAtMachines(), do.LookAtPrices())
+    assert provisioner.in_charge
+
+
+def test_of_two_who_stand_the_slower_one_waits_and_tries_again() -> None:
+    provisioner = Provisioner("p1", SETTINGS)
+    provisioner.on(events.PlansRead((), caught_up=True), T0)
+    (stand,) = provisioner.on(events.LeaseAnswered(held=True), T0)
+    assert isinstance(stand, do.AppendPlan)
+
+    records = ((0, taken(-1, "p2#1")), (1, stand.record))
+    assert provisioner.on(events.PlansRead(records), T0) == (do.StepDown("somebody was faster"),)
+    again = provisioner.on(events.LeaseAnswered(held=True), T0 + 1)
+    assert again == (do.AppendPlan(Taken(0, "p1#2", T0 + 1)),)
+
+
+def test_a_candidacy_that_is_never_read_back_comes_to_nothing() -> None:
+    provisioner = Provisioner("p1", SETTINGS)
+    provisioner.on(events.PlansRead((), caught_up=True), T0)
+    provisioner.on(events.LeaseAnswered(held=True), T0)
+
+    told = provisioner.on(events.Tick(), T0 + CANDIDACY_S + 1)
+
+    assert told == (do.StepDown("its candidacy came to nothing"), do.AskLease())
+
+
+def test_who_loses_the_lease_steps_down(street: Street) -> None:
+    desk = at_work(street)
+    desk.holds_lease = False
+    desk.run(10)
+
+    assert desk.did(do.StepDown) == [do.StepDown("the lease is held by another")]
+    assert not desk.provisioner.in_charge
+
+
+def test_who_reads_a_later_taken_steps_down_and_does_no_more(street: Street) -> None:
+    desk = at_work(street)
+    street.append(Taken(desk.provisioner.ledger.term, "p2#1", T0))
+    desk.holds_lease = False
+    done = len(desk.done)
+    street.fleet.preempt(1, 2)
+    desk.run(30)
+
+    assert desk.did(do.StepDown)[0].reason == "p2#1 provisions from offset " + str(
+        desk.provisioner.ledger.term
+    )
+    assert {type(command) for command in desk.done[done:]} == {do.StepDown, do.AskLease}
+
+
+def test_whose_records_do_not_come_back_steps_down(street: Street) -> None:
+    desk = at_work(street)
+    desk.reads = False
+    street.fleet.preempt(1)
+    desk.run(UNREAD_S + 10)
+
+    assert desk.did(do.StepDown) == [do.StepDown("its records do not come back")]
+
+
+# --- orders --------------------------------------------------------------------------------------
+
+
+def test_an_order_is_given_when_it_was_read_back_and_not_before(street: Street) -> None:
+    desk = at_work(street)
+    street.fleet.preempt(1, 3)
+    desk.run(5)
+
+    offsets = {
+        record.launch: offset
+        for offset, record in enumerate(street.records)
+        if isinstance(record, Ordered)
+    }
+    assert [launch for launch, _ in desk.launched] == [1, 2, 3, 4, 5, 6]
+    assert all(offsets[launch] < read for launch, read in desk.launched)
+
+
+def test_nothing_is_decided_while_own_records_are_on_their_way(street: Street) -> None:
+    desk = at_work(street)
+    desk.reads = False
+    street.fleet.preempt(1)
+    desk.run(5)
+    street.fleet.preempt(2)
+    written = len(street.log)
+    desk.run(10)
+
+    assert len(street.log) == written
+    desk.reads = True
+    desk.run(5)
+    assert {record.launch for record in street.written(Ended)} == {1, 2}
+    assert len(desk.provisioner.ledger.running) == 4
+
+
+def test_the_first_plan_is_carried_out(street: Street) -> None:
+    at_work(street)
+
+    (plan,) = street.written(Planned)
+    assert plan.why.startswith("first plan; too little was seen yet")
+    assert [record.slot for record in street.written(Ordered)] == [0, 1, 2, 3]
+    assert [record.worker for record in street.written(Ordered)] == [
+        f"digits-w{slot}-{slot + 1}" for slot in range(4)
+    ]
+    assert len(street.written(Started)) == 4
+
+
+def test_workers_of_a_slot_keep_their_name_where_streams_wait(street: Street) -> None:
+    desk = Desk(street, replace(SETTINGS, on_preemption="hold"))
+    desk.run(10)
+    street.fleet.preempt(2)
+    desk.run(10)
+
+    names = [record.worker for record in street.written(Ordered)]
+    assert names == ["digits-w0", "digits-w1", "digits-w2", "digits-w3", "digits-w1"]
+
+
+def test_a_preempted_machine_is_replaced(street: Street) -> None:
+    desk = at_work(street)
+    street.fleet.preempt(3)
+    desk.run(5)
+
+    assert [(record.launch, record.cause) for record in street.written(Ended)] == [(3, "preempted")]
+    assert [m.slot for m in street.fleet.rented if m.state == "running"] == [0, 1, 3, 2]
+
+
+def test_a_pool_that_refuses_is_asked_later_and_later(street: Street) -> None:
+    desk = at_work(street)
+    street.fleet.refuse("spot")
+    street.fleet.preempt(3)
+    desk.run(40)
+
+    asked = [record.at_s for record in street.written(Ordered)][4:]
+    gaps = [later - earlier for earlier, later in pairwise(asked)]
+    assert gaps == [1, 2, 4, 8, 16]
+    street.fleet.offer("spot")
+    desk.run(60)
+    assert len(desk.provisioner.ledger.running) == 4
+
+
+@pytest.mark.parametrize("given", [(), (1,), (1, 2, 3, 4)])
+def test_after_a_restart_nothing_is_launched_twice(street: Street, given: tuple[int, ...]) -> None:
+    # It died when its orders stood in the log, and some of them were given.
+    orders = [ordered(n, slot=n - 1) for n in (1, 2, 3, 4)]
+    street.append(taken(-1, "old"))
+    street.append(priced())
+    street.append(planned(places=(1, 1, 1, 1)))
+    for order in orders:
+        street.append(order)
+    for order in orders:
+        token = client_token("digits", order.launch)
+        if order.launch in given:
+            seat = LaunchOrder(order.launch, token, order.slot, order.pool, order.worker)
+            street.fleet.launch([seat])
+
+    desk = Desk(street, name="p2")
+    desk.run(20)
+
+    assert [machine.launch for machine in street.fleet.rented] == [1, 2, 3, 4]
+    assert len(desk.provisioner.ledger.running) == 4
+
+
+def test_a_ghost_that_wakes_up_with_an_order_brings_nothing_about(street: Street) -> None:
+    ghost = at_work(street)
+    orders = [order for command in ghost.did(do.Launch) for order in command.orders]
+    successor = Desk(street, name="p2")
+    street.append(Taken(ghost.provisioner.ledger.term, "p0#1", T0))  # the ghost's term is over
+    successor.run(10)
+    street.fleet.preempt(1)
+    successor.run(5)
+
+    street.fleet.launch(orders)
+    street.append(ordered(6, term=ghost.provisioner.ledger.term))
+    successor.run(5)
+
+    assert [machine.launch for machine in street.fleet.rented] == [1, 2, 3, 4, 5]
+    assert successor.provisioner.ledger.launches == 5
+
+
+# --- what people want ----------------------------------------------------------------------------
+
+
+def test_a_paused_job_has_no_machines_and_gets_them_back(street: Street) -> None:
+    desk = at_work(street)
+    desk.on(events.WantedChanged("paused"))
+    desk.run(10)
+    assert not desk.provisioner.ledger.open
+    assert {record.cause for record in street.written(Ended)} == {"released"}
+
+    desk.on(events.WantedChanged("running"))
+    desk.run(10)
+    assert len(desk.provisioner.ledger.running) == 4
+
+
+def test_a_job_that_is_over_is_settled_when_its_machines_have_ended(street: Street) -> None:
+    desk = at_work(street)
+    desk.on(events.WantedChanged("stopped", "1000 updates applied"))
+    assert not street.written(Settled)
+    desk.run(10)
+
+    (settled,) = street.written(Settled)
+    assert settled.why == "1000 updates applied"
+    assert settled.spent_usd == pytest.approx(desk.provisioner.ledger.spent_usd(settled.at_s))
+    assert settled.predicted_usd == street.written(Planned)[-1].predicted_usd
+    assert desk.did(do.ReleaseLease)
+    assert desk.did(do.Finish) == [do.Finish("1000 updates applied")]
+    assert desk.provisioner.finished
+    assert desk.provisioner.due() == float("inf")
+    assert desk.provisioner.on(events.Tick(), T0) == ()
+
+
+def test_a_standby_ends_when_it_reads_that_all_is_settled(street: Street) -> None:
+    desk, standby = at_work(street), Desk(street, name="p2")
+    standby.holds_lease = False
+    for one in (desk, standby):
+        one.on(events.WantedChanged("stopped", "done"))
+    desk.run(10)
+    standby.run(1)
+
+    assert standby.provisioner.finished
+    assert len(street.written(Settled)) == 1
+
+
+def test_a_job_that_is_resumed_after_its_end_is_provisioned_anew(street: Street) -> None:
+    desk = at_work(street)
+    desk.on(events.WantedChanged("stopped", "by its owner"))
+    desk.run(10)
+
+    again = Desk(street, name="p2")
+    again.run(20)
+
+    assert len(again.provisioner.ledger.running) == 4
+    assert again.provisioner.ledger.settled is None
+
+
+def test_a_job_is_not_settled_before_the_lender_has_said_what_there_is(street: Street) -> None:
+    desk = Desk(street)
+    street.fleet.go_away()
+    desk.on(events.WantedChanged("stopped", "done"))
+    desk.run(30)
+    assert not street.written(Settled)
+
+    street.fleet.come_back()
+    desk.run(10)
+    assert desk.provisioner.finished
+
+
+def test_a_plan_of_before_is_kept_by_who_comes_after(street: Street) -> None:
+    street.append(taken(-1, "old"))
+    street.append(planned(places=(0, 1, -1, -1)))
+    desk = Desk(street)
+    street.prices.away = True  # so that nobody is asked anew
+    desk.run(10)
+
+    assert [(m.slot, m.pool) for m in street.fleet.rented] == [(0, "on-demand"), (1, "spot")]
