@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from common.metrics import ApiMetrics
 
 _EVENTS = "text/event-stream"
+_AWAY = 503  # of a server behind us, which is logged once, when it goes
 _GONE = 499  # of a client that did not wait for its answer: nobody sees it but the metrics
 
 _log = EventLogger(getLogger(__name__))
@@ -55,7 +56,7 @@ class Observed:
         status = _GONE if answer.status is None else answer.status
         route, method = getattr(scope.get("route"), "path", "none"), scope["method"]
         self._metrics.answered(route, method, status, answer.seconds)
-        if status >= 500:
+        if status >= 500 and status != _AWAY:
             _log.warning("request_not_served", method=method, path=scope["path"], status=status)
 
 
