@@ -38,7 +38,7 @@ _SIZES = {
     "laptop": (ViewportSize(width=1280, height=800), 1.0),
     "phone": (ViewportSize(width=390, height=844), 2.0),
 }
-_HEIGHTS = {"laptop": 1368, "phone": 1636}  # of a picture: whole cards
+_HEIGHTS = {"laptop": 1356, "phone": 1636}  # of a picture: whole cards
 
 
 def chromium() -> str | None:

@@ -28,14 +28,14 @@ _TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-# Plotly sets style attributes on what it draws; nothing here ever writes HTML from a text, which
-# the trusted types enforce: with none of them the browser refuses every such attempt.
+# Nothing from elsewhere, no inline script or style, and no text that is read as HTML: with no
+# trusted types at all the browser refuses every such attempt, the page's own and Plotly's.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
-        *("script-src 'self'", "style-src-elem 'self'", "style-src-attr 'unsafe-inline'"),
-        *("img-src 'self'", "connect-src 'self'", "base-uri 'none'", "form-action 'none'"),
-        *("frame-ancestors 'none'", "require-trusted-types-for 'script'", "trusted-types 'none'"),
+        *("script-src 'self'", "style-src 'self'", "img-src 'self'", "connect-src 'self'"),
+        *("base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
+        *("require-trusted-types-for 'script'", "trusted-types 'none'"),
     )
 )
 _HEADERS = {

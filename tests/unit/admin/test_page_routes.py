@@ -1,0 +1,101 @@
+"""The live page's files: all there, behind a key, kept for ever by browsers, mixed by none."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.unit.admin.conftest import World
+
+
+def links(world: World) -> list[str]:
+    """What the page loads, as its HTML says."""
+    answer = world.ask("GET", "/", key="viewer")
+    assert answer.status_code == 200
+    return re.findall(r'(?:href|src)="(/[^"]*)"', answer.text)
+
+
+def test_everything_that_the_page_loads_is_there_and_kept_for_ever(world: World) -> None:
+    loaded = links(world)
+
+    assert f"/page/plotly-{version('plotly')}/plotly.min.js" in loaded
+    for path in loaded:
+        answer = world.ask("GET", path, key="viewer")
+        assert answer.status_code == 200, path
+        assert "immutable" in answer.headers["cache-control"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["content-encoding"] == "gzip"
+        assert answer.content
+
+
+def test_whoever_takes_no_gzip_gets_the_file_as_it_is(world: World) -> None:
+    (path,) = {path for path in links(world) if path.endswith("/main.js")}
+
+    answer = world.ask("GET", path, key="viewer", headers={"Accept-Encoding": "identity"})
+
+    assert "content-encoding" not in answer.headers
+    assert answer.content == (files("services.admin.page") / "main.js").read_bytes()
+
+
+def test_modules_import_only_files_that_are_there(world: World) -> None:
+    (main,) = {path for path in links(world) if path.endswith("/main.js")}
+    folder = main.removesuffix("/main.js")
+    seen, left = set[str](), [main]
+    while left:
+        path = left.pop()
+        seen.add(path)
+        answer = world.ask("GET", path, key="viewer")
+        assert answer.status_code == 200, path
+        for found in re.findall(r'from "(\.[^"]+)"', answer.text):
+            steps = f"{path.rpartition('/')[0]}/{found}".replace("/./", "/")
+            steps = re.sub(r"/[^/]+/\.\./", "/", steps)
+            left += [steps] if steps not in seen else []
+
+    modules = {each.name for each in files("services.admin.page").iterdir()}
+    assert all(path.startswith(folder) for path in seen)
+    assert {"api.js", "live.js", "store.js"} <= modules & {path.rpartition("/")[2] for path in seen}
+
+
+def test_the_page_forbids_all_but_itself_and_is_asked_for_each_time(world: World) -> None:
+    headers = world.ask("GET", "/", key="viewer").headers
+    policy = dict(each.split(" ", 1) for each in headers["content-security-policy"].split("; "))
+
+    assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert policy["require-trusted-types-for"] == "'script'"
+    assert headers["cache-control"] == "private, no-cache"
+    assert headers["referrer-policy"] == "no-referrer"
+
+
+def test_a_file_of_another_release_is_given_but_not_kept(world: World) -> None:
+    answer = world.ask("GET", "/page/0123456789abcdef/api.js", key="viewer")
+
+    assert answer.status_code == 200
+    assert answer.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("name", ["", "no.js", "index.html", "__init__.py", "%2e%2e/gate.py", "views"])
+def test_nothing_else_is_given(world: World, name: str) -> None:
+    (main,) = {path for path in links(world) if path.endswith("/main.js")}
+
+    assert world.ask("GET", main.replace("main.js", name), key="viewer").status_code in (404, 405)
+
+
+@pytest.mark.parametrize("path", ["/", "/page/x/main.js"])
+def test_no_file_is_open(world: World, path: str) -> None:
+    assert world.ask("GET", path, key=None).status_code == 401
+
+
+def test_a_browser_without_a_key_is_asked_for_one_and_told_in_words(world: World) -> None:
+    answer = world.ask("GET", "/", key="wrong", headers={"Accept": "text/html,*/*"})
+
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"].startswith("Basic ")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "doll key create" in answer.text
+    assert answer.headers["cache-control"] == "no-store"
