@@ -15,7 +15,6 @@ from tests.contract.fleet_lenders import (
     ON_DEMAND,
     SPOT,
     Ec2,
-    Ec2Server,
     Memory,
     Processes,
 )
@@ -25,18 +24,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.renting import Fleet, Machine
-    from tests.contract.fleet_lenders import Lender
+    from tests.contract.fleet_lenders import Ec2Server, Lender
+
+pytest_plugins = ["tests.contract.fleet_fixtures"]
 
 PATIENCE_S = 20.0  # no test of what must happen waits so long
-
-
-@pytest.fixture(scope="module")
-def ec2_server() -> Iterator[Ec2Server]:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("AWS_ACCESS_KEY_ID", "test")
-        environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        with closing(Ec2Server()) as server:
-            yield server
 
 
 @pytest.fixture(params=["memory", "process", "ec2"])

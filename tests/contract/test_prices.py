@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,25 +14,18 @@ from common.market import Ec2Lender, SpotPool
 from common.testing.clock import HandClock
 from common.testing.fleet import MemoryPrices
 from common.traces.spec import TraceSpec
-from tests.contract.fleet_lenders import REGION, TEMPLATE, Ec2Server
+from tests.contract.fleet_lenders import REGION, TEMPLATE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from common.renting import Prices
+    from tests.contract.fleet_lenders import Ec2Server
+
+pytest_plugins = ["tests.contract.fleet_fixtures"]
 
 POOLS = {"small", "big"}
 SERIES = "seconds,small,big\n0,0.1,0.4\n60,0.2,0.3\n120,0.1,0.3\n"
-
-
-@pytest.fixture(scope="module")
-def ec2_server() -> Iterator[Ec2Server]:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("AWS_ACCESS_KEY_ID", "test")
-        environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        with closing(Ec2Server()) as server:
-            yield server
 
 
 def replayed(folder: Path) -> TracePrices:
