@@ -108,18 +108,29 @@ class PageService:
         if not (isinstance(like, UpdateApplied) and isinstance(last, UpdateApplied)):
             raise TypeError(f"{job} was led anew of late")
         update = msgspec.structs.replace(like, version=last.version + 1, **changed)
-        updates.append((time.time(), update))
+        updates.append((time.time() if self._at_s is None else self._at_s, update))
         self.update(job, update)
         return update
 
-    def catch_up(self, job: str) -> None:
-        """Make the updates that the time since the last one is good for."""
-        while self._worlds[job].updates[-1][0] + 1 / UPDATES_PER_S < time.time():
-            before_s = self._worlds[job].updates[-1][0]
-            self._at_s = before_s + 1 / UPDATES_PER_S
-            update = self.next_update(job)
-            self._worlds[job].updates[-1] = (self._at_s, update)
-            self._at_s = None
+    @contextmanager
+    def training(self, job: str) -> Iterator[None]:
+        """Make updates meanwhile, as fast as before."""
+        ending = threading.Event()
+        thread = threading.Thread(target=self._train, args=(job, ending), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ending.set()
+            thread.join(_PATIENCE_S)
+
+    def _train(self, job: str, ending: threading.Event) -> None:
+        updates = self._worlds[job].updates
+        while not ending.wait(0.2):
+            while updates[-1][0] + 1 / UPDATES_PER_S < time.time():
+                self._at_s = updates[-1][0] + 1 / UPDATES_PER_S
+                self.next_update(job)
+                self._at_s = None
 
     def _fill(self, name: str, world: World) -> None:
         for topic in (topics.control_topic, topics.updates_topic, topics.plans_topic):

@@ -261,20 +261,27 @@ def test_texts_from_jobs_are_never_read_as_html(site: Site) -> None:
     assert page.evaluate("window.harmed") is None
 
 
-@pytest.mark.parametrize("place", ["/", "/jobs/fraud", "/jobs/clicks", "/jobs/unknown"])
-def test_a_phone_never_scrolls_sideways(site: Site, place: str) -> None:
-    page = site.open(place, PHONE)
-    page.get_by_role("heading", level=1).first.wait_for()
-    if place == "/jobs/fraud":
-        assert tile(page, "Cost so far")
-        assert drawn(page, ".chart.lanes")
-        assert drawn(page, ".chart.cost")
+def test_a_phone_never_scrolls_sideways(site: Site) -> None:
+    page = site.open("/", PHONE)
+    page.get_by_role("link", name="fraud").wait_for()
+    widths = dict[str, list[float]]()
 
-    widths = page.evaluate(
-        "[document.documentElement.scrollWidth, innerWidth, visualViewport.width]"
-    )
+    for place, heading in (
+        *(("/", "Jobs"), ("/jobs/clicks", "clicks"), ("/jobs/fraud", "fraud")),
+        ("/jobs/unknown", "There is no job named unknown"),
+    ):
+        page.goto(f"{site.address}/#{place}")
+        page.get_by_role("heading", name=heading, level=1).wait_for()
+        if place == "/jobs/fraud":
+            assert tile(page, "Cost so far")
+            assert drawn(page, ".chart.lanes")
+            assert drawn(page, ".chart.cost")
+        widths[place] = page.evaluate(
+            "[document.documentElement.scrollWidth, innerWidth, visualViewport.width]"
+        )
 
-    assert widths == [PHONE[0]] * 3
+    assert len(widths) == 4
+    assert all(found == [PHONE[0]] * 3 for found in widths.values()), widths
 
 
 def test_times_are_those_of_the_viewers_zone(site: Site) -> None:
