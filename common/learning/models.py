@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from torch import nn
 
-from common.errors import UserError
+from common.learning.task_options import KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 ImageNetwork: TypeAlias = (
     "Callable[[int, int, int, int], nn.Module]"  # channels, height, width, classes
 )
-
-_KERNEL = 5
-_SMALLEST = (
-    2 * (2 + _KERNEL - 1) + _KERNEL - 1
-)  # two unpadded convolutions and poolings leave 1 x 1
 
 
 def cnn_28(channels: int, height: int, width: int, classes: int) -> nn.Module:
@@ -40,8 +35,6 @@ def cnn_32(channels: int, height: int, width: int, classes: int) -> nn.Module:
 
 def cnn_small(channels: int, height: int, width: int, classes: int) -> nn.Module:
     """Two padded convolutions and two dense layers, for images of any size from 2x2 up."""
-    if min(height, width) < 2:
-        raise UserError(f"network cnn-small: {height}x{width} is below 2x2")
     return nn.Sequential(
         nn.Conv2d(channels, 16, kernel_size=3, padding=1),
         nn.ReLU(),
@@ -82,18 +75,13 @@ def _dense(sizes: Sequence[int]) -> list[nn.Module]:
 
 def _convolutions(channels: int, height: int, width: int) -> tuple[list[nn.Module], int]:
     """Two unpadded convolutions, each halved by pooling; also says how many features they leave."""
-    if min(height, width) < _SMALLEST:
-        raise UserError(
-            f"{height}x{width} is too small for this network: use cnn-small below "
-            f"{_SMALLEST}x{_SMALLEST}"
-        )
     for _ in range(2):
-        height, width = (height - _KERNEL + 1) // 2, (width - _KERNEL + 1) // 2
+        height, width = (height - KERNEL + 1) // 2, (width - KERNEL + 1) // 2
     layers: list[nn.Module] = [
-        nn.Conv2d(channels, 32, _KERNEL),
+        nn.Conv2d(channels, 32, KERNEL),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, _KERNEL),
+        nn.Conv2d(32, 64, KERNEL),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-import msgspec
 import torch
 import torch.nn.functional as functions
-from msgspec import Meta
 from torch import Tensor, nn
 
 from common.errors import UserError
 from common.learning.models import IMAGE_NETWORKS, logistic_regression, multilayer_perceptron
+from common.learning.task_options import (
+    ImageClassifierOptions,
+    LogisticRegressionOptions,
+    Options,
+    TabularMlpOptions,
+    options_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -99,64 +104,41 @@ class Classifier:
         return {"accuracy": (outputs.argmax(1) == records["label"].long()).float()}
 
 
-Count = Annotated[int, Meta(ge=1)]
+def _image_classifier(options: ImageClassifierOptions) -> Classifier:
+    shape, classes = (options.channels, options.height, options.width), options.classes
+    network = IMAGE_NETWORKS[options.fitting]
+    return Classifier(lambda: network(*shape, classes), "image", shape, classes, byte_scale=1 / 255)
 
 
-class _ImageClassifier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    classes: Annotated[int, Meta(ge=2)]
-    channels: Count = 1
-    height: Count = 28
-    width: Count = 28
-    network: Literal["auto", "cnn-28", "cnn-32", "cnn-small"] = "auto"
-
-    def task(self) -> Classifier:
-        shape = (self.channels, self.height, self.width)
-        fitting = {(1, 28, 28): "cnn-28", (3, 32, 32): "cnn-32"}.get(shape, "cnn-small")
-        network = IMAGE_NETWORKS[fitting if self.network == "auto" else self.network]
-        return Classifier(
-            lambda: network(*shape, self.classes), "image", shape, self.classes, byte_scale=1 / 255
-        )
+def _logistic_regression(options: LogisticRegressionOptions) -> Classifier:
+    features, classes = options.features, options.classes
+    return Classifier(
+        lambda: logistic_regression(features, classes), "features", (features,), classes
+    )
 
 
-class _LogisticRegression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    features: Count
-    classes: Annotated[int, Meta(ge=2)]
-
-    def task(self) -> Classifier:
-        features, classes = self.features, self.classes
-        return Classifier(
-            lambda: logistic_regression(features, classes), "features", (features,), classes
-        )
+def _tabular_mlp(options: TabularMlpOptions) -> Classifier:
+    features, hidden, classes = options.features, options.hidden, options.classes
+    return Classifier(
+        lambda: multilayer_perceptron(features, hidden, classes), "features", (features,), classes
+    )
 
 
-class _TabularMlp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    features: Count
-    classes: Annotated[int, Meta(ge=2)]
-    hidden: tuple[Count, ...] = (64, 64)
-
-    def task(self) -> Classifier:
-        features, hidden, classes = self.features, self.hidden, self.classes
-        return Classifier(
-            lambda: multilayer_perceptron(features, hidden, classes),
-            "features",
-            (features,),
-            classes,
-        )
-
-
-_BUILT_IN: dict[str, type[_ImageClassifier | _LogisticRegression | _TabularMlp]] = {
-    "image-classifier": _ImageClassifier,
-    "logistic-regression": _LogisticRegression,
-    "tabular-mlp": _TabularMlp,
-}
-TASK_NAMES = tuple(_BUILT_IN)
+def _built_in(options: Options) -> Classifier:
+    match options:
+        case ImageClassifierOptions():
+            return _image_classifier(options)
+        case LogisticRegressionOptions():
+            return _logistic_regression(options)
+        case TabularMlpOptions():
+            return _tabular_mlp(options)
 
 
 def make_task(name: str, options: Mapping[str, object], allowed: Collection[str] = ()) -> Task:
     """Make a task by name, or by entrypoint `package.module:Name`, called with the options.
 
     Args:
-        name: One of `TASK_NAMES`, or an entrypoint.
+        name: That of a built-in task, or an entrypoint.
         options: The options of the task.
         allowed: Entrypoints that may be imported; nothing else ever is.
 
@@ -165,16 +147,9 @@ def make_task(name: str, options: Mapping[str, object], allowed: Collection[str]
     """
     if ":" in name:
         return _imported(name, options, allowed)
-    if name not in _BUILT_IN:
-        raise UserError(f"task {name!r} is none of {', '.join(TASK_NAMES)}")
-    kind = _BUILT_IN[name]
-    try:
-        task = msgspec.convert(dict(options), kind).task()
-        with torch.device("meta"):
-            task.build()  # a network refuses sizes that it cannot have: hear it now
-    except msgspec.ValidationError as error:
-        known = ", ".join(kind.__struct_fields__)
-        raise UserError(f"task {name!r}: {error}; its options are {known}") from error
+    task = _built_in(options_of(name, options))
+    with torch.device("meta"):
+        task.build()  # a network refuses sizes that it cannot have: hear it now
     return task
 
 

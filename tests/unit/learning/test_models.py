@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from common.errors import UserError
 from common.learning.models import IMAGE_NETWORKS, cnn_28, cnn_32, cnn_small
 
 
@@ -33,10 +32,3 @@ def test_every_network_takes_every_size_from_16_up(name: str, side: int) -> None
 @pytest.mark.parametrize("side", [2, 3, 8])
 def test_the_small_network_takes_small_images(side: int) -> None:
     assert cnn_small(1, side, side, 10)(torch.zeros(3, 1, side, side)).shape == (3, 10)
-
-
-def test_an_image_that_a_network_cannot_halve_is_refused() -> None:
-    with pytest.raises(UserError, match="cnn-small"):
-        cnn_28(1, 15, 28, 10)
-    with pytest.raises(UserError, match="2x2"):
-        cnn_small(1, 1, 8, 10)

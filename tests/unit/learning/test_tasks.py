@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 
 from common.errors import UserError
 from common.learning.fields import Field
-from common.learning.tasks import TASK_NAMES, build_model, check_fields, make_task
+from common.learning.task_options import TASK_NAMES
+from common.learning.tasks import build_model, check_fields, make_task
 from tests.unit.learning.examples import Counting, image_task
 
 IMAGE = Field("image", "uint8", (1, 8, 8))

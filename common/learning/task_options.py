@@ -1,0 +1,104 @@
+"""Options of the built-in tasks, checked without torch: what a job may say beside a task's name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+KERNEL = 5
+# Two unpadded convolutions and poolings leave 1 x 1.
+SMALLEST_UNPADDED = 2 * (2 + KERNEL - 1) + KERNEL - 1
+SMALLEST_PADDED = 2
+
+_MOST = 2**31 - 1
+Size = Annotated[int, Meta(ge=1, le=_MOST)]
+Classes = Annotated[int, Meta(ge=2, le=_MOST)]
+
+
+class ImageClassifierOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of `image-classifier`."""
+
+    classes: Classes
+    channels: Size = 1
+    height: Size = 28
+    width: Size = 28
+    network: Literal["auto", "cnn-28", "cnn-32", "cnn-small"] = "auto"
+
+    @property
+    def fitting(self) -> str:
+        """The network: as named, or the one for this shape."""
+        if self.network != "auto":
+            return self.network
+        shape = (self.channels, self.height, self.width)
+        return {(1, 28, 28): "cnn-28", (3, 32, 32): "cnn-32"}.get(shape, "cnn-small")
+
+    def check(self) -> None:
+        """Refuse images that the network cannot take.
+
+        Raises:
+            UserError: With the sizes.
+        """
+        padded = self.fitting == "cnn-small"
+        smallest = SMALLEST_PADDED if padded else SMALLEST_UNPADDED
+        if min(self.height, self.width) < smallest:
+            hint = "" if padded else ": use cnn-small"
+            raise UserError(
+                f"{self.height}x{self.width} is too small for the network {self.fitting}, which"
+                f" takes images from {smallest}x{smallest} up{hint}"
+            )
+
+
+class LogisticRegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of `logistic-regression`."""
+
+    features: Size
+    classes: Classes
+
+    def check(self) -> None:
+        """All that there is to check is in the types."""
+
+
+class TabularMlpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of `tabular-mlp`."""
+
+    features: Size
+    classes: Classes
+    hidden: tuple[Size, ...] = (64, 64)
+
+    def check(self) -> None:
+        """All that there is to check is in the types."""
+
+
+Options: TypeAlias = ImageClassifierOptions | LogisticRegressionOptions | TabularMlpOptions
+
+BUILT_IN: dict[str, type[Options]] = {
+    "image-classifier": ImageClassifierOptions,
+    "logistic-regression": LogisticRegressionOptions,
+    "tabular-mlp": TabularMlpOptions,
+}
+TASK_NAMES = tuple(BUILT_IN)
+
+
+def options_of(name: str, options: Mapping[str, object]) -> Options:
+    """Read the options of a built-in task.
+
+    Raises:
+        UserError: If there is no such task, or an option makes no sense.
+    """
+    if name not in BUILT_IN:
+        raise UserError(f"task {name!r} is none of {', '.join(TASK_NAMES)}")
+    kind = BUILT_IN[name]
+    try:
+        read = msgspec.convert(dict(options), kind)
+    except msgspec.ValidationError as error:
+        known = ", ".join(kind.__struct_fields__)
+        raise UserError(f"task {name!r}: {error}; its options are {known}") from error
+    read.check()
+    return read

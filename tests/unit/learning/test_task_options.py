@@ -1,0 +1,66 @@
+"""Options of built-in tasks: what makes no sense is refused without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from common.errors import UserError
+from common.learning.task_options import ImageClassifierOptions, options_of
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "network", "said"),
+    [
+        (15, 28, "cnn-28", "cnn-small"),
+        (15, 28, "cnn-32", "cnn-small"),
+        (1, 8, "cnn-small", "2x2"),
+        (1, 8, "auto", "2x2"),
+    ],
+)
+def test_an_image_that_a_network_cannot_halve_is_refused(
+    height: int, width: int, network: str, said: str
+) -> None:
+    options = {"classes": 10, "height": height, "width": width, "network": network}
+    with pytest.raises(UserError, match=said):
+        options_of("image-classifier", options)
+
+
+@pytest.mark.parametrize(
+    ("shape", "network"),
+    [((1, 28, 28), "cnn-28"), ((3, 32, 32), "cnn-32"), ((1, 16, 16), "cnn-small")],
+)
+def test_a_network_is_chosen_by_the_shape(shape: tuple[int, int, int], network: str) -> None:
+    options = options_of(
+        "image-classifier",
+        {"classes": 10, **dict(zip(("channels", "height", "width"), shape, strict=True))},
+    )
+    assert isinstance(options, ImageClassifierOptions)
+    assert options.fitting == network
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("tabular-mlp", {"features": 4, "classes": 2, "hidden": [0]}, "hidden"),
+        ("tabular-mlp", {"features": 4}, "classes"),
+        ("logistic-regression", {"features": 2**40, "classes": 2}, "features"),
+        ("logistic-regression", {"features": 4, "classes": 2, "depth": 3}, "its options are"),
+        ("guessing", {}, "is none of image-classifier"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    name: str, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        options_of(name, options)
+
+
+def test_the_door_of_the_api_needs_no_torch() -> None:
+    peek = "import sys, services.admin.app; print('torch' in sys.modules)"
+    answer = subprocess.run(  # noqa: S603 -- our own command line
+        [sys.executable, "-c", peek], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == "False"
