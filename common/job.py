@@ -29,6 +29,7 @@ from common.job_parts import (
     SyncSpec,
     TaskSpec,
 )
+from common.learning.task_options import options_of
 from common.names import check_name
 
 if TYPE_CHECKING:
@@ -86,12 +87,16 @@ class JobSpec(Part):
     @property
     def task_options(self) -> dict[str, Any]:
         """The task's options; sizes that are not given are those of the record's fields."""
-        sizes = {
+        return self.record_sizes | self.task.options
+
+    @property
+    def record_sizes(self) -> dict[str, int]:
+        """Options of a built-in task that are sizes, as the record's fields have them."""
+        return {
             option: size
             for name, needed in self._needed_fields.items()
             for option, size in zip(needed.sizes, self.records.fields[name].shape, strict=True)
         }
-        return sizes | self.task.options
 
     @property
     def _needed_fields(self) -> dict[str, Needed]:
@@ -173,11 +178,23 @@ def parse_job(text: str, allowed_tasks: Collection[str] = ()) -> JobSpec:
 
 
 def check_task(spec: JobSpec, allowed_tasks: Collection[str]) -> None:
-    """Refuse a task that is neither built in nor allowed.
+    """Refuse a task that is neither built in, with options that make sense, nor allowed.
 
     Raises:
         UserError: Naming it and what is allowed.
     """
+    if spec.task.name:
+        try:
+            options_of(spec.task.name, spec.task_options)
+        except UserError as error:
+            raise UserError(f"job file: {error}") from error
+    for option, size in spec.record_sizes.items():
+        given = spec.task.options.get(option, size)
+        if given != size:
+            raise UserError(
+                f"job file: task.{option}: the records have {size}, got {given}: change the"
+                " field or the options of the task"
+            )
     entrypoint = spec.task.entrypoint
     if entrypoint and entrypoint not in allowed_tasks:
         raise UserError(

@@ -158,11 +158,11 @@ def test_the_bound_of_waiting_batches_lets_one_survivor_fill_a_group_while_it_co
     assert parse_job(TEXT + "waiting_batches: 20\n").waiting_bound == 20
 
 
-def test_sizes_of_the_task_are_those_of_the_records_unless_given() -> None:
+def test_sizes_of_the_task_are_those_of_the_records_and_no_others() -> None:
     sizes = {"channels": 1, "height": 28, "width": 28}
     assert parse_job(TEXT).task_options == {**sizes, "classes": 10}
-    wide = parse_job(TEXT.replace("classes: 10", "classes: 10, width: 30"))
-    assert wide.task_options["width"] == 30
+    with pytest.raises(UserError, match="task.width: the records have 28, got 30"):
+        parse_job(TEXT.replace("classes: 10", "classes: 10, width: 30"))
 
 
 json_values = st.recursive(

@@ -160,6 +160,24 @@ def test_a_task_that_is_not_on_the_allow_list_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "classes"),
+        ({"classes": 1}, ">= 2"),
+        ({"classes": 10, "colour": "red"}, "colour"),
+        ({"classes": 10, "network": "cnn-28"}, "8x8 is too small"),
+        ({"classes": 10, "height": 16}, "the records have 8, got 16"),
+    ],
+)
+def test_options_of_a_task_that_make_no_sense_are_refused_at_the_door(
+    world: World, options: dict[str, object], said: str
+) -> None:
+    world.streams("clinic-a", "clinic-b")
+    answer = post(world, task={"name": "image-classifier", **options})
+    assert said in problem(answer, 422)
+
+
+@pytest.mark.parametrize(
     ("body", "status"),
     [
         (b"{", 400),
