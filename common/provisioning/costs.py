@@ -25,6 +25,11 @@ class PriceCurve:
         self._usd_per_s: list[float] = []
         self._usd: list[float] = []  # of a machine from the first time until each
 
+    @property
+    def begins_s(self) -> float:
+        """The first time that a price is known for; infinite while there is none."""
+        return self._times_s[0] if self._times_s else float("inf")
+
     def tell(self, at_s: float, usd_per_hour: float) -> None:
         """Take in a price."""
         usd_per_s = usd_per_hour / HOUR_S
@@ -83,8 +88,9 @@ class Bill:
 
     def price(self, pool: str, at_s: float, usd_per_hour: float) -> None:
         """Take in what a pool costs from then on."""
-        late = pool not in self._curves or at_s < self._settled_s
-        self._curves.setdefault(pool, PriceCurve()).tell(at_s, usd_per_hour)
+        curve = self._curves.setdefault(pool, PriceCurve())
+        late = at_s <= max(self._settled_s, curve.begins_s)
+        curve.tell(at_s, usd_per_hour)
         if late:
             self._gone_usd = sum(self._cost_usd(entry) for entry in self._gone)
 

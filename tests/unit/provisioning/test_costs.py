@@ -110,6 +110,18 @@ def test_a_price_of_the_past_changes_what_was_summed_already() -> None:
     assert bill.spent_usd(20.0) == 15
 
 
+def test_a_price_before_the_first_one_holds_for_what_ended_earlier_still() -> None:
+    bill = Bill({})
+    bill.price("a", 100.0, 3600.0)
+    bill.started(1, "a", 0.0)
+    bill.ended(1, 10.0, "released")
+    assert bill.spent_usd(20.0) == 10
+
+    bill.price("a", 50.0, 7200.0)
+
+    assert bill.spent_usd(20.0) == 20
+
+
 def test_an_end_without_a_start_costs_nothing() -> None:
     bill = Bill(MINIMUM_S)
     bill.price("a", 0.0, 3600.0)
