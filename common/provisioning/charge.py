@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.provisioning import commands as do
-from common.provisioning.deciding import Decider, warning_of_plan
+from common.provisioning.deciding import Decider
 from common.provisioning.planning import bounded, stability_of_fleet
 from common.provisioning.reconciling import Steps, reconcile, wishes_of, worker_name
 from common.provisioning.records import (
@@ -335,8 +335,7 @@ class Charge:
             fleet = stability_of_fleet(machines, situation)
             ratio = fleet.ratio
             if known.wanted == "running":
-                plan = self._decider.stability
-                told["plan"] = warning_of_plan(plan, known.settings) if plan else ""
+                told["plan"] = self._decider.warning
                 if ratio < 1 and fleet.needed is not None:
                     count = len(known.ledger.running)
                     told["below"] = (

@@ -24,7 +24,7 @@ from common.provisioning.planning import (
 )
 from common.theory.errors import ParameterError
 from common.theory.policies import policy_of
-from common.theory.policy import Decision, Situation
+from common.theory.policy import NOWHERE, Decision, Situation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ class Decider:
 
     Attributes:
         trouble: Why it could not decide when it was asked last; empty where it did.
-        stability: Of the plan in force, when it was looked at last; None before that.
+        warning: What was wrong with the plan in force when it was looked at last.
 
     Args:
         settings: The job's.
@@ -71,7 +71,7 @@ class Decider:
         self._changed = ""  # in the job's settings
         self._guessed = True
         self.trouble = ""
-        self.stability: Stability | None = None
+        self.warning = ""
         self._settings = settings
         self._policy = policy_of(
             settings.policy, settings.probability, on_preemption=settings.on_preemption
@@ -148,7 +148,7 @@ class Decider:
             return None
         kept = decision is self._last
         self._asked(situation, decision, now_s)
-        self.stability = stability
+        self.warning = warning_of_plan(decision, stability, self._settings)
         if kept and not anew:
             return None
         self._changed = ""
@@ -164,7 +164,7 @@ class Decider:
             deadline_left_s=deadline_left_s(self._settings, now_s),
             spent_usd=self._ledger.spent_usd(now_s),
             believed=self._estimator.believed(now_s),
-            warning=warning_of_plan(stability, self._settings),
+            warning=self.warning,
             answers=asked,
         )
         return planned(self._policy.name, decision, situation, occasion)
@@ -248,8 +248,19 @@ def differences(before: ProvisionerSettings, after: ProvisionerSettings) -> str:
     return ", ".join(changed)
 
 
-def warning_of_plan(stability: Stability, settings: ProvisionerSettings) -> str:
-    """Say that a plan does not keep up with arrivals, and why it is left so; empty if it does."""
+def warning_of_plan(decision: Decision, stability: Stability, settings: ProvisionerSettings) -> str:
+    """Say what is wrong with a plan, and why it is left so; empty if nothing is."""
+    unread = int(np.count_nonzero(decision.places == NOWHERE))
+    alone = ""
+    if unread and settings.on_preemption == "hold":
+        alone = (
+            f"{unread} slots get no machine, and with on_preemption: hold nobody reads their"
+            f" streams: the policy {settings.policy} is for on_preemption: reassign"
+        )
+    return "; ".join(filter(None, (alone, _below(stability, settings))))
+
+
+def _below(stability: Stability, settings: ProvisionerSettings) -> str:
     if stability.ratio >= 1:
         return ""
     share = f"the plan keeps up with {100 * stability.ratio:.3g} % of arrivals (Proposition 1)"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import AuditRecord, Claim
     from common.core.spans import Partition
-    from common.provisioning.ledger import FleetLedger
+    from common.provisioning.ledger import FleetLedger, Rented
     from common.provisioning.records import PlanRecord
     from common.provisioning.settings import ProvisionerSettings
     from common.theory.work import Pool, Rates
@@ -64,7 +64,8 @@ class Estimator:
         self._ends: dict[Partition, int] = {}
         self._batches = 0
         self._availability = Availability()
-        self._running = 0
+        self._running = 0  # machines
+        self._on: dict[int, int] = {}  # likewise, by slot
         self._slots = {f"{settings.job}-w{slot}": slot for slot in range(settings.workers)}
 
     # --- what comes in -------------------------------------------------------------------------
@@ -104,7 +105,7 @@ class Estimator:
         rented = None
         if isinstance(record, (Started, Ended)):
             rented = ledger.machines[record.launch]
-            self._heard_of(rented.slot, record.at_s, ledger)
+            self._heard_of(record, rented)
         self._availability.feed(record, rented)
 
     def unwanted(self, at_s: float) -> None:
@@ -210,21 +211,26 @@ class Estimator:
                 self._heard_s[span.place] = now_s
         self._batches += 1
 
-    def _heard_of(self, slot: int, at_s: float, ledger: FleetLedger) -> None:
+    def _heard_of(self, record: Started | Ended, rented: Rented) -> None:
         """Silence of a stream that nobody reads says nothing; its records come all the same."""
-        before, self._running = self._running, len(ledger.running)
+        if rented.started_s is None:
+            return  # it never ran
+        step = 1 if isinstance(record, Started) else -1
+        before, self._running = self._running, self._running + step
         if bool(before) != bool(self._running):
             for each in self._by_place.values():
-                if self._running:
-                    each.returned(at_s, stream_waited=False)
-                else:
-                    each.gone(at_s)
-        tally = self._by_slot.get(slot)
+                self._read_or_not(each, self._running, record.at_s)
+        on_slot = self._on[rented.slot] = self._on.get(rented.slot, 0) + step
+        tally = self._by_slot.get(rented.slot)
         if tally is not None:
-            if any(rented.slot == slot for rented in ledger.running):
-                tally.returned(at_s, stream_waited=False)
-            else:
-                tally.gone(at_s)
+            self._read_or_not(tally, on_slot, record.at_s)
+
+    @staticmethod
+    def _read_or_not(tally: StreamTally, readers: int, at_s: float) -> None:
+        if readers:
+            tally.returned(at_s, stream_waited=False)
+        else:
+            tally.gone(at_s)
 
     def _take_back(self, base: ModelId) -> None:
         while len(self._samples) > 1 and self._samples[-1][0] > base.version:

@@ -205,6 +205,18 @@ def test_a_plan_below_what_keeps_up_says_so(street: Street) -> None:
     assert "not even one machine for each of the K gradients would do" in plan.warning
 
 
+def test_slots_without_a_machine_are_told_of_where_nobody_else_reads_their_streams(
+    street: Street,
+) -> None:
+    few = replace(with_policy("reassign"), on_preemption="hold", group_size=1)
+    at_work(street, few)
+
+    plan = plans(street)[-1]
+    assert -1 in plan.places
+    assert "3 slots get no machine" in plan.warning
+    assert "the policy reassign is for on_preemption: reassign" in plan.warning
+
+
 def test_a_fleet_that_does_not_answer_is_told_of(street: Street) -> None:
     desk = at_work(street)
     street.fleet.go_away()
