@@ -102,23 +102,23 @@ def _machines(world: World) -> Iterator[Violation]:
 
 
 def _seats(world: World) -> Iterator[Violation]:
-    """Under `hold` a slot has one own machine at a time, unless the lender did not name one.
+    """A slot has one own machine at a time, unless the lender did not name one.
 
     A machine that is not named for long is taken for lost, and its successor runs beside it until
     it is named again and given back. A ghost cannot bring this about: its orders are void, or used.
-    Under `reassign` a slot's next machine starts before the last one goes.
+    Under `reassign` a slot that moves to another pool has one machine in each for a while.
     """
-    if world.settings.on_preemption == "reassign":
-        return
-    by_slot: dict[int, list[tuple[float, float, int]]] = {}
+    moves = world.settings.on_preemption == "reassign"
+    seats: dict[tuple[int, str], list[tuple[float, float, int]]] = {}
     for machine in world.fleet.rented:
         if not world.truth.machines[machine.launch].stand_in and machine.ended_s is not None:
-            seat = (machine.started_s, machine.ended_s, machine.launch)
-            by_slot.setdefault(machine.slot, []).append(seat)
-    for slot, seats in by_slot.items():
-        for (_, ended_s, first), (started_s, _, second) in pairwise(sorted(seats)):
+            seat = (machine.slot, machine.pool if moves else "")
+            held = (machine.started_s, machine.ended_s, machine.launch)
+            seats.setdefault(seat, []).append(held)
+    for seat, held_by in seats.items():
+        for (_, ended_s, first), (started_s, _, second) in pairwise(sorted(held_by)):
             if started_s < ended_s and not {first, second} & world.faults.hidden:
-                yield Violation("one own machine in a slot", f"slot {slot}: {first}, {second}")
+                yield Violation("one own machine in a slot", f"{seat}: {first}, {second}")
 
 
 def _cost(world: World) -> Iterator[Violation]:
