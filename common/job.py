@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from common.ports import Log
+    from common.theory.policy import PolicyName
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,245}")  # Kafka's 249, less ".dlq"
 _Stream = Annotated[str, Field(json_schema_extra={"pattern": f"^{_TOPIC.pattern}$"})]
@@ -78,6 +79,14 @@ class JobSpec(Part):
         alone its stream would stand still during every round.
         """
         return self.waiting_batches or 2 * self.group_size
+
+    @property
+    def policy(self) -> PolicyName | None:
+        """Who decides on its machines; None where they are not rented."""
+        if self.provisioning is None:
+            return None
+        fitting: PolicyName = "adaptive" if self.on_preemption == "hold" else "reassign"
+        return self.provisioning.policy or fitting
 
     @property
     def start_s(self) -> float | None:
@@ -132,6 +141,11 @@ class JobSpec(Part):
             raise ValueError(
                 f"waiting_batches: must be at least group_size ({self.group_size}), so that one"
                 f" worker can fill a group, got {self.waiting_batches}"
+            )
+        if self.policy == "reassign" and self.on_preemption == "hold":
+            raise ValueError(
+                "provisioning.policy: reassign leaves slots without a machine, whose streams nobody"
+                " would ever read: add `on_preemption: reassign`"
             )
         for name, needed in self._needed_fields.items():
             found = self.records.fields.get(name)

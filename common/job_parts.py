@@ -176,7 +176,9 @@ class ProvisioningSpec(Part):
 
     workers: Count  # N_tot
     instance_type: str = ""  # of the market's, for all pools; empty: what each pool says
-    policy: PolicyName = "adaptive"
+    # None: adaptive, the paper's, where a preempted worker's streams wait for its return; reassign
+    # where they move to others, for which the paper's formulas are too careful.
+    policy: PolicyName | None = None
     probability: float = Field(default=0.95, gt=0.5, lt=1)  # of the deadline; chance and reassign
     review_s: Positive | None = None  # how often the policy is asked; None: as it likes
 

@@ -101,7 +101,6 @@ class ProcessFleet:
         self._children: dict[str, Started] = {}  # by token
         self._seen_s: dict[str, float] = {}  # when each that runs was last looked at
         self._due_s = math.inf  # when the next of them is to be taken away, or further
-        self._due_s = math.inf  # when the next of them is to be taken away, or further
         self._turn = threading.Condition()  # one thread at a time looks and acts
         self._watch: threading.Thread | None = None
         self._closed = False

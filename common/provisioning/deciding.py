@@ -8,6 +8,7 @@ time: what it decided before that was a guess.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,13 +120,20 @@ class Decider:
             if rented.stand_in and rented.slot < settings.workers:
                 since_s = now_s if rented.started_s is None else rented.started_s
                 stands_in_s[rented.slot] = max(now_s - since_s, 0.0)
+        work = work_left(settings, rates, estimator.version, now_s)
+        waiting = estimator.waiting
+        if waiting is not None:
+            waiting = min(waiting, work.updates)
+            if self._policy.name != "reassign":  # others take all that is left for yet to arrive
+                work, waiting = replace(work, updates=work.updates - waiting), None
         return Situation(
             now_s=now_s - settings.submitted_s,
-            work=work_left(settings, rates, estimator.version, now_s),
+            work=work,
             pools=estimator.pools(self._ledger.prices, now_s),
             gradient_s=float(estimator.gradient(now_s).value),
             up=self._up(),
             stands_in_s=stands_in_s,
+            waiting=waiting,
         )
 
     def ask(self, now_s: float) -> Planned | None:

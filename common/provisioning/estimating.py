@@ -2,8 +2,8 @@
 
 Everything comes with how sure it is. Before the first batches nothing is known of arrivals. They
 are taken for twice what the deadline asks for then, so that a policy neither gives up nor buys what
-it may not need in the seconds until it knows better; a gradient is taken to last so long that all
-workers together just keep up.
+it may not need in the seconds until it knows better; a gradient is taken to last so long that half
+of the workers together just keep up: who asked for so many will have had outages in mind.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Estimator:
         self._by_slot: dict[int, StreamTally] = {}  # hold
         self._ends: dict[Partition, int] = {}
         self._batches = 0
+        self._arrived: int | None = None  # records, by the streams' ends
         self._availability = Availability()
         self._running = 0  # machines
         self._on: dict[int, int] = {}  # likewise, by slot
@@ -83,6 +84,10 @@ class Estimator:
             self._ends |= {span.place: span.end for span in claim.address}
             if isinstance(claim, BatchReady):
                 self._batch(claim, now_s)
+
+    def streams(self, records: int) -> None:
+        """Take in how many records the streams hold, from where the job began."""
+        self._arrived = records
 
     def updates(self, records: Iterable[tuple[int, AuditRecord | None]], now_s: float) -> None:
         """Take in the audit trail, from its beginning on."""
@@ -124,6 +129,15 @@ class Estimator:
         """That they were trained on."""
         return self._samples[-1][1]
 
+    @property
+    def waiting(self) -> float | None:
+        """Updates whose records have arrived and that are not made yet; None: nobody knows."""
+        if self._arrived is None:
+            return None
+        return max(self._arrived - self.samples, 0) / (
+            self.settings.group_size * self.settings.batch_size
+        )
+
     def arrivals(self, now_s: float) -> Estimate:
         """Estimate the sum of all lambda_A,n; with a standard deviation of its size if a guess."""
         each = self._each(now_s)
@@ -146,14 +160,14 @@ class Estimator:
         return np.full(workers, float(self.arrivals(now_s).value) / workers)
 
     def gradient(self, now_s: float) -> Estimate:
-        """Estimate mu_C; before any update, what just keeps up with all workers."""
+        """Estimate mu_C; before any update, what half of the workers keep up with."""
         if self._timed:
             mean = self._gradients.mean(now_s)
             std = float(mean.std)
             return Estimate(mean.value, std if math.isfinite(std) else float(mean.value), "log")
         settings = self.settings
         interval_s = settings.group_size * settings.batch_size / float(self.arrivals(now_s).value)
-        rounds = math.ceil(settings.group_size / settings.workers)
+        rounds = math.ceil(settings.group_size / max(settings.workers // 2, 1))
         guess_s = interval_s / HEADROOM / rounds
         return Estimate(guess_s, guess_s, "log")
 

@@ -52,6 +52,12 @@ class ClaimsRead(msgspec.Struct, frozen=True):
     claims: tuple[Claim | None, ...]
 
 
+class StreamsSeen(msgspec.Struct, frozen=True):
+    """How many records the job's streams hold, from where the job began to their ends."""
+
+    records: int
+
+
 # --- what a person wants -------------------------------------------------------------------------
 
 
@@ -109,6 +115,7 @@ ProvisionerEvent: TypeAlias = (
     | PlansRead
     | UpdatesRead
     | ClaimsRead
+    | StreamsSeen
     | WantedChanged
     | SettingsChanged
     | MachinesSeen

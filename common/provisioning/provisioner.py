@@ -121,6 +121,8 @@ class Provisioner:
                 known.estimator.updates(records, now_s)
             case events.ClaimsRead(claims):
                 known.estimator.claims(claims, now_s)
+            case events.StreamsSeen(records):
+                known.estimator.streams(records)
             case events.WantedChanged(wanted, reason):
                 known.wanted, known.reason = wanted, reason
             case events.SettingsChanged(settings):

@@ -49,6 +49,7 @@ class Situation:
     gradient_s: float  # mu_C, mean time of one gradient on the first pool
     up: Flags  # whether the slot's own machine runs now
     stands_in_s: npt.NDArray[np.float64]  # (N_tot,) how long a stand-in has run; NaN: there is none
+    waiting: float | None = None  # updates whose records have arrived already; None: nobody knows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -41,12 +41,13 @@ async def show(
 ) -> Response:
     """Tell the plan in force and why, the plans before it, estimates, and what was spent so far."""
     service = service_of(request)
-    spec = service.job(job).spec.provisioning
-    if spec is None:
+    spec = service.job(job).spec
+    if spec.provisioning is None or spec.policy is None:
         raise NotFoundError(not_provisioned(job))
+    workers = spec.provisioning.workers
     follower = await service.followers.ready(job)
     with follower.view() as view:
-        told = provisioning_told(view.ledger, spec.policy, spec.workers, service.clock(), limit)
+        told = provisioning_told(view.ledger, spec.policy, workers, service.clock(), limit)
     return Response(msgspec.json.encode(told), media_type="application/json")
 
 

@@ -117,12 +117,12 @@ class Direct:
     def provisioning(self, name: str, limit: int) -> ToldProvisioning:
         """See the protocol."""
         log, settings = self._outside.open_log(), self._outside.settings
-        spec = JobBook(log).get(name).spec.provisioning
-        if spec is None:
+        spec = JobBook(log).get(name).spec
+        if spec.provisioning is None or spec.policy is None:
             raise NotFoundError(not_provisioned(name))
         least_s = minimum_billing_s(market_of(settings)) if settings.market else {}
         ledger = read_ledger(log, name, least_s)
-        return provisioning_told(ledger, spec.policy, spec.workers, time.time(), limit)
+        return provisioning_told(ledger, spec.policy, spec.provisioning.workers, time.time(), limit)
 
     def replan(self, name: str, reason: str) -> None:
         """See the protocol."""

@@ -102,6 +102,7 @@ class Jobs:
         provisioner = JobProvisioner(
             self._name,
             settings,
+            record.first,
             log=self._source,
             board=open_board(self._settings, LEASE.format(job=job)),
             openers=(

@@ -12,12 +12,11 @@ from queue import Empty, SimpleQueue
 from time import time
 from typing import TYPE_CHECKING
 
-from common.provisioning.provisioner import Provisioner
-
 from common.errors import UnavailableError
 from common.provisioning import commands as do
 from common.provisioning import events
 from common.provisioning.codec import encode_plan
+from common.provisioning.provisioner import Provisioner
 from common.provisioning.records import Ended, Ordered, Planned, Settled, Started
 from common.telemetry import Outage
 from common.topics import plans_topic
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
+    from common.core.messages import Positions
     from common.ports import Board, Log
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.events import ProvisionerEvent
@@ -49,6 +49,7 @@ class JobProvisioner:
     Args:
         name: Of this replica, unique among all that ever live.
         settings: Of the job's provisioning.
+        first: Where the job begins in each partition of its streams.
         log: Kafka.
         board: The job's, for the lease alone.
         openers: Of the fleet and of the prices.
@@ -59,6 +60,7 @@ class JobProvisioner:
         self,
         name: str,
         settings: ProvisionerSettings,
+        first: Positions,
         *,
         log: Log,
         board: Board,
@@ -68,6 +70,7 @@ class JobProvisioner:
         self._name = name
         self._job = settings.job
         self._settings = settings
+        self._first = first
         self._source = log
         self._board = board
         self._log = logger.bind(job=settings.job)
@@ -105,7 +108,9 @@ class JobProvisioner:
             while not (self._stopping.is_set() or self._machine.finished or self._fault):
                 try:
                     if topics is None:
-                        topics = JobTopics(self._source, self._job)
+                        topics = JobTopics(
+                            self._source, self._job, self._first, self._settings.look_s
+                        )
                     self._turn(topics, desk)
                     self._kafka_outage.quiet()
                 except UnavailableError as error:

@@ -30,7 +30,7 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
     """
     spec = record.spec
     asked = spec.provisioning
-    if asked is None:
+    if asked is None or spec.policy is None:
         raise UserError(f"the job {spec.name} has no `provisioning`: its workers start by hand")
     deadline_s = spec.stop.deadline_s
     return ProvisionerSettings(
@@ -44,7 +44,7 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
         updates=spec.stop.updates,
         deadline_at_s=None if deadline_s is None else record.submitted_s + deadline_s,
         on_preemption=spec.on_preemption,
-        policy=asked.policy,
+        policy=spec.policy,
         probability=asked.probability,
         review_s=asked.review_s,
         lease_ttl_s=_LEASE_TTL_S[market.fleet],

@@ -15,6 +15,7 @@ from common.topics import control_topic, plans_topic, updates_topic
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from common.core.messages import Positions
     from common.ports import Log, Tail
 
 T = TypeVar("T")
@@ -59,22 +60,28 @@ class Topic:
 
 
 class JobTopics:
-    """The three topics of one job.
+    """The three topics of one job, and how much its streams hold.
 
     Args:
         log: Where they are; the plans topic is made if it is not there.
         job: The job's name.
+        first: Where the job begins in each partition of its streams.
+        streams_s: Between looks at the streams: two requests for each partition.
 
     Raises:
         UnavailableError: If Kafka is away.
     """
 
-    def __init__(self, log: Log, job: str) -> None:
+    def __init__(self, log: Log, job: str, first: Positions, streams_s: float) -> None:
         log.create_topic(plans_topic(job), 1, kept_forever=True)
         self._plans = Topic(log, plans_topic(job))
         self._updates = Topic(log, updates_topic(job))
         self._claims = Topic(log, control_topic(job), RECENT)
         self._asked_at = 0.0
+        self._log = log
+        self._first = first
+        self._streams_s = streams_s
+        self._streams_at = 0.0
 
     def read(self, wait_s: float) -> Iterator[events.ProvisionerEvent]:
         """What is new; waits up to `wait_s` for plans.
@@ -96,6 +103,11 @@ class JobTopics:
         claims = self._claims.read(wire.decode_claim, 0.0)
         if claims:
             yield events.ClaimsRead(tuple(claim for _, claim in claims))
+
+        if monotonic() >= self._streams_at + self._streams_s:
+            self._streams_at = monotonic()
+            ends = sum(self._log.bounds(place).end for place in self._first)
+            yield events.StreamsSeen(ends - sum(self._first.values()))
 
     def close(self) -> None:
         """Let go of the connections."""

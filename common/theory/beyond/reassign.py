@@ -127,8 +127,8 @@ class Prospect:
         self._speed = market.spot.speed
         self._availability = effective_availability(market.spot)
         self.arrivals_per_s = float(work.rates_per_s.sum()) / (work.group_size * work.batch_size)
-        self._arrived_s = (work.updates - backlog) / self.arrivals_per_s
-        self.slack_s = work.deadline_s - max(self._arrived_s, 0.0)
+        self.arrived_s = max((work.updates - backlog) / self.arrivals_per_s, 0.0)
+        self.slack_s = work.deadline_s - self.arrived_s
         shortest = max(min(self.slack_s, work.deadline_s), 1e-3)
         self._windows_s = np.geomspace(shortest, max(work.deadline_s, shortest), WINDOWS)
         missing = work.updates - backlog - self.arrivals_per_s * (work.deadline_s - self._windows_s)
@@ -187,8 +187,9 @@ def plan_reassign(work: Work, market: Market, computing: Computing, backlog: flo
     """Find the cheapest N_o + N_s <= N_tot that keep up with arrivals and meet the deadline.
 
     For every N_o the fewest N_s are looked for by halving, as far as they could be cheaper than the
-    best so far: a machine more makes no deadline less likely. The runtime is theta_0 then. Whose
-    machines they are is no matter: the first workers are on demand, the last on spot.
+    best so far: a machine more makes no deadline less likely. The runtime is theta_0 then, less
+    what the backlog took to arrive. Whose machines they are is no matter: the first workers are on
+    demand, the last on spot.
 
     Args:
         work: What is left.
@@ -232,7 +233,8 @@ def _most_spot(work: Work, market: Market) -> int:
 def _as_plan(work: Work, market: Market, prospect: Prospect, best: tuple[int, int] | None) -> Plan:
     on_demand, spot = best or (max(_most(work, market.on_demand), 1), 0)
     outlook = prospect.of(on_demand, spot)
-    runtime_s = max(work.undisturbed_s, work.updates / outlook.capacity_per_s)
+    # What waits already need not arrive any more.
+    runtime_s = max(prospect.arrived_s, work.updates / outlook.capacity_per_s)
     spot_usd_per_s = market.spot.availability * market.spot.usd_per_s
     usd = runtime_s * (on_demand * market.on_demand.usd_per_s + spot * spot_usd_per_s)
     alone_usd = work.workers * work.undisturbed_s * market.on_demand.usd_per_s
@@ -301,7 +303,10 @@ class Reassign:
         """
         if len(situation.pools) <= SPOT:
             raise ParameterError("pools", "reassign needs a spot pool after the on-demand one")
-        lag_s = 0.0 if last is None else _lag_s(situation, last.basis)
+        if situation.waiting is not None:
+            lag_s = _arrive_in_s(situation.waiting, situation.work)
+        else:
+            lag_s = 0.0 if last is None else _lag_s(situation, last.basis)
         reason = self._reason(situation, last, lag_s)
         if last is not None and reason is None:
             return last
@@ -309,7 +314,7 @@ class Reassign:
         computing = Computing(
             situation.gradient_s, self.round_overhead_s, self.probability, self.headroom
         )
-        backlog = max(lag_s, 0.0) * work.updates / work.undisturbed_s if work.updates else 0.0
+        backlog = max(lag_s, 0.0) * _rate_per_s(situation) / (work.group_size * work.batch_size)
         plan = plan_reassign(work, market, computing, min(backlog, work.updates))
         places = np.full(work.workers, NOWHERE, np.int8)
         places[: plan.on_demand] = ON_DEMAND
@@ -338,6 +343,10 @@ class Reassign:
 
 def _rate_per_s(situation: Situation) -> float:
     return float(situation.work.rates_per_s.sum())
+
+
+def _arrive_in_s(updates: float, work: Work) -> float:
+    return updates * work.group_size * work.batch_size / float(work.rates_per_s.sum())
 
 
 def _lag_s(situation: Situation, basis: Situation) -> float:

@@ -66,8 +66,8 @@ def demo(  # noqa: PLR0913 -- the options of a command
         ),
     ] = False,
     policy: Annotated[
-        str, typer.Option(help="With --provision: on-demand, static, adaptive, ...")
-    ] = "adaptive",
+        str, typer.Option(help="With --provision: on-demand, static, adaptive, reassign, ...")
+    ] = "",
 ) -> None:
     """Train on a live stream, kill a worker half-way, prove that every record was used once.
 

@@ -63,7 +63,7 @@ class RentedPlan:
     undisturbed_s: float  # theta_0: what the updates take if nothing is preempted
     rate_per_s: float
     workers: int  # N_tot
-    policy: PolicyName
+    policy: PolicyName | None  # None: the one that fits
     seed: int
 
     @property
@@ -92,7 +92,7 @@ class RentedPlan:
                 updates=self.updates,
                 deadline_s=self.deadline_s,
                 workers=self.workers,
-                policy=self.policy,
+                policy=self.policy or "null",
                 review_s=_REVIEW_S,
             )
         )
@@ -120,12 +120,14 @@ class RentedPlan:
         return msgspec.json.encode(market).decode()
 
 
-def policy_named(name: str) -> PolicyName:
-    """The policy of this name.
+def policy_named(name: str) -> PolicyName | None:
+    """The policy of this name; None for no name.
 
     Raises:
         UserError: If there is none.
     """
+    if not name:
+        return None
     for known in POLICY_NAMES:
         if name == known:
             return known
