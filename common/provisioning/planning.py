@@ -133,7 +133,7 @@ def planned(policy: str, decision: Decision, situation: Situation, occasion: Occ
         at_s=occasion.at_s,
         policy=policy,
         why=occasion.why,
-        reason=_reason(decision),
+        reason=decision.reason,
         feasible=plan.feasible,
         binding=plan.binding,
         pools=tuple(pool.name for pool in pools),
@@ -155,13 +155,6 @@ def planned(policy: str, decision: Decision, situation: Situation, occasion: Occ
         warning=occasion.warning,
         answers=occasion.answers,
     )
-
-
-def _reason(decision: Decision) -> str:
-    """Both what made the policy decide and what it decided; some say it in one sentence."""
-    if decision.plan.reason in decision.reason:
-        return decision.reason
-    return f"{decision.reason}: {decision.plan.reason}"
 
 
 def restored(record: Planned, situation: Situation, submitted_s: float) -> Decision | None:

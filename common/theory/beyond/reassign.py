@@ -320,7 +320,8 @@ class Reassign:
         places[: plan.on_demand] = ON_DEMAND
         places[plan.spot_workers] = SPOT
         stand_ins = np.zeros(work.workers, np.bool_)
-        return Decision(places, stand_ins, plan, reason or "first plan", situation)
+        told = f"{reason or 'first plan'}: {plan.reason}"
+        return Decision(places, stand_ins, plan, told, situation)
 
     def _reason(self, situation: Situation, last: Decision | None, lag_s: float) -> str | None:
         if last is None:
