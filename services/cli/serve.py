@@ -1,4 +1,4 @@
-"""`doll worker`, `doll coordinator`, `doll admin`: services, with the command line's settings."""
+"""`doll worker`, `coordinator`, `provisioner`, `admin`: services, with the command's settings."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def worker(context: typer.Context) -> None:
 def coordinator(context: typer.Context) -> None:
     """Run one coordinator in this process: see `doll coordinator --help`."""
     _become("coordinator", context)
+
+
+def provisioner(context: typer.Context) -> None:
+    """Run one provisioner in this process: see `doll provisioner --help`."""
+    _become("provisioner", context)
 
 
 def admin(context: typer.Context) -> None:

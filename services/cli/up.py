@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import tempfile
 import time
@@ -15,8 +16,10 @@ from rich.console import Console
 from common.embedded.services import Service, stop_all
 from common.embedded.stack import EmbeddedStack
 from common.errors import DollError, UserError
+from common.market import load_market
 from services.cli.ending import Ending
 from services.cli.outside import outside_of
+from services.cli.page import open_page
 
 if TYPE_CHECKING:
     from common.config import Settings
@@ -29,7 +32,14 @@ _SHOWN = ("DOLL_KAFKA", "DOLL_KAFKA_GROUP_PROTOCOL", "DOLL_REDIS", "DOLL_BLOBS")
 def up(
     context: typer.Context,
     *,
-    workers: Annotated[int, typer.Option(min=0, help="Processes.")] = 2,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes; 2, or none with a market.")
+    ] = None,
+    market: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Rent machines for jobs that ask for them, from here."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the API; 0: any.")] = 8080,
     directory: Annotated[
         Path | None, typer.Option(help="For storage and logs; a temporary one unless said.")
     ] = None,
@@ -39,7 +49,8 @@ def up(
 ) -> None:
     """Run everything on this machine until Ctrl-C; workers take up whatever job is submitted.
 
-    Prints what other terminals must know, and writes it to DIRECTORY/environment.
+    Prints what other terminals must know, and writes it to DIRECTORY/environment. The API and the
+    live page listen on this machine alone; the key that is printed may do everything.
 
     Example: [bold]doll up --workers 3 --directory out/up[/]
     """
@@ -66,8 +77,21 @@ def up(
         console.print("Kafka, Redis and storage are up. In another terminal:\n")
         console.print(exports(settings), style="bold", markup=False)
         console.print(f"or: . {environment}")
+        if workers is None:
+            workers = 2 if market is None else 0
+        if market is not None:
+            load_market(market)  # what is wrong with it is told here, not in a log
+            update = {
+                "market": str(market.absolute()),
+                "fleet_directory": str((directory / "machines").absolute()),
+                "owner_pid": os.getpid(),
+            }
+            settings = settings.model_copy(update=update)
         services = _start(settings, workers, logs)
         parts.callback(stop_all, services)
+        page = open_page(settings, logs, f"up-{os.getpid()}", "operator", port)
+        services.append(page.service)
+        console.print(f"API and live page: {page}")
         console.print(f"workers: {workers}, coordinators: 1; logs in {logs}; Ctrl-C ends all")
         _tend(services, ending, console)
 
@@ -82,9 +106,11 @@ def exports(settings: Settings) -> str:
 
 def _start(settings: Settings, workers: int, logs: Path) -> list[Service]:
     own = settings.model_copy(update={"threads": 1})
+    provisioners = [Service("provisioner", "provisioner-1", own, logs)] if own.market else []
     names = [f"worker-{number}" for number in range(1, workers + 1)]
     return [
         Service("coordinator", "coordinator-1", own, logs),
+        *provisioners,
         *(Service("worker", name, own, logs) for name in names),
     ]
 

@@ -99,6 +99,8 @@ class Jobs:
         if settings is None:
             return
         job = record.spec.name
+        asked = record.spec.provisioning
+        market = self._market.of_type(asked.instance_type) if asked else self._market
         provisioner = JobProvisioner(
             self._name,
             settings,
@@ -106,8 +108,8 @@ class Jobs:
             log=self._source,
             board=open_board(self._settings, LEASE.format(job=job)),
             openers=(
-                partial(open_fleet, self._settings, self._market, job),
-                partial(open_prices, self._settings, self._market),
+                partial(open_fleet, self._settings, market, job),
+                partial(open_prices, self._settings, market),
             ),
             logger=self._log,
         )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,18 @@ def _state(pid: int) -> str:
         return ""
 
 
+def machines_of(owner: int) -> set[int]:
+    """Rented machines that end with a process, whoever started them."""
+    found = set[int]()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # somebody else's, or it ended while we looked
+            variables = path.read_bytes().split(b"\0")
+            mine = b"DOLL_OWNER_PID=%d" % owner in variables
+            if mine and any(each.startswith(b"DOLL_MACHINE=") for each in variables):
+                found.add(int(path.parent.name))
+    return found
+
+
 def command_line(pid: int) -> str:
     """How a process was started."""
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
@@ -106,6 +119,49 @@ def test_a_demo_uses_every_record_once_and_leaves_nothing_running(
     assert len(seen) >= 7  # two servers, a coordinator, three workers, and one of them again
     assert left(seen) == set()
     assert list(temporary.glob("doll-*")) == []
+
+
+def test_a_demo_on_rented_machines_tells_what_they_cost_and_gives_all_back(
+    tmp_path: Path, temporary: Path
+) -> None:
+    seen = set[int]()
+    arguments = ["demo", "--provision", "--seconds", "12", "--workers", "2", "--rate", "1000"]
+    with running([*arguments, "--out", str(tmp_path)], temporary, tmp_path / "said") as process:
+
+        def ended() -> bool:
+            seen.update(machines_of(process.pid) | descendants(process.pid))
+            return process.poll() is not None
+
+        await_condition(ended, "the demo has ended", 150.0)
+
+    said, summary = (
+        (tmp_path / "said").read_text(),
+        json.loads((tmp_path / "summary.json").read_text()),
+    )
+    assert process.returncode == (exits.OK if summary["in_time"] else exits.FAILED), said
+    assert (summary["flaws"], summary["records_duplicated"]) == ([], 0)
+    assert summary["records_trained"] >= 128 * summary["updates"] > 0
+    assert summary["plans"] == len(summary["reasons"]) >= 1
+    assert all(summary["reasons"])
+    assert summary["machines"] >= 1
+    # Two machines for the whole time at the dearest price, or less.
+    longest_s = summary["runtime_s"] + 60
+    assert 0 < summary["spent_usd"] < 4 * longest_s * 0.478 / 3600
+    assert summary["on_demand_only_usd"] == pytest.approx(2 * 12 * 0.239 / 3600, rel=0.05)
+    assert "live page: http://127.0.0.1:" in said
+    assert len(seen) >= 6  # two servers, coordinator, provisioner, admin, a machine
+    await_condition(lambda: not left(seen), "all machines are given back")
+
+
+def test_rented_machines_end_with_a_demo_that_is_killed(tmp_path: Path, temporary: Path) -> None:
+    said = tmp_path / "said"
+    arguments = ["demo", "--provision", "--workers", "2", "--out", str(tmp_path)]
+    with running(arguments, temporary, said) as process:
+        await_condition(lambda: len(machines_of(process.pid)) == 2, "both machines run", 120.0)
+        everything = machines_of(process.pid) | descendants(process.pid)
+        process.kill()
+        process.wait(END_S)
+    await_condition(lambda: not left(everything), "everything has ended")
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
@@ -154,7 +210,7 @@ def test_what_doll_up_prints_is_all_that_another_terminal_needs(
     tmp_path: Path, temporary: Path
 ) -> None:
     said, folder = tmp_path / "said", tmp_path / "up"
-    arguments = ["up", "--workers", "1", "--directory", str(folder)]
+    arguments = ["up", "--workers", "1", "--port", "0", "--directory", str(folder)]
     with running(arguments, temporary, said) as process:
         await_condition(lambda: "Ctrl-C ends all" in said.read_text(), "everything is up")
         listed = subprocess.run(  # noqa: S603 -- our own program
@@ -165,8 +221,17 @@ def test_what_doll_up_prints_is_all_that_another_terminal_needs(
             check=False,
         )
         assert "no jobs yet" in listed.stdout, listed.stderr
+        found = re.search(r"page: (http\S+) .* password (\S+)", said.read_text())
+        assert found is not None
+        over_http = [*DOLL, "--api", found[1], "--api-key", found[2], "job", "list"]
+
+        def listed_over_http() -> bool:
+            told = subprocess.run(over_http, cwd=ROOT, capture_output=True, check=False)  # noqa: S603 -- our own program
+            return b"no jobs yet" in told.stdout
+
+        await_condition(listed_over_http, "the API answers")
         children = descendants(process.pid)
-        assert len(children) == 4
+        assert len(children) == 5
         process.send_signal(signal.SIGTERM)
         assert process.wait(END_S) == 0, said.read_text()
     assert left(children) == set()

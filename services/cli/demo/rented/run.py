@@ -28,6 +28,7 @@ from services.cli.demo.rented.plan import ON_DEMAND_USD_PER_HOUR
 from services.cli.demo.rented.summary import RentedSummary
 from services.cli.demo.rented.watching import FleetWatch
 from services.cli.demo.screen import Glance
+from services.cli.page import open_page
 from services.cli.producing import send_all
 from services.cli.schedule import Schedule
 
@@ -78,6 +79,8 @@ class RentedDemo:
             Service(kind, f"{kind}-1", settings.model_copy(update={"threads": 1}), logs)
             for kind in ("coordinator", "provisioner")
         ]
+        self._page = open_page(settings, logs, plan.name, "viewer")
+        self._services.append(self._page.service)
         self._sent = 0
         self._phase = "starting"
         self._record = self._book.submit(self.spec)
@@ -114,6 +117,7 @@ class RentedDemo:
         """
         theta = f"{self.plan.updates:,} updates within {self.plan.deadline_s:.0f} s"
         self._enter("streaming", f"job submitted: {theta}, on {self.plan.workers} machines")
+        self._screen.happened(f"live page: {self._page}", monotonic(), "bold")
         self._stream(data)
         self._enter("releasing", f"the job is over: {self._ended_by}")
         if not self._until(lambda: self._fleet.ledger.settled is not None, _RELEASE_S):

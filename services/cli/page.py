@@ -1,0 +1,49 @@
+"""The live page beside a command that starts everything: an admin service, and a key for it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.connections import open_log
+from common.embedded.redis import free_port
+from common.embedded.services import Service
+from common.keys import KeyBook
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from common.config import Settings
+    from common.keys import Role
+
+
+class Page(NamedTuple):
+    """Where it is, and how to get in."""
+
+    service: Service
+    url: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.url} with any name and the password {self.key}"
+
+
+def open_page(settings: Settings, logs: Path, name: str, role: Role, port: int = 0) -> Page:
+    """Start an admin service on this machine alone.
+
+    Args:
+        settings: Of the servers.
+        logs: Folder for what it says.
+        name: Of the key, which no other may have.
+        role: What the key may do.
+        port: 0 for any that is free.
+
+    Raises:
+        ConflictError: If there is a key of this name.
+        UnavailableError: If Kafka is away.
+    """
+    with closing(KeyBook(open_log(settings, "key"))) as book:
+        key, _ = book.create(name, role)
+    own = settings.model_copy(update={"api_host": "127.0.0.1", "api_port": port or free_port()})
+    service = Service("admin", "admin-1", own, logs)
+    return Page(service, f"http://{own.api_host}:{own.api_port}", key)
