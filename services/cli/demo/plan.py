@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # Two topics of 8x8 images. 128 records per update and this rate reach 0.98 to 0.99 on held-out
 # digits within 60,000 warped records (0.97 to 0.98 at half the learning rate). A checkpoint every
 # few seconds lets `settled` follow the stream, by which the producer holds back.
-_JOB = """
+JOB = """
 name: {name}
 streams: [{name}-a, {name}-b]
 records:
@@ -51,7 +51,7 @@ class Plan:
 
     def job(self) -> JobSpec:
         """The job's specification."""
-        return parse_job(_JOB.format(name=self.name, seed=self.seed))
+        return parse_job(JOB.format(name=self.name, seed=self.seed))
 
 
 class Preemption:

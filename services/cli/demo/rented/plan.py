@@ -16,6 +16,7 @@ import msgspec
 from common.errors import UserError
 from common.job import parse_job
 from common.theory.policy import POLICY_NAMES
+from services.cli.demo.plan import JOB
 
 if TYPE_CHECKING:
     from common.job import JobSpec
@@ -27,30 +28,14 @@ _SPEED = 100.0  # of the recorded prices: a row takes 3 s, the time above on-dem
 _AVAILABILITY = 0.9  # alpha
 _CYCLE_S = 30.0  # from one preemption of a machine to its next: some in every demo
 _REVIEW_S = 5.0
-_GROUP_SIZE, _BATCH_SIZE = 4, 32
+_RECORDS = 128  # K b, of an update
 _SLACK = 1.12  # theta / theta_0: more than no outages at all, less than only spot machines need
 _JOINED_S = 4.0  # from the start of a process to its first records
 _START_S = 12.0  # until the first machines are at work: several processes load torch at once
 
-# As in the demo without a market, on which these numbers reach 0.98.
-_JOB = """
-name: {name}
-streams: [{name}-a, {name}-b]
-records:
-  codec: tensor
-  fields:
-    image: {{dtype: uint8, shape: [1, 8, 8]}}
-    label: {{dtype: int64}}
-task: {{name: image-classifier, classes: 10}}
-batch_size: {batch_size}
-group_size: {group_size}
-optimizer: {{name: adam, learning_rate: 4.0e-3}}
-seed: {seed}
+# Beside what the job of the demo without a market says.
+_RENTED = """
 stop: {{updates: {updates}, deadline_s: {deadline_s:.1f}}}
-checkpoint: {{every_s: 3.0}}
-batch_linger_s: 0.5
-group_linger_s: 0.5
-device: cpu
 provisioning: {{workers: {workers}, policy: {policy}, review_s: {review_s}}}
 """
 
@@ -74,7 +59,7 @@ class RentedPlan:
     @property
     def updates(self) -> int:
         """J."""
-        return max(1, round(self.undisturbed_s * self.rate_per_s / (_GROUP_SIZE * _BATCH_SIZE)))
+        return max(1, round(self.undisturbed_s * self.rate_per_s / _RECORDS))
 
     @property
     def deadline_s(self) -> float:
@@ -83,19 +68,14 @@ class RentedPlan:
 
     def job(self) -> JobSpec:
         """The job's specification."""
-        return parse_job(
-            _JOB.format(
-                name=self.name,
-                seed=self.seed,
-                batch_size=_BATCH_SIZE,
-                group_size=_GROUP_SIZE,
-                updates=self.updates,
-                deadline_s=self.deadline_s,
-                workers=self.workers,
-                policy=self.policy or "null",
-                review_s=_REVIEW_S,
-            )
+        rented = _RENTED.format(
+            updates=self.updates,
+            deadline_s=self.deadline_s,
+            workers=self.workers,
+            policy=self.policy or "null",
+            review_s=_REVIEW_S,
         )
+        return parse_job(JOB.format(name=self.name, seed=self.seed) + rented)
 
     def market(self) -> str:
         """The market file."""
