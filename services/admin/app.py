@@ -62,6 +62,7 @@ def create_app(outside: Outside | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        redirect_slashes=False,  # to http://, behind a proxy that ends TLS: with the key
     )
     app.state.service = service
     problems.install(app)

@@ -109,11 +109,20 @@ def problem(
     told = Problem(
         title=HTTPStatus(status).phrase,
         status=status,
-        detail=detail,
+        detail=_sendable(detail),
         instance=instance,
-        errors=tuple(errors) or None,
+        errors=tuple(
+            FieldProblem(field=_sendable(each.field), detail=_sendable(each.detail))
+            for each in errors
+        )
+        or None,
     )
     return Response(told.model_dump_json(exclude_none=True), status, headers, media_type=MEDIA_TYPE)
+
+
+def _sendable(text: str) -> str:
+    """A text without halves of characters: JSON may hold them, what is sent may not."""
+    return text.encode(errors="replace").decode()
 
 
 def problem_of(error: DollError, instance: str) -> Response:

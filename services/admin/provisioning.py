@@ -16,6 +16,7 @@ from common.provisioning.records import ReplanAsked
 from common.provisioning.told import provisioning_told
 from services.admin.access import OPERATOR, VIEWER, Operator
 from services.admin.answers import ProvisioningAnswer, ReplanAnswer
+from services.admin.bodies import strictly
 from services.admin.parameters import JobName  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.problems import documented
 from services.admin.service import service_of
@@ -58,7 +59,7 @@ async def replan(
     request: Request,
     caller: Operator,
     job: JobName,
-    asked: Annotated[ReplanBody | None, Body()] = None,
+    asked: Annotated[ReplanBody | None, strictly(ReplanBody | None), Body()] = None,
 ) -> ReplanAnswer:
     """Ask the policy anew; its decision comes with the events and in the history."""
     service = service_of(request)

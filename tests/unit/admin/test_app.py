@@ -96,3 +96,8 @@ def test_a_thread_that_fails_is_a_fault_of_the_process() -> None:
         assert isinstance(world.service.fault, ZeroDivisionError)
     finally:
         world.close()
+
+
+def test_nobody_is_sent_elsewhere_with_their_key(world: World) -> None:
+    for path in ("/v1/jobs/", "/docs/", "/healthz/"):
+        assert world.ask("GET", path).status_code == 404

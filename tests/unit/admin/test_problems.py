@@ -1,0 +1,36 @@
+"""Problems are told whatever was sent: also half characters, which JSON may hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from services.admin.examples import JOB
+
+if TYPE_CHECKING:
+    from tests.unit.admin.conftest import World
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/jobs"),
+        ("PATCH", "/v1/jobs/digits"),
+        ("POST", "/v1/jobs/digits/provisioning/replan"),
+        ("POST", "/v1/provisioning/plan"),
+        ("POST", "/v1/provisioning/simulate"),
+    ],
+)
+@pytest.mark.parametrize(
+    "body",
+    [r'{"\ud800": 1}', r'{"reason": "\ud800"}', r'{"job": "\ud800"}', r'{"curve": "\ud800"}'],
+)
+def test_half_a_character_in_a_body_is_the_fault_of_whoever_sent_it(
+    world: World, method: str, path: str, body: str
+) -> None:
+    world.streams("clinic-a", "clinic-b")
+    assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
+    headers = {"Content-Type": "application/json"}
+    answer = world.ask(method, path, content=body, headers=headers)
+    assert answer.status_code in (400, 404, 422), answer.text
