@@ -47,7 +47,6 @@ HOMES = {  # a client library has one home
     "boto3": ("common/adapters/s3_blobs.py", "common/adapters/ec2_"),
     "fastapi": ("services/admin/",),
     "uvicorn": ("services/admin/",),
-    "sse_starlette": ("services/admin/",),
     "psutil": ("common/adapters/process_table.py",),
     "httpx": ("services/cli/",),
     "plotly": ("services/admin/",),
