@@ -8,7 +8,7 @@ from common.theory.adaptive import Adaptive
 from common.theory.beyond.backfill import Backfill
 from common.theory.beyond.chance import Chance
 from common.theory.beyond.pools import Pools
-from common.theory.beyond.reassign import Reassign
+from common.theory.beyond.reassign_policy import Reassign
 from common.theory.fixed import OnDemandOnly, Static
 
 if TYPE_CHECKING:

@@ -22,18 +22,14 @@ from scipy.special import ndtr
 from common.theory.beyond.outages import effective_availability
 from common.theory.errors import ParameterError, not_negative, positive
 from common.theory.plan import Plan
-from common.theory.policy import NOWHERE, ON_DEMAND, Decision
 from common.theory.preemption import distribution_of_running, variance_of_uptime_s2
-from common.theory.work import Market
 
 if TYPE_CHECKING:
     from common.theory.plan import Binding
-    from common.theory.policy import Situation
-    from common.theory.work import Pool, Work
+    from common.theory.work import Market, Pool, Work
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
-SPOT = 1  # of the pools; others are not used
 WINDOWS = 32  # of each plan; twice as many change no plan that was tried
 ROUNDING = 1e-9  # 20 / (20 / 3) is 3 rounds, not 4
 
@@ -198,12 +194,12 @@ def plan_reassign(work: Work, market: Market, computing: Computing, backlog: flo
         backlog: Updates whose records wait already.
     """
     prospect = Prospect(work, market, computing, backlog)
-    most_spot = _most_spot(work, market)
+    most = most_spot(work, market)
     spot_usd = market.spot.availability * market.spot.usd_per_s
     best, least_usd = None, math.inf
     for on_demand in reversed(range(_most(work, market.on_demand) + 1)):
         usd_per_s = on_demand * market.on_demand.usd_per_s
-        limit = min(most_spot, work.workers - on_demand)
+        limit = min(most, work.workers - on_demand)
         if spot_usd and math.isfinite(least_usd):
             limit = min(limit, math.floor((least_usd - usd_per_s) / spot_usd))
         if limit < 0 or not prospect.enough(on_demand, limit):
@@ -214,13 +210,20 @@ def plan_reassign(work: Work, market: Market, computing: Computing, backlog: flo
     return _as_plan(work, market, prospect, best)
 
 
+def plan_of_machines(
+    work: Work, market: Market, computing: Computing, backlog: float, machines: tuple[int, int]
+) -> Plan:
+    """Say what machines come to of which it is known that they do, on demand and on spot."""
+    return _as_plan(work, market, Prospect(work, market, computing, backlog), machines)
+
+
 def _most(work: Work, pool: Pool) -> int:
     """Limit machines: one for each of the K gradients and each slot, and as many as there are."""
     useful = min(work.workers, math.ceil(work.group_size / pool.speed))
     return useful if pool.capacity is None else min(useful, pool.capacity)
 
 
-def _most_spot(work: Work, market: Market) -> int:
+def most_spot(work: Work, market: Market) -> int:
     """Limit spot machines likewise, with so many that K of them run almost always."""
     spot, alpha = market.spot, effective_availability(market.spot)
     if not alpha or spot.usd_per_s >= market.on_demand.usd_per_s * spot.speed:
@@ -263,96 +266,7 @@ def _binding(
     if best is None:
         return "infeasible"
     on_demand, spot = best
-    if on_demand and not _most_spot(work, market):
+    if on_demand and not most_spot(work, market):
         return "availability" if not market.spot.availability else "price"
     fewer = prospect.of(on_demand, spot - 1) if spot else prospect.of(on_demand - 1, 0)
     return "deadline" if fewer.stable else "stability"
-
-
-@dataclass(frozen=True, slots=True)
-class Reassign:
-    """As many machines as gradients need, mostly on spot; the other slots have none.
-
-    It decides once, and again when what it decided on has moved by more than `moved`, or when the
-    updates made since lag behind by more than `patience` of the slack that there was. The lag is
-    then known to wait in Kafka, and is planned with.
-    """
-
-    probability: float = 0.95
-    round_overhead_s: float = 0.0
-    headroom: float = 1.25
-    review_s: float | None = 30.0
-    moved: float = 0.1  # relative; the headroom stands twice that
-    patience: float = 0.5  # the other half is left to catch up in
-
-    @property
-    def name(self) -> str:
-        """What tables call it."""
-        return "reassign"
-
-    @property
-    def watches_outages(self) -> bool:
-        """Single outages are what the number of machines is chosen for."""
-        return False
-
-    def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
-        """Decide anew, or return `last` where nothing that matters has changed.
-
-        Raises:
-            ParameterError: If there is no spot pool or a number is out of range.
-        """
-        if len(situation.pools) <= SPOT:
-            raise ParameterError("pools", "reassign needs a spot pool after the on-demand one")
-        if situation.waiting is not None:
-            lag_s = _arrive_in_s(situation.waiting, situation.work)
-        else:
-            lag_s = 0.0 if last is None else _lag_s(situation, last.basis)
-        reason = self._reason(situation, last, lag_s)
-        if last is not None and reason is None:
-            return last
-        work, market = situation.work, Market(situation.pools[ON_DEMAND], situation.pools[SPOT])
-        computing = Computing(
-            situation.gradient_s, self.round_overhead_s, self.probability, self.headroom
-        )
-        backlog = max(lag_s, 0.0) * _rate_per_s(situation) / (work.group_size * work.batch_size)
-        plan = plan_reassign(work, market, computing, min(backlog, work.updates))
-        places = np.full(work.workers, NOWHERE, np.int8)
-        places[: plan.on_demand] = ON_DEMAND
-        places[plan.spot_workers] = SPOT
-        stand_ins = np.zeros(work.workers, np.bool_)
-        told = f"{reason or 'first plan'}: {plan.reason}"
-        return Decision(places, stand_ins, plan, told, situation)
-
-    def _reason(self, situation: Situation, last: Decision | None, lag_s: float) -> str | None:
-        if last is None:
-            return "first plan"
-        basis = last.basis
-        for what, now, then in (
-            ("gradient time", situation.gradient_s, basis.gradient_s),
-            ("arrivals", _rate_per_s(situation), _rate_per_s(basis)),
-            ("spot price", situation.pools[SPOT].usd_per_hour, basis.pools[SPOT].usd_per_hour),
-            ("on-demand price", situation.pools[0].usd_per_hour, basis.pools[0].usd_per_hour),
-            ("availability", situation.pools[SPOT].availability, basis.pools[SPOT].availability),
-        ):
-            if abs(now - then) > self.moved * then:
-                return f"{what} moved from {then:.4g} to {now:.4g}"
-        slack_s = max(basis.work.deadline_s - basis.work.undisturbed_s, 0.0)
-        if last.plan.feasible and lag_s > max(self.patience * slack_s, self.review_s or 0.0):
-            return f"updates lag {lag_s:.3g} s behind, with {slack_s:.3g} s of slack"
-        return None
-
-
-def _rate_per_s(situation: Situation) -> float:
-    return float(situation.work.rates_per_s.sum())
-
-
-def _arrive_in_s(updates: float, work: Work) -> float:
-    return updates * work.group_size * work.batch_size / float(work.rates_per_s.sum())
-
-
-def _lag_s(situation: Situation, basis: Situation) -> float:
-    """Give how much later than arrivals the updates made since then are."""
-    made = (basis.work.updates - situation.work.updates) * basis.work.undisturbed_s
-    return (
-        situation.now_s - basis.now_s - (made / basis.work.updates if basis.work.updates else 0.0)
-    )

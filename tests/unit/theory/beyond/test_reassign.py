@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from common.theory.beyond.reassign import (
     Computing,
     Prospect,
-    Reassign,
     machines_for_stability,
     plan_reassign,
     update_capacity_per_s,
 )
+from common.theory.beyond.reassign_policy import Reassign
 from common.theory.errors import ParameterError
 from common.theory.policy import NOWHERE, ON_DEMAND, Situation
 from common.theory.work import Market, Pool, Work
@@ -213,3 +213,37 @@ def test_it_decides_again_only_when_something_moved_or_updates_lag() -> None:
 def test_without_a_spot_pool_it_says_so() -> None:
     with pytest.raises(ParameterError, match="pools"):
         Reassign().reconsider(replace(seen(work()), pools=(MARKET.on_demand,)), None)
+
+
+def test_what_waits_was_planned_with_and_is_no_reason_to_decide_again() -> None:
+    policy, job = Reassign(), work(updates=10_000)
+    first = policy.reconsider(replace(seen(job), waiting=9_000.0), None)
+    made = 30.0 / first.plan.expected_runtime_s * job.updates
+    later = replace(job, updates=job.updates - made, deadline_s=job.deadline_s - 30.0)
+    waiting = 9_000.0 - made + 30.0 * job.updates / job.undisturbed_s
+    assert policy.reconsider(replace(seen(later, 30.0), waiting=waiting), first) is first
+    stuck = replace(job, deadline_s=job.deadline_s - 4000.0)
+    late = policy.reconsider(replace(seen(stuck, 4000.0), waiting=10_000.0), first)
+    assert "behind" in late.reason
+
+
+def test_gradient_times_that_scatter_do_not_order_and_release_machines_again_and_again() -> None:
+    policy, rng = Reassign(), np.random.default_rng(1)
+    job = Work(np.full(16, 20.0), 8, 16, 4000, 2400.0)
+    decision, moved = policy.reconsider(seen(job, 0.0, 0.2), None), 0
+    for _ in range(100):
+        before = decision.places
+        decision = policy.reconsider(seen(job, 0.0, 0.2 * rng.lognormal(0, 0.1)), decision)
+        moved += int(np.count_nonzero(decision.places != before))
+    assert not moved
+
+
+@pytest.mark.parametrize("price_factor", [0.2, 2.5])
+def test_machines_that_others_beat_by_far_are_changed_all_the_same(price_factor: float) -> None:
+    policy, job = Reassign(), work()
+    first = policy.reconsider(seen(job), None)
+    spot = replace(MARKET.spot, usd_per_hour=price_factor * MARKET.spot.usd_per_hour)
+    cheaper = replace(seen(job), pools=(MARKET.on_demand, spot))
+    alone = policy.reconsider(cheaper, None)
+    after = policy.reconsider(cheaper, first)
+    assert after.plan.expected_cost_usd <= alone.plan.expected_cost_usd / (1 - policy.saves) + 1e-9
