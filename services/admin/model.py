@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from functools import partial
 from logging import getLogger
@@ -68,8 +67,7 @@ async def show(
     service = service_of(request)
     service.job(job)
     take = partial(_take, service, job, wish_of(version))
-    async with service.model_turns:
-        tag, epoch, made, data = await asyncio.to_thread(take)
+    tag, epoch, made, data = await service.models.run(take)
     headers = {"ETag": tag, "Doll-Epoch": str(epoch), "Doll-Version": str(made)}
     if if_none_match is not None and _holds(if_none_match, tag):
         return Response(status_code=304, headers=headers)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Body, Request
+from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
 from starlette.responses import Response
 
@@ -17,6 +19,9 @@ from services.admin.answers import PricesAnswer
 from services.admin.bodies import strictly
 from services.admin.problems import FieldProblem, documented, problem
 from services.admin.service import service_of
+
+if TYPE_CHECKING:
+    from services.admin.service import Service
 
 router = APIRouter(prefix="/v1/provisioning", tags=["provisioning"])
 
@@ -37,21 +42,19 @@ class PlanBody(PlanRequest):
 @router.post(
     "/plan", response_model=ToldPlan, responses=documented(404, 502), dependencies=[VIEWER]
 )
-def plan(request: Request, asked: PlanBody) -> Response:
+async def plan(request: Request, asked: PlanBody) -> Response:
     """Find the cheapest mix of spot and on-demand machines that meets a deadline.
 
     That no mix meets it is an answer, too: `feasible` is false, and `reason` says why.
     """
-    # Not async: it runs in a thread, since it computes for some milliseconds.
-    from common.planning.plan import plan_told  # noqa: PLC0415 -- scipy takes long to load
-
     service = service_of(request)
+    work = partial(_planned, service, asked)
     try:
-        told = plan_told(asked, service.log, service.clock())
+        # In a thread: it computes for some milliseconds, and with a job Kafka may hang.
+        told = await (service.job_plans.run(work) if asked.job else run_in_threadpool(work))
     except GivenError as error:
         return _wrong(error, request)
-    # As bytes: FastAPI would check what has just been made.
-    return Response(told.model_dump_json(), media_type="application/json")
+    return Response(told, media_type="application/json")
 
 
 @router.post("/simulate", responses=documented(), dependencies=[VIEWER])
@@ -82,6 +85,19 @@ async def prices(request: Request) -> Response:
     """Tell what machines of the market's pools cost, as of a few seconds ago at most."""
     told = await service_of(request).prices.now()
     return Response(told, media_type="application/json")
+
+
+def _planned(service: Service, asked: PlanBody) -> bytes:
+    """A plan as JSON; FastAPI would check what has just been made.
+
+    Raises:
+        GivenError: If a number makes no sense or is missing, by its field.
+        NotFoundError: If there is no such job.
+        UnavailableError: If Kafka is away and a job is named.
+    """
+    from common.planning.plan import plan_told  # noqa: PLC0415 -- scipy takes long to load
+
+    return plan_told(asked, service.log, service.clock()).model_dump_json().encode()
 
 
 def _wrong(error: GivenError, request: Request) -> Response:

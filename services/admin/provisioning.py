@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import msgspec
@@ -69,5 +68,5 @@ async def replan(
         check_replan(record, view.ledger)
     reason = "" if asked is None else asked.reason
     question = ReplanAsked(service.clock(), caller.name, reason)
-    await asyncio.to_thread(ask_to_replan, service.log(), job, question)
+    await service.questions.run(lambda: ask_to_replan(service.log(), job, question))
     return ReplanAnswer(job=job, asked_at_s=question.at_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from time import time
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -18,6 +17,7 @@ from services.admin.limits import Streams
 from services.admin.pricing import PriceDesk
 from services.admin.simulating import Simulations
 from services.admin.told import Heads
+from services.admin.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MODELS_AT_ONCE = 2  # read for requests: each is in memory several times
+PLANS_AT_ONCE = 2  # of jobs whose whole history is read for them
+QUESTIONS_AT_ONCE = 2  # to whoever provisions
+READ_S = 45.0  # that a request waits: a million updates take half of that
+ASK_S = 20.0  # likewise, as for a change of a job
 
 
 class Service:
@@ -50,7 +54,9 @@ class Service:
         self.heads = Heads()
         self.simulations = Simulations(outside.settings.api_simulate_s)
         self.prices = PriceDesk(outside.settings, clock)
-        self.model_turns = asyncio.Semaphore(MODELS_AT_ONCE)
+        self.models = Turns("reading a model", MODELS_AT_ONCE, READ_S)
+        self.job_plans = Turns("reading a job", PLANS_AT_ONCE, READ_S)
+        self.questions = Turns("asking for a plan", QUESTIONS_AT_ONCE, ASK_S)
         self.streams = Streams(outside.settings.api_streams)
         self.metrics = ApiMetrics(lambda: self.streams.open)
         self._lock = threading.Lock()
@@ -132,6 +138,8 @@ class Service:
         self.ending.set()
         self.followers.close()
         self.checks.close()
+        for turns in (self.models, self.job_plans, self.questions):
+            turns.close()
         self._servers.close()
         self._books.close()
 

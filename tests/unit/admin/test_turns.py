@@ -1,0 +1,46 @@
+"""Work that hangs holds its turn, and nobody waits for it longer than was said."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import partial
+
+import pytest
+
+from common.errors import UnavailableError
+from services.admin.turns import Turns
+
+
+def test_whoever_waits_for_work_that_hangs_is_told_and_the_next_turn_comes_when_it_ends() -> None:
+    going_on, begun = threading.Event(), list[int]()
+
+    def hang(number: int) -> int:
+        begun.append(number)
+        going_on.wait()
+        return number
+
+    async def scenario() -> None:
+        turns = Turns("a test", 1, 0.2)
+        waiting = [turns.run(partial(hang, number)) for number in range(5)]
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(each, UnavailableError) for each in found)
+        assert begun == [0]  # one thread, however many waited
+        going_on.set()
+        assert await turns.run(partial(hang, 6)) == 6
+        assert begun == [0, 6]  # nobody waits any more for what did not begin
+
+    asyncio.run(scenario())
+
+
+def test_what_work_raises_is_raised_and_gives_the_turn_back() -> None:
+    def fail() -> None:
+        raise UnavailableError("Kafka is away")
+
+    async def scenario() -> None:
+        turns = Turns("a test", 1, 10.0)
+        for _ in range(3):
+            with pytest.raises(UnavailableError, match="Kafka is away"):
+                await turns.run(fail)
+
+    asyncio.run(scenario())
