@@ -126,6 +126,11 @@ class Keys:
 
     def __init__(self, records: Iterable[KeyRecord]) -> None:
         self._known = tuple((record.sha256.encode(), record) for record in records)
+        self._records = frozenset(record for _, record in self._known)
+
+    def __contains__(self, record: KeyRecord) -> bool:
+        """Whether whoever came in with this record would still get in so."""
+        return record in self._records
 
     def role_of(self, presented: str) -> KeyRecord | None:
         """The record of a key that somebody presents, None if it is not valid.

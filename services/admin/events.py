@@ -24,12 +24,14 @@ from fastapi import APIRouter, Header, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from services.admin.access import VIEWER
+from services.admin.access import VIEWER, Viewer
 from services.admin.parameters import JobName  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.problems import documented
 from services.admin.service import service_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import Receive, Scope, Send
 
     from services.admin.following.follower import Follower
@@ -49,7 +51,9 @@ _EXAMPLE = (
 
 
 class EventStream(Response):
-    """Sends a job's events until the reader goes, the job is deleted or the service ends.
+    """Sends a job's events until the reader goes or may no longer have them, or there are no more.
+
+    There are no more when the job is deleted or the service ends.
 
     A reader that is too slow is sent away: with the last id that it had it may go on, as long as
     what follows is still in the ring.
@@ -57,15 +61,22 @@ class EventStream(Response):
     Args:
         follower: Of the job; it knows all that had happened before.
         last_event_id: What a reader that comes back had last; empty: it begins.
+        allowed: Whether the reader still may have them: a key may be revoked meanwhile.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, follower: Follower, last_event_id: str = "") -> None:
+    def __init__(
+        self,
+        follower: Follower,
+        last_event_id: str = "",
+        allowed: Callable[[], bool] = lambda: True,
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._follower = follower
         self._last_event_id = last_event_id
+        self._allowed = allowed
         self._news = asyncio.Event()
         self._gone = False
 
@@ -83,7 +94,7 @@ class EventStream(Response):
         feed.listen(loop, self._news)
         try:
             if await self._send_all(send):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await _sent(send, b"", more=False)
         finally:
             feed.unlisten(loop, self._news)
             listening.cancel()
@@ -99,7 +110,7 @@ class EventStream(Response):
         feed = self._follower.feed
         begin, number = self._beginning()
         await _sent(send, begin)
-        while not self._gone and not feed.closed:
+        while not self._gone and not feed.closed and self._allowed():
             self._news.clear()
             found = feed.since(number)
             if found is None:
@@ -129,7 +140,7 @@ class EventStream(Response):
         self._news.set()
 
 
-async def _sent(send: Send, data: bytes) -> None:
+async def _sent(send: Send, data: bytes, *, more: bool = True) -> None:
     """Send a part.
 
     Raises:
@@ -137,7 +148,7 @@ async def _sent(send: Send, data: bytes) -> None:
     """
     try:
         async with asyncio.timeout(SEND_S):
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": data, "more_body": more})
     except TimeoutError as error:
         raise ClientDisconnect from error
 
@@ -157,6 +168,7 @@ async def _sent(send: Send, data: bytes) -> None:
 )
 async def events(
     request: Request,
+    caller: Viewer,
     job: JobName,
     last_event_id: Annotated[
         str,
@@ -169,4 +181,6 @@ async def events(
     ] = "",
 ) -> EventStream:
     """Follow a job: updates, workers, machines, plans, as they come."""
-    return EventStream(await service_of(request).followers.ready(job), last_event_id)
+    service = service_of(request)
+    follower = await service.followers.ready(job)
+    return EventStream(follower, last_event_id, lambda: caller in service.keys)

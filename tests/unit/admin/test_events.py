@@ -14,6 +14,7 @@ import uvicorn
 from starlette.requests import ClientDisconnect
 
 from common.jobs import JobBook
+from common.keys import KeyBook
 from services.admin import events as module
 from services.admin.following.feed import EVENTS
 from tests.unit.admin.conftest import World, problem
@@ -199,6 +200,22 @@ def test_a_deleted_job_ends_its_streams(served: Served) -> None:
     assert served.client.get(PATH).status_code == 404
 
 
+def test_a_key_that_is_revoked_ends_its_streams_and_no_others(served: Served) -> None:
+    headers = {"Authorization": f"Bearer {served.world.operator}"}
+    with (
+        served.stream() as stream,
+        served.client.stream("GET", PATH, headers=headers) as response,
+    ):
+        other = Stream(response)
+        assert stream.next()[0] == other.next()[0] == "job"
+        KeyBook(served.world.log).revoke("eve")
+        eventually(lambda: served.client.get(PATH).status_code == 401)
+        served.topics.audit(lead(), update(0, 1))
+        assert other.next()[0] == "update"
+        with pytest.raises(EOFError):
+            stream.next()
+
+
 def test_more_streams_than_there_may_be_are_refused(served: Served) -> None:
     most = served.world.settings.api_streams
     for _ in range(most):
@@ -261,6 +278,27 @@ def test_a_reader_that_takes_nothing_is_sent_away(
         with pytest.raises(ClientDisconnect):
             await asyncio.wait_for(task, PATIENCE_S)
         assert follower.feed.listeners == 0
+
+    world.runner.run(read())
+
+
+def test_a_reader_that_takes_not_even_the_end_is_sent_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SEND_S", 0.05)
+    Topics(world.log)
+    JobBook(world.log).submit(job().spec)
+
+    async def read() -> None:
+        await world.service.ready()
+        follower = await world.service.followers.ready(JOB)
+        reader = Reader(takes=1)
+        stream = module.EventStream(follower)
+        task = asyncio.ensure_future(stream({"type": "http"}, reader.receive, reader.send))
+        await happens(lambda: bool(reader.parts))
+        follower.stop()
+        with pytest.raises(ClientDisconnect):
+            await asyncio.wait_for(task, PATIENCE_S)
 
     world.runner.run(read())
 
