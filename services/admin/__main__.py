@@ -33,6 +33,7 @@ LOOK_S = 0.5  # between looks whether a thread has failed
 IDLE_S = 75  # that a connection without requests stays: longer than a load balancer's minute
 SPARE_CONNECTIONS = 1000  # besides streams of events
 BACKLOG = 1024
+STALLED_S = 30  # after which a connection is dropped that takes nothing of what is sent
 
 
 class _Server(uvicorn.Server):
@@ -132,12 +133,15 @@ def _listen(settings: Settings) -> socket.socket:
     host, port = settings.api_host, settings.api_port
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise UserError(
             f"the API cannot be served on {host}:{port}: {error}; set DOLL_API_HOST and"
             " DOLL_API_PORT"
         ) from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux; connections inherit it
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_S * 1000)
+    return listening
 
 
 if __name__ == "__main__":

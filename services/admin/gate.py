@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 
 from common.errors import UnavailableError
 from services.admin import access
-from services.admin.limits import Buckets, bounded, too_large
+from services.admin.limits import CLOSE, Buckets, bounded, too_large
 from services.admin.page_routes import refused_page
 from services.admin.problems import problem, problem_of
 
@@ -84,7 +84,7 @@ class Gate:
         if not said_bytes.isdecimal():
             return problem(400, "Content-Length is no number", path)
         if int(said_bytes) > self._body_bytes:
-            return problem(413, too_large(self._body_bytes), path)
+            return problem(413, too_large(self._body_bytes), path, headers=CLOSE)
         return None
 
     @staticmethod

@@ -40,12 +40,13 @@ _STATUSES: tuple[tuple[type[DollError], int], ...] = (  # the first that fits
     (UnavailableError, 503),
     (OutsideError, 502),
 )
-_ALWAYS = (400, 401, 403, 413, 422, 429, 503)
+_ALWAYS = (400, 401, 403, 408, 413, 422, 429, 503)
 _MEANINGS = {
     400: "What was sent is no HTTP or no JSON that can be read.",
     401: "There is no key with the request, or none that is valid.",
     403: "The key's role is too small, or the request comes from another site.",
     404: "There is no such thing.",
+    408: "The body did not come in time.",
     409: "It contradicts what is there, or what somebody else did meanwhile.",
     413: "The body is larger than this service takes.",
     422: "Fields make no sense; `errors` names each with its path.",

@@ -1,0 +1,22 @@
+"""How the process listens."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from common.config import Settings
+from services.admin.__main__ import STALLED_S, _listen
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
+def test_a_connection_that_takes_nothing_is_dropped_by_the_system() -> None:
+    with (
+        _listen(Settings(api_port=0)) as listening,
+        socket.create_connection(listening.getsockname()),
+    ):
+        accepted, _ = listening.accept()
+        with accepted:
+            found = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert found == STALLED_S * 1000
