@@ -23,6 +23,7 @@ from common.provisioning.planning import (
     stability_of_plan,
     work_left,
 )
+from common.theory.beyond.reassign import update_capacity_per_s
 from common.theory.errors import ParameterError
 from common.theory.policies import policy_of
 from common.theory.policy import NOWHERE, Decision, Situation
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from common.provisioning.reconciling import Backoff
     from common.provisioning.records import Planned
     from common.provisioning.settings import ProvisionerSettings
-    from common.theory.policy import Flags
+    from common.theory.policy import Flags, Policy
+    from common.theory.work import Work
 
 AGAIN_S = 5.0  # until a policy is asked anew that could not decide
 
@@ -74,9 +76,7 @@ class Decider:
         self.trouble = ""
         self.warning = ""
         self._settings = settings
-        self._policy = policy_of(
-            settings.policy, settings.probability, on_preemption=settings.on_preemption
-        )
+        self._policy = _policy(settings)
 
     @property
     def review_s(self) -> float | None:
@@ -87,9 +87,7 @@ class Decider:
         """Decide by other settings from now on."""
         self._changed = differences(self._settings, settings) or self._changed
         self._settings = settings
-        self._policy = policy_of(
-            settings.policy, settings.probability, on_preemption=settings.on_preemption
-        )
+        self._policy = _policy(settings)
 
     def resume(self, now_s: float) -> None:
         """Take over the plan in force, if there is one."""
@@ -125,7 +123,7 @@ class Decider:
         if waiting is not None:
             waiting = min(waiting, work.updates)
             if self._policy.name != "reassign":  # others take all that is left for yet to arrive
-                work, waiting = replace(work, updates=work.updates - waiting), None
+                work, waiting = replace(work, updates=self._yet_to_take(work, waiting, now_s)), None
         return Situation(
             now_s=now_s - settings.submitted_s,
             work=work,
@@ -135,6 +133,20 @@ class Decider:
             stands_in_s=stands_in_s,
             waiting=waiting,
         )
+
+    def _yet_to_take(self, work: Work, waiting: float, now_s: float) -> float:
+        """Say how many updates would take as long to arrive as what is left takes at least.
+
+        What waits need not arrive any more; but its gradients take their time all the same.
+        """
+        arrivals_per_s = float(work.rates_per_s.sum()) / (work.group_size * work.batch_size)
+        gradient_s = float(self._estimator.gradient(now_s).value)
+        machines = np.array([float(work.workers)])
+        capacity_per_s = float(
+            update_capacity_per_s(machines, work.group_size, gradient_s, 0.0).item()
+        )
+        computed = work.updates * min(arrivals_per_s / capacity_per_s, 1.0)
+        return max(work.updates - waiting, computed)
 
     def ask(self, now_s: float) -> Planned | None:
         """Ask the policy if there is a reason to; give the plan if it is new, or was asked for.
@@ -239,6 +251,14 @@ class Decider:
                 own = not rented.stand_in or on_demand
                 up[rented.slot] |= own and (rented.running or coming)
         return up
+
+
+def _policy(settings: ProvisionerSettings) -> Policy:
+    """Make the policy; where the market has no spot pool, the one that does without."""
+    name = settings.policy
+    if len(settings.pools) == 1 and name != "on-demand":
+        name = "pools"
+    return policy_of(name, settings.probability, on_preemption=settings.on_preemption)
 
 
 def differences(before: ProvisionerSettings, after: ProvisionerSettings) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -11,6 +12,7 @@ from common.core.messages import GENESIS, Lead, UpdateApplied
 from common.provisioning import events
 from common.provisioning.deciding import differences
 from common.provisioning.records import Planned, ReplanAsked, Reviewed
+from common.theory.policy import POLICY_NAMES
 from tests.unit.core.examples import batch
 from tests.unit.provisioning.desk import Desk, Street
 from tests.unit.provisioning.examples import ON_DEMAND, SETTINGS, SPOT, T0, batches, taken
@@ -18,6 +20,10 @@ from tests.unit.provisioning.examples import ON_DEMAND, SETTINGS, SPOT, T0, batc
 if TYPE_CHECKING:
     from common.provisioning.settings import ProvisionerSettings
     from common.theory.policy import PolicyName
+
+
+# All that arrives for ever, which nothing can be planned for.
+UNDECIDED = replace(SETTINGS, updates=None, deadline_at_s=math.inf)
 
 
 @pytest.fixture
@@ -127,13 +133,13 @@ def test_who_watches_outages_is_asked_when_a_machine_cannot_be_had(street: Stree
 
 
 def test_a_policy_that_cannot_decide_is_told_of_and_asked_again(street: Street) -> None:
-    # There is no spot pool for the policy to use.
-    alone = replace(SETTINGS, pools=(ON_DEMAND,))
-    desk = at_work(street, alone)
+    desk = at_work(street, UNDECIDED)
     desk.run(30)
 
     assert not plans(street)
-    assert "there are 1, the first on-demand" in street.written(Reviewed)[-1].warning
+    assert (
+        "updates: must be a number of at least 0, got inf" in street.written(Reviewed)[-1].warning
+    )
     desk.on(events.SettingsChanged(SETTINGS))
     desk.run(40)
     assert len(plans(street)) == 1
@@ -142,12 +148,12 @@ def test_a_policy_that_cannot_decide_is_told_of_and_asked_again(street: Street) 
 
 def test_the_plan_before_stays_where_a_policy_cannot_decide(street: Street) -> None:
     desk = at_work(street)
-    desk.on(events.SettingsChanged(replace(SETTINGS, pools=(ON_DEMAND,))))
+    desk.on(events.SettingsChanged(UNDECIDED))
     desk.run(30)
 
     assert len(plans(street)) == 1
     assert len(desk.provisioner.ledger.running) == 4
-    assert "the plan before stays: pools" in street.written(Reviewed)[-1].warning
+    assert "the plan before stays: updates" in street.written(Reviewed)[-1].warning
 
 
 def test_where_no_price_is_to_be_had_those_of_the_market_file_are_taken(street: Street) -> None:
@@ -240,3 +246,32 @@ def test_reviews_come_now_and_then_and_not_more_often(street: Street) -> None:
     assert review.spent_usd == pytest.approx(4 * 0.25 * (review.at_s - T0) / 3600, rel=0.05)
     assert (review.running, review.wanted, review.updates_left) == (4, 4, 1000)
     assert set(review.believed) >= {"arrivals_per_s", "gradient_s", "availability.spot"}
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("on_preemption", ["hold", "reassign"])
+def test_without_a_spot_pool_every_policy_has_machines_on_demand(
+    street: Street, policy: PolicyName, on_preemption: Literal["hold", "reassign"]
+) -> None:
+    settings = replace(with_policy(policy), pools=(ON_DEMAND,), on_preemption=on_preemption)
+    desk = at_work(street, settings)
+
+    assert plans(street)[0].on_demand >= 2  # that keep up with arrivals
+    assert len(desk.provisioner.ledger.running) == plans(street)[0].on_demand
+    assert not street.written(Reviewed)[-1].warning
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_where_all_records_wait_already_gradients_take_their_time_all_the_same(
+    street: Street, policy: PolicyName
+) -> None:
+    desk = Desk(street, with_policy(policy))
+    desk.on(events.StreamsSeen(1_000_000))
+    desk.run(200)
+
+    first, *others = plans(street)
+    assert first.updates_left > 0
+    assert first.expected_cost_usd > 0
+    if policy != "on-demand":
+        assert not first.on_demand  # if they cost nothing, any would do
+    assert len(others) <= 2  # what waits is no news, that machines are there longer is
