@@ -254,7 +254,8 @@ class ProcessFleet:
 
     def _miss(self, token: str, story: Story, child: Started | None, now: float) -> None:
         """Write down that a machine has ended, once it cannot appear any more."""
-        seen = child is not None or token in self._seen_s
+        # Only what runs is told to leave: whoever wrote that has seen it.
+        seen = child is not None or token in self._seen_s or story.leaving is not None
         if not seen and now - story.claim.at_s < _APPEAR_S:
             return
         if child is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from common.adapters.process_records import Claim, Gone, Records
+from common.adapters.process_records import Claim, Gone, Leaving, Records
 from common.renting import LaunchOrder
 from common.testing.clock import HandClock
 from tests.contract.fleet_lenders import ON_DEMAND, SPOT, Processes
@@ -193,6 +193,18 @@ def test_an_order_whose_launcher_died_over_it_has_failed_after_a_while(lender: P
         advance(lender, 2.0)
         assert (machine_of(fleet, 1).cause, state(fleet, 1)) == ("failed", "ended")
         assert processes(lender) == {}
+
+
+def test_a_machine_that_was_told_to_leave_by_one_who_died_has_ended_when_it_is_gone(
+    lender: Processes,
+) -> None:
+    records = Records(lender.folder / "digits" / "machines")
+    records.add("doll-1", Claim(1, 1, SPOT, "w1", NOON_S))
+    records.add("doll-1", Leaving("preempted", NOON_S + 1))
+    advance(lender, 2.0)
+    with closing(lender.fleet()) as fleet:
+        found = machine_of(fleet, 1)
+        assert (found.cause, found.ended_s) == ("preempted", NOON_S + 2)  # not 10 s after its start
 
 
 def test_a_process_that_appears_after_it_was_given_up_is_ended(lender: Processes) -> None:
