@@ -7,6 +7,7 @@ nowhere. The process ends when its standard input does: whoever asked has gone.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import threading
 from pathlib import Path
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _NICER = 10  # the API goes first
+# What is within the limits of `simulation` takes some 800 MB, most of it libraries. What takes more
+# shall be refused here, before the machine ends whoever else runs on it.
+MOST_BYTES = 2 << 30
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -61,6 +65,9 @@ def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:
     order = msgspec.json.decode(asked.readline(), type=Order)
     threading.Thread(target=_end_with, args=(asked,), daemon=True).start()
     os.nice(_NICER)
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    least = MOST_BYTES if most == resource.RLIM_INFINITY else min(MOST_BYTES, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (least, most))
     with silent_output():
         report = simulated(order)
     answer(msgspec.json.encode(report) + b"\n")

@@ -6,6 +6,7 @@ settings name.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,6 +24,7 @@ MOST_MACHINES = 2_000_000  # over all runs: half a gigabyte of numbers of each
 MOST_STEPS = 2 * 10**10  # machines times updates, mode updates: some 20 s
 MOST_BATCHES = 500_000  # over all runs, mode full: 20,000 take about a second
 MOST_WORKERS_IN_FULL = 2_000
+MOST_WEIGHTS = 10_000_000  # of a network that learns: some 200 MB with its optimizer
 BUILT_IN = "digits"  # a data set that is no file
 
 
@@ -82,6 +84,12 @@ def check_size(request: SimulateRequest) -> None:
     if experiment.workers > MOST_WORKERS_IN_FULL:
         problem = f"mode full takes at most {MOST_WORKERS_IN_FULL:,}, got {experiment.workers:,}"
         raise GivenError(("experiment.workers",), problem)
+    if experiment.learning is not None:
+        hidden = experiment.learning.hidden
+        weights = sum(before * after for before, after in pairwise((1, *hidden, 1)))
+        if weights > MOST_WEIGHTS:
+            problem = f"the network's {weights:,} weights are above {MOST_WEIGHTS:,}"
+            raise GivenError(("experiment.learning.hidden",), problem)
     batches = experiment.updates * experiment.group_size * request.runs * policies
     if batches > MOST_BATCHES:
         problem = (

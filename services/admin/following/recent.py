@@ -37,13 +37,12 @@ class Recent:
 
     def add(self, update: UpdateApplied, at_s: float) -> None:
         """Take in an update that was made, or first seen, at this time."""
-        if self._first_s is None:
-            self._first_s = at_s
+        self._first_s = at_s if self._first_s is None else min(self._first_s, at_s)
+        self._forget(at_s)
         self._made.append(_Made(at_s, update.version, update.samples, update.batches))
         self._samples += update.samples
         for batch in update.batches:
             self._by_worker[batch.worker] += batch.samples
-        self._forget(at_s)
 
     def take_back(self, version: int) -> None:
         """Forget all updates above a version."""
@@ -64,6 +63,8 @@ class Recent:
         return self._by_worker
 
     def _forget(self, now: float) -> None:
+        while self._made and self._made[-1].at_s > now + WINDOW_S:
+            self._without(self._made.pop())  # the clock was set back: they would stay for long
         while self._made and self._made[0].at_s < now - WINDOW_S:
             self._without(self._made.popleft())
 

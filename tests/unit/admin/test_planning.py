@@ -183,6 +183,11 @@ def test_a_simulation_is_that_of_the_command(world: World, tmp_path: Path) -> No
         ({"updates": 10**9}, {"runs": 100}, ["experiment.updates", "runs"]),
         ({"updates": 10**6, "mode": "full"}, {}, ["experiment.updates", "runs"]),
         ({"workers": 5000, "mode": "full"}, {}, ["experiment.workers"]),
+        (
+            {"mode": "full", "learning": {"hidden": [20_000, 20_000]}},
+            {},
+            ["experiment.learning.hidden"],
+        ),
         ({"workers": 0}, {}, ["experiment.workers"]),
         ({}, {"policies": ["statik"]}, ["policies[0]"]),
         ({}, {"runs": 0}, ["runs"]),

@@ -47,6 +47,18 @@ def test_one_line_is_answered_with_one_line() -> None:
     assert report.refused == ""
 
 
+def test_what_needs_too_much_memory_is_refused_before_the_machine_has_none_left() -> None:
+    asked = order(1, mode="full", updates=20, group_size=1000, batch_size=10**6, rates=1e9)
+    with started() as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(asked) + b"\n")
+        process.stdin.flush()
+        report = msgspec.json.decode(process.stdout.read(), type=Report)
+        assert process.wait() == 0
+    assert "more memory than there is" in report.refused
+
+
 def test_it_ends_when_whoever_asked_has_gone() -> None:
     with started() as process:
         assert process.stdin is not None

@@ -1,0 +1,35 @@
+"""The window of the last ten seconds, whatever the clock does."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.admin.following.recent import WINDOW_S, Recent
+from tests.unit.admin.following.helpers import update
+
+RATE_PER_S = 10
+
+
+def made(recent: Recent, first: int, updates: int, from_s: float) -> float:
+    """Make so many updates; returns when the last one was made."""
+    for number in range(updates):
+        recent.add(update(0, first + number), from_s + number / RATE_PER_S)
+    return from_s + (updates - 1) / RATE_PER_S
+
+
+def test_rates_are_those_of_the_window() -> None:
+    recent = Recent()
+    until_s = made(recent, 1, 500, 1000.0)
+    rates = recent.rates(until_s)
+    assert rates is not None
+    assert rates.updates_per_s == pytest.approx(RATE_PER_S, rel=0.02)
+
+
+@pytest.mark.parametrize("back_s", [5.0, 3600.0])
+def test_what_was_made_before_the_clock_was_set_back_is_soon_forgotten(back_s: float) -> None:
+    recent = Recent()
+    before_s = made(recent, 1, 500, 10_000.0)
+    now_s = made(recent, 501, int(3 * WINDOW_S * RATE_PER_S), before_s - back_s)
+    rates = recent.rates(now_s)
+    assert rates is not None
+    assert rates.updates_per_s == pytest.approx(RATE_PER_S, rel=0.02)
