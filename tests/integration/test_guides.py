@@ -14,8 +14,9 @@ import subprocess
 import sys
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -30,6 +31,7 @@ from common.job_parts import ProvisioningSpec
 from common.market import Market
 from common.provisioning.codec import decode_plan
 from common.provisioning.records import PlanRecord
+from services.admin.app import create_app
 from services.cli import sources
 
 if TYPE_CHECKING:
@@ -119,7 +121,7 @@ def test_every_command_of_the_guide_to_the_api_answers_as_the_text_says(
         f"{command.text}\necho\necho '{MARK % number}'\n" for number, command in enumerate(given)
     ).replace(":8080", f":{port}")
     shell = subprocess.Popen(
-        ["bash", "-s"],
+        ["bash", "-s"],  # noqa: S607 -- whichever shell the reader has
         cwd=tmp_path,
         env=place | {"DOLL_API_PORT": str(port)},
         stdin=subprocess.PIPE,
@@ -130,7 +132,7 @@ def test_every_command_of_the_guide_to_the_api_answers_as_the_text_says(
     )
     try:
         # The service holds the pipe open as long as it lives.
-        said, _ = shell.communicate(f"{script}\nkill %1\nwait\n", timeout=LONG_S)
+        said, _ = shell.communicate(f"{script}\nkill -KILL %1\nwait\n", timeout=LONG_S)
     finally:
         if shell.poll() is None:
             os.killpg(shell.pid, signal.SIGKILL)
@@ -144,11 +146,30 @@ def test_every_command_of_the_guide_to_the_api_answers_as_the_text_says(
 
 
 def test_the_guide_to_the_api_has_an_example_of_every_route() -> None:
-    from services.admin.app import create_app  # noqa: PLC0415 -- only here
-
     asked = "\n".join(command.text for command in commands("api.md"))
     document = create_app().openapi()
     for path in document["paths"]:
         shape = re.escape(path).replace(r"\{job\}", "[a-z]+")
         if not path.startswith(("/docs", "/openapi")):
             assert re.search(rf'\$URL{shape}["?\s]|\$URL{shape}$', asked, re.MULTILINE), path
+
+
+def test_every_record_that_the_guide_to_provisioning_shows_is_one_and_none_is_left_out() -> None:
+    [(_, block)] = blocks("provisioning.md", "json")
+    shown = block.replace("\n  ", " ").splitlines()  # a line that is indented goes on
+    kinds = {type(decode_plan(line.encode())) for line in shown}
+    assert kinds == set(get_args(PlanRecord))
+
+
+def test_job_file_and_market_file_of_the_guide_to_provisioning_make_sense() -> None:
+    (_, job), (_, market) = blocks("provisioning.md", "yaml")
+    asked = msgspec.json.decode(as_json(load_text(job)))
+    assert ProvisioningSpec.model_validate_json(msgspec.json.encode(asked["provisioning"]))
+    assert Market.model_validate_json(as_json(load_text(market))).fleet == "ec2"
+
+
+@pytest.mark.parametrize("guide", ["api.md", "provisioning.md"])
+def test_whatever_a_guide_points_to_is_there(guide: str) -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", (DOCS / guide).read_text())
+    assert links
+    assert [link for link in links if not (DOCS / link).exists()] == []
