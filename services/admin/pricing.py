@@ -36,6 +36,8 @@ class PriceDesk:
         self._opened: tuple[Market, Prices] | None = None
         self._known = b""
         self._known_at = -FRESH_S
+        self._failed: OutsideError | None = None  # the last look, where it did
+        self._failed_at = -FRESH_S
         self._lock = asyncio.Lock()  # one look for all who wait for it
 
     async def now(self) -> bytes:
@@ -46,9 +48,16 @@ class PriceDesk:
             UnavailableError: If the source of prices is away.
             OutsideError: If it refuses, or the market file makes no sense.
         """
+        asked_at = monotonic()
         async with self._lock:
+            if self._failed is not None and self._failed_at >= asked_at:
+                raise self._failed  # else each would wait for its own look, one after the other
             if monotonic() >= self._known_at + FRESH_S:
-                self._known = await asyncio.to_thread(self._look)
+                try:
+                    self._known = await asyncio.to_thread(self._look)
+                except OutsideError as error:
+                    self._failed, self._failed_at = error, monotonic()
+                    raise
                 self._known_at = monotonic()
             return self._known
 

@@ -1,0 +1,41 @@
+"""Those who wait for prices together are answered together, also where there are none."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from common.config import Settings
+from common.errors import UnavailableError
+from services.admin import pricing
+from services.admin.pricing import PriceDesk
+from tests.unit.admin.following.helpers import happens
+
+
+def test_a_source_that_is_away_is_asked_once_for_all_who_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks, going_on = list[int](), threading.Event()
+
+    def away(_settings: Settings) -> None:
+        looks.append(1)
+        going_on.wait()
+        raise UnavailableError("EC2 does not answer")
+
+    monkeypatch.setattr(pricing, "market_of", away)
+
+    async def ask() -> None:
+        desk = PriceDesk(Settings(), lambda: 0.0)
+        waiting = [asyncio.create_task(desk.now()) for _ in range(10)]
+        await happens(lambda: bool(looks))
+        going_on.set()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [str(each) for each in found] == ["EC2 does not answer"] * 10
+        assert len(looks) == 1
+        with pytest.raises(UnavailableError):
+            await desk.now()
+        assert len(looks) == 2  # whoever comes later asks anew
+
+    asyncio.run(ask())
