@@ -64,13 +64,14 @@ def pools_of(market: Market) -> tuple[Pool, ...]:
         start_up_s=alone.start_up_s,
         minimum_billing_s=alone.minimum_billing_s,
     )
-    return (on_demand, *map(_spot, market.spot))
+    return (on_demand, *(_spot(pool, alone.usd_per_hour) for pool in market.spot))
 
 
-def _spot(pool: SpotPool) -> Pool:
+def _spot(pool: SpotPool, unknown_usd_per_hour: float) -> Pool:
+    """A pool whose price nobody has told yet is no bargain: it is taken for on-demand's."""
     return Pool(
         pool.name,
-        pool.usd_per_hour if isinstance(pool.usd_per_hour, float) else 0.0,
+        pool.usd_per_hour if isinstance(pool.usd_per_hour, float) else unknown_usd_per_hour,
         pool.availability,
         pool.cycle_s,
         pool.speed,

@@ -1,0 +1,79 @@
+"""What the provisioner takes from a job and the market file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.core.spans import Partition
+from common.errors import UserError
+from common.job import parse_job
+from common.jobs import JobRecord
+from common.market import Market
+from services.provisioner.settings import pools_of, provisioner_settings
+
+if TYPE_CHECKING:
+    from common.job import JobSpec
+
+JOB = """
+name: digits
+streams: [a]
+records: {codec: tensor, fields: {features: {dtype: float32, shape: [4]}, label: {dtype: int64}}}
+task: {name: logistic-regression, classes: 2}
+batch_size: 8
+group_size: 4
+optimizer: {name: sgd, learning_rate: 0.1}
+stop: {updates: 100, deadline_s: 60}
+"""
+MARKET = Market.model_validate(
+    {
+        "on_demand": {"usd_per_hour": 0.3, "instance_types": ["m5.large"]},
+        "spot": [
+            {"name": "told", "usd_per_hour": 0.1, "start_up_s": 5},
+            {"name": "replayed", "usd_per_hour": {"file": "prices.csv"}},
+        ],
+    }
+)
+
+
+def record(text: str) -> JobRecord:
+    spec: JobSpec = parse_job(text)
+    first = {Partition("a", 0): 10, Partition("a", 1): 20}
+    return JobRecord(spec, "running", first, "submitted", 1000.0)
+
+
+def test_a_pool_without_a_known_price_is_taken_for_as_dear_as_on_demand() -> None:
+    assert [pool.usd_per_hour for pool in pools_of(MARKET)] == [0.3, 0.1, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("on_preemption", "policy"), [("hold", "adaptive"), ("reassign", "reassign")]
+)
+def test_the_policy_fits_what_becomes_of_a_preempted_workers_streams(
+    on_preemption: str, policy: str
+) -> None:
+    asked = f"{JOB}on_preemption: {on_preemption}\nprovisioning: {{workers: 3}}\n"
+    settings = provisioner_settings(record(asked), MARKET)
+
+    assert (settings.policy, settings.workers, settings.partitions) == (policy, 3, 2)
+    assert (settings.updates, settings.deadline_at_s) == (100, 1060.0)
+
+
+def test_reassign_is_refused_where_streams_wait_for_their_worker() -> None:
+    asked = f"{JOB}on_preemption: hold\nprovisioning: {{workers: 3, policy: reassign}}\n"
+    with pytest.raises(UserError, match="add `on_preemption: reassign`"):
+        parse_job(asked)
+
+
+def test_a_job_without_provisioning_is_not_rented_for() -> None:
+    with pytest.raises(UserError, match="its workers start by hand"):
+        provisioner_settings(record(JOB), MARKET)
+
+
+def test_the_type_that_a_job_names_stands_for_all_pools() -> None:
+    market = MARKET.of_type("c5.xlarge")
+
+    assert market.on_demand.instance_types == ("c5.xlarge",)
+    assert [pool.instance_types for pool in market.spot] == [("c5.xlarge",)] * 2
+    assert MARKET.of_type("") is MARKET
