@@ -80,6 +80,7 @@ class Bill:
 
     def __init__(self, minimum_billing_s: Mapping[str, float]) -> None:
         self._minimum_s = dict(minimum_billing_s)
+        self._longest_s = max(self._minimum_s.values(), default=0.0)
         self._curves: dict[str, PriceCurve] = {}
         self._running: dict[int, tuple[str, float]] = {}  # by launch: pool, started
         self._gone: list[tuple[float, float, float, str]] = []  # ended, paid until, started, pool
@@ -90,9 +91,12 @@ class Bill:
         """Take in what a pool costs from then on."""
         curve = self._curves.setdefault(pool, PriceCurve())
         late = at_s <= max(self._settled_s, curve.begins_s)
+        # What was paid up before it stays as it was, unless the first price holds there, too.
+        since_s = at_s - self._longest_s if at_s > curve.begins_s else float("-inf")
+        changed = self._gone[bisect_left(self._gone, (since_s,)) :] if late else []
+        before_usd = sum(self._cost_usd(entry) for entry in changed)
         curve.tell(at_s, usd_per_hour)
-        if late:
-            self._gone_usd = sum(self._cost_usd(entry) for entry in self._gone)
+        self._gone_usd += sum(self._cost_usd(entry) for entry in changed) - before_usd
 
     def started(self, launch: int, pool: str, at_s: float) -> None:
         """A machine runs, and is paid for since then."""
