@@ -64,13 +64,14 @@ def find_model(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> 
         NotFoundError: If there is none; names the versions that there are.
         CorruptError: If it holds no weights.
         FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
-        UnavailableError: If Kafka or storage is away.
+        UnavailableError: If Kafka or storage is away, or the board and it is not in storage.
     """
-    kept = list[Stored]()
+    kept, away = list[Stored](), ""
     try:
         with closing(outside.open_board(job)) as board:
             kept += on_board(board, tell)
     except UnavailableError as error:
+        away = str(error)
         tell(f"without the hot snapshots: {error}")
     if outside.settings.blobs:
         kept += in_storage(outside.open_blobs(), job, tell)
@@ -78,7 +79,12 @@ def find_model(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> 
         tell("without checkpoints: DOLL_BLOBS names no object storage")
     # Read after what is kept: a snapshot is published only after its updates.
     updates = read_decoded(log, topics.updates_topic(job), decode_audit)
-    found, trainer = pick(kept, updates, wish, tell)
+    try:
+        found, trainer = pick(kept, updates, wish, tell)
+    except NotFoundError as error:
+        if away:
+            raise UnavailableError(f"{error}; hot snapshots are not known: {away}") from error
+        raise
     weights, layout = weights_in(trainer)
     return Model(found.snapshot.made, found.title, weights, layout)
 

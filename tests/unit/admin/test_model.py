@@ -114,6 +114,12 @@ def test_redis_that_is_away_leaves_what_is_in_storage(led: World) -> None:
     assert led.ask("GET", MODEL).headers["Doll-Version"] == "1"
 
 
+def test_what_only_redis_may_have_is_not_said_to_be_nowhere_while_it_is_away(led: World) -> None:
+    led.redis.kill()
+    answer = led.ask("GET", f"{MODEL}?version=999999", key="viewer")
+    assert "hot snapshots are not known" in problem(answer, 503)
+
+
 def test_what_an_older_program_kept_is_left_to_the_command(led: World) -> None:
     flat = FlatModel(build_model(task_of(SPEC, ()), 0))
     count, buffers = flat.parameter_count, flat.buffer_count
