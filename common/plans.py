@@ -54,6 +54,19 @@ def check_replan(record: JobRecord, ledger: FleetLedger) -> None:
         raise ConflictError(f'the machines of "{name}" are given back: {ledger.settled.why}')
 
 
+def check_given_back(job: str, ledger: FleetLedger) -> None:
+    """See that nothing of a job runs any more that is paid for: who deletes it forgets it.
+
+    Raises:
+        ConflictError: If a machine runs, or may come to run.
+    """
+    if ledger.open and ledger.settled is None:
+        raise ConflictError(
+            f'{len(ledger.open)} machines of the job "{job}" are not given back yet: delete it when'
+            " its provisioner has done so (is one running?)"
+        )
+
+
 def ask_to_replan(log: Log, job: str, asked: ReplanAsked) -> None:
     """Ask whoever provisions a job for another plan; twice is no harm.
 

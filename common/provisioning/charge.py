@@ -339,8 +339,8 @@ class Charge:
                 if ratio < 1 and fleet.needed is not None:
                     count = len(known.ledger.running)
                     told["below"] = (
-                        f"{count} machines run, {fleet.needed} are needed to keep up with arrivals"
-                        f" (Proposition 1); {self._why_below(now_s)}"
+                        f"machines that run: {count}, needed to keep up with arrivals (Proposition"
+                        f" 1): {fleet.needed}; {self._why_below(now_s)}"
                     )
         for kind, text in told.items():
             if text:

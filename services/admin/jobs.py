@@ -14,6 +14,7 @@ from common.errors import ConflictError, UnavailableError, UserError
 from common.job import JobSpec, check_task
 from common.job_changes import CHANGEABLE, changed_spec
 from common.keys import fingerprint
+from common.plans import check_given_back, read_ledger
 from services.admin.access import OPERATOR, VIEWER, Operator
 from services.admin.answers import JobAnswer, JobList, JobSummary
 from services.admin.bodies import strictly
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from common.job_changes import Value
     from common.jobs import JobBook, JobRecord
+    from common.ports import Log
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -163,7 +165,8 @@ async def change(
 )
 async def delete(request: Request, job: JobName) -> Response:
     """Take a stopped job out of the list; its history and its checkpoints stay."""
-    await service_of(request).write(lambda book: book.delete(job))
+    service = service_of(request)
+    await service.write(lambda book: _delete(book, service.log(), job))
     return Response(status_code=204)
 
 
@@ -236,6 +239,19 @@ def _change(book: JobBook, job: str, patch: JobPatch, reason: str) -> JobRecord:
     if "wanted" in patch and patch["wanted"] != record.wanted:
         record = book.want(job, patch["wanted"], reason)
     return record
+
+
+def _delete(book: JobBook, log: Log, job: str) -> None:
+    """Delete a job that runs no more, nor its machines.
+
+    Raises:
+        NotFoundError: If there is no such job.
+        ConflictError: If it is not stopped, or machines of it are not given back.
+        UnavailableError: If Kafka is away for long.
+    """
+    if book.get(job).spec.provisioning is not None:
+        check_given_back(job, read_ledger(log, job))
+    book.delete(job)
 
 
 def _summary(name: str, record: JobRecord) -> JobSummary:

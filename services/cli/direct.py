@@ -11,7 +11,7 @@ from common.job import parse_job
 from common.jobs import JobBook
 from common.kept import find_model
 from common.learning.checkpoint import save_weights
-from common.plans import ask_to_replan, check_replan, not_provisioned, read_ledger
+from common.plans import ask_to_replan, check_given_back, check_replan, not_provisioned, read_ledger
 from common.price_list import market_of, minimum_billing_s, price_list
 from common.provisioning.records import ReplanAsked
 from common.provisioning.told import provisioning_told
@@ -78,7 +78,10 @@ class Direct:
 
     def delete(self, name: str) -> None:
         """See the protocol."""
-        self._book().delete(name)
+        book = self._book()
+        book.get(name)
+        check_given_back(name, read_ledger(self._outside.open_log(), name))
+        book.delete(name)
 
     def watch(self, name: str) -> DirectlyWatched:
         """See the protocol."""

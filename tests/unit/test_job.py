@@ -161,7 +161,7 @@ def test_the_bound_of_waiting_batches_lets_one_survivor_fill_a_group_while_it_co
 def test_sizes_of_the_task_are_those_of_the_records_and_no_others() -> None:
     sizes = {"channels": 1, "height": 28, "width": 28}
     assert parse_job(TEXT).task_options == {**sizes, "classes": 10}
-    with pytest.raises(UserError, match="task.width: the records have 28, got 30"):
+    with pytest.raises(UserError, match=r"task\.width: the records have 28, got 30"):
         parse_job(TEXT.replace("classes: 10", "classes: 10, width: 30"))
 
 

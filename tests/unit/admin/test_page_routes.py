@@ -79,7 +79,9 @@ def test_a_file_of_another_release_is_given_but_not_kept(world: World) -> None:
     assert answer.headers["cache-control"] == "no-store"
 
 
-@pytest.mark.parametrize("name", ["", "no.js", "index.html", "__init__.py", "%2e%2e/gate.py", "views"])
+@pytest.mark.parametrize(
+    "name", ["", "no.js", "index.html", "__init__.py", "%2e%2e/gate.py", "views"]
+)
 def test_nothing_else_is_given(world: World, name: str) -> None:
     (main,) = {path for path in links(world) if path.endswith("/main.js")}
 

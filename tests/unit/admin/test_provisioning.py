@@ -10,6 +10,7 @@ from common.plans import read_ledger
 from common.provisioning.codec import encode_plan
 from common.provisioning.records import (
     Believed,
+    Ended,
     Ordered,
     Planned,
     Priced,
@@ -134,6 +135,16 @@ def test_a_job_whose_workers_are_started_by_hand_has_no_provisioning(world: Worl
     assert "rents no machines" in problem(world.ask("GET", SHOW), 404)
     assert "rents no machines" in problem(world.ask("POST", REPLAN), 409)
     assert "no job" in problem(world.ask("POST", REPLAN.replace("digits", "letters")), 404)
+
+
+def test_a_job_is_not_deleted_before_its_machines_are_given_back(rented: World) -> None:
+    decide(rented, Ordered(0, 1, 1002.0, 0, "spot", "w0"), Started(0, 1, 1003.0, "m-1"))
+    assert rented.ask("PATCH", "/v1/jobs/digits", json={"wanted": "stopped"}).status_code == 200
+    told = problem(rented.ask("DELETE", "/v1/jobs/digits"), 409)
+    assert '1 machines of the job "digits" are not given back yet' in told
+
+    decide(rented, Ended(0, 1, 1100.0, "released"))
+    assert rented.ask("DELETE", "/v1/jobs/digits").status_code == 204
 
 
 def test_a_plan_that_is_asked_for_is_in_the_topic_with_who_and_why(rented: World) -> None:

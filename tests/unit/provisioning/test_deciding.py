@@ -193,7 +193,7 @@ def test_a_fleet_below_what_keeps_up_is_told_of_with_the_reason(street: Street) 
     review = street.written(Reviewed)[-1]
     assert review.stability < 1
     assert (review.running, review.wanted) == (1, 4)
-    assert "1 machines run, 2 are needed to keep up with arrivals (Proposition 1)" in review.warning
+    assert "run: 1, needed to keep up with arrivals (Proposition 1): 2;" in review.warning
     assert "spot: asked again soon, after it was refused or failed" in review.warning
 
 
