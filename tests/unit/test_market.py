@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from common.errors import UserError
 from common.market import load_market
 from common.traces.spec import TraceSpec
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FULL = """
 fleet: process
@@ -36,6 +33,11 @@ def test_a_market_of_local_processes(tmp_path: Path) -> None:
     assert pool.usd_per_hour == TraceSpec(file="prices.csv.gz", speed=60.0, start_s=0.0)
     assert market.process.cycle_s == 60.0
     assert market.replayed_from_s is None
+
+
+def test_the_example_is_a_market() -> None:
+    market = load_market(Path(__file__).parents[2] / "docs/examples/market.yaml")
+    assert (market.fleet, [pool.name for pool in market.spot]) == ("process", ["spot"])
 
 
 def test_a_market_of_ec2(tmp_path: Path) -> None:
