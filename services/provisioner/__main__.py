@@ -11,20 +11,23 @@ import uuid
 from functools import partial
 from logging import getLogger
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from common.config import Settings, read_settings
 from common.connections import open_board, open_fleet, open_log, open_prices
-from common.errors import UnavailableError, UserError
+from common.errors import DollError, UnavailableError, UserError
 from common.jobs import JobBook, JobRecord
 from common.market import Market, load_market
 from common.provisioning.events import SettingsChanged, WantedChanged
-from common.telemetry import EventLogger, Outage, set_up_logging
+from common.telemetry import Changes, EventLogger, Outage, set_up_logging
 from common.termination import end_with, on_termination
 from services.provisioner.loop import JobProvisioner
 from services.provisioner.settings import provisioner_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from common.core.events import Wanted
     from common.ports import Log
     from common.provisioning.settings import ProvisionerSettings
@@ -33,6 +36,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
 EXIT_USAGE = 2  # settings make no sense; starting again will not help
 JOBS_S = 0.5  # between looks at the jobs topic
+AGAIN_S = 5.0  # until a job is tried again whose fleet or topics cannot be used
 END_S = 10.0  # for all jobs to end in order
 
 LEASE = "{job}~provisioning"  # no job's name has a ~, so this board is nobody's else
@@ -46,6 +50,7 @@ class Running:
         self.settings = settings
         self.wanted: Wanted = "running"
         self.fault: BaseException | None = None
+        self.again_at_s = 0.0  # when to begin anew after a fault; on the clock of `Jobs`
         self.thread = threading.Thread(target=self._run, name=settings.job, daemon=True)
 
     def _run(self) -> None:
@@ -59,8 +64,16 @@ class Jobs:
     """The jobs whose machines this replica rents, one thread each."""
 
     def __init__(
-        self, name: str, settings: Settings, market: Market, log: Log, logger: EventLogger
+        self,
+        name: str,
+        settings: Settings,
+        market: Market,
+        log: Log,
+        logger: EventLogger,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        self._clock = clock
+        self._told = Changes()
         self._name = name
         self._settings = settings
         self._market = market
@@ -72,20 +85,35 @@ class Jobs:
         """Begin with new jobs, and tell the others what is wanted of them.
 
         Raises:
-            BaseException: Whatever ended a job's thread.
+            BaseException: What ended a job's thread, if it was no fault of the job or the world.
         """
         for job, record in jobs.items():
             running = self._running.get(job)
             if running is not None and running.thread.is_alive():
                 self._tell(running, record.wanted, record.reason, self._settings_of(record))
             elif running is not None and running.fault is not None:
-                raise running.fault
+                self._after(running.fault, running, record)
             elif record.wanted == "running" and record.spec.provisioning is not None:
                 self._begin(record)
             elif running is None and record.spec.provisioning is not None:
                 self._begin(record)  # it may have left machines behind
         for job in self._running.keys() - jobs.keys():
             self._tell(self._running[job], "stopped", "the job was deleted", None)
+
+    def _after(self, fault: BaseException, running: Running, record: JobRecord) -> None:
+        """Begin anew, in a while, with a job that cannot go on; the others do not notice."""
+        if not isinstance(fault, DollError):
+            raise fault  # ours: better dead and replayed than alive and wrong
+        job = record.spec.name
+        if not running.again_at_s:
+            running.again_at_s = self._clock() + AGAIN_S
+            self._tell_fault(job, str(fault))
+        if self._clock() >= running.again_at_s:
+            self._begin(record)
+
+    def _tell_fault(self, job: str, reason: str) -> None:
+        if self._told(job, reason):
+            self._log.error("job_not_provisioned", job=job, reason=reason)
 
     def end(self) -> None:
         """End all threads in order; the machines stay."""
@@ -137,7 +165,7 @@ class Jobs:
         try:
             return provisioner_settings(record, self._market)
         except UserError as error:
-            self._log.error("job_not_provisioned", job=record.spec.name, reason=str(error))
+            self._tell_fault(record.spec.name, str(error))
             return None
 
 

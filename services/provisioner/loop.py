@@ -51,7 +51,7 @@ class JobProvisioner:
         settings: Of the job's provisioning.
         first: Where the job begins in each partition of its streams.
         log: Kafka.
-        board: The job's, for the lease alone.
+        board: For the lease of the job's provisioning alone; closed at the end of `run`.
         openers: Of the fleet and of the prices.
         logger: Bound to the replica.
     """
@@ -120,6 +120,7 @@ class JobProvisioner:
             self._writer.flush(FLUSH_S)
             desk.close()
             self._release_lease()
+            self._board.close()
             if topics is not None:
                 topics.close()
             self._writer.close()
