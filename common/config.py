@@ -37,9 +37,11 @@
 | DOLL_API_TRACES           | folder of the traces that simulations may name      | none           |
 | DOLL_API                  | URL of an admin service, for the command line       | none           |
 | DOLL_API_KEY              | the key that the command line shows it              | none           |
-| DOLL_METRICS_PORT         | where the coordinator serves its metrics; 0: not    | 0              |
+| DOLL_METRICS_PORT         | where a process tells metrics and health; 0: not    | 0              |
 | DOLL_METRICS_HOST         | the address that it does so on                      | 127.0.0.1      |
-| DOLL_LOG_FORMAT           | `text` or `json`                                    | text           |
+| DOLL_TRACES               | URL of an OpenTelemetry collector (OTLP over HTTP)  | none           |
+| DOLL_TRACES_RATIO         | share of the batches that are traced                | 0.01           |
+| DOLL_LOG_FORMAT           | `console` or `json`                                 | console        |
 | DOLL_LOG_LEVEL            | `debug`, `info`, `warning` or `error`               | info           |
 
 Any of them, with `_FILE` behind its name, may name a file that holds the value instead, as secrets
@@ -135,7 +137,10 @@ class Settings(BaseModel):
     api_key: str = Field(default="", repr=False)
     metrics_port: int = Field(default=0, ge=0, le=65535)
     metrics_host: str = "127.0.0.1"
-    log_format: Literal["text", "json"] = "text"
+    traces: str = ""
+    # A trace is some 2 KB: at 100 batches a second, one in a hundred is 2 KB/s.
+    traces_ratio: float = Field(default=0.01, gt=0, le=1)
+    log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
@@ -157,7 +162,7 @@ class Settings(BaseModel):
             raise ValueError(f"must be file:///directory or s3://bucket/prefix{_got(value)}")
         return value
 
-    @field_validator("api")
+    @field_validator("api", "traces")
     @classmethod
     def _legal_api(cls, value: str) -> str:
         if value and not _API.fullmatch(value):

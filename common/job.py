@@ -17,6 +17,7 @@ from common.job_parts import (
     BUILT_IN_TASKS,
     CheckpointSpec,
     Count,
+    EvaluationSpec,
     HotSnapshotSpec,
     Needed,
     OptimizerSpec,
@@ -70,6 +71,7 @@ class JobSpec(Part):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     autocast: bool = False
     provisioning: ProvisioningSpec | None = None
+    evaluation: EvaluationSpec | None = None
 
     @property
     def waiting_bound(self) -> int:

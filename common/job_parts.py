@@ -183,6 +183,17 @@ class ProvisioningSpec(Part):
     review_s: Positive | None = None  # how often the policy is asked; None: as it likes
 
 
+class EvaluationSpec(Part):
+    """What an evaluator looks at; without one it leaves the job alone."""
+
+    every_updates: Count = 50  # each n-th version
+    stream: str = ""  # Kafka topic of the test set, in the job's format; empty: there is none
+    records: Count = 2000  # of the test set: its first ones
+    sample: Count = (
+        256  # records of each stream, per evaluation, that are predicted before learning
+    )
+
+
 class Needed(NamedTuple):
     """What a built-in task asks of a field."""
 

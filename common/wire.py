@@ -135,7 +135,10 @@ class Codec(Generic[T]):
 
 _CLAIM = Codec("claim", msgspec.json.Decoder(Claim), check_claim, ("batch", "expired"))
 _AUDIT = Codec(
-    "audit", msgspec.json.Decoder(AuditRecord), check_audit, ("lead", "update", "quarantined")
+    "audit",
+    msgspec.json.Decoder(AuditRecord),
+    check_audit,
+    ("lead", "update", "quarantined", "evaluated", "drifted"),
 )
 _STANDING = Codec("standing", msgspec.msgpack.Decoder(Standing), check_standing)
 _TRIGGER = Codec("trigger", msgspec.msgpack.Decoder(UpdateTrigger), check_trigger)

@@ -14,6 +14,8 @@ from common.core.messages import (
     Batch,
     BatchReady,
     Claim,
+    Drifted,
+    Evaluated,
     Farewell,
     Gradient,
     Lead,
@@ -140,7 +142,7 @@ def _check_batches(batches: tuple[Batch, ...]) -> None:
 
 
 def check_audit(record: AuditRecord) -> None:
-    """Refuse a decision that no leader can have made."""
+    """Refuse a decision that no leader can have made, and an evaluation of nothing."""
     match record:
         case Lead():
             _check_count("after", record.after, -1)
@@ -158,6 +160,18 @@ def check_audit(record: AuditRecord) -> None:
         case Quarantined():
             _check_count("epoch", record.epoch)
             _check_batches((record.batch,))
+        case Evaluated():
+            _check_model("model", record.model)
+            _check_finite("at_s", record.at_s)
+            _check_count("records", record.records)
+            _check_metrics("test", record.test)
+            for stream, metrics in record.prequential.items():
+                _check_metrics(f"prequential[{stream!r}]", metrics)
+        case Drifted():
+            _check_model("model", record.model)
+            _need(bool(record.stream), "stream", record.stream, "a name")
+            for field in ("at_s", "before", "after"):
+                _check_finite(field, getattr(record, field))
 
 
 def check_standing(standing: Standing) -> None:

@@ -34,7 +34,7 @@ ALLOWED = {  # folder or file: what of ours it may import, beside itself
     ),
     "common/embedded/": ("adapters", "config", "errors"),
 }
-SHELLS = ("admin", "cli", "coordinator", "provisioner", "worker")
+SHELLS = ("admin", "cli", "coordinator", "evaluator", "provisioner", "worker")
 CORE_LIBRARIES = {"msgspec", "numpy"}
 THEORY_LIBRARIES = {"numpy", "scipy"}
 OUTSIDE = {  # of the standard library: clocks, chance, the machine
@@ -50,7 +50,7 @@ HOMES = {  # a client library has one home
     "psutil": ("common/adapters/process_table.py",),
     "httpx": ("services/cli/",),
     "plotly": ("services/admin/",),
-    "prometheus_client": ("common/metrics.py",),
+    "prometheus_client": ("common/metrics/",),
     "torch": (
         *("common/learning/", "common/testing/", "services/worker/", "services/coordinator/"),
         "common/simulation/experiments/learning.py",

@@ -15,7 +15,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.core.messages import GENESIS, Lead, ModelId, Quarantined, UpdateApplied
+from common.core.messages import (
+    GENESIS,
+    Drifted,
+    Evaluated,
+    Lead,
+    ModelId,
+    Quarantined,
+    UpdateApplied,
+)
 
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord
@@ -83,8 +91,8 @@ class History:
                 return self._update(record)
             case Quarantined():
                 return self._quarantine(record)
-            case None:
-                return False
+            case Evaluated() | Drifted() | None:
+                return False  # no decision of a leader
 
     def forget_before(self, version: int) -> None:
         """Let go of updates older than `version`, which nobody will go back behind any more."""

@@ -119,7 +119,32 @@ class Quarantined(msgspec.Struct, frozen=True, tag="quarantined"):
     reason: str  # "poison: ..." or "expired"
 
 
-AuditRecord: TypeAlias = Lead | UpdateApplied | Quarantined
+class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
+    """How good a version is; told by an evaluator, and of no effect on what counts.
+
+    Several may tell the same; a version that a later Lead took back is worth nothing.
+    """
+
+    model: ModelId
+    at_s: float  # since 1970
+    records: int  # of the test set; 0: there is none, and no `test`
+    test: dict[str, float]  # loss and the task's metrics on the test set, mean per record
+    # By stream, likewise, of some of its records in the update after this version: just before the
+    # model learned from them.
+    prequential: dict[str, dict[str, float]] = {}
+
+
+class Drifted(msgspec.Struct, frozen=True, tag="drifted"):
+    """A stream's errors are no longer what they were; told as `Evaluated` is."""
+
+    model: ModelId  # at which it was noticed
+    at_s: float  # since 1970
+    stream: str
+    before: float  # mean error per record, of the window that was forgotten
+    after: float  # of the window that is left
+
+
+AuditRecord: TypeAlias = Lead | UpdateApplied | Quarantined | Evaluated | Drifted
 
 # --- Redis: fast, and allowed to vanish ------------------------------------------------------
 

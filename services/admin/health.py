@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from common.metrics import EXPOSITION
+from common.metrics.meters import EXPOSITION
 from services.admin.access import VIEWER
 from services.admin.checks import Check  # noqa: TC001 -- pydantic reads it when run
 from services.admin.problems import MEDIA_TYPE, RETRY_S, Problem, documented
@@ -107,4 +107,4 @@ async def readyz(request: Request) -> Response:
 )
 async def metrics(request: Request) -> Response:
     """Metrics of this process, for Prometheus."""
-    return Response(service_of(request).metrics.exposed(), media_type=EXPOSITION)
+    return Response(service_of(request).metrics.meters.exposed(), media_type=EXPOSITION)

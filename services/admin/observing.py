@@ -14,7 +14,7 @@ from services.admin.problems import failure
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from common.metrics import ApiMetrics
+    from common.metrics.api import ApiMetrics
 
 _EVENTS = "text/event-stream"
 _AWAY = 503  # of a server behind us, which is logged once, when it goes

@@ -7,7 +7,7 @@ from time import time
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from common.errors import NotFoundError, OutsideError, UserError
-from common.metrics import ApiMetrics
+from common.metrics.api import ApiMetrics
 from common.price_list import market_of, minimum_billing_s
 from services.admin.books import Books
 from services.admin.checks import Checks, Servers

@@ -18,7 +18,8 @@ from common.config import Settings, read_settings
 from common.connections import open_blobs, open_board, open_log
 from common.errors import UnavailableError, UserError
 from common.jobs import JobBook, JobRecord
-from common.metrics import Metrics
+from common.metrics.coordinator import CoordinatorMetrics
+from common.metrics.serving import Pulse, serve
 from common.telemetry import EventLogger, Outage, set_up_logging
 from common.termination import on_termination
 from services.coordinator.loop import JobCoordinator
@@ -37,7 +38,12 @@ class Jobs:
     """The jobs that this replica takes part in, one thread each."""
 
     def __init__(
-        self, name: str, settings: Settings, log: Log, metrics: Metrics, logger: EventLogger
+        self,
+        name: str,
+        settings: Settings,
+        log: Log,
+        metrics: CoordinatorMetrics,
+        logger: EventLogger,
     ) -> None:
         self._name = name
         self._settings = settings
@@ -124,12 +130,13 @@ def main() -> int:
 def _coordinate(name: str, settings: Settings, stopping: threading.Event) -> None:
     logger = EventLogger(getLogger("coordinator")).bind(replica=name)
     outage = Outage(logger, "kafka")
-    metrics = Metrics()
+    metrics, pulse = CoordinatorMetrics(), Pulse()
     if settings.metrics_port:
-        metrics.serve(settings.metrics_host, settings.metrics_port)
+        serve(metrics.meters, pulse, settings.metrics_host, settings.metrics_port)
     jobs: Jobs | None = None
     book: JobBook | None = None
     while not stopping.is_set():
+        pulse.beat()
         try:
             if jobs is None or book is None:
                 log = open_log(settings, name)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from common.config import Settings
     from common.core.events import Wanted
     from common.jobs import JobBook, JobRecord
-    from common.metrics import Metrics
+    from common.metrics.coordinator import CoordinatorMetrics
     from common.ports import Board, Log
     from common.telemetry import EventLogger
 
@@ -53,7 +53,7 @@ class JobCoordinator:
         board: Board,
         checkpoints: CheckpointStore | None,
         book: JobBook,
-        metrics: Metrics,
+        metrics: CoordinatorMetrics,
         logger: EventLogger,
     ) -> None:
         spec = record.spec

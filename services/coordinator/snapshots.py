@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from common.checkpoints import CheckpointStore
     from common.core.messages import Positions
     from common.jobs import JobRecord
-    from common.metrics import Metrics
+    from common.metrics.coordinator import CoordinatorMetrics
     from common.ports import Board
     from common.telemetry import EventLogger
 
@@ -54,7 +54,7 @@ class SnapshotStore:
         checkpoints: CheckpointStore | None,
         *,
         logger: EventLogger,
-        metrics: Metrics,
+        metrics: CoordinatorMetrics,
         fail: Callable[[BaseException], None],
         clock: Callable[[], float] = time,
     ) -> None:

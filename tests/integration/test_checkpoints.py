@@ -177,8 +177,8 @@ def test_the_leader_tells_the_age_of_its_newest_checkpoint_and_no_other(make: Ma
     ports = {name: free_port() for name in ("c1", "c2")}
     for name, port in ports.items():
         cluster.start("coordinator", name, metrics_port=port)
-    told = 'doll_checkpoint_age_seconds{job="scraped"}'
-    counts = 'doll_checkpoint_failures_total{job="scraped"} 0.0'
+    told = 'doll_checkpoint_age_seconds{job_name="scraped"}'
+    counts = 'doll_checkpoint_failures_total{job_name="scraped"} 0.0'
 
     def leaders() -> list[str]:
         return [name for name, port in ports.items() if told in scraped(port)]

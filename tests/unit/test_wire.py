@@ -14,6 +14,8 @@ from common.core.messages import (
     GENESIS,
     Batch,
     BatchReady,
+    Drifted,
+    Evaluated,
     Failed,
     Farewell,
     Gradient,
@@ -94,6 +96,15 @@ audits = (
         st.floats(0, 1e9),
     )
     | st.builds(Quarantined, counts, batches, texts)
+    | st.builds(
+        Evaluated,
+        models,
+        finite,
+        counts,
+        metrics,
+        st.dictionaries(names, metrics, max_size=2),
+    )
+    | st.builds(Drifted, models, finite, names, finite, finite)
 )
 standings = st.builds(Standing, counts, counts, positions, st.just(0), counts, counts, positions)
 triggers = st.builds(

@@ -13,7 +13,7 @@ from common.config import Settings
 from common.core.messages import WorkerId
 from common.job import parse_job
 from common.jobs import JobBook
-from common.metrics import Metrics
+from common.metrics.coordinator import CoordinatorMetrics
 from common.telemetry import EventLogger
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
@@ -42,7 +42,7 @@ class Replica:
             board=self.board,
             checkpoints=None,
             book=JobBook(log),
-            metrics=Metrics(),
+            metrics=CoordinatorMetrics(),
             logger=EventLogger(logging.getLogger("test")),
         )
         self.thread = threading.Thread(target=self.coordinator.run, daemon=True)

@@ -14,7 +14,7 @@ from common.errors import UserError
 from common.job import parse_job
 from common.job_task import trainer_of
 from common.jobs import JobBook
-from common.metrics import Metrics
+from common.metrics.coordinator import CoordinatorMetrics
 from common.telemetry import EventLogger
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
@@ -48,7 +48,9 @@ class Bench:
             trainer_of(self.spec, ()),
             self.log,
             board,
-            SnapshotStore(record, board, None, logger=logger, metrics=Metrics(), fail=fail),
+            SnapshotStore(
+                record, board, None, logger=logger, metrics=CoordinatorMetrics(), fail=fail
+            ),
             JobBook(self.log),
             name="c1",
             lease_ttl_s=1.0,

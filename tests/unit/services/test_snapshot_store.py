@@ -17,7 +17,7 @@ from common.core.spans import Partition
 from common.errors import CorruptError, FutureFormatError, UserError
 from common.job import parse_job
 from common.jobs import JobRecord, Origin
-from common.metrics import Metrics
+from common.metrics.coordinator import CoordinatorMetrics
 from common.saved import Saved, to_parts
 from common.telemetry import EventLogger
 from common.testing.blobs import DyingBlobs, MemoryBlobs
@@ -57,7 +57,7 @@ class Bench:
     def __init__(self) -> None:
         self.clock = HandClock(1000.0)
         self.board = MemoryBoard(MemoryRedis(), "digits")
-        self.metrics = Metrics()
+        self.metrics = CoordinatorMetrics()
         self.faults = list[BaseException]()
         self._stores = list[SnapshotStore]()
 
@@ -79,7 +79,7 @@ class Bench:
 
     def failures(self) -> float:
         """Checkpoints that could not be written."""
-        lines = generate_latest(self.metrics.registry).decode().splitlines()
+        lines = generate_latest(self.metrics.meters.registry).decode().splitlines()
         found = [line for line in lines if line.startswith("doll_checkpoint_failures_total{")]
         return float(found[0].split()[-1]) if found else 0.0
 

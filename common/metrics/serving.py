@@ -1,0 +1,97 @@
+"""Answers scrapes, and whether the process is well, from a thread of its own.
+
+    GET /metrics    for Prometheus
+    GET /healthz    200, or 503 and the reason once the process's loop has stopped turning
+
+A server that is away makes no process ill: it waits for it, and would not wait better after having
+been started again.
+"""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from common.errors import UserError
+from common.metrics.meters import EXPOSITION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.metrics.meters import Meters
+
+STILL_S = 60.0  # without a turn of its loop a process is ill: longer than any wait of one turn
+
+
+class Pulse:
+    """When the loop of this process turned last; may be shared between threads.
+
+    Args:
+        clock: Seconds that never go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._beat_at = clock()
+
+    def beat(self) -> None:
+        """Say that the loop has turned."""
+        self._beat_at = self._clock()
+
+    def still_s(self) -> float:
+        """How long ago that was."""
+        return self._clock() - self._beat_at
+
+
+def serve(meters: Meters, pulse: Pulse, host: str, port: int) -> int:
+    """Answer until the process ends; returns the port.
+
+    Args:
+        meters: What scrapes get.
+        pulse: Of the loop.
+        host: The address.
+        port: 0 for any that is free.
+
+    Raises:
+        UserError: If the address cannot be had.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        """One request."""
+
+        timeout = 10.0  # of a client that says nothing
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path == "/metrics":
+                self._answer(200, meters.exposed(), EXPOSITION)
+            elif path == "/healthz":
+                still_s = pulse.still_s()
+                well = still_s < STILL_S
+                told = "well\n" if well else f"the loop has not turned for {still_s:.0f} s\n"
+                self._answer(200 if well else 503, told.encode(), "text/plain; charset=utf-8")
+            else:
+                self._answer(404, b"/metrics or /healthz\n", "text/plain; charset=utf-8")
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- its name
+            """Scrapes are not logged."""
+
+        def _answer(self, status: int, body: bytes, media_type: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", media_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    try:
+        server = ThreadingHTTPServer((host, port), Handler)
+    except OSError as error:
+        raise UserError(
+            f"metrics cannot be served on {host}:{port}: {error}; set DOLL_METRICS_PORT and"
+            " DOLL_METRICS_HOST, one port for each process of a machine"
+        ) from error
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return int(server.server_address[1])
