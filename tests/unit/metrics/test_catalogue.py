@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 
 from common.metrics.catalogue import CATALOGUE, UPDATES
 from common.metrics.meters import Meters
-from common.metrics.metric import Metric
+
+if TYPE_CHECKING:
+    from common.metrics.metric import Metric
 
 
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.name)
