@@ -20,7 +20,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 		{ echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
 	@echo "installing (PyTorch is large: this takes a minute or more) ..."
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,embedded,evaluation,plots,tracing]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: $(INSTALLED)  ## train on a live stream, kill a worker half-way, prove that nothing was lost
