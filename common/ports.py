@@ -238,6 +238,15 @@ class Board(Protocol):
     def get_model(self, model: ModelId) -> bytes | None:
         """Fetch a model, or None where it is gone."""
 
+    def offer_model(self, model: ModelId, weights: bytes | memoryview) -> None:
+        """Leave a model for whoever judges models; it takes the place of the one before."""
+
+    def offered_model(self, known: ModelId | None = None) -> tuple[ModelId, bytes] | None:
+        """The model that was left last; None where there is none, or it is the `known` one.
+
+        So whoever looks often fetches each only once.
+        """
+
     def post_trigger(self, trigger: UpdateTrigger) -> bool:
         """Append to the trigger stream; False where a later id already stands there."""
 

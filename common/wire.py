@@ -21,6 +21,7 @@ from common.core.messages import (
     AuditRecord,
     Claim,
     Gradient,
+    ModelId,
     Reply,
     Standing,
     UpdateTrigger,
@@ -30,6 +31,7 @@ from common.errors import FutureFormatError, WireError
 from common.wire_checks import (
     check_audit,
     check_claim,
+    check_model,
     check_reply,
     check_standing,
     check_trigger,
@@ -186,6 +188,30 @@ def decode_reply(data: bytes | memoryview) -> Reply:
     vector: Vector = np.frombuffer(body, dtype="<f4")
     gradient: Gradient = msgspec.structs.replace(reply, vector=vector)
     return gradient
+
+
+# --- a model that is offered: its name, of a fixed length, and its weights ------------------------
+
+_OFFER_NAME = struct.Struct("<qq")
+OFFER_NAME_BYTES = _OFFER_NAME.size  # whoever knows the name need not fetch the rest
+
+
+def encode_offer(model: ModelId, weights: bytes | memoryview) -> bytes:
+    """Write a model's name and then its weights."""
+    return _OFFER_NAME.pack(*model) + memoryview(weights).cast("B")
+
+
+def decode_offer(data: bytes) -> tuple[ModelId, bytes]:
+    """Read a model's name and its weights.
+
+    Raises:
+        WireError: If it is none.
+    """
+    if len(data) <= OFFER_NAME_BYTES:
+        raise WireError(f"offer: {len(data)} bytes, expected a name and weights")
+    model = ModelId(*_OFFER_NAME.unpack_from(data))
+    check_model("offer: model", model)
+    return model, data[OFFER_NAME_BYTES:]
 
 
 # --- a header in front of large raw bytes --------------------------------------------------------

@@ -62,7 +62,8 @@ def _check_worker(worker: str) -> None:
     _need(bool(worker), "worker", worker, "a name")
 
 
-def _check_model(field: str, model: ModelId) -> None:
+def check_model(field: str, model: ModelId) -> None:
+    """Refuse a name that no model can have."""
     _check_count(f"{field}.epoch", model.epoch, -1)
     _check_count(f"{field}.version", model.version)
     _need(model.epoch >= 0 or model.version == 0, field, model, "version 0 where nobody led yet")
@@ -146,7 +147,7 @@ def check_audit(record: AuditRecord) -> None:
     match record:
         case Lead():
             _check_count("after", record.after, -1)
-            _check_model("base", record.base)
+            check_model("base", record.base)
             _need(bool(record.candidate), "candidate", record.candidate, "a unique name")
         case UpdateApplied():
             _check_count("epoch", record.epoch)
@@ -161,14 +162,14 @@ def check_audit(record: AuditRecord) -> None:
             _check_count("epoch", record.epoch)
             _check_batches((record.batch,))
         case Evaluated():
-            _check_model("model", record.model)
+            check_model("model", record.model)
             _check_finite("at_s", record.at_s)
             _check_count("records", record.records)
             _check_metrics("test", record.test)
             for stream, metrics in record.prequential.items():
                 _check_metrics(f"prequential[{stream!r}]", metrics)
         case Drifted():
-            _check_model("model", record.model)
+            check_model("model", record.model)
             _need(bool(record.stream), "stream", record.stream, "a name")
             for field in ("at_s", "before", "after"):
                 _check_finite(field, getattr(record, field))
@@ -189,7 +190,7 @@ def check_trigger(trigger: UpdateTrigger) -> None:
     """Refuse orders that nobody could carry out."""
     _check_count("id.epoch", trigger.id.epoch)
     _check_count("id.number", trigger.id.number, 1)
-    _check_model("model", trigger.model)
+    check_model("model", trigger.model)
     for order in trigger.orders:
         _check_worker(order.worker)
         _check_batches(order.batches)
@@ -200,7 +201,7 @@ def check_trigger(trigger: UpdateTrigger) -> None:
 def check_reply(reply: Reply) -> None:
     """Refuse a reply that is about nothing or is not finite."""
     _check_worker(reply.worker)
-    _check_model("model", reply.model)
+    check_model("model", reply.model)
     if isinstance(reply, Farewell):
         for offset in reply.finishing:
             _check_count("finishing", offset)

@@ -4,6 +4,7 @@ Only commands of Redis 6.2 and no scripts: correctness never depends on what is 
 (docs/protocol.md). A job's keys share a hash tag, so that a Redis Cluster keeps them in one slot:
 
     doll:{job}:model:<epoch>:<version>    weights; the last few of each leader
+    doll:{job}:offered                    name and weights of one model, for evaluators
     doll:{job}:triggers                   stream with ids <epoch>-<number>
     doll:{job}:standing
     doll:{job}:gradients:<epoch>          list of replies      doll:{job}:gradients   its epochs
@@ -35,6 +36,7 @@ _MODELS_KEPT = 4  # of one leader: a late reader of the round before still finds
 _TRIGGERS_KEPT = 100  # a worker that is further behind has nothing to add to those rounds
 _SNAPSHOTS_KEPT = 3  # of as many leaders: the newest may be taken back, or torn
 _MODEL_TTL_MS = 3_600_000  # an hour: those of a leader that is gone; a living one puts it again
+_OFFER_TTL_MS = 3_600_000  # likewise: a job that has ended needs no memory here
 _REPLIES_TTL_MS = 600_000  # ten minutes after the last: longer than any round waits for one
 _SHORTEST_S = 0.002  # 0.001 is zero to Redis 6.2, which cuts off what it computes: wait for ever
 _STATUSES = (b"alive", b"leaving")
@@ -93,6 +95,21 @@ class RedisBoard:
         """Fetch a model, or None where it is gone."""
         weights: bytes | None = self._server.ask(("GET", self._model(model)))[0]
         return weights
+
+    def offer_model(self, model: ModelId, weights: bytes | memoryview) -> None:
+        """Leave a model for whoever judges models; it takes the place of the one before."""
+        offer = wire.encode_offer(model, weights)
+        self._server.ask(("SET", self._keys + "offered", offer, "PX", _OFFER_TTL_MS))
+
+    def offered_model(self, known: ModelId | None = None) -> tuple[ModelId, bytes] | None:
+        """The model that was left last; None where there is none, or it is the `known` one."""
+        key = self._keys + "offered"
+        name = self._server.ask(("GETRANGE", key, 0, wire.OFFER_NAME_BYTES - 1))[0]
+        if not name or (known is not None and name == wire.encode_offer(known, b"")):
+            return None
+        # Asked again, since another may stand there by now: a name and its weights are one value.
+        offer = self._server.ask(("GET", key))[0]
+        return None if offer is None else self._rejections.parse("offer", wire.decode_offer, offer)
 
     # --- triggers --------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ class Notices:
     """Everything that one job has on the server; open, so that a test can put garbage into it."""
 
     models: dict[ModelId, bytes] = field(default_factory=dict)
+    offered: bytes | None = None
     triggers: dict[TriggerId, bytes] = field(default_factory=dict)  # ascending
     gradients: dict[int, list[bytes]] = field(default_factory=dict)  # by epoch
     standing: bytes | None = None
@@ -102,6 +103,19 @@ class MemoryBoard:
         """Fetch a model, or None where it is gone."""
         with self._server.changed:
             return self._notices().models.get(model)
+
+    def offer_model(self, model: ModelId, weights: bytes | memoryview) -> None:
+        """Leave a model for whoever judges models; it takes the place of the one before."""
+        with self._server.changed:
+            self._notices().offered = wire.encode_offer(model, weights)
+
+    def offered_model(self, known: ModelId | None = None) -> tuple[ModelId, bytes] | None:
+        """The model that was left last; None where there is none, or it is the `known` one."""
+        with self._server.changed:
+            offer = self._notices().offered
+        if not offer or (known is not None and offer.startswith(wire.encode_offer(known, b""))):
+            return None
+        return self._rejections.parse("offer", wire.decode_offer, offer)
 
     def post_trigger(self, trigger: UpdateTrigger) -> bool:
         """Append to the trigger stream; False where a later id already stands there."""

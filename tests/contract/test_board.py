@@ -79,6 +79,7 @@ class _InMemory:
         notices.gradients[3] = [garbage]
         notices.triggers[TriggerId(2**60, 1)] = garbage
         notices.beats[WORKER] = (garbage.decode("latin-1"), float("inf"))
+        notices.offered = garbage
 
     def kill(self) -> None:
         self.redis.kill()
@@ -102,6 +103,7 @@ class _InRedis:
             client.xadd(f"doll:{{{self.job}}}:triggers", {"trigger": garbage}, f"{2**60}-1")
             client.sadd(f"doll:{{{self.job}}}:workers", WORKER, garbage)
             client.set(f"doll:{{{self.job}}}:alive:{WORKER}", garbage)
+            client.set(f"doll:{{{self.job}}}:offered", garbage)
 
     def kill(self) -> None:
         self.redis.kill()
@@ -182,6 +184,19 @@ def test_only_the_last_few_versions_of_a_leader_are_kept(board: Board) -> None:
     kept = [version for version in range(10) if board.get_model(ModelId(3, version))]
     assert kept == [6, 7, 8, 9]
     assert board.get_model(ModelId(2, 1)) == b"another leader's"
+
+
+def test_of_the_models_that_are_offered_only_the_last_is_there(server: Server) -> None:
+    board = server.board()
+    assert board.offered_model() is None
+    weights = np.arange(5, dtype=np.float32)
+    board.offer_model(ModelId(3, 16), b"older")
+    board.offer_model(MODEL, weights.data)
+    for each in (board, server.board()):
+        assert each.offered_model() == (MODEL, weights.tobytes())
+        assert each.offered_model(ModelId(3, 16)) == (MODEL, weights.tobytes())
+        assert each.offered_model(MODEL) is None
+    assert board.get_model(MODEL) is None  # workers have no business with it
 
 
 # --- triggers ------------------------------------------------------------------------------------
@@ -478,6 +493,7 @@ def test_a_leader_long_gone_cannot_bring_its_snapshot_back(board: Board) -> None
 
 def say_everything(board: Board) -> None:
     board.put_model(MODEL, b"weights.")
+    board.offer_model(MODEL, b"offered.")
     board.post_trigger(trigger(3, 1))
     board.push_reply(failure())
     board.put_standing(standing(4))
@@ -489,6 +505,7 @@ def say_everything(board: Board) -> None:
 def hear_everything(board: Board) -> tuple[object, ...]:
     return (
         board.get_model(MODEL),
+        board.offered_model(),
         board.triggers(TriggerId(0, 0), 0),
         board.pop_replies(3, 10, 0),
         board.get_standing(),
@@ -497,9 +514,10 @@ def hear_everything(board: Board) -> tuple[object, ...]:
     )
 
 
-SILENCE: tuple[object, ...] = (None, [], [], None, {}, [])
+SILENCE: tuple[object, ...] = (None, None, [], [], None, {}, [])
 EVERYTHING = (
     b"weights.",
+    (MODEL, b"offered."),
     [trigger(3, 1)],
     [failure()],
     standing(4),
@@ -582,6 +600,7 @@ def test_garbage_is_left_out_and_counted(server: Server, garbage: bytes) -> None
     board.push_reply(failure())
     assert hear_everything(board) == (
         b"weights.",
+        None,
         [trigger(3, 1)],
         [failure()],
         None,
