@@ -179,6 +179,9 @@ WORKERS_LIVE = gauge("doll_workers_live", "workers", _JOB, "That the leader sees
 JOB_HELD = gauge(
     "doll_job_held", "0 or 1", _JOB, "1: waits for a person; the reason is logged.", "coordinator"
 )
+JOB_PAUSED = gauge(
+    "doll_job_paused", "0 or 1", _JOB, "1: a person lets it rest: no updates.", "coordinator"
+)
 CHECKPOINT_AGE = gauge(
     "doll_checkpoint_age_seconds",
     "seconds",
