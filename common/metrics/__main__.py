@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from common.metrics.catalogue import CATALOGUE
-from common.metrics.metric import Metric, Service
+
+if TYPE_CHECKING:
+    from common.metrics.metric import Metric, Service
 
 _SERVICES: tuple[tuple[Service, str], ...] = (
     ("worker", "Workers"),
@@ -17,14 +20,15 @@ _SERVICES: tuple[tuple[Service, str], ...] = (
 _HEAD = """\
 # Metrics
 
-Printed by `python -m common.metrics` from `common/metrics/catalogue.py`; a test holds the two together. What the
-dashboards and alerts make of them is in [operating.md](operating.md).
+Printed by `python -m common.metrics` from `common/metrics/catalogue.py`; a test holds the two
+together. What dashboards and alerts make of them is in [operating.md](operating.md).
 
-Every process serves them for Prometheus at `http://DOLL_METRICS_HOST:DOLL_METRICS_PORT/metrics`, and at `/healthz` whether
-its loop turns. A job is labelled `job_name`, as `job` is Prometheus's own word. What of a job is told *by the leader*
-comes from one replica at a time: add over `instance` what is counted, and take the maximum of what is not. Beside these,
-every process tells `process_cpu_seconds_total`, `process_resident_memory_bytes` and the like of itself. Of a histogram
-there are `_bucket`, `_sum` and `_count`.
+Every process with a `DOLL_METRICS_PORT` serves them for Prometheus at `/metrics`, and at `/healthz`
+whether its loop turns. A job is labelled `job_name`, as `job` is Prometheus's own word. What is
+told by the leader comes from one replica at a time: add over instances what is counted, and take the
+maximum of what is not. Every process also tells `process_cpu_seconds_total`,
+`process_resident_memory_bytes` and the like of itself. Of a histogram there are `_bucket`, `_sum`
+and `_count`.
 """
 _BY = {
     "coordinator": "All but `doll_leading` by the replica that leads the job.",
