@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.commands import CoordinatorCommand
-    from common.core.messages import UpdateTrigger
+    from common.core.messages import ModelId, UpdateTrigger
     from common.jobs import JobBook, JobRecord
     from common.learning.trainer import Trainer
     from common.ports import Board, Log
@@ -75,6 +75,9 @@ class Effects:
         self._submitted_s = record.submitted_s
         self._make_trainer = trainer
         self._trainer = trainer()
+        self._evaluation = record.spec.evaluation
+        self._in_hand: ModelId | None = None  # what the weights are called
+        self._offered: ModelId | None = None
         self._board = board
         self._store = store
         self._book = book
@@ -141,7 +144,11 @@ class Effects:
                         "stands_to_lead", after=record.after, version=record.base.version
                     )
             case do.PublishModel(model):
+                self._in_hand = model
                 self._board.put_model(model, self._trainer.weights())
+                every = self._evaluation.every_updates if self._evaluation else 0
+                if every and model.version % every == 0:
+                    self._offer()
             case do.PutStanding(standing):
                 there = self._board.put_standing(standing)
                 if not there and self._stated:
@@ -173,7 +180,7 @@ class Effects:
             case do.FindSnapshots(source):
                 yield self.leadership.find(source)
             case do.RestoreSnapshot(snapshot):
-                self._trainer = self._make_trainer()
+                self._trainer, self._in_hand = self._make_trainer(), None
                 yield self.leadership.restore(snapshot, self._trainer)
             case do.Begin(epoch, snapshot):
                 self._log.info("leads", epoch=epoch, version=snapshot.made.version)
@@ -193,6 +200,12 @@ class Effects:
         if len(weights) <= INLINE_BYTES:
             trigger = msgspec.structs.replace(trigger, weights=bytes(weights))
         self._board.post_trigger(trigger)
+
+    def _offer(self) -> None:
+        """Leave the weights in hand for evaluators, once."""
+        if self._in_hand is not None and self._in_hand != self._offered:
+            self._board.offer_model(self._in_hand, self._trainer.weights())
+            self._offered = self._in_hand
 
     def _publish(self) -> None:
         """Publish a snapshot, once the dead letters that it leaves behind are delivered."""
@@ -226,6 +239,11 @@ class Effects:
         self._letters.close()
         self._publish()
         self._log.info("job_finished", reason=reason)
+        if self._evaluation:
+            try:
+                self._offer()  # the last version is worth judging, whatever its number
+            except UnavailableError as error:
+                self._outage.met(error)
         if not self._store.flush(UPLOAD_S):
             self._log.error("last_checkpoint_late", waited_s=UPLOAD_S)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -10,12 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.core import commands as do
+from common.core import events
+from common.core.messages import ModelId
 from common.errors import UserError
 from common.job import parse_job
 from common.job_task import trainer_of
 from common.jobs import JobBook
 from common.metrics.coordinator import CoordinatorMetrics
-from common.telemetry import EventLogger
+from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from services.coordinator.effects import Effects
@@ -32,15 +33,16 @@ NAME = "digits"
 class Bench:
     """A job, and the hands of its coordinator."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: str = "") -> None:
         self.log = MemoryLog()
-        self.spec = parse_job(JOB)
+        self.spec = parse_job(JOB + options)
         for stream in self.spec.streams:
             self.log.create_topic(stream, 1)
         self.book = JobBook(self.log)
         record = self.book.submit(self.spec)
-        board = MemoryBoard(MemoryRedis(), NAME)
-        logger = EventLogger(logging.getLogger("test"))
+        self.redis = MemoryRedis()
+        self.board = board = MemoryBoard(self.redis, NAME)
+        logger = event_logger("test")
         self.faults = list[BaseException]()
         fail = self.faults.append
         self.effects = Effects(
@@ -125,3 +127,70 @@ def test_a_rate_reaches_the_trainer(bench: Bench) -> None:
     bench.carry_out(do.SetLearningRate(0.25))
     with pytest.raises(UserError, match=r"learning_rate -1\.0 is not above zero"):
         bench.carry_out(do.SetLearningRate(-1.0))
+
+
+# --- what is left for evaluators -----------------------------------------------------------------
+
+
+@pytest.fixture
+def evaluated() -> Iterator[Bench]:
+    bench = Bench("evaluation: {every_updates: 10}\n")
+    yield bench
+    bench.effects.close()
+    assert bench.faults == []
+
+
+def offered(bench: Bench) -> ModelId | None:
+    found = bench.board.offered_model()
+    return None if found is None else found[0]
+
+
+def test_each_nth_version_is_offered_and_no_other(evaluated: Bench) -> None:
+    seen = list[ModelId | None]()
+    for version in (0, 1, 9, 10, 11, 20):
+        evaluated.carry_out(do.PublishModel(ModelId(3, version)))
+        seen.append(offered(evaluated))
+    first, tenth, twentieth = ModelId(3, 0), ModelId(3, 10), ModelId(3, 20)
+    assert seen == [first, first, first, tenth, tenth, twentieth]
+    weights = evaluated.board.get_model(twentieth)
+    assert evaluated.board.offered_model() == (twentieth, weights)
+
+
+def test_a_version_that_is_published_again_is_not_offered_again(evaluated: Bench) -> None:
+    evaluated.carry_out(do.PublishModel(ModelId(3, 10)))
+    evaluated.board.wipe()
+    evaluated.carry_out(do.PublishModel(ModelId(3, 10)))
+    assert offered(evaluated) is None
+
+
+def test_the_last_version_is_offered_whatever_its_number(evaluated: Bench) -> None:
+    evaluated.carry_out(do.PublishModel(ModelId(3, 17)))
+    assert offered(evaluated) is None
+    evaluated.carry_out(do.Finish("17 updates applied"))
+    assert offered(evaluated) == ModelId(3, 17)
+
+
+def test_weights_that_were_restored_are_not_offered_as_those_published_before(
+    evaluated: Bench,
+) -> None:
+    # A leader that steps down and finds another snapshot holds weights that nobody has named yet.
+    evaluated.carry_out(do.PublishModel(ModelId(3, 17)))
+    evaluated.carry_out(do.StepDown("the lease is held by another"))
+    (found,) = evaluated.effects.do(do.FindSnapshots("genesis"))
+    assert isinstance(found, events.SnapshotsFound)
+    assert len(list(evaluated.effects.do(do.RestoreSnapshot(found.snapshots[0])))) == 1
+    evaluated.carry_out(do.Finish("stopped by its owner"))
+    assert offered(evaluated) is None
+
+
+def test_a_job_ends_although_the_board_is_away(evaluated: Bench) -> None:
+    evaluated.carry_out(do.PublishModel(ModelId(3, 17)))
+    evaluated.redis.kill()
+    evaluated.carry_out(do.Finish("17 updates applied"))
+    assert evaluated.book.get(NAME).wanted == "stopped"
+
+
+def test_a_job_that_is_not_evaluated_offers_nothing(bench: Bench) -> None:
+    bench.carry_out(do.PublishModel(ModelId(3, 0)))
+    bench.carry_out(do.Finish("enough"))
+    assert offered(bench) is None
