@@ -1,7 +1,7 @@
 """Answers scrapes, and whether the process is well, from a thread of its own.
 
     GET /metrics    for Prometheus
-    GET /healthz    200, or 503 and the reason once the process's loop has stopped turning
+    GET /healthz    200, or 503 and the reason once a loop of the process has stopped turning
 
 A server that is away makes no process ill: it waits for it, and would not wait better after having
 been started again.
@@ -10,6 +10,7 @@ been started again.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -26,7 +27,37 @@ STILL_S = 60.0  # without a turn of its loop a process is ill: longer than any w
 
 
 class Pulse:
-    """When the loop of this process turned last; may be shared between threads.
+    """When a loop of this process turned last; may be shared between threads.
+
+    Args:
+        clock: Seconds that never go back.
+        what: Names the loop.
+        limit_s: Without a turn for so long it is ill.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = monotonic,
+        what: str = "the loop",
+        limit_s: float = STILL_S,
+    ) -> None:
+        self._clock = clock
+        self._what = what
+        self._limit_s = limit_s
+        self._beat_at = clock()
+
+    def beat(self) -> None:
+        """Say that the loop has turned."""
+        self._beat_at = self._clock()
+
+    def complaint(self) -> str:
+        """Why it is ill; empty: it is well."""
+        still_s = self._clock() - self._beat_at
+        return f"{self._what} has not turned for {still_s:.0f} s" * (still_s >= self._limit_s)
+
+
+class Pulses:
+    """Those of a process with several loops; may be shared between threads.
 
     Args:
         clock: Seconds that never go back.
@@ -34,23 +65,34 @@ class Pulse:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._beat_at = clock()
+        self._lock = threading.Lock()
+        self._pulses = list[Pulse]()
 
-    def beat(self) -> None:
-        """Say that the loop has turned."""
-        self._beat_at = self._clock()
+    def begin(self, what: str, limit_s: float = STILL_S) -> Pulse:
+        """Expect beats of a loop from now on, until `end`."""
+        pulse = Pulse(self._clock, what, limit_s)
+        with self._lock:
+            self._pulses.append(pulse)
+        return pulse
 
-    def still_s(self) -> float:
-        """How long ago that was."""
-        return self._clock() - self._beat_at
+    def end(self, pulse: Pulse) -> None:
+        """Expect none of it any more, as the loop has come to its end; may be told twice."""
+        with self._lock, suppress(ValueError):
+            self._pulses.remove(pulse)
+
+    def complaint(self) -> str:
+        """Why the process is ill; empty: it is well."""
+        with self._lock:
+            pulses = tuple(self._pulses)
+        return "; ".join(filter(None, (pulse.complaint() for pulse in pulses)))
 
 
-def serve(meters: Meters, pulse: Pulse, host: str, port: int) -> int:
+def serve(meters: Meters, pulse: Pulse | Pulses, host: str, port: int) -> int:
     """Answer until the process ends; returns the port.
 
     Args:
         meters: What scrapes get.
-        pulse: Of the loop.
+        pulse: Of the loop, or of all loops.
         host: The address.
         port: 0 for any that is free.
 
@@ -68,10 +110,9 @@ def serve(meters: Meters, pulse: Pulse, host: str, port: int) -> int:
             if path == "/metrics":
                 self._answer(200, meters.exposed(), EXPOSITION)
             elif path == "/healthz":
-                still_s = pulse.still_s()
-                well = still_s < STILL_S
-                told = "well\n" if well else f"the loop has not turned for {still_s:.0f} s\n"
-                self._answer(200 if well else 503, told.encode(), "text/plain; charset=utf-8")
+                ill = pulse.complaint()
+                told = f"{ill or 'well'}\n".encode()
+                self._answer(503 if ill else 200, told, "text/plain; charset=utf-8")
             else:
                 self._answer(404, b"/metrics or /healthz\n", "text/plain; charset=utf-8")
 

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import UserError
 from common.metrics.coordinator import CoordinatorMetrics
-from common.metrics.serving import STILL_S, Pulse, serve
+from common.metrics.serving import STILL_S, Pulse, Pulses, serve
 from common.testing.clock import HandClock
 
 HERE = "127.0.0.1"
@@ -45,6 +45,23 @@ def test_a_process_whose_loop_stands_still_is_ill_until_it_turns_again() -> None
     assert asked(port, "/healthz") == (503, "the loop has not turned for 60 s\n")
     pulse.beat()
     assert asked(port, "/healthz")[0] == 200
+
+
+def test_each_loop_of_a_process_has_its_own_patience_until_it_ends() -> None:
+    clock = HandClock()
+    pulses = Pulses(clock)
+    port = serve(CoordinatorMetrics().meters, pulses, HERE, 0)
+    assert asked(port, "/healthz") == (200, "well\n")
+    quick, slow = pulses.begin("quick", 1.0), pulses.begin("slow", 3.0)
+    clock.advance(2.0)
+    assert asked(port, "/healthz") == (503, "quick has not turned for 2 s\n")
+    clock.advance(1.0)
+    both = "quick has not turned for 3 s; slow has not turned for 3 s\n"
+    assert asked(port, "/healthz") == (503, both)
+    pulses.end(quick)
+    pulses.end(quick)
+    slow.beat()
+    assert asked(port, "/healthz") == (200, "well\n")
 
 
 def test_what_is_not_there_is_not_found() -> None:
