@@ -25,7 +25,7 @@ together. What dashboards and alerts make of them is in [operating.md](operating
 
 Every process with a `DOLL_METRICS_PORT` serves them for Prometheus at `/metrics`, and at `/healthz`
 whether its loop turns. A job is labelled `job_name`, as `job` is Prometheus's own word. What is
-told by the leader comes from one replica at a time: add over instances what is counted, and take the
+told by the leader comes from one replica at a time: add over instances what is counted, take the
 maximum of what is not. Every process also tells `process_cpu_seconds_total`,
 `process_resident_memory_bytes` and the like of itself. Of a histogram there are `_bucket`, `_sum`
 and `_count`.
