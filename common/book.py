@@ -13,14 +13,13 @@ came later puts back what it overwrote, and is told.
 
 from __future__ import annotations
 
-import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from common.core.spans import Partition
 from common.errors import ConflictError, ExpiredError, UnavailableError, WireError
 from common.ports import LogRecord
-from common.telemetry import EventLogger
+from common.telemetry import event_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_log = EventLogger(logging.getLogger(__name__))
+_log = event_logger(__name__)
 _READ_RECORDS = 1000
 _READ_S = 0.2
 _PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds

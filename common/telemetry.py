@@ -1,6 +1,6 @@
-"""Logging: one line per event, an event's name and then `key=value`, as text or as JSON.
+"""Logging: an event's name and its fields, one line each, as text or as JSON.
 
-    2026-01-31T12:00:00.123Z info update_applied job=digits worker=w3 version=17
+    2026-01-31T12:00:00.123Z info update_applied service=coordinator job=digits version=17
 
 `set_up_logging` is called by a process's `__main__` alone. Events are for state changes, not for
 iterations: `Changes` keeps a reason from being told again at each tick.
@@ -8,12 +8,15 @@ iterations: `Changes` keeps a reason from being told again at each tick.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from datetime import UTC, datetime
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import structlog
+from structlog.stdlib import PositionalArgumentsFormatter, filter_by_level
+
+from common.log_lines import line_formatter, to_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,24 +24,16 @@ if TYPE_CHECKING:
 
     from common.config import Settings
 
-_FIELDS = "doll_fields"  # where a log record carries the event's keys and values
+# At `debug` these tell each request with its headers: a flood, and tokens of a session in it.
+_TELLTALES = ("boto3", "botocore", "httpcore", "httpx", "s3transfer", "urllib3")
 
 
-class EventLogger:
-    """Writes events, each with what was bound: service, job, worker. Immutable.
+class EventLogger(structlog.BoundLoggerBase):
+    """Writes events, each with what was bound: job, worker, version. Immutable.
 
-    Args:
-        logger: Where events go.
-        bound: What each event carries besides its own fields.
+    Whether a level is on is asked of the standard library's logger at each event, not settled
+    when a logger is made: one that was made before `set_up_logging`, or bound, goes by it too.
     """
-
-    def __init__(self, logger: logging.Logger, bound: Mapping[str, object] | None = None) -> None:
-        self._logger = logger
-        self._bound = dict(bound or {})
-
-    def bind(self, **fields: object) -> EventLogger:
-        """Make a logger whose events carry these fields too."""
-        return EventLogger(self._logger, self._bound | fields)
 
     def debug(self, event: str, **fields: object) -> None:
         """Something that only helps to find a fault."""
@@ -58,14 +53,46 @@ class EventLogger:
 
     def exception(self, event: str, **fields: object) -> None:
         """As `error`, with the traceback of the exception at hand."""
-        self._write(logging.ERROR, event, fields, exc_info=True)
+        self._write(logging.ERROR, event, {**fields, "exc_info": True})
 
-    def _write(
-        self, level: int, event: str, fields: Mapping[str, object], *, exc_info: bool = False
-    ) -> None:
-        if self._logger.isEnabledFor(level):
-            extra = {_FIELDS: self._bound | dict(fields)}
-            self._logger.log(level, event, extra=extra, exc_info=exc_info)
+    def _write(self, level: int, event: str, fields: Mapping[str, object]) -> None:
+        logger: logging.Logger = self._logger
+        if logger.isEnabledFor(level):
+            told, carried = self._process_event("log", event, dict(fields))
+            logger.log(level, *told, **carried)
+
+
+def event_logger(name: str, **bound: object) -> EventLogger:
+    """Make a logger.
+
+    Args:
+        name: Of the standard library's logger that its events go to: the service or the module.
+        **bound: What each event carries besides its own fields.
+    """
+    return EventLogger(logging.getLogger(name), (to_record,), bound)
+
+
+def set_up_logging(settings: Settings, stream: TextIO | None = None, **bound: object) -> None:
+    """Send what this process tells to a stream, as the settings say: all of it, in one form.
+
+    Args:
+        settings: The level and the form.
+        stream: Where to; standard error if None.
+        **bound: What every line carries, be it ours or a library's: service, replica, worker.
+    """
+    stream = stream or sys.stderr
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(line_formatter(settings.log_format, bound, colours=stream.isatty()))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    for name in _TELLTALES:
+        logging.getLogger(name).setLevel(max(logging.INFO, logging.root.level))
+    logging.captureWarnings(capture=True)
+    structlog.configure(  # for whoever else tells by it, as the code of a task may
+        processors=[filter_by_level, PositionalArgumentsFormatter(), to_record],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
 
 
 class Changes:
@@ -79,60 +106,6 @@ class Changes:
         changed = topic not in self._last or self._last[topic] != value
         self._last[topic] = value
         return changed
-
-
-def set_up_logging(settings: Settings, stream: TextIO | None = None) -> None:
-    """Send the events of this process to a stream (standard error), as the settings say."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines())
-    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
-
-
-class TextLines(logging.Formatter):
-    """Time, level, event, key=value; quoted where a value has spaces or quotes."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Write one line, and a traceback below it where there is one."""
-        fields = " ".join(f"{key}={_quoted(value)}" for key, value in _fields(record).items())
-        line = f"{_time(record)} {record.levelname.lower()} {_line(record.getMessage())} {fields}"
-        trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
-        return line.rstrip() + trace
-
-
-class JsonLines(logging.Formatter):
-    """The same as one JSON object per line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Write one line."""
-        entry: dict[str, Any] = {
-            "time": _time(record),
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-            **_fields(record),
-        }
-        if record.exc_info:
-            entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str)
-
-
-def _fields(record: logging.LogRecord) -> dict[str, object]:
-    fields: dict[str, object] | None = getattr(record, _FIELDS, None)
-    return {"logger": record.name} if fields is None else fields  # not one of our events
-
-
-def _time(record: logging.LogRecord) -> str:
-    instant = datetime.fromtimestamp(record.created, UTC)
-    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _line(text: str) -> str:
-    return text if text.isprintable() else json.dumps(text)[1:-1]
-
-
-def _quoted(value: object) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    plain = text and text.isprintable() and not set(text) & set(' "=')
-    return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 SETTLED_S = 3.0  # of quiet end an outage: Kafka's client tries again, and complains, every second

@@ -16,7 +16,7 @@ import uvicorn
 from common.config import Settings, read_settings
 from common.connections import connect
 from common.errors import UserError
-from common.telemetry import EventLogger, set_up_logging
+from common.telemetry import EventLogger, event_logger, set_up_logging
 from common.termination import on_termination
 from services.admin.app import create_app
 
@@ -75,14 +75,14 @@ def main() -> int:
     on_termination(lambda: None)  # once the server has ended, it raises the signal again
     try:
         settings = read_settings(os.environ)
-        set_up_logging(settings)
+        set_up_logging(settings, service="admin", replica=arguments.name)
         getLogger("uvicorn").setLevel("WARNING")  # its beginning and end are told by us
-        return _serve(settings, EventLogger(getLogger("admin")).bind(replica=arguments.name))
+        return _serve(settings, event_logger("admin"))
     except UserError as error:
         print(f"admin: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it
         return EXIT_USAGE
     except Exception:  # noqa: BLE001 -- the outermost loop: better dead and replayed
-        EventLogger(getLogger("admin")).exception("admin_failed", replica=arguments.name)
+        event_logger("admin").exception("admin_failed")
         return EXIT_FAILED
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import Future
-from logging import getLogger
 from queue import Empty, Full, Queue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from common.errors import UnavailableError
 from common.jobs import JobBook
 from common.keys import KeyBook, KeyRecord, Keys
-from common.telemetry import EventLogger, Outage
+from common.telemetry import Outage, event_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,7 +36,7 @@ WRITE_S = 20.0  # that a request waits for its turn and its work: a book gives u
 ORDERS = 64  # that wait for their turn
 END_S = 2.0  # a thread that waits for Kafka ends with the process
 
-_log = EventLogger(getLogger(__name__))
+_log = event_logger(__name__)
 
 
 class Books:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from functools import partial
-from logging import getLogger
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Header, Query, Request
@@ -13,7 +12,7 @@ from starlette.responses import Response
 from common.errors import ConflictError, FutureFormatError, OutsideError
 from common.kept import find_model, wish_of
 from common.learning.checkpoint import save_weights
-from common.telemetry import EventLogger
+from common.telemetry import event_logger
 from services.admin.access import VIEWER
 from services.admin.parameters import JobName  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.problems import Responses, documented
@@ -44,7 +43,7 @@ _ANSWERS: Responses = {
     **documented(404, 409, 502),
 }
 
-_log = EventLogger(getLogger(__name__))
+_log = event_logger(__name__)
 
 
 @router.get("", response_class=Response, responses=_ANSWERS, dependencies=[VIEWER])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from logging import getLogger
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect
 
-from common.telemetry import EventLogger
+from common.telemetry import event_logger
 from services.admin.problems import failure
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ _EVENTS = "text/event-stream"
 _AWAY = 503  # of a server behind us, which is logged once, when it goes
 _GONE = 499  # of a client that did not wait for its answer: nobody sees it but the metrics
 
-_log = EventLogger(getLogger(__name__))
+_log = event_logger(__name__)
 
 
 class Observed:

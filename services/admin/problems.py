@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from logging import getLogger
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastapi.exceptions import RequestValidationError
@@ -20,7 +19,7 @@ from common.errors import (
     UnavailableError,
     UserError,
 )
-from common.telemetry import EventLogger
+from common.telemetry import event_logger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +31,7 @@ Responses: TypeAlias = dict[int | str, dict[str, Any]]  # as FastAPI wants a rou
 MEDIA_TYPE = "application/problem+json"
 RETRY_S = 2  # what Retry-After says while a server is away: they come back in seconds, or not soon
 
-_log = EventLogger(getLogger(__name__))
+_log = event_logger(__name__)
 _STATUSES: tuple[tuple[type[DollError], int], ...] = (  # the first that fits
     (NotFoundError, 404),
     (ConflictError, 409),

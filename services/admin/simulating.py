@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from logging import getLogger
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +13,7 @@ from starlette.exceptions import HTTPException
 from common.errors import UserError
 from common.planning.apart import Order, Report
 from common.planning.request import GivenError
-from common.telemetry import EventLogger
+from common.telemetry import event_logger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +27,7 @@ _COMMAND = (sys.executable, "-m", "common.planning.apart")
 # Each library would start a thread for each core, to wait for each other.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
-_log = EventLogger(getLogger(__name__))
+_log = event_logger(__name__)
 
 
 class Simulations:

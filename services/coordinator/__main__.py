@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 import uuid
-from logging import getLogger
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +19,7 @@ from common.errors import UnavailableError, UserError
 from common.jobs import JobBook, JobRecord
 from common.metrics.coordinator import CoordinatorMetrics
 from common.metrics.serving import Pulse, serve
-from common.telemetry import EventLogger, Outage, set_up_logging
+from common.telemetry import EventLogger, Outage, event_logger, set_up_logging
 from common.termination import on_termination
 from services.coordinator.loop import JobCoordinator
 
@@ -115,20 +114,20 @@ def main() -> int:
     name = f"{arguments.name}-{uuid.uuid4().hex[:8]}"  # no two lives of a process are one candidate
     try:
         settings = read_settings(os.environ)
-        set_up_logging(settings)
+        set_up_logging(settings, service="coordinator", replica=name)
         torch.set_num_threads(settings.threads or 1)
         _coordinate(name, settings, stopping)
     except UserError as error:
         print(f"coordinator: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it
         return EXIT_USAGE
     except Exception:  # noqa: BLE001 -- the outermost loop: better dead and replayed
-        EventLogger(getLogger("coordinator")).exception("coordinator_failed", replica=name)
+        event_logger("coordinator").exception("coordinator_failed")
         return EXIT_FAILED
     return EXIT_OK
 
 
 def _coordinate(name: str, settings: Settings, stopping: threading.Event) -> None:
-    logger = EventLogger(getLogger("coordinator")).bind(replica=name)
+    logger = event_logger("coordinator")
     outage = Outage(logger, "kafka")
     metrics, pulse = CoordinatorMetrics(), Pulse()
     if settings.metrics_port:

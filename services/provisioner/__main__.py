@@ -9,7 +9,6 @@ import sys
 import threading
 import uuid
 from functools import partial
-from logging import getLogger
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from common.errors import DollError, UnavailableError, UserError
 from common.jobs import JobBook, JobRecord
 from common.market import Market, load_market
 from common.provisioning.events import SettingsChanged, WantedChanged
-from common.telemetry import Changes, EventLogger, Outage, set_up_logging
+from common.telemetry import Changes, EventLogger, Outage, event_logger, set_up_logging
 from common.termination import end_with, on_termination
 from services.provisioner.loop import JobProvisioner
 from services.provisioner.settings import provisioner_settings
@@ -185,7 +184,7 @@ def main() -> int:
     name = f"{arguments.name}-{uuid.uuid4().hex[:8]}"  # no two lives of a process are one candidate
     try:
         settings = read_settings(os.environ)
-        set_up_logging(settings)
+        set_up_logging(settings, service="provisioner", replica=name)
         if settings.owner_pid:
             end_with(settings.owner_pid)
         _provision(name, settings, _market_of(settings), stopping)
@@ -193,7 +192,7 @@ def main() -> int:
         print(f"provisioner: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it
         return EXIT_USAGE
     except Exception:  # noqa: BLE001 -- the outermost loop: better dead and replayed
-        EventLogger(getLogger("provisioner")).exception("provisioner_failed", replica=name)
+        event_logger("provisioner").exception("provisioner_failed")
         return EXIT_FAILED
     return EXIT_OK
 
@@ -205,7 +204,7 @@ def _market_of(settings: Settings) -> Market:
 
 
 def _provision(name: str, settings: Settings, market: Market, stopping: threading.Event) -> None:
-    logger = EventLogger(getLogger("provisioner")).bind(replica=name)
+    logger = event_logger("provisioner")
     outage = Outage(logger, "kafka")
     jobs: Jobs | None = None
     book: JobBook | None = None

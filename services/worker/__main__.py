@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 from contextlib import suppress
-from logging import getLogger
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from common.connections import open_board, open_log, open_notices
 from common.core.messages import WorkerId
 from common.errors import UnavailableError, UserError
 from common.jobs import JobBook
-from common.telemetry import EventLogger, Outage, set_up_logging
+from common.telemetry import EventLogger, Outage, event_logger, set_up_logging
 from common.termination import end_with, on_termination
 from services.worker.loop import JobWorker
 from services.worker.memory import keep_freed_memory
@@ -92,10 +91,10 @@ def main() -> int:
         settings = read_settings(os.environ)
         if settings.owner_pid:
             end_with(settings.owner_pid)
-        set_up_logging(settings)
+        set_up_logging(settings, service="worker", worker=name)
         keep_freed_memory()
         torch.set_num_threads(settings.threads or 1)
-        logger = EventLogger(getLogger("worker")).bind(worker=name)
+        logger = event_logger("worker")
         notices = open_notices(settings)
         if notices is not None:  # a notice that stands already keeps the worker from joining
             NoticeWatch(notices, leaving, settings.on_rebalance, logger).start()
@@ -104,7 +103,7 @@ def main() -> int:
         print(f"worker: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it
         return EXIT_USAGE
     except Exception:  # noqa: BLE001 -- the outermost loop: better dead and replayed
-        EventLogger(getLogger("worker")).exception("worker_failed", worker=name)
+        event_logger("worker").exception("worker_failed")
         return EXIT_FAILED
     return EXIT_OK
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from logging import getLogger
 from secrets import token_hex
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
@@ -27,7 +26,7 @@ from common.errors import (
     WireError,
 )
 from common.provisioning.codec import decode_plan
-from common.telemetry import EventLogger, Outage
+from common.telemetry import Outage, event_logger
 from common.wire import decode_audit
 from services.admin.following.feed import Feed
 from services.admin.following.looking import Looker
@@ -50,7 +49,7 @@ AGAIN_S = 0.5  # after a server did not answer
 PLANS_S = 2.0  # between looks for a plans topic that is not there
 UPDATES_S = 0.05  # between events of updates: 20 a second are as many as anybody can see
 
-_log = EventLogger(getLogger(__name__))
+_log = event_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from common.core.messages import WorkerId
 from common.job import parse_job
 from common.jobs import JobBook
 from common.metrics.coordinator import CoordinatorMetrics
-from common.telemetry import EventLogger
+from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from services.coordinator.loop import JobCoordinator, protocol_settings
@@ -43,7 +42,7 @@ class Replica:
             checkpoints=None,
             book=JobBook(log),
             metrics=CoordinatorMetrics(),
-            logger=EventLogger(logging.getLogger("test")),
+            logger=event_logger("test"),
         )
         self.thread = threading.Thread(target=self.coordinator.run, daemon=True)
         self.thread.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from common.learning.codecs import Codec, make_codec
 from common.learning.fields import Field
 from common.learning.gradients import GradientComputer, GradientSum
 from common.learning.tasks import build_model
-from common.telemetry import EventLogger
+from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.counting import CountingTask
 from common.testing.log import MemoryLog
@@ -83,7 +82,7 @@ def make_world(poison: int = -1, computer: type[GradientComputer] = GradientComp
         cache=cache,
         spans=log.spans(),
         board=board,
-        logger=EventLogger(logging.getLogger("test")),
+        logger=event_logger("test"),
         wait=lambda _: None,
         round_began=lambda: None,
     )

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from common.telemetry import EventLogger
+from common.telemetry import event_logger
 from common.testing.notices import MemoryNotices
 from services.worker.notices import NoticeWatch
 
@@ -26,7 +26,7 @@ class Bench:
 
     def watch(self, *, stays: bool = False) -> NoticeWatch:
         """Make the watch."""
-        logger = EventLogger(logging.getLogger("worker"))
+        logger = event_logger("worker")
         return NoticeWatch(self.notices, self.leaving, "stay" if stays else "leave", logger)
 
     def events(self) -> list[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from common.config import Settings
-from common.telemetry import EventLogger
+from common.telemetry import event_logger
 from common.testing.log import MemoryLog
 from common.topics import control_topic, updates_topic
 from services.provisioner.__main__ import AGAIN_S, Jobs
@@ -43,7 +42,7 @@ def jobs_of(log: MemoryLog, folder: Path, now_s: list[float]) -> Jobs:
         market=str(folder / "market.yaml"),
         fleet_directory=str(folder / "machines"),
     )
-    logger = EventLogger(logging.getLogger("provisioner"))
+    logger = event_logger("provisioner")
     market = MARKET.model_copy(update={"spot": MARKET.spot[:1]})  # no recorded prices here
     return Jobs("p1", settings, market, log, logger, clock=lambda: now_s[0])
 

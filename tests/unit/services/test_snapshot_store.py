@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from common.job import parse_job
 from common.jobs import JobRecord, Origin
 from common.metrics.coordinator import CoordinatorMetrics
 from common.saved import Saved, to_parts
-from common.telemetry import EventLogger
+from common.telemetry import event_logger
 from common.testing.blobs import DyingBlobs, MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import HandClock
@@ -69,7 +68,7 @@ class Bench:
                 record,
                 self.board,
                 None if blobs is None else CheckpointStore(blobs, "digits"),
-                logger=EventLogger(logging.getLogger("coordinator")),
+                logger=event_logger("coordinator"),
                 metrics=self.metrics,
                 fail=self.faults.append,
                 clock=self.clock,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 
 from common import wire
@@ -12,7 +10,7 @@ from common.core.settings import WorkerSettings
 from common.core.spans import Partition
 from common.learning.codecs import make_codec
 from common.learning.fields import Field
-from common.telemetry import EventLogger
+from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
@@ -49,7 +47,7 @@ class Bench:
             board=self.board,
             arrived=ArrivedRows(),
             cache=self.cache,
-            logger=EventLogger(logging.getLogger("test")),
+            logger=event_logger("test"),
             streams=("s",),
             hold=False,
             clock=self.clock,
