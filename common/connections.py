@@ -19,13 +19,16 @@ from urllib.parse import unquote, urlsplit
 
 from common.errors import UserError
 from common.outside import Outside
+from common.telemetry import event_logger
 from common.traces.spec import TraceSpec
+from common.tracing import NoTracer
 
 if TYPE_CHECKING:
     from common.config import Settings
     from common.market import Market
     from common.ports import Blobs, Board, Log, Notices
     from common.renting import Fleet, Prices
+    from common.tracing import Tracer
 
 # A worker waits for its gradients for DOLL_LEAVE_S, and then says goodbye.
 _MORE_LEAVE_S = 10.0
@@ -113,6 +116,37 @@ def open_notices(settings: Settings) -> Notices | None:
     from common.adapters.ec2_notice import Ec2Notices  # noqa: PLC0415 -- see above
 
     return Ec2Notices(settings.metadata_endpoint)
+
+
+def open_tracer(settings: Settings, service: str, name: str) -> Tracer:
+    """Open where spans are told; the collector is not asked before there are some.
+
+    Args:
+        settings: They name the collector, or none.
+        service: Which one tells: `worker`, `coordinator`.
+        name: Of this process.
+
+    Raises:
+        UserError: If a collector is named and what speaks to it is not installed.
+    """
+    if not settings.traces:
+        return NoTracer()
+    try:
+        from common.adapters.otlp_traces import OtlpTracer  # noqa: PLC0415 -- see above
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "DOLL_TRACES: OpenTelemetry is not installed here: pip install 'doll[tracing]', or"
+            " leave DOLL_TRACES empty"
+        ) from error
+    logger = event_logger(service)
+
+    def changed(trouble: str) -> None:
+        if trouble:
+            logger.warning("traces_lost", reason=trouble)
+        else:
+            logger.info("traces_sent_again")
+
+    return OtlpTracer(settings.traces, settings.traces_ratio, service, name, changed)
 
 
 def open_fleet(settings: Settings, market: Market, job: str) -> Fleet:

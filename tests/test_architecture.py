@@ -27,10 +27,12 @@ ALLOWED = {  # folder or file: what of ours it may import, beside itself
     ),
     "common/datasets/": ("errors",),
     "common/adapters/": (
-        *("core", "errors", "market", "ports", "rejections", "renting", "traces", "wire"),
+        *("core", "errors", "market", "ports", "rejections", "renting", "traces", "tracing"),
+        "wire",
     ),
     "common/testing/": (
-        *("core", "errors", "learning", "market", "ports", "rejections", "renting", "wire"),
+        *("core", "errors", "learning", "market", "ports", "rejections", "renting", "tracing"),
+        "wire",
     ),
     "common/embedded/": ("adapters", "config", "errors"),
 }
@@ -51,12 +53,14 @@ HOMES = {  # a client library has one home
     "httpx": ("services/cli/",),
     "plotly": ("services/admin/",),
     "prometheus_client": ("common/metrics/",),
+    "opentelemetry": ("common/adapters/otlp_traces.py",),
     "torch": (
         *("common/learning/", "common/testing/", "services/worker/", "services/coordinator/"),
         "common/simulation/experiments/learning.py",
     ),
     "scipy": ("common/theory/", "common/simulation/experiments/outcome.py"),
     "matplotlib": ("services/cli/plots.py",),
+    "structlog": ("common/log_lines.py", "common/telemetry.py"),
     "typer": ("services/cli/",),
     "rich": ("services/cli/", "common/simulation/__main__.py"),
 }

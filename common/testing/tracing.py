@@ -1,0 +1,63 @@
+"""A tracer in memory, to see what was told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.tracing import BatchTrace, is_sampled, trace_of
+
+if TYPE_CHECKING:
+    from common.core.spans import Address
+    from common.tracing import Attribute, SpanName
+
+
+class ToldSpan(NamedTuple):
+    """A span as it was told."""
+
+    trace: BatchTrace
+    name: SpanName
+    start_s: float
+    end_s: float
+    root: bool
+    error: str
+    attributes: dict[str, Attribute]
+
+
+class MemoryTracer:
+    """Keeps all spans.
+
+    Args:
+        ratio: Share of the batches that are sampled.
+    """
+
+    def __init__(self, ratio: float = 1.0) -> None:
+        self.spans = list[ToldSpan]()
+        self.closed = False
+        self._ratio = ratio
+
+    def trace(self, job: str, address: Address) -> BatchTrace | None:
+        """The trace of a batch, None where it is not sampled."""
+        trace = trace_of(job, address)
+        return trace if is_sampled(trace, self._ratio) else None
+
+    def span(
+        self,
+        trace: BatchTrace,
+        name: SpanName,
+        start_s: float,
+        end_s: float,
+        *,
+        root: bool = False,
+        error: str = "",
+        **attributes: Attribute,
+    ) -> None:
+        """Keep it."""
+        self.spans.append(ToldSpan(trace, name, start_s, end_s, root, error, attributes))
+
+    def close(self) -> None:
+        """Remember that it was closed."""
+        self.closed = True
+
+    def named(self, name: SpanName) -> list[ToldSpan]:
+        """The spans of this name, as they were told."""
+        return [span for span in self.spans if span.name == name]
