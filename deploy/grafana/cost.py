@@ -1,0 +1,166 @@
+"""The dashboard of cost: what machines a job has, what they cost, and whether it is in time."""
+
+from __future__ import annotations
+
+from common.metrics import catalogue as m
+from deploy.grafana.panel import Annotation, Dashboard, Panel, Query, Step
+from deploy.grafana.queries import lately, newest, selected
+
+
+def _estimate(quantity: str) -> str:
+    return newest(m.ESTIMATE, "quantity", "bound", where=(f'quantity=~"{quantity}"',))
+
+
+_NOW = (
+    Panel(
+        "Cost per hour",
+        "Of all machines that run now. Normal: what the plan expects; `doll provisioning show`.",
+        "currencyUSD",
+        (Query(newest(m.COST_PER_HOUR), "USD/h"),),
+        "stat",
+    ),
+    Panel(
+        "Spent",
+        "Since the job began, by the second and at the prices of the time.",
+        "currencyUSD",
+        (Query(newest(m.SPENT), "spent"),),
+        "stat",
+    ),
+    Panel(
+        "Of on-demand machines alone",
+        "Spent over what the same updates would have cost on demand. Normal: 20 to 80 %. From 100 %"
+        " on, spot machines do not pay: alert DollCostAboveOnDemand.",
+        "percentunit",
+        (Query(f"{newest(m.SPENT)} / {newest(m.ON_DEMAND_ONLY)}", "share"),),
+        "stat",
+        (Step(None, "green"), Step(0.8, "orange"), Step(1.0, "red")),
+    ),
+    Panel(
+        "Per million records",
+        "Spent over records in updates: to compare jobs. Falls after the start-up of machines.",
+        "currencyUSD",
+        (Query(newest(m.COST_PER_MILLION), "USD"),),
+        "stat",
+    ),
+    Panel(
+        "Time to spare",
+        "Until the deadline, less what the plan needs. Below 0 the deadline will be missed unless"
+        " the plan changes: alert DollDeadlineAtRisk. Empty without a deadline.",
+        "s",
+        (Query(f"{newest(m.DEADLINE_LEFT)} - {newest(m.PLANNED_LEFT)}", "to spare"),),
+        "stat",
+        (Step(None, "red"), Step(0, "green")),
+    ),
+    Panel(
+        "What machines can do over what arrives",
+        "Proposition 1, as the provisioner sees it. Normal: above 1. Below: they cannot keep up;"
+        " for a moment after a preemption that is as it must be.",
+        "percentunit",
+        (Query(newest(m.CAPACITY), "capacity"),),
+        "stat",
+        (Step(None, "red"), Step(1.0, "green")),
+    ),
+)
+
+_COURSE = (
+    Panel(
+        "Spent, and on demand alone",
+        "Normal: spent stays below. The distance is what was saved.",
+        "currencyUSD",
+        (
+            Query(newest(m.SPENT), "spent"),
+            Query(newest(m.ON_DEMAND_ONLY), "on demand alone"),
+        ),
+    ),
+    Panel(
+        "Cost per hour",
+        "Of all machines that run. Steps: machines come, go, or are preempted; slopes: prices.",
+        "currencyUSD",
+        (Query(newest(m.COST_PER_HOUR), "USD/h"),),
+    ),
+    Panel(
+        "Cost per update",
+        "Spent over updates made. Normal: falls at first, then is flat. Rises: machines run and"
+        " little is trained.",
+        "currencyUSD",
+        (Query(newest(m.COST_PER_UPDATE), "USD"),),
+    ),
+    Panel(
+        "Prices by pool",
+        "Of one machine and hour. A plan is made anew whenever one changes.",
+        "currencyUSD",
+        (Query(newest(m.PRICE, "pool"), "{{pool}}"),),
+    ),
+    Panel(
+        "Machines",
+        "Those paid for by pool, and those that the plan wants by kind. Normal: they agree, but for"
+        " minutes after a preemption. Wanted for long and not there: pools refuse; see the log.",
+        "none",
+        (
+            Query(newest(m.MACHINES_RUNNING, "pool"), "{{pool}}"),
+            Query(newest(m.MACHINES_WANTED, "kind"), "wanted: {{kind}}"),
+        ),
+    ),
+    Panel(
+        "Machines that ended, in an hour",
+        "Normal: preempted as often as availability says, released by plans. failed, refused, lost:"
+        " see the provisioner's log, and the machines'.",
+        "none",
+        (Query(lately(m.MACHINES_ENDED, "cause", window="1h"), "{{cause}}"),),
+    ),
+    Panel(
+        "Availability of spot pools",
+        "What is believed of alpha, and where it lies with 90 %. Narrows as machines are watched."
+        " Falls: the plan buys more on demand.",
+        "percentunit",
+        (Query(_estimate("availability.*"), "{{quantity}} {{bound}}"),),
+    ),
+    Panel(
+        "Arrivals",
+        "Records per second of all streams, as believed, and where they lie with 90 %. Wide at"
+        " first: plans before are guesses.",
+        "suffix: records/s",
+        (Query(_estimate("arrivals_per_s"), "{{bound}}"),),
+    ),
+    Panel(
+        "A batch's gradient",
+        "Seconds, as believed, and where they lie with 90 %. Rises: slower machines, or larger b.",
+        "s",
+        (Query(_estimate("gradient_s"), "{{bound}}"),),
+    ),
+    Panel(
+        "Time left",
+        "Until the deadline, and what the plan needs. Normal: the plan stays below. Empty without"
+        " stop.deadline_s.",
+        "s",
+        (
+            Query(newest(m.DEADLINE_LEFT), "until the deadline"),
+            Query(newest(m.PLANNED_LEFT), "by the plan"),
+        ),
+    ),
+    Panel(
+        "Plans in 5 minutes",
+        "Normal: a few. feasible no: nothing meets the deadline; more workers, a later deadline or"
+        " fewer updates (alert DollDeadlineAtRisk).",
+        "none",
+        (Query(lately(m.PLANS, "feasible"), "feasible: {{feasible}}"),),
+    ),
+    Panel(
+        "Who rents",
+        "Normal: one replica for a long time. None: machines run on and cost, and no plan changes"
+        " (alert DollNoProvisioner).",
+        "none",
+        (Query(f"max by (instance) ({selected(m.PROVISIONING)})", "{{instance}}"),),
+        "states",
+        (Step(None, "gray"), Step(1, "green")),
+        ("stands by", "rents"),
+    ),
+)
+
+COST = Dashboard(
+    "cost",
+    "DOLL: cost",
+    "What machines a job has, what they cost against on-demand ones, and whether it is in time.",
+    (*_NOW, *_COURSE),
+    (Annotation("Plans", f"{lately(m.PLANS, window='1m')} > 0", "a new plan", "blue"),),
+)

@@ -1,0 +1,240 @@
+"""The dashboard of the pipeline: from records in Kafka to updates applied."""
+
+from __future__ import annotations
+
+from common.metrics import catalogue as m
+from deploy.grafana.panel import Dashboard, Panel, Query, Step
+from deploy.grafana.queries import grown_per_s, lately, newest, per_s, quantile, selected, total
+
+_BAD_FROM_1 = (Step(None, "green"), Step(1, "red"))
+_STRANGE_FROM_1 = (Step(None, "green"), Step(1, "orange"))
+
+_NOW = (
+    Panel(
+        "Replicas that lead",
+        "Normal: 1. At 0 nothing is trained: start a coordinator, or see why none leads (alert"
+        " DollNoLeader). 2 for the moment of a takeover is harmless.",
+        "none",
+        (Query(total(m.LEADING), "leaders"),),
+        "stat",
+        (Step(None, "red"), Step(1, "green"), Step(2, "orange")),
+    ),
+    Panel(
+        "Held",
+        "Normal: no. Held: a person must decide; `doll job list` shows the reason (alert"
+        " DollJobHeld). Rests: somebody paused it.",
+        "none",
+        (
+            Query(newest(m.JOB_HELD), "held"),
+            Query(newest(m.JOB_PAUSED), "rests"),
+        ),
+        "stat",
+        _BAD_FROM_1,
+        ("no", "yes"),
+    ),
+    Panel(
+        "Workers live",
+        "Normal: as many as were started. Fewer for long: machines are preempted and not replaced,"
+        " or workers crash: see their logs.",
+        "none",
+        (Query(newest(m.WORKERS_LIVE), "workers"),),
+        "stat",
+        (Step(None, "red"), Step(1, "green")),
+    ),
+    Panel(
+        "Stability ratio",
+        "Work that arrives over work that can be done (Proposition 1). Normal: below 1. Necessary"
+        " from 1 on: the lag grows until there are more or faster workers, or a smaller K.",
+        "percentunit",
+        (Query(newest(m.STABILITY, "bound"), "{{bound}}"),),
+        "stat",
+        (Step(None, "green"), Step(0.8, "orange"), Step(1.0, "red")),
+    ),
+    Panel(
+        "Version",
+        "J, updates of the model. Normal: grows as long as records arrive.",
+        "none",
+        (Query(newest(m.VERSION), "version"),),
+        "stat",
+    ),
+    Panel(
+        "Leader changes in an hour",
+        "Normal: 0, and a few when coordinators are upgraded. Many: coordinators crash, or Redis or"
+        " Kafka is away again and again (alert DollLeaderChanges).",
+        "none",
+        (Query(f"changes(({newest(m.EPOCH)})[1h:15s])", "changes"),),
+        "stat",
+        (Step(None, "green"), Step(3, "orange"), Step(6, "red")),
+    ),
+)
+
+_FLOW = (
+    Panel(
+        "Records per second",
+        "Normal: what arrives is read and is soon in updates. Read less than arrives: workers are"
+        " too few or paused. Read, yet not in updates: batches wait.",
+        "suffix: records/s",
+        (
+            Query(f"sum by (job_name) ({grown_per_s(m.STREAM_RECORDS, 'stream')})", "arrive"),
+            Query(per_s(m.RECORDS_READ), "are read"),
+            Query(per_s(m.UPDATE_RECORDS), "in updates"),
+        ),
+    ),
+    Panel(
+        "Batches per second",
+        "Normal: three lines on each other. Announced above accepted: claims are refused (below)."
+        " Accepted above in updates: batches wait.",
+        "suffix: batches/s",
+        (
+            Query(per_s(m.BATCHES_ANNOUNCED), "announced"),
+            Query(per_s(m.CLAIMS_ACCEPTED), "accepted"),
+            Query(per_s(m.UPDATE_BATCHES), "in updates"),
+        ),
+    ),
+    Panel(
+        "Updates per second",
+        "Normal: records per second over K times b. Short ones have fewer than K batches: by linger"
+        " where streams run dry, or as batches went missing (on_missing: proceed).",
+        "suffix: updates/s",
+        (
+            Query(per_s(m.UPDATES), "all"),
+            Query(per_s(m.SHORT_UPDATES, "why"), "short: {{why}}"),
+        ),
+    ),
+    Panel(
+        "Lag by stream",
+        "Records in Kafka that no batch has claimed. Normal: less than a batch for each worker, or"
+        " falling. Growing: alert DollLagGrows.",
+        "suffix: records",
+        (Query(newest(m.STREAM_LAG, "stream"), "{{stream}}"),),
+    ),
+    Panel(
+        "Batches waiting, workers reading",
+        "Batches accepted and in no update yet. Normal: from K to 2K for each worker at full load."
+        " Workers stop reading while enough of theirs wait; the rest waits in Kafka.",
+        "none",
+        (
+            Query(newest(m.BATCHES_WAITING), "batches waiting"),
+            Query(total(m.WORKER_READING), "workers reading"),
+        ),
+    ),
+    Panel(
+        "Age of a record when it is learned",
+        "From its arrival in Kafka until its update is applied. Normal: the time in which K batches"
+        " gather, and a round. Grows with the lag.",
+        "s",
+        (
+            Query(quantile(0.5, m.RECORD_AGE), "p50"),
+            Query(quantile(0.95, m.RECORD_AGE), "p95"),
+        ),
+    ),
+)
+
+_ROUNDS = (
+    Panel(
+        "A round by stage",
+        "wait: for K batches, so long where arrivals bound; gradients: as long as the slowest"
+        " worker; apply: milliseconds. gradients p95 far above p50: a slow or dying machine.",
+        "s",
+        (
+            Query(quantile(0.5, m.ROUND_STAGE, "stage"), "{{stage}} p50"),
+            Query(quantile(0.95, m.ROUND_STAGE, "stage"), "{{stage}} p95"),
+        ),
+    ),
+    Panel(
+        "A worker by stage (p95)",
+        "Normal: gradient is by far the longest. Long fetch or push: Redis or the network, as"
+        " weights and gradients go through it. Long indicator: Kafka.",
+        "s",
+        (Query(quantile(0.95, m.WORKER_STAGE, "stage"), "{{stage}}"),),
+    ),
+    Panel(
+        "Staleness of gradients (p95)",
+        "Updates that a gradient was behind the model. Normal: 0 for those that are counted; others"
+        " came too late, from workers taken for dead or slow, and changed nothing.",
+        "none",
+        (Query(quantile(0.95, m.STALENESS, "counted"), "counted: {{counted}}"),),
+    ),
+)
+
+_TROUBLE = (
+    Panel(
+        "Refused in 5 minutes",
+        "Claims and replies without effect: twice, late, of a ghost. Normal: some when workers come"
+        " and go. Steadily many: deadlines too short for the gradients (deadline_floor_s).",
+        "none",
+        (
+            Query(lately(m.CLAIMS_REFUSED), "claims"),
+            Query(lately(m.REPLIES_REFUSED, "kind"), "{{kind}}"),
+        ),
+    ),
+    Panel(
+        "Computed again in 5 minutes",
+        "Batches asked of somebody else, and those read back from Kafka for it. Normal: K or so for"
+        " each worker that leaves. Without any leaving: workers are late.",
+        "none",
+        (
+            Query(lately(m.REDISPATCHED), "asked of others"),
+            Query(lately(m.BATCHES_READ_BACK), "read back"),
+        ),
+    ),
+    Panel(
+        "Gradients that failed in 5 minutes",
+        "Normal: none. raised, not_finite: the task or its records; such batches end in quarantine."
+        " model_missing: Redis lost it, it is put back. unreadable, expired: retention.",
+        "none",
+        (
+            Query(lately(m.GRADIENTS_SENT), "sent"),
+            Query(lately(m.GRADIENTS_FAILED, "reason"), "{{reason}}"),
+        ),
+    ),
+    Panel(
+        "Records that teach nothing, in 5 minutes",
+        "Normal: none. Skipped ones did not decode and are dead letters: mend the producer (alert"
+        " DollDeadLetters). Expired ones are lost: longer retention (alert DollRecordsExpired).",
+        "none",
+        (
+            Query(lately(m.RECORDS_SKIPPED, "stream"), "skipped: {{stream}}"),
+            Query(lately(m.DEAD_LETTERS), "dead letters"),
+            Query(lately(m.RECORDS_EXPIRED, "stream"), "expired: {{stream}}"),
+        ),
+        steps=_STRANGE_FROM_1,
+    ),
+    Panel(
+        "Batches in quarantine, in an hour",
+        "Normal: none. poison: workers died, raised or diverged on it alone (alert DollQuarantine)."
+        " expired: retention deleted its records before its gradient was computed.",
+        "none",
+        (Query(lately(m.QUARANTINED, "reason", window="1h"), "{{reason}}"),),
+        steps=_STRANGE_FROM_1,
+    ),
+    Panel(
+        "Who leads",
+        "Normal: one replica for a long time. Gaps are time without a leader; a takeover takes"
+        " about a second.",
+        "none",
+        (Query(f"max by (instance) ({selected(m.LEADING)})", "{{instance}}"),),
+        "states",
+        (Step(None, "gray"), Step(1, "green")),
+        ("stands by", "leads"),
+    ),
+    Panel(
+        "Processes",
+        "That answer scrapes, by service and version. Normal: as many as were started, of one"
+        " version but during an upgrade.",
+        "none",
+        (
+            Query(
+                f"sum by (service, version) ({m.BUILD.name})",
+                "{{service}} {{version}}",
+            ),
+        ),
+    ),
+)
+
+PIPELINE = Dashboard(
+    "pipeline",
+    "DOLL: pipeline",
+    "From records in Kafka to updates: is it fast enough, and is anything lost on the way?",
+    (*_NOW, *_FLOW, *_ROUNDS, *_TROUBLE),
+)
