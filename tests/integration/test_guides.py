@@ -1,20 +1,11 @@
-"""What the guides say is so: every command of docs/api.md is run, every example can be read.
-
-In a `console` block a line that begins with `$` is a command, and what follows is its answer, in
-which `...` stands for anything and white space for nothing. `sh` blocks are run without looking.
-"""
+"""What the guides say is so: their commands are run, their examples can be read."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from itertools import cycle, islice
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 import numpy as np
@@ -23,6 +14,7 @@ import pytest
 from common.config import Settings
 from common.connections import open_log
 from common.datasets.digits import load_digits
+from common.embedded.kafka import embedded_settings
 from common.embedded.redis import free_port
 from common.embedded.services import Service, environment_of
 from common.embedded.stack import EmbeddedStack
@@ -33,116 +25,103 @@ from common.provisioning.codec import decode_plan
 from common.provisioning.records import PlanRecord
 from services.admin.app import create_app
 from services.cli import sources
+from tests.integration.guides import DOCS, blocks, commands, links, programs, what_goes_wrong
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-DOCS = Path(__file__).parents[2] / "docs"
 RECORDS = 15_000  # of each stream: more than are trained while the commands run
 LONG_S = 60.0
-MARK = "--- answer of command %d ---"
-
-
-class Command(NamedTuple):
-    """What is to be run, and what it shall answer; None: whatever it does."""
-
-    text: str
-    answer: str | None
-
-
-def blocks(guide: str, *kinds: str) -> list[tuple[str, str]]:
-    """The fenced blocks of a guide, each with its kind."""
-    text = (DOCS / guide).read_text()
-    found = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [(kind, block) for kind, block in found if kind in kinds]
-
-
-def commands(guide: str) -> Iterator[Command]:
-    """All that a reader would paste, in order."""
-    for kind, block in blocks(guide, "sh", "console"):
-        if kind == "sh":
-            yield Command(block, None)
-            continue
-        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            lines = part.splitlines()
-            # A command goes on where a line is indented, as a shell shows it.
-            own = 1 + sum(1 for _ in re.finditer(r"\n    ", part))
-            yield Command("\n".join(lines[:own]), "\n".join(lines[own:]))
-
-
-def answers(answer: str, expected: str) -> bool:
-    """Whether an answer is as the text says."""
-    parts = ["".join(part.split()) for part in expected.split("...")]
-    pattern = ".*".join(map(re.escape, parts))
-    return re.fullmatch(pattern, "".join(answer.split()), re.DOTALL) is not None
+ALONE = ("choosing.md",)  # guides whose commands need no server
+WITH_SERVERS = ("tasks.md",)  # whose reader starts the services
+WITH_A_STACK = ("api.md", "operating.md", "security.md", "topics.md")  # who has a stack that runs
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """An environment for the commands: servers, two streams, somebody who trains on them."""
-    with EmbeddedStack(Settings(threads=1), blobs=tmp_path / "blobs") as stack:
-        settings, logs = stack.settings, tmp_path / "logs"
-        logs.mkdir()
-        others = [
-            Service("coordinator", "coordinator-1", settings, logs),
-            Service("worker", "worker-1", settings, logs),
-        ]
-        try:
-            log = open_log(settings)
-            digits, writer = load_digits().train, log.writer()
-            values = list(
-                sources.stream(digits, "tensor", np.random.default_rng(0), repeat=False, warp=False)
-            )
-            for stream in ("clinic-a", "clinic-b"):
-                log.create_topic(stream, 1)
-                for value in islice(cycle(values), RECORDS):
-                    writer.append(stream, value, partition=0)
-            assert writer.flush(LONG_S)
-            writer.close()
-            programs = tmp_path / "bin"
-            programs.mkdir()
-            doll = programs / "doll"
-            doll.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m services.cli "$@"\n')
-            doll.chmod(0o755)
-            path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-            yield environment_of(settings) | {"PATH": path}
-        finally:
-            for service in others:
-                service.kill()
+def stack(tmp_path: Path) -> Iterator[EmbeddedStack]:
+    with EmbeddedStack(Settings(threads=1), blobs=tmp_path / "blobs") as servers:
+        yield servers
 
 
-def test_every_command_of_the_guide_to_the_api_answers_as_the_text_says(
-    place: dict[str, str], tmp_path: Path
-) -> None:
-    if shutil.which("curl") is None:
-        pytest.skip("there is no curl here")
-    given, port = list(commands("api.md")), free_port()
-    script = "".join(
-        f"{command.text}\necho\necho '{MARK % number}'\n" for number, command in enumerate(given)
-    ).replace(":8080", f":{port}")
-    shell = subprocess.Popen(
-        ["bash", "-s"],  # noqa: S607 -- whichever shell the reader has
-        cwd=tmp_path,
-        env=place | {"DOLL_API_PORT": str(port)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,  # so that the service which it starts can be ended with it
-    )
+@pytest.fixture
+def reader(stack: EmbeddedStack, tmp_path: Path) -> dict[str, str]:
+    """The environment of somebody who has servers, and a port for his admin service."""
+    bootstrap = embedded_settings(stack.settings.embedded_kafka).bootstrap
+    return environment_of(stack.settings) | {
+        "PATH": programs(tmp_path / "bin"),
+        "BOOTSTRAP": bootstrap,
+        "DOLL_API_PORT": str(free_port()),
+    }
+
+
+@pytest.fixture
+def services(stack: EmbeddedStack, tmp_path: Path) -> Iterator[None]:
+    """Two streams of digits, and somebody who trains on whatever is asked for."""
+    settings, logs = stack.settings, tmp_path / "logs"
+    logs.mkdir()
+    others = [
+        Service("coordinator", "coordinator-1", settings, logs),
+        Service("worker", "worker-1", settings, logs),
+    ]
     try:
-        # The service holds the pipe open as long as it lives.
-        said, _ = shell.communicate(f"{script}\nkill -KILL %1\nwait\n", timeout=LONG_S)
+        log = open_log(settings)
+        digits, writer = load_digits().train, log.writer()
+        values = list(
+            sources.stream(digits, "tensor", np.random.default_rng(0), repeat=False, warp=False)
+        )
+        for stream in ("clinic-a", "clinic-b"):
+            log.create_topic(stream, 1)
+            for value in islice(cycle(values), RECORDS):
+                writer.append(stream, value, partition=0)
+        assert writer.flush(LONG_S)
+        writer.close()
+        yield
     finally:
-        if shell.poll() is None:
-            os.killpg(shell.pid, signal.SIGKILL)
-    wrong, rest = list[str](), said
-    for number, command in enumerate(given):
-        answer, mark, rest = rest.partition(MARK % number + "\n")
-        assert mark, f"the shell ended at {command.text}\n{answer}"
-        if command.answer is not None and not answers(answer, command.answer):
-            wrong.append(f"$ {command.text}\n{answer}is not\n{command.answer}")
-    assert not wrong, "\n\n".join(wrong)
+        for service in others:
+            service.kill()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    """Where the reader is: the examples of docs/ are there as in the repository."""
+    folder = tmp_path / "desk"
+    shutil.copytree(DOCS / "examples", folder / "docs" / "examples")
+    return folder
+
+
+@pytest.mark.parametrize("guide", ALONE)
+def test_commands_that_need_no_server_answer_as_the_guide_says(
+    guide: str, desk: Path, tmp_path: Path
+) -> None:
+    environment = environment_of(Settings()) | {"PATH": programs(tmp_path / "bin")}
+    wrong = what_goes_wrong(guide, desk, environment, LONG_S)
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("guide", WITH_SERVERS)
+def test_commands_of_a_guide_that_starts_the_services_answer_as_it_says(
+    guide: str, desk: Path, reader: dict[str, str]
+) -> None:
+    wrong = what_goes_wrong(guide, desk, reader, LONG_S, reader["DOLL_API_PORT"])
+    assert not wrong, wrong
+
+
+@pytest.mark.usefixtures("services")
+@pytest.mark.parametrize("guide", WITH_A_STACK)
+def test_commands_of_a_guide_answer_as_it_says_on_a_stack_that_runs(
+    guide: str, desk: Path, reader: dict[str, str]
+) -> None:
+    if "curl " in (DOCS / guide).read_text() and shutil.which("curl") is None:
+        pytest.skip("there is no curl here")
+    wrong = what_goes_wrong(guide, desk, reader, LONG_S, reader["DOLL_API_PORT"])
+    assert not wrong, wrong
+
+
+def test_every_guide_with_commands_is_one_whose_commands_are_run() -> None:
+    run = {*ALONE, *WITH_SERVERS, *WITH_A_STACK}
+    guides = {path.name for path in DOCS.glob("*.md")}
+    assert {guide for guide in guides if blocks(guide, "sh", "console", "python")} == run
 
 
 def test_the_guide_to_the_api_has_an_example_of_every_route() -> None:
@@ -168,8 +147,7 @@ def test_job_file_and_market_file_of_the_guide_to_provisioning_make_sense() -> N
     assert Market.model_validate_json(as_json(load_text(market))).fleet == "ec2"
 
 
-@pytest.mark.parametrize("guide", ["api.md", "provisioning.md"])
-def test_whatever_a_guide_points_to_is_there(guide: str) -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", (DOCS / guide).read_text())
-    assert links
-    assert [link for link in links if not (DOCS / link).exists()] == []
+def test_whatever_a_guide_points_to_is_there() -> None:
+    found = {(path.name, link) for path in DOCS.glob("*.md") for link in links(path.name)}
+    assert found
+    assert [(guide, link) for guide, link in sorted(found) if not (DOCS / link).exists()] == []

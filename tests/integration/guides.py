@@ -1,0 +1,130 @@
+"""Reads the guides of docs/ as a shell would, and runs all their commands, one after the other.
+
+In a `console` block a line that begins with `$` is a command, and what follows is its answer, in
+which `...` stands for anything and white space for nothing. `sh` blocks are run as they are, and
+`python` blocks as programs; both have to succeed. Blocks of other kinds are for people.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+DOCS = Path(__file__).parents[2] / "docs"
+MARK = "--- answer of command {} ended with "
+END = " ---"
+
+
+class Command(NamedTuple):
+    """What is to be run, and what it shall answer; None: whatever it says, it has to succeed."""
+
+    text: str
+    answer: str | None
+
+
+def blocks(guide: str, *kinds: str) -> list[tuple[str, str]]:
+    """The fenced blocks of a guide, each with its kind."""
+    text = (DOCS / guide).read_text()
+    found = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(kind, block) for kind, block in found if kind in kinds]
+
+
+def commands(guide: str) -> Iterator[Command]:
+    """All that a reader would paste, in order."""
+    for kind, block in blocks(guide, "sh", "console", "python"):
+        if kind == "sh":
+            yield Command(block, None)
+        elif kind == "python":
+            yield Command(f"python - <<'PROGRAM'\n{block}PROGRAM", None)
+        else:
+            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                lines = part.splitlines()
+                # A command goes on where a line is indented, as a shell shows it.
+                own = 1 + sum(1 for _ in re.finditer(r"\n    ", part))
+                yield Command("\n".join(lines[:own]), "\n".join(lines[own:]))
+
+
+def links(guide: str) -> list[str]:
+    """The files that a guide points to."""
+    return re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (DOCS / guide).read_text())
+
+
+def answers(answer: str, expected: str) -> bool:
+    """Whether an answer is as the text says."""
+    parts = ["".join(part.split()) for part in expected.split("...")]
+    pattern = ".*".join(map(re.escape, parts))
+    return re.fullmatch(pattern, "".join(answer.split()), re.DOTALL) is not None
+
+
+def programs(folder: Path) -> str:
+    """A PATH on which `doll` and `python` are ours."""
+    folder.mkdir()
+    for name, arguments in (("doll", " -m services.cli"), ("python", "")):
+        program = folder / name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n')
+        program.chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def what_goes_wrong(
+    guide: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    timeout_s: float,
+    port: str = "8080",
+) -> str:
+    """Run a guide in one shell; returns what failed or answered otherwise, empty if nothing did.
+
+    Args:
+        guide: Its file in docs/.
+        folder: Where the reader is.
+        environment: The reader's.
+        timeout_s: For all of it.
+        port: Of the admin service, which the guides take for 8080.
+    """
+    given = list(commands(guide))
+    assert given, f"{guide} has no command"
+    script = "".join(
+        # A line of its own for each, so that a mistake in one is not one of all; a status is told.
+        f"{command.text}\n_status=$?\n"
+        f"echo; echo {shlex.quote(MARK.format(number))}$_status{shlex.quote(END)}\n"
+        for number, command in enumerate(given)
+    ).replace(":8080", f":{port}")
+    shell = subprocess.Popen(
+        ["bash", "-s"],  # noqa: S607 -- whichever shell the reader has
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # so that services which it starts can be ended with it
+    )
+    try:
+        # A service in the background holds the pipe open as long as it lives.
+        ending = "kill -KILL $(jobs -p) 2>/dev/null\nwait 2>/dev/null\n"
+        said, _ = shell.communicate(f"{script}\n{ending}", timeout=timeout_s)
+    finally:
+        if shell.poll() is None:
+            os.killpg(shell.pid, signal.SIGKILL)
+    wrong, rest = list[str](), said
+    for number, command in enumerate(given):
+        answer, mark, rest = rest.partition(MARK.format(number))
+        if not mark:
+            return "\n\n".join([*wrong, f"the shell ended at {command.text}\n{answer}"])
+        status, _, rest = rest.partition(END + "\n")
+        if command.answer is None:
+            if status != "0":
+                wrong.append(f"{command.text}ended with {status}:\n{answer}")
+        elif not answers(answer, command.answer):
+            wrong.append(f"$ {command.text}\n{answer}is not\n{command.answer}")
+    return "\n\n".join(wrong)
