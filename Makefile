@@ -8,7 +8,7 @@ SEED ?= 1
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint unit servers kafka simulate chaos paper nightly format clean
+.PHONY: help install demo test lint unit servers kafka simulate chaos paper nightly kubernetes-tools format clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -54,9 +54,17 @@ paper: $(INSTALLED)  ## section V of the paper, reproduced by simulation: some m
 
 nightly: simulate chaos  ## what takes too long for every change: 10,000 schedules, five minutes of chaos
 
+kubernetes-tools: .tools/kustomize .tools/helm  ## kustomize and helm, built with Go, for the tests of deploy/
+
+.tools/kustomize:
+	GOBIN=$(CURDIR)/.tools go install sigs.k8s.io/kustomize/kustomize/v5@v5.7.1
+
+.tools/helm:
+	GOBIN=$(CURDIR)/.tools go install helm.sh/helm/v3/cmd/helm@v3.18.6
+
 format: $(INSTALLED)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:  ## remove everything that make made
-	rm -rf .venv out deploy/kafka/target
+	rm -rf .venv .tools out deploy/kafka/target

@@ -1,0 +1,74 @@
+"""Renders the overlays and the chart with the real kustomize and helm, where these can be had.
+
+They are looked for in `.tools`, which `make kubernetes-tools` fills with pinned versions, and then
+in PATH. Without them tests are skipped; where DOLL_REQUIRE_SERVERS=1 and Go is there, they fail.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+KUBERNETES = ROOT / "deploy/kubernetes"
+CHART = ROOT / "deploy/helm/doll"
+OVERLAYS = sorted(path.name for path in (KUBERNETES / "overlays").iterdir())
+
+Manifest = dict[str, Any]  # of Kubernetes: its schemas say what is in it, and are asked
+
+
+@cache
+def overlay(name: str) -> tuple[Manifest, ...]:
+    """All objects of an overlay."""
+    return _objects(_run("kustomize", "build", str(KUBERNETES / "overlays" / name)))
+
+
+def chart(*options: str) -> tuple[Manifest, ...]:
+    """All objects of the chart, with options of `helm template`."""
+    return _objects(_run("helm", "template", "doll", str(CHART), *options))
+
+
+def of_kind(objects: tuple[Manifest, ...], *kinds: str) -> list[Manifest]:
+    """Those of some kinds."""
+    return [each for each in objects if each["kind"] in kinds]
+
+
+def pods(objects: tuple[Manifest, ...]) -> dict[str, Manifest]:
+    """The template of each workload's pods, by the workload's name."""
+    workloads = of_kind(objects, "Deployment", "StatefulSet")
+    return {each["metadata"]["name"]: each["spec"]["template"] for each in workloads}
+
+
+def name_of(each: Manifest) -> str:
+    """Kind and name."""
+    return f"{each['kind']}/{each['metadata']['name']}"
+
+
+def tool(name: str) -> str:
+    """Where a program is; skips, or fails, where it is not."""
+    found = shutil.which(name, path=f"{ROOT / '.tools'}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        reason = f"there is no {name} here: `make kubernetes-tools` builds it (it needs Go)"
+        if os.environ.get("DOLL_REQUIRE_SERVERS") == "1" and shutil.which("go"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found
+
+
+def _run(name: str, *arguments: str) -> str:
+    done = subprocess.run(  # noqa: S603 -- our own files, no shell
+        [tool(name), *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _objects(text: str) -> tuple[Manifest, ...]:
+    return tuple(each for each in yaml.safe_load_all(text) if each)
