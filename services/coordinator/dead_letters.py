@@ -115,7 +115,12 @@ class DeadLetters:
                 )
 
     def _write_batch(self, record: Quarantined, writer: Writer) -> None:
-        self._log.error("batch_quarantined", batch=record.batch.offset, reason=record.reason)
+        self._log.error(
+            "batch_quarantined",
+            epoch=record.epoch,
+            batch=record.batch.offset,
+            reason=record.reason,
+        )
         for span in record.batch.address:
             headers = _headers(record.reason, span.topic, span.partition, span.start)
             writer.append(

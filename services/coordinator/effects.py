@@ -141,7 +141,10 @@ class Effects:
                 self._writer.append(updates_topic(self._job), wire.encode_audit(record))
                 if isinstance(record, Lead):
                     self._log.info(
-                        "stands_to_lead", after=record.after, version=record.base.version
+                        "stands_to_lead",
+                        epoch=record.base.epoch,
+                        version=record.base.version,
+                        after=record.after,
                     )
             case do.PublishModel(model):
                 self._in_hand = model
@@ -176,18 +179,26 @@ class Effects:
                 self._letters.add(quarantined)
             case do.Drop(reply, reason):
                 self.dropped += 1
-                self._log.debug("reply_dropped", worker=reply.worker, reason=reason)
+                self._log.debug(
+                    "reply_dropped",
+                    epoch=reply.model.epoch,
+                    version=reply.model.version,
+                    worker=reply.worker,
+                    reason=reason,
+                )
             case do.FindSnapshots(source):
                 yield self.leadership.find(source)
             case do.RestoreSnapshot(snapshot):
                 self._trainer, self._in_hand = self._make_trainer(), None
                 yield self.leadership.restore(snapshot, self._trainer)
             case do.Begin(epoch, snapshot):
-                self._log.info("leads", epoch=epoch, version=snapshot.made.version)
+                self._log = self._log.bind(epoch=epoch)
+                self._log.info("leads", version=snapshot.made.version)
                 self._stated = False
                 self.leadership.begin(epoch, snapshot, len(self._trainer.weights()) // 4)
             case do.StepDown(reason):
                 self._log.warning("steps_down", reason=reason)
+                self._log = self._log.try_unbind("epoch")
                 self._unpublished = None
                 self.leadership.end()
             case do.Hold(reason):

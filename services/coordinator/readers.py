@@ -165,7 +165,12 @@ class ReplyReader(Reader):
             self.malformed += 1
             found = None if reply.vector is None else reply.vector.shape
             self._ear.logger.warning(
-                "gradient_malformed", worker=reply.worker, found=found, expected=(self._length,)
+                "gradient_malformed",
+                epoch=reply.model.epoch,
+                version=reply.model.version,
+                worker=reply.worker,
+                found=found,
+                expected=(self._length,),
             )
             return None
         if not np.isfinite(reply.vector).all():

@@ -141,7 +141,13 @@ class GradientDesk:
             self._load(compute)
             return self._gradient(compute, rows)
         except _NoGradientError as error:
-            self._log.warning("no_gradient", reason=error.reason, detail=str(error))
+            self._log.warning(
+                "no_gradient",
+                epoch=compute.model.epoch,
+                version=compute.model.version,
+                reason=error.reason,
+                detail=str(error),
+            )
             return Failed(self._id, compute.model, error.batches, error.reason, str(error))
 
     def _gradient(self, compute: Compute, rows: list[Columns]) -> Gradient:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from common.errors import UserError
 from common.job import parse_job
 from common.job_task import trainer_of
 from common.jobs import JobBook
+from common.log_lines import fields_of
 from common.metrics.coordinator import CoordinatorMetrics
 from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
@@ -127,6 +129,20 @@ def test_a_rate_reaches_the_trainer(bench: Bench) -> None:
     bench.carry_out(do.SetLearningRate(0.25))
     with pytest.raises(UserError, match=r"learning_rate -1\.0 is not above zero"):
         bench.carry_out(do.SetLearningRate(-1.0))
+
+
+def test_what_a_leader_tells_carries_its_epoch_until_it_steps_down(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    (found,) = bench.effects.do(do.FindSnapshots("genesis"))
+    assert isinstance(found, events.SnapshotsFound)
+    list(bench.effects.do(do.RestoreSnapshot(found.snapshots[0])))
+    bench.carry_out(do.Begin(7, found.snapshots[0]))
+    bench.carry_out(do.StepDown("the lease is held by another"))
+    bench.carry_out(do.Hold("diverged"))
+    told = {r.getMessage(): fields_of(r).get("epoch") for r in caplog.records if r.name == "test"}
+    assert told == {"leads": 7, "steps_down": 7, "job_held": None}
 
 
 # --- what is left for evaluators -----------------------------------------------------------------

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
+from common.log_lines import fields_of
 from common.telemetry import event_logger
 from common.testing.notices import MemoryNotices
 from services.worker.notices import NoticeWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 AT_S = 1_800_000_000.0
 PATIENCE_S = 20.0
@@ -33,9 +38,9 @@ class Bench:
         """What was logged."""
         return [record.getMessage() for record in self._caplog.records]
 
-    def fields(self) -> list[dict[str, object]]:
+    def fields(self) -> list[Mapping[str, object]]:
         """The keys and values of each event."""
-        return [vars(record)["doll_fields"] for record in self._caplog.records]
+        return [fields_of(record) for record in self._caplog.records]
 
 
 @pytest.fixture
