@@ -11,6 +11,7 @@ from common.job import parse_job
 from common.jobs import JobBook
 from common.kept import find_model
 from common.learning.checkpoint import save_weights
+from common.learning.torch_here import need_torch
 from common.plans import ask_to_replan, check_given_back, check_replan, not_provisioned, read_ledger
 from common.price_list import market_of, minimum_billing_s, price_list
 from common.provisioning.records import ReplanAsked
@@ -48,11 +49,10 @@ class Direct:
 
     def submit(self, text: str, source: str) -> Submitted:
         """See the protocol."""
-        from common.job_task import task_of  # noqa: PLC0415 -- torch takes seconds to load
-
         allowed = self._outside.settings.tasks
         spec = parse_job(text, allowed)
-        task_of(spec, allowed)
+        if spec.task.entrypoint:  # all that a built-in task asks for was checked without torch
+            _try_task(spec, allowed)
         book = self._book()
         if not source:
             return Submitted(book.submit(spec))
@@ -156,8 +156,16 @@ def _line(name: str, record: JobRecord) -> JobLine:
     )
 
 
+def _try_task(spec: JobSpec, allowed: Collection[str]) -> None:
+    need_torch(f"{spec.task.entrypoint}, a task of your own,")
+    from common.job_task import task_of  # noqa: PLC0415 -- torch takes seconds to load
+
+    task_of(spec, allowed)
+
+
 def _layout(spec: JobSpec, allowed: Collection[str]) -> Layout:
     """The layout of the job's model, for what an older program kept without it."""
+    need_torch(f"{spec.name}'s model was kept by an older program: naming its tensors")
     # These bring torch, which takes seconds.
     from common.job_task import task_of  # noqa: PLC0415 -- see above
     from common.learning.parameters import layout_of  # noqa: PLC0415 -- see above

@@ -15,6 +15,7 @@ from common.checkpoints import CheckpointStore
 from common.errors import CorruptError, UserError
 from common.jobs import Origin
 from common.kept import in_storage, pick, wish_of
+from common.learning.torch_here import need_torch
 from common.reading import read_decoded
 from common.wire import decode_audit
 
@@ -41,11 +42,12 @@ def begin_with(source: str, spec: JobSpec, book: JobBook, outside: Outside) -> B
         outside: The outside.
 
     Raises:
-        UserError: If there is no such job, no such checkpoint, or no object storage, or if the
-            model is another.
+        UserError: If there is no such job, no such checkpoint, no object storage or no PyTorch, or
+            if the model is another.
         FutureFormatError: If a newer program wrote a checkpoint of that job.
         UnavailableError: If Kafka or object storage is away.
     """
+    need_torch(f"--from {source}")
     from common.job_task import trainer_of  # noqa: PLC0415 -- torch takes seconds to load
 
     job, _, version = source.partition("@")

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from common.complaints import complaint, field_names
 from common.errors import UserError
 from common.job_file import as_json, load_text
+from common.learning.torch_here import need_torch
 from common.simulation.experiments.full import FullRun, FullSimulation
 from common.simulation.experiments.setting import setting_of
 from common.simulation.experiments.spec import Experiment
@@ -120,10 +121,11 @@ def learner_of(experiment: Experiment, folder: Path, seed: int) -> Sgd | None:
     """Make what an experiment learns with; None where it learns nothing.
 
     Raises:
-        UserError: If its data set cannot be read.
+        UserError: If its data set cannot be read, or PyTorch is not installed.
     """
     if experiment.learning is None:
         return None
+    need_torch("learning: a simulation that learns")
     from common.simulation.experiments.learning import Sgd  # noqa: PLC0415 -- torch takes seconds
 
     return Sgd(experiment.learning, folder, experiment.workers, seed)

@@ -1,0 +1,76 @@
+"""What needs PyTorch is refused by name where there is none, and what does not goes on."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.errors import UserError
+from common.learning.torch_here import need_torch
+from common.simulation.experiments.experiment import learner_of
+from common.simulation.experiments.spec import Experiment
+from services.cli import exits
+from tests.unit.cli.conftest import World
+from tests.unit.cli.test_job import JOB
+from tests.unit.simulation.experiments.test_experiment import SMALL
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OWN = "my_package.tasks:MyTask"
+
+
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+
+
+def test_where_torch_is_nothing_is_refused() -> None:
+    need_torch("this")
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_where_it_is_not_the_message_says_how_to_have_it() -> None:
+    with pytest.raises(UserError, match=r"^this needs PyTorch, .*pip install 'doll\[worker\]'"):
+        need_torch("this")
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_a_job_of_a_built_in_task_is_submitted_without_torch() -> None:
+    world = World()
+    world.log.create_topic("clinic-a", 1)
+    world.run("job", "submit", "-", typed=JOB)
+    assert "digits" in world.run("job", "list").stdout
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_a_job_of_ones_own_task_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOLL_TASKS", OWN)
+    world = World()
+    world.log.create_topic("clinic-a", 1)
+    own = JOB.replace("name: image-classifier, classes: 10", f"entrypoint: '{OWN}'")
+    result = world.run("job", "submit", "-", typed=own, code=exits.REFUSED)
+    assert f"{OWN}, a task of your own, needs PyTorch" in result.stderr
+    assert "no jobs yet" in world.run("job", "list").stdout
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_a_job_does_not_begin_with_anothers_checkpoint() -> None:
+    world = World()
+    world.log.create_topic("clinic-a", 1)
+    world.run("job", "submit", "-", typed=JOB)
+    following = JOB.replace("name: digits", "name: next")
+    result = world.run(
+        "job", "submit", "-", "--from", "digits", typed=following, code=exits.REFUSED
+    )
+    assert "--from digits needs PyTorch" in result.stderr
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_an_experiment_that_learns_is_refused_and_another_is_not(tmp_path: Path) -> None:
+    assert learner_of(Experiment.model_validate(SMALL), tmp_path, 0) is None
+    learning = Experiment.model_validate({**SMALL, "mode": "full", "learning": {}})
+    with pytest.raises(UserError, match="a simulation that learns needs PyTorch"):
+        learner_of(learning, tmp_path, 0)
