@@ -59,6 +59,7 @@ def test_a_console_s_line_has_time_level_event_and_fields() -> None:
 
 def test_json_has_the_same_in_an_object() -> None:
     line = line_of(of_ours("taken", job="digits", at=(1, 2)), "json", service="worker")
+    assert '"event": "taken"' in line  # as those look for it who read many lines
     assert list(json.loads(line).items()) == [
         *(("time", TIME), ("level", "error"), ("event", "taken")),
         *(("service", "worker"), ("job", "digits"), ("at", [1, 2])),
