@@ -1,0 +1,16 @@
+#!/bin/sh
+# Starts the S3 server with the key that its clients have, which is in one file, of boto3's form.
+set -eu
+
+value() {
+    sed -n "s/^$1 *= *//p" "$S3_CREDENTIALS_FILE"
+}
+
+ROOT_ACCESS_KEY=$(value aws_access_key_id)
+ROOT_SECRET_KEY=$(value aws_secret_access_key)
+[ -n "$ROOT_ACCESS_KEY" ] && [ -n "$ROOT_SECRET_KEY" ] ||
+    { echo "$S3_CREDENTIALS_FILE holds no key: run make secrets" >&2; exit 1; }
+export ROOT_ACCESS_KEY ROOT_SECRET_KEY
+
+exec versitygw --port "${S3_ADDRESS:-:7070}" --health /health --quiet --disable-acl \
+    posix "${S3_DIRECTORY:-/data}"
