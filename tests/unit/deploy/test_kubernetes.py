@@ -1,0 +1,364 @@
+"""What the overlays make, rendered by the real kustomize: legal, hardened, and fitting together."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tomllib
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from common.config import Settings, read_settings
+from common.metrics.catalogue import CATALOGUE
+from tests.unit.deploy.rendering import (
+    KUBERNETES,
+    OVERLAYS,
+    ROOT,
+    Manifest,
+    name_of,
+    of_kind,
+    overlay,
+    pods,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+VERSIONS = ("1.30", "1.37")  # the oldest that has all we use, the newest that we know
+ANNOUNCEMENTS_S = 5  # a worker that leaves sends the last ones for so long
+SECURITY = re.compile(r"DOLL_KAFKA_(SECURITY|SASL|SSL)_\w+")
+# Their own schemas are long and elsewhere: these are the fields that we use of them, at any depth.
+CUSTOM = {
+    "PodMonitor": {
+        *("jobLabel", "selector", "matchLabels", "podMetricsEndpoints"),
+        *("port", "interval", "scrapeTimeout", "honorLabels"),
+    },
+    "PrometheusRule": {
+        *("groups", "name", "interval", "rules"),
+        *("alert", "record", "expr", "for", "keep_firing_for", "labels", "annotations"),
+    },
+    "ScaledObject": {
+        *("scaleTargetRef", "name", "minReplicaCount", "maxReplicaCount", "pollingInterval"),
+        *("cooldownPeriod", "advanced", "horizontalPodAutoscalerConfig", "behavior", "scaleUp"),
+        *("scaleDown", "stabilizationWindowSeconds", "policies", "type", "value"),
+        *("periodSeconds", "triggers", "metricType", "metadata"),
+        *("serverAddress", "query", "threshold", "ignoreNullValues"),
+    },
+}
+FREE = {"labels", "annotations", "matchLabels"}  # whose keys are anybody's
+
+every_overlay = pytest.mark.parametrize("name", OVERLAYS)
+
+
+def selects(selector: Mapping[str, Any], template: Manifest) -> bool:
+    assert set(selector) == {"matchLabels"}
+    labels = template["metadata"]["labels"]
+    return bool(selector["matchLabels"].items() <= labels.items())
+
+
+def container_of(template: Manifest) -> Manifest:
+    (container,) = template["spec"]["containers"]
+    assert isinstance(container, dict)
+    return container
+
+
+def environment_of(objects: tuple[Manifest, ...], container: Manifest) -> dict[str, str]:
+    """What the process sees; what only a node knows stands here as a 2."""
+    maps = {each["metadata"]["name"]: each["data"] for each in of_kind(objects, "ConfigMap")}
+    found = dict[str, str]()
+    for source in container["envFrom"]:
+        found |= maps[source["configMapRef"]["name"]]
+    return found | {each["name"]: each.get("value", "2") for each in container["env"]}
+
+
+def fields_of(value: object, below: str = "") -> Iterator[str]:
+    if isinstance(value, list):
+        for each in value:
+            yield from fields_of(each)
+    elif isinstance(value, dict) and below not in FREE:
+        for key, each in value.items():
+            yield key
+            yield from fields_of(each, key)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_as_kubernetes_wants_it_to_the_letter(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = cache(kubernetes_validate.utils.schema_contents)  # it would be read for each object
+    monkeypatch.setattr(kubernetes_validate.utils, "schema_contents", read)
+    objects = {json.dumps(each): each for name in OVERLAYS for each in overlay(name)}
+    built_in = [each for each in objects.values() if each["kind"] not in CUSTOM]
+    assert built_in
+    for each in built_in:
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+@every_overlay
+def test_custom_objects_have_no_field_that_we_do_not_know(name: str) -> None:
+    for each in of_kind(overlay(name), *CUSTOM):
+        assert set(fields_of(each["spec"])) <= CUSTOM[each["kind"]], name_of(each)
+
+
+@every_overlay
+def test_no_object_is_made_twice_and_all_are_in_the_namespace(name: str) -> None:
+    objects = overlay(name)
+    names = [name_of(each) for each in objects]
+    assert len(set(names)) == len(names)
+    for each in objects:
+        if each["kind"] not in ("Namespace", "PriorityClass"):
+            assert each["metadata"]["namespace"] == "doll", name_of(each)
+        assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "doll"
+
+
+@every_overlay
+def test_no_secret_is_in_the_repository(name: str) -> None:
+    assert of_kind(overlay(name), "Secret") == []
+
+
+@every_overlay
+def test_every_pod_runs_our_version_as_nobody_special_and_writes_in_tmp_alone(name: str) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for template in pods(overlay(name)).values():
+        spec, container = template["spec"], container_of(template)
+        assert re.fullmatch(rf"doll-(worker|service):{version}(-cuda)?", container["image"])
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] == 10001
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        places = {volume["name"]: volume for volume in spec["volumes"]}
+        for mount in container["volumeMounts"]:
+            assert mount.get("readOnly") or "emptyDir" in places[mount["name"]]
+        assert "/tmp" in {mount["mountPath"] for mount in container["volumeMounts"]}  # noqa: S108 -- the pod's
+
+
+@every_overlay
+def test_every_pod_has_probes_limits_and_an_account_of_its_own(name: str) -> None:
+    objects = overlay(name)
+    accounts = {each["metadata"]["name"] for each in of_kind(objects, "ServiceAccount")}
+    for workload, template in pods(objects).items():
+        container = container_of(template)
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert ports["metrics"] == 9102
+        for probe in ("startupProbe", "livenessProbe"):
+            assert container[probe]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+        if "api" in ports:
+            assert ports["api"] == 8080
+            assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "api"}
+        for kind in ("requests", "limits"):
+            assert {"cpu", "memory"} <= container["resources"][kind].keys()
+        assert template["spec"]["serviceAccountName"] == workload
+        assert workload in accounts
+
+
+@every_overlay
+def test_every_pod_runs_a_service_of_ours_under_a_name_of_its_own(name: str) -> None:
+    for template in pods(overlay(name)).values():
+        container = container_of(template)
+        service, *rest = container["args"]
+        assert service == container["name"]
+        assert (ROOT / "services" / service).is_dir()
+        assert rest == ["--name", "$(POD_NAME)"]
+        assert "POD_NAME" in {each["name"] for each in container["env"]}
+
+
+@every_overlay
+def test_every_variable_is_one_that_is_read_and_the_process_accepts_them_all(
+    name: str, tmp_path: Path
+) -> None:
+    objects = overlay(name)
+    for template in pods(objects).values():
+        given = environment_of(objects, container_of(template))
+        ours = {key: value for key, value in given.items() if key.startswith("DOLL_")}
+        for key in ours:
+            field = key.removeprefix("DOLL_").removesuffix("_FILE").lower()
+            assert field in Settings.model_fields or SECURITY.fullmatch(key), key
+        secret = tmp_path / "secret"
+        secret.write_text("a password")
+        files = {key: str(secret) for key in ours if key.endswith("_FILE")}
+        assert read_settings(given | files).metrics_port == 9102
+
+
+@every_overlay
+def test_a_process_has_more_time_to_leave_than_it_takes(name: str) -> None:
+    objects = overlay(name)
+    for template in pods(objects).values():
+        settings = environment_of(objects, container_of(template))
+        enough = float(settings["DOLL_LEAVE_S"]) + ANNOUNCEMENTS_S
+        assert template["spec"]["terminationGracePeriodSeconds"] > enough
+
+
+@every_overlay
+def test_whatever_is_referred_to_is_there_or_the_guide_says_how_to_make_it(name: str) -> None:
+    objects = overlay(name)
+    maps = {each["metadata"]["name"] for each in of_kind(objects, "ConfigMap")}
+    guide = (ROOT / "docs/kubernetes.md").read_text()
+    mounted = set[str]()
+    for template in pods(objects).values():
+        for volume in template["spec"]["volumes"]:
+            if "configMap" in volume:
+                assert volume["configMap"]["name"] in maps
+            if "secret" in volume:
+                assert f"secret generic {volume['secret']['secretName']}" in guide
+                for item in volume["secret"]["items"]:
+                    assert f"--from-file={item['key']}" in guide
+                    mounted.add(f"/run/secrets/doll/{item['path']}")
+        given = environment_of(objects, container_of(template))
+        named = {each for each in given.values() if each.startswith("/run/secrets/")}
+        assert named <= mounted
+
+
+@every_overlay
+def test_every_workload_selects_its_own_pods_and_no_others(name: str) -> None:
+    objects = overlay(name)
+    templates = pods(objects)
+    for each in of_kind(objects, "Deployment", "StatefulSet"):
+        selector = each["spec"]["selector"]
+        found = [other for other, pod in templates.items() if selects(selector, pod)]
+        assert found == [each["metadata"]["name"]]
+    for each in of_kind(objects, "Service"):
+        selector = {"matchLabels": each["spec"]["selector"]}
+        (pod,) = [pod for pod in templates.values() if selects(selector, pod)]
+        ports = {port["name"] for port in container_of(pod)["ports"]}
+        assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports
+
+
+@every_overlay
+def test_every_budget_protects_one_workload_and_lets_a_node_be_drained(name: str) -> None:
+    objects = overlay(name)
+    replicas = {
+        each["metadata"]["name"]: each["spec"].get("replicas", 2)  # an autoscaler's least
+        for each in of_kind(objects, "Deployment", "StatefulSet")
+    }
+    for each in of_kind(objects, "PodDisruptionBudget"):
+        selector = each["spec"]["selector"]
+        (found,) = [other for other, pod in pods(objects).items() if selects(selector, pod)]
+        allowed = each["spec"]["maxUnavailable"]
+        if isinstance(allowed, str):  # a share, rounded up
+            allowed = -(-replicas[found] * int(allowed.removesuffix("%")) // 100)
+        assert 1 <= allowed < replicas[found], found
+
+
+@every_overlay
+def test_there_are_always_two_coordinators(name: str) -> None:
+    (found,) = [
+        each
+        for each in of_kind(overlay(name), "Deployment")
+        if each["metadata"]["name"] == "doll-coordinator"
+    ]
+    assert found["spec"]["replicas"] >= 2
+    assert found["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+
+
+@every_overlay
+def test_nothing_goes_in_or_out_but_what_a_policy_names(name: str) -> None:
+    objects = overlay(name)
+    policies = {each["metadata"]["name"]: each for each in of_kind(objects, "NetworkPolicy")}
+    for each in policies.values():
+        assert [pod for pod in pods(objects).values() if selects(each["spec"]["podSelector"], pod)]
+    nothing = policies["doll-nothing"]["spec"]
+    assert all(selects(nothing["podSelector"], pod) for pod in pods(objects).values())
+    assert set(nothing["policyTypes"]) == {"Ingress", "Egress"}
+    assert "ingress" not in nothing
+    assert "egress" not in nothing
+    rules = policies["doll-servers"]["spec"]["egress"]
+    ports = {port["port"] for rule in rules for port in rule["ports"]}
+    assert 80 not in ports  # EC2's instance metadata
+    for pod in pods(objects).values():
+        settings = environment_of(objects, container_of(pod))
+        kafka, redis = settings["DOLL_KAFKA"], settings["DOLL_REDIS"]
+        assert {int(each.rpartition(":")[2]) for each in kafka.split(",")} <= ports
+        assert int(re.sub(r".*:(\d+)/\d+", r"\1", redis)) in ports
+
+
+@every_overlay
+def test_every_pod_is_scraped_where_anybody_scrapes(name: str) -> None:
+    objects = overlay(name)
+    for each in of_kind(objects, "PodMonitor"):
+        (endpoint,) = each["spec"]["podMetricsEndpoints"]
+        for pod in pods(objects).values():
+            assert selects(each["spec"]["selector"], pod)
+            assert endpoint["port"] in {port["name"] for port in container_of(pod)["ports"]}
+            assert each["spec"]["jobLabel"] in pod["metadata"]["labels"]
+
+
+def test_workers_are_scaled_by_metrics_that_there_are_and_nobody_else_says_how_many() -> None:
+    objects = overlay("production")
+    (scaler,) = of_kind(objects, "ScaledObject")
+    spec = scaler["spec"]
+    target = spec["scaleTargetRef"]["name"]
+    (workload,) = [e for e in of_kind(objects, "Deployment") if e["metadata"]["name"] == target]
+    assert "replicas" not in workload["spec"]
+    assert 1 < spec["minReplicaCount"] < spec["maxReplicaCount"]
+    names = {metric.name for metric in CATALOGUE}
+    queries = " ".join(trigger["metadata"]["query"] for trigger in spec["triggers"])
+    used = set(re.findall(r"doll_\w+", queries))
+    assert {"doll_stability_ratio", "doll_stream_lag_records", "doll_batches_waiting"} <= used
+    assert used <= names
+    assert 'bound="necessary"' in queries
+    assert all(float(trigger["metadata"]["threshold"]) > 0 for trigger in spec["triggers"])
+
+
+def test_the_alerts_are_those_of_the_compose_file() -> None:
+    folder = KUBERNETES / "components/monitoring"
+    made = subprocess.run(  # noqa: S603 -- our own script
+        ["/bin/sh", str(folder / "rules.sh")], capture_output=True, text=True, check=True
+    ).stdout
+    assert (folder / "rules.yaml").read_text() == made, "make it anew: see rules.sh"
+    alerts = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())
+    assert yaml.safe_load(made)["spec"] == alerts
+
+
+def test_only_workers_are_on_spot_nodes_and_their_eviction_is_never_refused() -> None:
+    objects = overlay("spot")
+    tolerant = [name for name, pod in pods(objects).items() if "tolerations" in pod["spec"]]
+    assert tolerant == ["doll-worker"]
+    spec = pods(objects)["doll-worker"]["spec"]
+    (priority,) = of_kind(objects, "PriorityClass")
+    assert spec["priorityClassName"] == priority["metadata"]["name"]
+    assert priority["value"] < 0  # everybody's who says nothing
+    budgets = {each["metadata"]["name"] for each in of_kind(objects, "PodDisruptionBudget")}
+    assert budgets == {"doll-coordinator", "doll-admin"}
+
+
+def test_each_worker_of_the_gpu_overlay_has_one_and_uses_it() -> None:
+    objects = overlay("gpu")
+    container = container_of(pods(objects)["doll-worker"])
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert environment_of(objects, container)["DOLL_DEVICE"] == "cuda"
+    assert container["image"].endswith("-cuda")
+
+
+def test_workers_that_hold_their_streams_are_the_same_but_for_names_that_come_back() -> None:
+    (held,) = of_kind(overlay("hold"), "StatefulSet")
+    template, usual = held["spec"]["template"], pods(overlay("production"))["doll-worker"]
+    for constraint in usual["spec"]["topologySpreadConstraints"]:
+        assert "matchLabelKeys" in constraint
+    stripped = json.loads(json.dumps(usual))
+    for constraint in stripped["spec"]["topologySpreadConstraints"]:
+        del constraint["matchLabelKeys"]  # of a Deployment's rollouts
+    assert template == stripped
+    assert of_kind(overlay("hold"), "ScaledObject") == []
+    assert "doll-worker" in {e["metadata"]["name"] for e in of_kind(overlay("hold"), "Service")}
+
+
+def test_where_machines_are_rented_no_pod_works_and_prices_are_shown() -> None:
+    objects = overlay("ec2")
+    assert "doll-worker" not in pods(objects)
+    assert len(of_kind(objects, "Deployment")) == 4
+    for name in ("doll-provisioner", "doll-admin"):
+        container = container_of(pods(objects)[name])
+        market = environment_of(objects, container)["DOLL_MARKET"]
+        folders = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert market.rpartition("/")[0] in folders
