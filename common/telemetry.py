@@ -158,10 +158,16 @@ class StageTimes:
         self._sums_s = dict[str, float]()
         self._counts = dict[str, int]()
 
-    def add(self, stage: str, since: float) -> None:
-        """Count one pass of a stage that began at `since`, on the clock `perf_counter`."""
-        self._sums_s[stage] = self._sums_s.get(stage, 0.0) + perf_counter() - since
+    def add(self, stage: str, since: float) -> float:
+        """Count one pass of a stage that began at `since`, on the clock `perf_counter`.
+
+        Returns:
+            How long it took, in seconds.
+        """
+        took_s = perf_counter() - since
+        self._sums_s[stage] = self._sums_s.get(stage, 0.0) + took_s
         self._counts[stage] = self._counts.get(stage, 0) + 1
+        return took_s
 
     def tell(self, logger: EventLogger) -> None:
         """Log `stage_times`: for each stage its passes, and the mean of one in milliseconds."""

@@ -85,7 +85,8 @@ def start_machine(
 
     Args:
         job: The only one that it works for.
-        settings: What it takes from its environment.
+        settings: What it takes from its environment. Their port of metrics is that of who rents
+            it, and taken: it has none.
         logs: An existing folder; what it says goes to `<worker>.log`.
         worker: Its name.
         environment: Variables that the settings do not say.
@@ -94,7 +95,8 @@ def start_machine(
         OSError: If there cannot be another process.
     """
     command = (sys.executable, "-m", "services.worker", "--job", job, "--name", worker)
-    variables = {**environment_of(settings), **environment}
+    own = settings.model_copy(update={"metrics_port": 0})
+    variables = {**environment_of(own), **environment}
     return Child(command, logs / f"{worker}.log", variables, stays=True)
 
 

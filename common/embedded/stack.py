@@ -19,7 +19,8 @@ class EmbeddedStack:
     """Servers that begin and end with this object; where an address is given, that server is used.
 
     Args:
-        base: What the services are told besides (Kafka's group protocol and security, tasks, logs).
+        base: What the services are told besides (Kafka's group protocol and security, tasks, logs);
+            not a port of metrics, which no two of them could have.
         kafka: Address of a Kafka that is there; an embedded one if empty.
         redis: URL of a Redis that is there; an embedded one if empty.
         blobs: Folder of the object storage, made if it is not there; a temporary one if None.
@@ -48,6 +49,7 @@ class EmbeddedStack:
             self.settings = read_settings(
                 {
                     **(base or Settings()).environ(),
+                    "DOLL_METRICS_PORT": "",
                     "DOLL_KAFKA": kafka,
                     "DOLL_REDIS": redis,
                     "DOLL_BLOBS": blobs.absolute().as_uri(),

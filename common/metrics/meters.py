@@ -13,6 +13,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from common.metrics import catalogue
 
@@ -55,6 +56,12 @@ class Meters:
             buckets=metric.buckets,
             registry=self.registry,
         )
+
+    def family(self, metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
+        """Make what a collector yields for a line, without any values yet."""
+        self._check(metric, "counter" if metric.kind == "counter" else "gauge")
+        made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        return made(metric.name, metric.meaning, labels=metric.labels)
 
     def exposed(self) -> bytes:
         """What a scrape gets."""

@@ -7,7 +7,7 @@ The provisioner decides on it, the admin service tells of it; `records` shows an
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -100,7 +100,9 @@ class FleetLedger:
         head: What the next Taken has to name.
         position: Offset of the next record to feed.
         plans: The last ones, newest last.
+        planned: How many plans there were, by whether they were feasible.
         machines: Every machine that was ever ordered, by launch.
+        ended: How many of them are gone, or never came, by cause.
         prices: USD per hour by pool, as told last.
         reviews: Thinned, oldest first.
         review: The last one.
@@ -115,7 +117,9 @@ class FleetLedger:
         self.term = self.head = -1
         self.position = 0
         self.plans = deque[Planned](maxlen=PLANS_KEPT)
+        self.planned = Counter[bool]()
         self.machines: dict[int, Rented] = {}
+        self.ended = Counter["EndedBecause"]()
         self.prices: dict[str, float] = {}
         self.reviews = Thinned()
         self.review: Reviewed | None = None
@@ -217,6 +221,7 @@ class FleetLedger:
         if planned.number != (self.plan.number if self.plan else 0) + 1:
             return False
         self.plans.append(planned)
+        self.planned[planned.feasible] += 1
         for offset in [offset for offset in self.replans if offset <= planned.answers]:
             del self.replans[offset]
         return True
@@ -247,5 +252,6 @@ class FleetLedger:
         if rented is None:
             return False
         rented.ended_s, rented.cause, rented.detail = ended.at_s, ended.cause, ended.detail
+        self.ended[ended.cause] += 1
         self._bill.ended(ended.launch, ended.at_s, ended.cause)
         return True

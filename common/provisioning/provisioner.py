@@ -21,6 +21,7 @@ from common.provisioning.estimating import Estimator
 from common.provisioning.ledger import FleetLedger
 from common.provisioning.reconciling import Backoff
 from common.provisioning.records import Taken
+from common.provisioning.report import report_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.events import ProvisionerEvent
     from common.provisioning.records import PlanRecord
+    from common.provisioning.report import FleetReport
     from common.provisioning.settings import ProvisionerSettings
 
 CANDIDACY_S = 15.0  # a Taken that has not come back by then will not: try afresh
@@ -81,6 +83,14 @@ class Provisioner:
     def in_charge(self) -> bool:
         """Whether this replica decides."""
         return self._charge is not None
+
+    def report(self, now_s: float) -> FleetReport | None:
+        """Say how the job's machines stand; None: that is for another one to tell."""
+        if self._charge is None:
+            return None
+        known = self._known
+        made = known.estimator.version, known.estimator.samples
+        return report_of(self.ledger, known.settings, *made, now_s)
 
     def on(self, event: ProvisionerEvent, now_s: float) -> tuple[ProvisionerCommand, ...]:
         """Take in an event; returns what to do, in order."""

@@ -18,6 +18,8 @@ from common.connections import open_board, open_fleet, open_log, open_prices
 from common.errors import DollError, UnavailableError, UserError
 from common.jobs import JobBook, JobRecord
 from common.market import Market, load_market
+from common.metrics.provisioner import ProvisionerMetrics
+from common.metrics.serving import Pulses, serve
 from common.provisioning.events import SettingsChanged, WantedChanged
 from common.telemetry import Changes, EventLogger, Outage, event_logger, set_up_logging
 from common.termination import end_with, on_termination
@@ -62,12 +64,15 @@ class Running:
 class Jobs:
     """The jobs whose machines this replica rents, one thread each."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- the parts of the process, each used once
         self,
         name: str,
         settings: Settings,
         market: Market,
+        *,
         log: Log,
+        metrics: ProvisionerMetrics,
+        pulses: Pulses,
         logger: EventLogger,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -77,6 +82,8 @@ class Jobs:
         self._settings = settings
         self._market = market
         self._source = log
+        self._metrics = metrics
+        self._pulses = pulses
         self._log = logger
         self._running = dict[str, Running]()
 
@@ -138,6 +145,8 @@ class Jobs:
                 partial(open_fleet, self._settings, market, job),
                 partial(open_prices, self._settings, market),
             ),
+            metrics=self._metrics,
+            pulses=self._pulses,
             logger=self._log,
         )
         running = Running(provisioner, settings)
@@ -206,15 +215,29 @@ def _market_of(settings: Settings) -> Market:
 def _provision(name: str, settings: Settings, market: Market, stopping: threading.Event) -> None:
     logger = event_logger("provisioner")
     outage = Outage(logger, "kafka")
+    metrics, pulses = ProvisionerMetrics(), Pulses()
+    pulse = pulses.begin("the main loop")
+    if settings.metrics_port:
+        serve(metrics.meters, pulses, settings.metrics_host, settings.metrics_port)
     jobs: Jobs | None = None
     book: JobBook | None = None
     while not stopping.is_set():
+        pulse.beat()
         try:
             if jobs is None or book is None:
                 log = open_log(settings, name)
                 found = JobBook(log)
                 found.read()  # all of it: by its first records alone, a stopped job seems to run
-                jobs, book = Jobs(name, settings, market, log, logger), found
+                book = found
+                jobs = Jobs(
+                    name,
+                    settings,
+                    market,
+                    log=log,
+                    metrics=metrics,
+                    pulses=pulses,
+                    logger=logger,
+                )
             jobs.follow(book.refresh(JOBS_S))
             outage.quiet()
         except UnavailableError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from queue import Empty, SimpleQueue
-from time import time
+from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from common.errors import UnavailableError
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from common.core.messages import Positions
+    from common.metrics.provisioner import ProvisionerMetrics
+    from common.metrics.serving import Pulses
     from common.ports import Board, Log
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.events import ProvisionerEvent
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 LONGEST_WAIT_S = 0.1  # how late what the desk says is heard
 AWAY_S = 0.5  # between attempts while Kafka is away
 FLUSH_S = 5.0
+# Between reports for scrapes, which come every 5 s or more; one counts all machines that run.
+REPORT_S = 1.0
 
 
 class JobProvisioner:
@@ -53,10 +57,12 @@ class JobProvisioner:
         log: Kafka.
         board: For the lease of the job's provisioning alone; closed at the end of `run`.
         openers: Of the fleet and of the prices.
+        metrics: Of the process.
+        pulses: Likewise; that of the job is among them during `run`.
         logger: Bound to the replica.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what a provisioner is made of
         self,
         name: str,
         settings: ProvisionerSettings,
@@ -65,6 +71,8 @@ class JobProvisioner:
         log: Log,
         board: Board,
         openers: Openers,
+        metrics: ProvisionerMetrics,
+        pulses: Pulses,
         logger: EventLogger,
     ) -> None:
         self._name = name
@@ -75,6 +83,9 @@ class JobProvisioner:
         self._board = board
         self._log = logger.bind(job=settings.job)
         self._openers = openers
+        self._metrics = metrics
+        self._pulses = pulses
+        self._reported_at = float("-inf")
         self._heard = SimpleQueue[events.ProvisionerEvent]()
         self._stopping = threading.Event()
         self._fault: BaseException | None = None
@@ -102,10 +113,13 @@ class JobProvisioner:
         Raises:
             BaseException: Whatever ended the desk, or a record's delivery.
         """
+        self._metrics.tell(self._job, None)
+        pulse = self._pulses.begin(f"the thread of job {self._job}")
         desk = Desk(*self._openers, self._heard.put, logger=self._log, fail=self._fail)
         topics: JobTopics | None = None
         try:
             while not (self._stopping.is_set() or self._machine.finished or self._fault):
+                pulse.beat()
                 try:
                     if topics is None:
                         topics = JobTopics(
@@ -117,6 +131,8 @@ class JobProvisioner:
                     self._kafka_outage.met(error)
                     self._stopping.wait(AWAY_S)
         finally:
+            self._pulses.end(pulse)
+            self._metrics.forget(self._job)
             self._writer.flush(FLUSH_S)
             desk.close()
             self._release_lease()
@@ -136,6 +152,13 @@ class JobProvisioner:
         if time() >= self._machine.due():
             self._feed(events.Tick(), desk)
         self._writer.poll()
+        self._report()
+
+    def _report(self) -> None:
+        due = monotonic() >= self._reported_at + REPORT_S
+        if due or not self._machine.in_charge:  # who steps down is silent at once
+            self._reported_at = monotonic()
+            self._metrics.tell(self._job, self._machine.report(time()))
 
     def _next_heard(self) -> ProvisionerEvent | None:
         try:

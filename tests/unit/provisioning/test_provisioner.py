@@ -56,6 +56,19 @@ def test_who_has_the_lease_and_has_read_everything_stands_and_takes_charge() -> 
     assert provisioner.in_charge
 
 
+def test_who_is_in_charge_says_how_its_machines_stand_and_nobody_else_does(street: Street) -> None:
+    desk = at_work(street)
+    standby = Desk(street, name="p2")
+    standby.holds_lease = False
+    standby.run(1)
+
+    report = desk.provisioner.report(street.clock())
+    assert report is not None
+    assert sum(report.running.values()) == 4
+    assert report.updates == report.records == 0
+    assert standby.provisioner.report(street.clock()) is None
+
+
 def test_of_two_who_stand_the_slower_one_waits_and_tries_again() -> None:
     provisioner = Provisioner("p1", SETTINGS)
     provisioner.on(events.PlansRead((), caught_up=True), T0)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.config import Settings
+from common.metrics.provisioner import ProvisionerMetrics
+from common.metrics.serving import Pulses
 from common.telemetry import event_logger
 from common.testing.log import MemoryLog
 from common.topics import control_topic, updates_topic
@@ -44,7 +46,16 @@ def jobs_of(log: MemoryLog, folder: Path, now_s: list[float]) -> Jobs:
     )
     logger = event_logger("provisioner")
     market = MARKET.model_copy(update={"spot": MARKET.spot[:1]})  # no recorded prices here
-    return Jobs("p1", settings, market, log, logger, clock=lambda: now_s[0])
+    return Jobs(
+        "p1",
+        settings,
+        market,
+        log=log,
+        metrics=ProvisionerMetrics(),
+        pulses=Pulses(),
+        logger=logger,
+        clock=lambda: now_s[0],
+    )
 
 
 def ended() -> None:
