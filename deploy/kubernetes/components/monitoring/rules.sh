@@ -10,6 +10,7 @@ metadata:
   name: doll
   namespace: doll
   labels:
+    app.kubernetes.io/name: doll
     app.kubernetes.io/part-of: doll
 spec:
 HEAD
