@@ -8,7 +8,7 @@ SEED ?= 1
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint unit servers kafka simulate chaos paper nightly kubernetes-tools format clean
+.PHONY: help install demo test lint unit servers compose-check secrets kafka simulate chaos paper nightly kubernetes-tools format clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -39,6 +39,12 @@ unit: $(INSTALLED)  ## the pure parts, and the protocol under 1,000 seeded fault
 
 servers: $(INSTALLED)  ## ports and processes, on every Kafka and Redis that can be had here
 	$(BIN)/pytest -q -rs tests/contract tests/integration
+
+compose-check: $(INSTALLED)  ## docker-compose.yml, by the oldest docker-compose that must read it
+	DOLL_REQUIRE_SERVERS=1 $(BIN)/pytest -q tests/unit/deploy/test_compose.py tests/unit/deploy/test_compose_check.py
+
+secrets:  ## the secrets of docker-compose.yml that are not there yet
+	deploy/compose/make-secrets
 
 kafka: $(INSTALLED)  ## a real Apache Kafka on a free port until Ctrl-C (Java 17, Maven)
 	$(BIN)/python -m common.embedded.apache_kafka --data out/kafka

@@ -1,0 +1,269 @@
+"""docker-compose.yml says what it must, of every service, and nothing that it must not."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tomllib
+from collections import Counter
+from graphlib import TopologicalSorter
+
+import pytest
+import yaml
+
+from common.config import Settings
+from tests import compose
+from tests.compose import OURS, ROOT, SECRETS, Part
+
+SERVICES = compose.services()
+NAMES = sorted(SERVICES)
+ONCE = {"s3-bucket"}  # ends when it has done its work: nothing is left to ask how it is
+WRITES_BESIDE_ITS_PROGRAMS = {"kafka"}
+# Known to one of the two readers of the file alone.
+FORBIDDEN = {
+    *("attach", "annotations", "cgroup", "develop", "dockerfile_inline", "env_file", "extends"),
+    *("gpus", "include", "models", "post_start", "pre_stop", "provider", "start_interval"),
+    *("additional_contexts", "pull_policy", "required", "uts", "version"),
+}
+PROMETHEUS = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+
+
+def seconds(text: str) -> int:
+    """A duration of Compose."""
+    assert text.endswith("s"), text
+    return int(text[:-1])
+
+
+# --- every service -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_image_has_a_version(name: str) -> None:
+    image, _, tag = SERVICES[name]["image"].rpartition(":")
+    assert image
+    assert re.search(r"\d+\.\d+\.\d+", tag), f"{image}:{tag}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_service_is_contained_limited_and_started_again(name: str) -> None:
+    service = SERVICES[name]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service.get("read_only", False) == (name not in WRITES_BESIDE_ITS_PROGRAMS)
+    assert service["restart"] == ("no" if name in ONCE else "unless-stopped")
+    assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory"}
+    assert {"max-size", "max-file"} <= set(service["logging"]["options"])
+    assert "privileged" not in service
+    assert "container_name" not in service  # or there could be one of it only
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - ONCE))
+def test_a_service_tells_whether_it_is_well_and_has_time_to_end(name: str) -> None:
+    service = SERVICES[name]
+    assert {"test", "interval", "timeout", "retries", "start_period"} == set(service["healthcheck"])
+    assert seconds(service["stop_grace_period"]) >= 30
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_port_is_published_to_this_machine_alone(name: str) -> None:
+    for port in SERVICES[name].get("ports", ()):
+        assert re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_is_mounted_is_in_the_repository_and_cannot_be_written(name: str) -> None:
+    for bind in compose.binds(SERVICES[name]):
+        assert bind.read_only
+        relative = bind.source.relative_to(ROOT).as_posix()
+        assert tracked(relative), f"{relative} is not in the repository"
+        readable = [bind.source, *bind.source.rglob("*")]
+        assert all(path.stat().st_mode & 0o004 for path in readable)
+    assert set(compose.volumes(SERVICES[name])) <= set(compose.composed()["volumes"])
+
+
+def tracked(path: str) -> list[str]:
+    """The files that git knows there."""
+    done = subprocess.run(  # noqa: S603 -- our own path
+        ["git", "ls-files", "--", path],  # noqa: S607 -- whichever git there is
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_secret_is_a_file_that_is_declared_given_and_used(name: str) -> None:
+    environment = compose.environment_of(SERVICES[name])
+    given = set(SERVICES[name].get("secrets", ()))
+    used = {each.removeprefix(SECRETS) for each in environment.values() if SECRETS in each}
+    assert given == used
+    assert given <= set(compose.composed()["secrets"])
+    for variable in environment:
+        if re.search("PASSWORD|SECRET|TOKEN|CREDENTIALS|_KEY", variable):
+            assert variable.endswith("_FILE"), variable
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_waited_for_can_come_true(name: str) -> None:
+    for other, condition in compose.dependencies(SERVICES[name]).items():
+        assert condition == (
+            "service_completed_successfully" if other in ONCE else "service_healthy"
+        )
+        assert "profiles" not in SERVICES[other]
+
+
+def test_nobody_waits_for_himself() -> None:
+    graph = {name: compose.dependencies(service) for name, service in SERVICES.items()}
+    order = list(TopologicalSorter(graph).static_order())
+    assert order.index("s3-bucket") < order.index("s3") < order.index("coordinator")
+
+
+def test_networks_are_declared_and_the_inner_one_reaches_nobody_outside() -> None:
+    declared = compose.composed()["networks"]
+    assert declared["back"] == {"internal": True}
+    published = {name for name in NAMES if SERVICES[name].get("ports")}
+    for name, service in SERVICES.items():
+        assert set(service.get("networks", ())) <= set(declared)
+        if name in published:
+            assert "front" in service["networks"]
+    assert "front" not in {*SERVICES["redis"]["networks"], *SERVICES["s3"]["networks"]}
+
+
+def test_no_two_services_publish_the_same_port() -> None:
+    ports = Counter(p.split(":")[1] for s in SERVICES.values() for p in s.get("ports", ()))
+    assert set(ports.values()) == {1}
+
+
+# --- ours ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_variable_of_ours_is_a_setting(name: str) -> None:
+    for variable in compose.environment_of(SERVICES[name]):
+        if variable.startswith("DOLL_"):
+            setting = variable.removeprefix("DOLL_").removesuffix("_FILE").lower()
+            assert setting in Settings.model_fields, variable
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_service_of_ours_is_nobody_who_runs_one_command(name: str) -> None:
+    service = SERVICES[name]
+    assert service["user"] == "10001:10001"
+    assert service["command"] == [name.removesuffix("-gpu")]
+    assert service["build"]["dockerfile"] == "deploy/Dockerfile"
+    assert service["image"].startswith(f"doll-{service['build']['target']}:")
+    assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "common.healthcheck"]
+    assert compose.environment_of(service)["DOLL_METRICS_PORT"] == "9102"
+    assert compose.environment_of(service)["DOLL_METRICS_HOST"] == "0.0.0.0"  # noqa: S104 -- of a container
+    leave_s = Settings().leave_s
+    assert seconds(service["stop_grace_period"]) >= leave_s + 10
+
+
+@pytest.mark.parametrize("name", ["coordinator", "worker", "worker-gpu"])
+def test_what_is_scaled_publishes_nothing_and_has_no_volume(name: str) -> None:
+    assert "ports" not in SERVICES[name]
+    assert "volumes" not in SERVICES[name]
+    assert int(SERVICES[name]["deploy"]["replicas"]) >= 1
+
+
+def test_gpu_workers_are_asked_for_by_profile_and_reserve_a_device() -> None:
+    assert {name for name in NAMES if "profiles" in SERVICES[name]} == {"worker-gpu"}
+    worker = SERVICES["worker-gpu"]
+    assert worker["profiles"] == ["gpu"]
+    [device] = worker["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
+    assert compose.environment_of(worker)["DOLL_DEVICE"] == "cuda"
+
+
+def test_only_who_reads_checkpoints_gets_the_key_of_storage() -> None:
+    holders = {name for name in NAMES if "s3_credentials" in SERVICES[name].get("secrets", ())}
+    assert holders == {"s3", "admin", "coordinator", "evaluator"}
+
+
+def test_our_images_have_the_version_of_the_product_and_kafka_that_of_the_tests() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    ours = {SERVICES[name]["image"].rpartition(":")[2] for name in OURS}
+    assert ours == {version, f"{version}-cuda"}
+    pom = (ROOT / "deploy/kafka/pom.xml").read_text()
+    kafka = re.search(r"kafka_2\.13</artifactId>\s*<version>([\d.]+)<", pom)
+    assert kafka
+    assert SERVICES["kafka"]["image"] == f"apache/kafka:{kafka[1]}"
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+def test_the_file_has_no_key_that_one_of_its_readers_does_not_know() -> None:
+    whole = compose.composed()
+    assert "name" not in whole
+    assert not FORBIDDEN & {name for _, name in compose.keys(whole)}
+    assert ("depends_on", "restart") not in set(compose.keys(whole))
+    assert {name for name in whole if not name.startswith("x-")} == {
+        *("services", "networks", "volumes", "secrets"),
+    }
+
+
+def test_the_example_of_the_environment_has_every_variable_with_its_default() -> None:
+    assert compose.example() == compose.defaults()
+
+
+def test_what_the_environment_says_is_in_the_file() -> None:
+    changed = compose.services({"STACK_WORKERS": "5", "STACK_API_PORT": "18080"})
+    assert changed["worker"]["deploy"]["replicas"] == "5"
+    assert changed["admin"]["ports"] == ["127.0.0.1:18080:8080"]
+    assert changed["redis"] == SERVICES["redis"]
+    assert "$(cat $REDIS_PASSWORD_FILE)" in changed["redis"]["healthcheck"]["test"][1]
+
+
+# --- who looks -----------------------------------------------------------------------------------
+
+
+def test_prometheus_scrapes_all_of_ours_wherever_their_containers_are() -> None:
+    scraped = dict[str, str]()
+    for each in PROMETHEUS["scrape_configs"]:
+        for discovered in each.get("dns_sd_configs", ()):
+            assert discovered["type"] == "A"
+            assert discovered["port"] == 9102
+            assert discovered["names"] == [each["job_name"]]
+            scraped |= dict.fromkeys(discovered["names"], each["job_name"])
+    assert scraped.keys() == set(OURS) - {"worker-gpu"}
+    assert SERVICES["worker-gpu"]["networks"]["back"]["aliases"] == ["worker"]
+    shared = set(SERVICES["prometheus"]["networks"])
+    assert all(shared & set(SERVICES[name]["networks"]) for name in OURS)
+
+
+def test_prometheus_has_rules_that_are_there() -> None:
+    assert PROMETHEUS["rule_files"] == ["alerts.yml"]
+    assert (ROOT / "deploy/prometheus/alerts.yml").is_file()
+
+
+def provisioned(path: str) -> Part:
+    found: Part = yaml.safe_load((ROOT / "deploy/grafana/provisioning" / path).read_text())
+    return found
+
+
+def test_grafana_asks_this_prometheus() -> None:
+    [source] = provisioned("datasources/prometheus.yml")["datasources"]
+    host, _, port = source["url"].removeprefix("http://").partition(":")
+    assert SERVICES[host]["ports"][0].endswith(f":{port}")
+    assert set(SERVICES[host]["networks"]) & set(SERVICES["grafana"]["networks"])
+
+
+def test_grafana_finds_the_dashboards() -> None:
+    [provider] = provisioned("dashboards/doll.yml")["providers"]
+    places = {bind.target: bind.source for bind in compose.binds(SERVICES["grafana"])}
+    folder = places[provider["options"]["path"]]
+    names = {path.stem for path in folder.glob("*.json")}
+    assert {"pipeline", "learning", "cost"} <= names
+    home = compose.environment_of(SERVICES["grafana"])["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == f"{provider['options']['path']}/pipeline.json"
+    kinds = {
+        variable.get("query")
+        for path in folder.glob("*.json")
+        for variable in json.loads(path.read_text())["templating"]["list"]
+        if variable["type"] == "datasource"
+    }
+    assert kinds <= {"prometheus"}
