@@ -8,12 +8,15 @@ from deploy.grafana.queries import lately, newest, selected
 
 
 def _estimate(quantity: str) -> str:
-    return newest(m.ESTIMATE, "quantity", "bound", where=(f'quantity=~"{quantity}"',))
+    return newest(m.ESTIMATE, "bound", where=(f'quantity="{quantity}"',))
+
+
+_AVAILABILITY = newest(m.ESTIMATE, "quantity", "bound", where=('quantity=~"availability.*"',))
 
 
 _NOW = (
     Panel(
-        "Cost per hour",
+        "USD per hour",
         "Of all machines that run now. Normal: what the plan expects; `doll provisioning show`.",
         "currencyUSD",
         (Query(newest(m.COST_PER_HOUR), "USD/h"),),
@@ -113,7 +116,7 @@ _COURSE = (
         "What is believed of alpha, and where it lies with 90 %. Narrows as machines are watched."
         " Falls: the plan buys more on demand.",
         "percentunit",
-        (Query(_estimate("availability.*"), "{{quantity}} {{bound}}"),),
+        (Query(_AVAILABILITY, "{{quantity}} {{bound}}"),),
     ),
     Panel(
         "Arrivals",
