@@ -38,7 +38,7 @@ RECORDS_EXPIRED = counter(
     "worker",
 )
 BATCHES_ANNOUNCED = counter(
-    "doll_batches_announced_total", "batches", _JOB, "Claims sent to the control topic.", "worker"
+    "doll_batches_announced_total", "batches", _JOB, "Claimed in the control topic.", "worker"
 )
 BATCHES_READ_BACK = counter(
     "doll_batches_read_back_total",

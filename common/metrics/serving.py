@@ -71,9 +71,14 @@ class Pulses:
     def begin(self, what: str, limit_s: float = STILL_S) -> Pulse:
         """Expect beats of a loop from now on, until `end`."""
         pulse = Pulse(self._clock, what, limit_s)
+        self.watch(pulse)
+        return pulse
+
+    def watch(self, pulse: Pulse) -> None:
+        """As `begin`, with a pulse that was made before; its first beat is now."""
+        pulse.beat()
         with self._lock:
             self._pulses.append(pulse)
-        return pulse
 
     def end(self, pulse: Pulse) -> None:
         """Expect none of it any more, as the loop has come to its end; may be told twice."""

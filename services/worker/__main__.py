@@ -7,20 +7,22 @@ import os
 import socket
 import sys
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from time import monotonic
 from typing import TYPE_CHECKING
 
 import torch
 
 from common.config import Settings, read_settings
-from common.connections import open_board, open_log, open_notices
+from common.connections import open_board, open_log, open_notices, open_tracer
 from common.core.messages import WorkerId
 from common.errors import UnavailableError, UserError
 from common.jobs import JobBook
+from common.metrics.serving import Pulse, Pulses, serve
+from common.metrics.worker import WorkerMetrics
 from common.telemetry import EventLogger, Outage, event_logger, set_up_logging
 from common.termination import end_with, on_termination
-from services.worker.loop import JobWorker
+from services.worker.loop import JobWorker, Observers
 from services.worker.memory import keep_freed_memory
 from services.worker.notices import NoticeWatch
 
@@ -36,16 +38,20 @@ JOBS_S = 0.5  # between looks at the jobs topic
 class Watch:
     """Which job this worker is for, what it is now, and whether this worker is still for it."""
 
-    def __init__(self, book: JobBook, job: str | None, leaving: threading.Event) -> None:
+    def __init__(
+        self, book: JobBook, job: str | None, leaving: threading.Event, pulse: Pulse
+    ) -> None:
         self._book = book
         self._job = job
         self._leaving = leaving
+        self._pulse = pulse
         self._looked_at = monotonic()
         self._spec: JobSpec | None = None  # as last seen
 
     def find(self, settings: Settings) -> JobSpec | None:
         """The job to work for, once there is one; None when the process is told to end."""
         while not self._leaving.is_set():
+            self._pulse.beat()
             # All of the topic: by its first records alone, a job that was stopped seems to run.
             jobs = self._book.read()
             running = [r.spec for r in jobs.values() if r.wanted != "stopped"]
@@ -98,7 +104,9 @@ def main() -> int:
         notices = open_notices(settings)
         if notices is not None:  # a notice that stands already keeps the worker from joining
             NoticeWatch(notices, leaving, settings.on_rebalance, logger).start()
-        _work(name, arguments.job, settings, leaving, logger)
+        observers = _observers(name, settings)
+        with closing(observers.tracer):
+            _work(name, arguments.job, settings, leaving, observers, logger)
     except UserError as error:
         print(f"worker: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it
         return EXIT_USAGE
@@ -108,23 +116,33 @@ def main() -> int:
     return EXIT_OK
 
 
+def _observers(name: WorkerId, settings: Settings) -> Observers:
+    metrics, pulses = WorkerMetrics(), Pulses()
+    pulse = pulses.begin("the main loop")
+    if settings.metrics_port:
+        serve(metrics.meters, pulses, settings.metrics_host, settings.metrics_port)
+    return Observers(metrics, open_tracer(settings, "worker", name), pulses, pulse)
+
+
 def _work(
     name: WorkerId,
     job: str | None,
     settings: Settings,
     leaving: threading.Event,
+    observers: Observers,
     logger: EventLogger,
 ) -> None:
     outage = Outage(logger, "servers")
     while not leaving.is_set():
+        observers.pulse.beat()
         try:
             log = open_log(settings, name)
-            watch = Watch(JobBook(log), job, leaving)
+            watch = Watch(JobBook(log), job, leaving, observers.pulse)
             spec = watch.find(settings)
             if spec is None:
                 return
             board = open_board(settings, spec.name)
-            worker = JobWorker(name, spec, settings, log, board, logger)
+            worker = JobWorker(name, spec, settings, log, board, observers, logger)
             outage.over()
         except UnavailableError as error:
             outage.met(error)

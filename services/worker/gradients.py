@@ -7,7 +7,7 @@ is not in memory is read back from Kafka by its address and must give exactly it
 from __future__ import annotations
 
 import threading
-from time import perf_counter
+from time import perf_counter, time
 from typing import TYPE_CHECKING
 
 from common.core.messages import Failed, Gradient
@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from common.core.orders import Compute
     from common.learning.codecs import Codec
     from common.learning.gradients import GradientComputer
+    from common.metrics.serving import Pulse
+    from common.metrics.worker import JobMeasures
     from common.ports import Board, Fetched, SpanReader
     from common.telemetry import EventLogger
     from services.worker.rows import BatchCache
+    from services.worker.traces import BatchTraces
 
 SLOW_S = 0.1  # a gradient that took longer may have been asked for again: looking costs 0.2 ms
 LISTEN_S = 0.25  # longest wait for a trigger: how late the end of the job is noticed
@@ -53,6 +56,9 @@ class GradientDesk:
         spans: Reads the others back.
         board: The job's board.
         logger: Bound to job and worker.
+        measures: Of the job.
+        traces: Of its batches.
+        pulse: Of the thread that turns it.
         wait: Waits so many seconds, less if the job ends; for when the board is away.
         round_began: Told when a trigger is heard.
     """
@@ -67,6 +73,9 @@ class GradientDesk:
         spans: SpanReader,
         board: Board,
         logger: EventLogger,
+        measures: JobMeasures,
+        traces: BatchTraces,
+        pulse: Pulse,
         wait: Callable[[float], object],
         round_began: Callable[[], None],
     ) -> None:
@@ -77,6 +86,9 @@ class GradientDesk:
         self._spans = spans
         self._board = board
         self._log = logger
+        self._measures = measures
+        self._traces = traces
+        self._pulse = pulse
         self._wait = wait
         self._round_began = round_began
         self._orders = Orders(worker)
@@ -84,25 +96,30 @@ class GradientDesk:
         self._loaded: ModelId | None = None
         self._board_outage = Outage(logger, "board")
         self._times = StageTimes()
+        self._heard_s = 0.0  # when triggers were heard last, since 1970
 
     def turn(self) -> None:
         """One turn of the loop: hear what is new, carry out one order."""
+        self._pulse.beat()
         self._listen(0.0 if len(self._orders) else LISTEN_S)
+        heard_s = self._heard_s
         with self._lock:
             compute = self._orders.next()
         if compute is not None:
             reply = self._carry_out(compute)
             if isinstance(reply, Gradient) and reply.seconds > SLOW_S:
                 self._listen(0.0)  # who asked for it again meanwhile has it now
-            self._send(reply)
+            sent = self._send(reply)
             with self._lock:
                 self._orders.done()
+            self._traces.answered(compute, heard_s, reply, sent=sent)
 
     def _listen(self, timeout_s: float) -> None:
         try:
             triggers = self._board.triggers(self._orders.heard, timeout_s)
             self._board_outage.over()
             if triggers:
+                self._heard_s = time()
                 with self._lock:
                     self._orders.hear(triggers)
                 self._round_began()
@@ -126,21 +143,27 @@ class GradientDesk:
         self._spans.close()
         self._times.tell(self._log)
 
-    def _send(self, reply: Reply) -> None:
+    def _send(self, reply: Reply) -> bool:
         """A reply that gets lost is asked for again, by the deadline of its round."""
         started = perf_counter()
         try:
             self._board.push_reply(reply)
         except UnavailableError as error:
             self._board_outage.met(error)
-        self._times.add("push", started)
+            return False
+        took_s = self._times.add("push", started)
+        if isinstance(reply, Gradient):
+            self._measures.took("push", took_s)
+            self._measures.gradient_sent()
+        return True
 
-    def _carry_out(self, compute: Compute) -> Reply:
+    def _carry_out(self, compute: Compute) -> Gradient | Failed:
         try:
             rows = [self._rows(batch) for batch in compute.batches]
             self._load(compute)
             return self._gradient(compute, rows)
         except _NoGradientError as error:
+            self._measures.gradient_failed(error.reason)
             self._log.warning(
                 "no_gradient",
                 epoch=compute.model.epoch,
@@ -159,7 +182,7 @@ class GradientDesk:
             blamed = compute.batches if at is None else compute.batches[at : at + 1]
             reason: FailedReason = "not_finite" if isinstance(error, NotFiniteError) else "raised"
             raise _NoGradientError(reason, blamed, str(error)) from error
-        self._times.add("gradient", started)
+        self._measures.took("gradient", self._times.add("gradient", started))
         return Gradient(
             worker=self._id,
             model=compute.model,
@@ -190,7 +213,7 @@ class GradientDesk:
         except CorruptError as error:
             raise _NoGradientError("model_missing", compute.batches, str(error)) from error
         self._loaded = compute.model
-        self._times.add("fetch", started)
+        self._measures.took("fetch", self._times.add("fetch", started))
 
     def _rows(self, batch: Batch) -> Columns:
         rows = self._cache.get(batch.address)
@@ -214,6 +237,8 @@ class GradientDesk:
         if found != batch.samples:
             detail = f"{batch.address} gave {found} samples, its indicator says {batch.samples}"
             raise _NoGradientError("unreadable", (batch,), detail)
+        self._measures.read_back()
+        self._pulse.beat()  # there may be many, of which each takes seconds
         return concatenate(parts)
 
 

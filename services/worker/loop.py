@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.settings import WorkerSettings
 from common.job_task import codec_of, task_of
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.tasks import build_model
+from common.metrics.serving import Pulse
 from services.worker.gradients import GradientDesk
 from services.worker.rows import ArrivedRows, BatchCache
 from services.worker.stream import Stream
+from services.worker.traces import BatchTraces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +22,24 @@ if TYPE_CHECKING:
     from common.config import Settings
     from common.core.messages import WorkerId
     from common.job import JobSpec
+    from common.metrics.serving import Pulses
+    from common.metrics.worker import WorkerMetrics
     from common.ports import Board, Log
     from common.telemetry import EventLogger
+    from common.tracing import Tracer
+
+# A gradient of a whole group's batches, or a GPU's first, takes a minute or two; whoever is late
+# has its batches computed by others long before, so that being patient delays nothing.
+GRADIENT_STILL_S = 300.0
+
+
+class Observers(NamedTuple):
+    """Whom a worker tells how it goes; of the process, whatever its job."""
+
+    metrics: WorkerMetrics
+    tracer: Tracer
+    pulses: Pulses
+    pulse: Pulse  # of the thread that reads streams, and waits for a job
 
 
 class JobWorker:
@@ -33,6 +51,7 @@ class JobWorker:
         settings: Of the process.
         log: Kafka.
         board: The job's board.
+        observers: Of the process.
         logger: Bound to the worker.
 
     Raises:
@@ -47,6 +66,7 @@ class JobWorker:
         settings: Settings,
         log: Log,
         board: Board,
+        observers: Observers,
         logger: EventLogger,
     ) -> None:
         self._log = logger.bind(job=spec.name)
@@ -63,6 +83,10 @@ class JobWorker:
         codec = codec_of(spec)
         cache = BatchCache(spec.memory_mib << 20)
         self._spec = spec
+        self._observers = observers
+        self._pulse = Pulse(what="the gradient thread", limit_s=GRADIENT_STILL_S)
+        measures = observers.metrics.work_for(spec.name, spec.streams)
+        traces = BatchTraces(observers.tracer, spec.name, worker)
         self._stream = Stream(
             worker,
             spec.name,
@@ -73,6 +97,8 @@ class JobWorker:
             arrived=ArrivedRows(),
             cache=cache,
             logger=self._log,
+            measures=measures,
+            traces=traces,
             streams=spec.streams,
             hold=spec.on_preemption == "hold",
         )
@@ -84,6 +110,9 @@ class JobWorker:
             spans=log.spans(),
             board=board,
             logger=self._log,
+            measures=measures,
+            traces=traces,
+            pulse=self._pulse,
             wait=self._ended.wait,
             round_began=self._stream.round_began,
         )
@@ -103,10 +132,15 @@ class JobWorker:
         while (spec := look()) is not None and self._fault is None:
             if spec is not self._spec:
                 self._follow(spec)
-            self._stream.turn()
+            self._turn()
         self._leave()
+        self._observers.metrics.forget()
         if self._fault is not None:
             raise self._fault
+
+    def _turn(self) -> None:
+        self._observers.pulse.beat()
+        self._stream.turn()
 
     def _follow(self, spec: JobSpec) -> None:
         """The owner may have changed the job: b counts from the next batch on."""
@@ -122,7 +156,7 @@ class JobWorker:
         self._desk.leave()
         deadline = monotonic() + self._leave_s
         while self._thread.is_alive() and monotonic() < deadline:
-            self._stream.turn()  # goes on giving signs of life
+            self._turn()  # goes on giving signs of life
         if self._thread.is_alive():
             self._log.warning("gradient_given_up", after_s=self._leave_s)
             self._desk.leave(finish=False)
@@ -130,10 +164,12 @@ class JobWorker:
         self._log.info("worker_left")
 
     def _compute(self) -> None:
+        self._observers.pulses.watch(self._pulse)
         try:
             while not self._ended.is_set():
                 self._desk.turn()
         except BaseException as fault:  # noqa: BLE001 -- raised again by `run`, in the main thread
             self._fault = fault
         finally:
+            self._observers.pulses.end(self._pulse)
             self._desk.close()

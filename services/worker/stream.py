@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from common.core.settings import WorkerSettings
     from common.core.spans import Partition
     from common.learning.codecs import Codec
+    from common.metrics.worker import JobMeasures
     from common.ports import Board, Log, StreamEvent
     from common.telemetry import EventLogger
     from services.worker.rows import ArrivedRows, BatchCache
+    from services.worker.traces import BatchTraces
 
 POLL_RECORDS = 2000  # of one poll: a few milliseconds of decoding at most
 POLL_S = 0.05  # longest wait for records: how late a rebalance may be noticed
@@ -52,6 +54,8 @@ class Stream:
         arrived: Where decoded rows go.
         cache: Where announced batches go.
         logger: Bound to job and worker.
+        measures: Of the job.
+        traces: Of its batches.
         streams: The job's datastreams.
         hold: Whether its partitions wait for its return (`on_preemption: hold`).
         clock: Seconds that never go back.
@@ -69,6 +73,8 @@ class Stream:
         arrived: ArrivedRows,
         cache: BatchCache,
         logger: EventLogger,
+        measures: JobMeasures,
+        traces: BatchTraces,
         streams: tuple[str, ...],
         hold: bool,
         clock: Callable[[], float] = monotonic,
@@ -84,6 +90,8 @@ class Stream:
         self._arrived = arrived
         self._cache = cache
         self._log = logger
+        self._measures = measures
+        self._traces = traces
         self._committed: Mapping[Partition, int] = {}
         self._kafka_outage = Outage(logger, "kafka")
         self._board_outage = Outage(logger, "board")
@@ -198,6 +206,7 @@ class Stream:
             case do.Announce(number, claim, counts):
                 if isinstance(claim, BatchReady) and claim.samples:
                     self._cache.put(claim.address, self._arrived.take(claim.address, counts))
+                self._measures.announced(claim, counts)
                 self._announce(number, claim)
             case do.Place(positions):
                 placed = ",".join(f"{p}@{position}" for p, position in positions.items())
@@ -206,6 +215,7 @@ class Stream:
             case do.DropRows(partition):
                 self._arrived.drop(partition)
             case do.SetReading(reading, reason):
+                self._measures.reading(reading=reading)
                 if reading:
                     self._reader.resume()
                 else:
@@ -223,10 +233,12 @@ class Stream:
                     self._reader.commit(positions)
 
     def _announce(self, number: int, claim: Claim) -> None:
+        arrived = self._traces.announced(claim)
         started = perf_counter()
 
         def delivered(offset: int) -> None:
-            self._times.add("indicator", started)
+            self._measures.took("indicator", self._times.add("indicator", started))
+            arrived()
             self._delivered.append((number, offset))
 
         self._writer.append(self._control, wire.encode_claim(claim), on_delivered=delivered)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import torch
 from common.core.messages import (
     Batch,
     Failed,
+    FailedReason,
     Farewell,
     Gradient,
     ModelId,
@@ -27,12 +28,17 @@ from common.learning.codecs import Codec, make_codec
 from common.learning.fields import Field
 from common.learning.gradients import GradientComputer, GradientSum
 from common.learning.tasks import build_model
+from common.metrics.serving import Pulse
+from common.metrics.worker import WorkerMetrics
 from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.counting import CountingTask
 from common.testing.log import MemoryLog
+from common.testing.tracing import MemoryTracer
+from common.tracing import trace_of
 from services.worker.gradients import GradientDesk
 from services.worker.rows import BatchCache
+from services.worker.traces import BatchTraces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +48,7 @@ if TYPE_CHECKING:
 W = WorkerId("w1")
 MODEL = ModelId(3, 7)
 RECORDS = 10
+WALL_S = 4e9  # later than any time of a test
 IDS = tuple(range(RECORDS))
 
 
@@ -54,6 +61,12 @@ class World:
     cache: BatchCache
     desk: GradientDesk
     codec: Codec
+    metrics: WorkerMetrics
+    tracer: MemoryTracer
+
+    def told(self, name: str, **labels: str) -> float | None:
+        """What a scrape sees of the job."""
+        return self.metrics.meters.registry.get_sample_value(name, {"job_name": "job", **labels})
 
     def order(self, *batches: Batch, number: int = 1, weights: bytes | None = None) -> Reply:
         """Order a gradient, carry it out, and return what came of it."""
@@ -75,6 +88,7 @@ def make_world(poison: int = -1, computer: type[GradientComputer] = GradientComp
     board = MemoryBoard(MemoryRedis(lambda: 0.0), "job")
     task = CountingTask(RECORDS, poison)
     cache = BatchCache(1 << 20)
+    metrics, tracer = WorkerMetrics(), MemoryTracer()
     desk = GradientDesk(
         W,
         computer(task, build_model(task, 0), torch.device("cpu")),
@@ -83,10 +97,13 @@ def make_world(poison: int = -1, computer: type[GradientComputer] = GradientComp
         spans=log.spans(),
         board=board,
         logger=event_logger("test"),
+        measures=metrics.work_for("job", ("s",)),
+        traces=BatchTraces(tracer, "job", W, lambda: WALL_S),
+        pulse=Pulse(),
         wait=lambda _: None,
         round_began=lambda: None,
     )
-    return World(log, board, cache, desk, codec)
+    return World(log, board, cache, desk, codec, metrics, tracer)
 
 
 @pytest.fixture
@@ -188,6 +205,38 @@ def test_a_desk_that_leaves_gives_back_what_is_not_begun_and_begins_nothing(worl
 def test_a_desk_that_never_heard_of_a_leader_leaves_without_a_word(world: World) -> None:
     world.desk.leave()
     assert world.board.pop_replies(3, 10, 0.0) == []
+
+
+def test_each_order_is_counted_by_what_came_of_it(world: World) -> None:
+    publish(world)
+    world.cache.put(batch(7, 8).address, {"id": np.array([7])})
+    world.order(batch(0, 2, offset=1), batch(7, 8, offset=2), number=1)  # the first is read back
+    world.order(batch(0, 2, samples=1), number=2)
+    world.log.expire(Partition("s", 0), 3)
+    world.order(batch(0, 2), number=3)
+
+    assert world.told("doll_gradients_sent_total") == 1
+    failed = {
+        reason: world.told("doll_gradients_failed_total", reason=reason)
+        for reason in get_args(FailedReason)
+    }
+    assert failed == dict.fromkeys(get_args(FailedReason), 0) | {"unreadable": 1, "expired": 1}
+    assert world.told("doll_batches_read_back_total") == 1
+    for stage in ("fetch", "gradient", "push"):
+        assert world.told("doll_worker_stage_seconds_count", stage=stage) == 1, stage
+
+
+def test_the_trace_of_each_batch_has_the_gradient_and_why_there_was_none(world: World) -> None:
+    publish(world)
+    world.order(batch(0, 2, offset=1), batch(7, 8, offset=2), number=1)
+    world.order(batch(0, 2, samples=1), number=2)
+
+    spans = world.tracer.named("batch.gradient")
+    first, second = (trace_of("job", batch(*place).address) for place in ((0, 2), (7, 8)))
+    assert [span.trace for span in spans] == [first, second, first]
+    assert [span.error.partition(":")[0] for span in spans] == ["", "", "unreadable"]
+    assert {(span.attributes["version"], span.attributes["worker"]) for span in spans} == {(7, W)}
+    assert all(0 < span.start_s < span.end_s == WALL_S for span in spans)
 
 
 class AskedAgain(GradientComputer):

@@ -10,17 +10,23 @@ from common.core.settings import WorkerSettings
 from common.core.spans import Partition
 from common.learning.codecs import make_codec
 from common.learning.fields import Field
+from common.metrics.worker import WorkerMetrics
 from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
+from common.testing.tracing import MemoryTracer
 from common.topics import control_topic
+from common.tracing import trace_of
 from services.worker.rows import ArrivedRows, BatchCache
 from services.worker.stream import Stream
+from services.worker.traces import BatchTraces
 
 JOB, W, P = "job", WorkerId("w1"), Partition("s", 0)
 LINGER_S = 1.0
 RECORDS = 5
+TWO = {"id": np.arange(2)}
+WALL_S = 4e9  # later than any time of a test
 
 
 class Bench:
@@ -32,10 +38,8 @@ class Bench:
         self.log.create_topic("s", 1)
         self.log.create_topic(control_topic(JOB), 1)
         codec = make_codec("tensor", [Field("id", "int64")])
-        writer = self.log.writer()
-        for value in codec.encode({"id": np.arange(RECORDS)}):
-            writer.append("s", value)
-        assert writer.flush(1.0)
+        self.produce(*codec.encode({"id": np.arange(RECORDS)}))
+        self.metrics, self.tracer = WorkerMetrics(), MemoryTracer()
         self.board = MemoryBoard(MemoryRedis(self.clock), JOB)
         self.cache = BatchCache(1 << 20)
         self.stream = Stream(
@@ -48,10 +52,23 @@ class Bench:
             arrived=ArrivedRows(),
             cache=self.cache,
             logger=event_logger("test"),
+            measures=self.metrics.work_for(JOB, ("s",)),
+            traces=BatchTraces(self.tracer, JOB, W, lambda: WALL_S),
             streams=("s",),
             hold=False,
             clock=self.clock,
         )
+
+    def produce(self, *values: bytes) -> None:
+        """Write records."""
+        writer = self.log.writer()
+        for value in values:
+            writer.append("s", value)
+        assert writer.flush(1.0)
+
+    def told(self, name: str, **labels: str) -> float | None:
+        """What a scrape sees of the job."""
+        return self.metrics.meters.registry.get_sample_value(name, {"job_name": JOB, **labels})
 
     def stand(self, cpos: int, claimed: int) -> None:
         """Let the leader say where the partition is claimed up to."""
@@ -113,3 +130,55 @@ def test_a_smaller_b_closes_the_open_batch_that_holds_as_many() -> None:
     [claim] = bench.claims()
     assert claim.samples == RECORDS
     assert bench.cache.get(claim.address) is not None
+
+
+def test_what_is_announced_is_counted_once_by_stream() -> None:
+    # offset   0 1 2 3 4   5        6 7
+    #          a batch     garbage  batch
+    bench = Bench()
+    assert bench.told("doll_worker_reading") == 0
+    bench.stand(cpos=0, claimed=0)
+    bench.turn()
+    bench.stream.resize(batch_size=RECORDS, bound=4)
+    assert bench.told("doll_worker_reading") == 1
+    bench.produce(b"garbage", *make_codec("tensor", [Field("id", "int64")]).encode(TWO))
+    bench.turn()
+    bench.clock.advance(LINGER_S)
+    bench.turn()
+
+    assert [claim.samples for claim in bench.claims()] == [RECORDS, 2]
+    assert bench.told("doll_records_read_total", stream="s") == RECORDS + 2
+    assert bench.told("doll_records_skipped_total", stream="s") == 1
+    assert bench.told("doll_batches_announced_total") == 2
+    assert bench.told("doll_worker_stage_seconds_count", stage="indicator") == 2
+    assert bench.told("doll_records_expired_total", stream="s") == 0
+    bench.stream.leave()
+    assert bench.told("doll_worker_reading") == 0
+
+
+def test_records_that_retention_deletes_are_counted_when_they_are_claimed() -> None:
+    bench = Bench()
+    bench.log.expire(P, 3)
+    bench.stand(cpos=0, claimed=0)
+    bench.turn()
+    bench.clock.advance(LINGER_S)
+    bench.turn()
+
+    assert bench.told("doll_records_expired_total", stream="s") == 3
+    assert bench.told("doll_records_read_total", stream="s") == RECORDS - 3
+    assert bench.told("doll_batches_announced_total") == 1
+
+
+def test_a_batch_is_traced_from_its_first_record_until_kafka_has_its_claim() -> None:
+    bench = Bench()
+    bench.stand(cpos=0, claimed=0)
+    bench.turn()
+    bench.clock.advance(LINGER_S)
+    bench.turn()
+
+    [claim] = bench.claims()
+    [read], [announced] = bench.tracer.named("batch.read"), bench.tracer.named("batch.announce")
+    assert read.trace == announced.trace == trace_of(JOB, claim.address)
+    assert (read.start_s, read.end_s) == (claim.first_arrival_s, WALL_S)
+    assert (announced.start_s, announced.end_s) == (WALL_S, WALL_S)
+    assert read.attributes == {"worker": W, "records": RECORDS, "skipped": 0}

@@ -10,6 +10,7 @@ import pytest
 from common.config import Settings
 from common.job import parse_job
 from common.jobs import JobBook
+from common.metrics.serving import Pulse
 from common.testing.log import MemoryLog
 from services.worker import __main__ as worker
 from tests.unit.cli.test_job import JOB
@@ -31,7 +32,7 @@ class Bench:
         self.book = JobBook(self.log)
         self.book.submit(parse_job(JOB))
         self.leaving = threading.Event()
-        self.watch = worker.Watch(JobBook(self.log), NAME, self.leaving)
+        self.watch = worker.Watch(JobBook(self.log), NAME, self.leaving, Pulse())
         self.found = self.watch.find(Settings())
 
     def look(self) -> JobSpec | None:

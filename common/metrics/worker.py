@@ -1,0 +1,105 @@
+"""What a worker tells: of the one job that it works for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+from common.core.messages import BatchReady, FailedReason
+from common.metrics import catalogue
+from common.metrics.meters import Meters
+
+if TYPE_CHECKING:
+    from common.core.messages import Claim
+
+Stage: TypeAlias = Literal["indicator", "fetch", "gradient", "push"]
+
+
+class WorkerMetrics:
+    """The metrics of one worker; may be shared between threads."""
+
+    def __init__(self) -> None:
+        self.meters = Meters("worker")
+        self._instruments = _Instruments(self.meters)
+
+    def work_for(self, job: str, streams: tuple[str, ...]) -> JobMeasures:
+        """Tell of this job from now on, and of no other."""
+        self.forget()
+        return JobMeasures(self._instruments, job, streams)
+
+    def forget(self) -> None:
+        """Tell of no job any more; whoever still measures one does so to no effect."""
+        for instrument in vars(self._instruments).values():
+            instrument.clear()
+
+
+class _Instruments:
+    def __init__(self, meters: Meters) -> None:
+        self.read = meters.counter(catalogue.RECORDS_READ)
+        self.skipped = meters.counter(catalogue.RECORDS_SKIPPED)
+        self.expired = meters.counter(catalogue.RECORDS_EXPIRED)
+        self.announced = meters.counter(catalogue.BATCHES_ANNOUNCED)
+        self.read_back = meters.counter(catalogue.BATCHES_READ_BACK)
+        self.reading = meters.gauge(catalogue.WORKER_READING)
+        self.stages = meters.histogram(catalogue.WORKER_STAGE)
+        self.sent = meters.counter(catalogue.GRADIENTS_SENT)
+        self.failed = meters.counter(catalogue.GRADIENTS_FAILED)
+
+
+class JobMeasures:
+    """What is measured of one job's work: each series is found once, not at each batch.
+
+    Args:
+        instruments: Of the process.
+        job: The job's name.
+        streams: Its datastreams.
+    """
+
+    def __init__(self, instruments: _Instruments, job: str, streams: tuple[str, ...]) -> None:
+        # From now on there is a zero of each to count from.
+        it = instruments
+        self._read = {stream: it.read.labels(job, stream) for stream in streams}
+        self._skipped = {stream: it.skipped.labels(job, stream) for stream in streams}
+        self._expired = {stream: it.expired.labels(job, stream) for stream in streams}
+        self._announced = it.announced.labels(job)
+        self._read_back = it.read_back.labels(job)
+        self._reading = it.reading.labels(job)
+        self._stages = {stage: it.stages.labels(job, stage) for stage in get_args(Stage)}
+        self._sent = it.sent.labels(job)
+        self._failed = {reason: it.failed.labels(job, reason) for reason in get_args(FailedReason)}
+
+    def announced(self, claim: Claim, counts: tuple[int, ...]) -> None:
+        """A claim goes to the control topic.
+
+        Args:
+            claim: Which.
+            counts: Records that decoded, for each span of its address.
+        """
+        if isinstance(claim, BatchReady):
+            self._announced.inc()
+            for span, count in zip(claim.address, counts, strict=True):
+                self._read[span.topic].inc(count)
+            for record in claim.skipped:
+                self._skipped[record.topic].inc()
+        else:
+            for span in claim.address:
+                self._expired[span.topic].inc(span.end - span.start)
+
+    def reading(self, *, reading: bool) -> None:
+        """It begins to poll its streams, or pauses."""
+        self._reading.set(float(reading))
+
+    def took(self, stage: Stage, seconds: float) -> None:
+        """A stage of its work is done."""
+        self._stages[stage].observe(seconds)
+
+    def read_back(self) -> None:
+        """A batch was not in memory and is read from Kafka."""
+        self._read_back.inc()
+
+    def gradient_sent(self) -> None:
+        """An order has its gradient."""
+        self._sent.inc()
+
+    def gradient_failed(self, reason: FailedReason) -> None:
+        """An order came to nothing."""
+        self._failed[reason].inc()
