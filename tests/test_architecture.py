@@ -18,6 +18,7 @@ ALLOWED = {  # folder or file: what of ours it may import, beside itself
     "common/wire.py": ("core", "errors", "wire_checks"),
     "common/learning/": ("core", "errors"),
     "common/theory/": ("errors",),
+    "common/evaluation/": ("core", "trail"),
     "common/traces/": ("datasets", "errors", "theory"),
     "common/renting.py": (),
     "common/provisioning/": ("core", "errors", "renting", "theory", "wire"),
@@ -53,10 +54,11 @@ HOMES = {  # a client library has one home
     "httpx": ("services/cli/",),
     "plotly": ("services/admin/",),
     "prometheus_client": ("common/metrics/",),
+    "river": ("common/evaluation/drift.py",),
     "opentelemetry": ("common/adapters/otlp_traces.py",),
     "torch": (
         *("common/learning/", "common/testing/", "services/worker/", "services/coordinator/"),
-        "common/simulation/experiments/learning.py",
+        *("services/evaluator/", "common/simulation/experiments/learning.py"),
     ),
     "scipy": ("common/theory/", "common/simulation/experiments/outcome.py"),
     "matplotlib": ("services/cli/plots.py",),
@@ -68,7 +70,7 @@ SECRETS = ("/" + "work/", "/" + "root/", "python" + "hosted", "pypi" + ".org", "
 PEEK = """
 import importlib, sys, threading
 for library in ("boto3", "confluent_kafka.admin", "prometheus_client", "pydantic", "redis",
-                "rich.console", "torch"):
+                "rich.console", "river.drift", "torch"):
     importlib.import_module(library)  # what these do when they are imported is their affair
 began = []
 starts = {"socket.__new__", "subprocess.Popen", "os.fork", "os.putenv", "open"}

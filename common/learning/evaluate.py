@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from common.learning.errors import TaskError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
     import numpy.typing as npt
 
     from common.core.messages import Vector
@@ -34,16 +37,33 @@ def evaluate(
 
     Raises:
         CorruptError: If the weights are not this model's.
+        TaskError: If the task raises on some of the records.
+        ValueError: If there are no records.
+    """
+    model.load(weights)
+    columns = per_record(task, model, records, batch_size)
+    return {name: float(values.mean()) for name, values in columns.items()}
+
+
+def per_record(
+    task: Task,
+    model: FlatModel,
+    records: Mapping[str, npt.NDArray[Any]],
+    batch_size: int,
+) -> dict[str, npt.NDArray[np.float64]]:
+    """(n,) `loss` and metrics of each record, at the weights that are loaded; see `evaluate`.
+
+    Raises:
+        TaskError: If the task raises on some of the records, or does not judge each of them.
         ValueError: If there are no records.
     """
     count = len(next(iter(records.values()), ()))
     if not count:
         raise ValueError("nothing to evaluate: there are no records")
-    model.load(weights)
     tensors = {name: torch.from_numpy(column) for name, column in records.items()}
     was_training = model.module.training
     model.module.eval()
-    sums: dict[str, float] = {}
+    parts = list[dict[str, torch.Tensor]]()
     try:
         with torch.inference_mode():
             for start in range(0, count, batch_size):
@@ -51,13 +71,29 @@ def evaluate(
                     name: column[start : start + batch_size].to(model.state.device)
                     for name, column in tensors.items()
                 }
-                outputs = task.forward(model.module, batch)
-                columns = {
-                    "loss": task.losses(outputs, batch),
-                    **task.metrics(outputs, batch),
-                }
-                for name, column in columns.items():
-                    sums[name] = sums.get(name, 0.0) + column.sum(dtype=torch.float64).item()
+                parts.append(_judged(task, model, batch, len(parts)))
     finally:
         model.module.train(was_training)
-    return {name: total / count for name, total in sums.items()}
+    return {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
+
+
+def _judged(
+    task: Task, model: FlatModel, batch: Mapping[str, torch.Tensor], index: int
+) -> dict[str, torch.Tensor]:
+    """(n,) values of one batch, on the host."""
+    try:
+        outputs = task.forward(model.module, batch)
+        columns = {"loss": task.losses(outputs, batch), **task.metrics(outputs, batch)}
+        expected = (len(next(iter(batch.values()))),)
+        for name, column in columns.items():
+            _check_shape(name, tuple(column.shape), expected)
+    except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise  # the machine failed, not the data
+    except Exception as error:  # the task is the user's code and may raise anything
+        raise TaskError(index, error) from error
+    return {name: column.to("cpu", torch.float64) for name, column in columns.items()}
+
+
+def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if found != expected:
+        raise ValueError(f"{name} has shape {found}: one value per record is needed, {expected}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import Lead, Quarantined, UpdateApplied
 from common.provisioning.ledger import FleetLedger
+from common.trail import Trail
 from services.admin.answers import (
     CurvesAnswer,
     LagCurve,
@@ -26,7 +27,6 @@ from services.admin.following.course import Course
 from services.admin.following.machines import lives_of, workers_of
 from services.admin.following.recent import Recent
 from services.admin.following.streams import Streams
-from services.admin.following.trail import Trail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

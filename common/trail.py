@@ -45,6 +45,24 @@ class Trail:
         """Offset of the next record to feed."""
         return self._history.position
 
+    @property
+    def head(self) -> ModelId:
+        """The newest effective update."""
+        return self._history.head
+
+    def find(self, version: int) -> ModelId | None:
+        """The effective update that made a version; None: there is none, or it is forgotten."""
+        path = self._history.path
+        place = version - path[0].version
+        return path[place] if 0 <= place < len(path) else None
+
+    def holds(self, model: ModelId) -> bool:
+        """Whether a version is part of the effective history.
+
+        One that is older than what is remembered is believed: it was, when somebody told of it.
+        """
+        return model.version < self._history.path[0].version or self.find(model.version) == model
+
     def feed(self, offset: int, record: AuditRecord | None) -> bool:
         """Fold the record at `offset` (None: does not parse); True where it counts.
 

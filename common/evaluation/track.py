@@ -1,0 +1,117 @@
+"""Which of the models that leaders offer count, and what of them was told already: a pure fold.
+
+A leader offers a version before anybody can read its audit record, and one that was taken back is
+worth nothing. And a leader names the weights that it began with by its own epoch, the history by
+that of whoever made them:
+
+    offset   0        1      ...  40     41                42      43
+    record   Lead(-1) J=1         J=40   Lead, base J=40   J=41    Evaluated (0, 40)
+    path     -        (0, 1)      (0,40) (0, 40)           (41,41)
+    (0, 40)  is itself;  (41, 40) is (0, 40) from offset 41 on;  (0, 41) never was
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.core.messages import GENESIS, Batch, Evaluated, Lead, ModelId, UpdateApplied
+from common.trail import Trail
+
+if TYPE_CHECKING:
+    from common.core.messages import AuditRecord
+
+_UPDATES_KEPT = 8  # that follow a version which is offered: an evaluator is rarely two behind
+
+
+class Track:
+    """The fold over a job's updates topic, in bounded memory.
+
+    Args:
+        every_updates: Each n-th version is offered.
+        start: Offset of the first record that is still there.
+    """
+
+    def __init__(self, every_updates: int, start: int = 0) -> None:
+        self._every = every_updates
+        self._trail = Trail(start)
+        self._began = dict[int, ModelId]()  # by epoch of a Lead that counted: its first weights
+        self._after = dict[int, tuple[Batch, ...]]()  # by version: those of the update after it
+        self._tested = list[int]()  # versions, ascending
+        self._predicted = list[int]()
+
+    @property
+    def position(self) -> int:
+        """Offset of the next record to feed."""
+        return self._trail.position
+
+    @property
+    def head(self) -> ModelId:
+        """The newest effective version."""
+        return self._trail.head
+
+    @property
+    def tested(self) -> int:
+        """The newest version that was tried on a test set, by anybody; -1: none."""
+        return self._tested[-1] if self._tested else -1
+
+    @property
+    def predicted(self) -> int:
+        """The newest version by which records were predicted, likewise."""
+        return self._predicted[-1] if self._predicted else -1
+
+    def feed(self, offset: int, record: AuditRecord | None) -> None:
+        """Fold the record at `offset` (None: does not parse).
+
+        Raises:
+            ValueError: If `offset` was fed before.
+        """
+        counts = self._trail.feed(offset, record)
+        match record:
+            case Lead() if counts:
+                self._began[offset] = self._trail.head
+                self._take_back(self._trail.version)
+            case UpdateApplied() if counts:
+                before = record.version - 1
+                if before % self._every == 0:
+                    self._after[before] = record.batches
+                    for old in sorted(self._after)[:-_UPDATES_KEPT]:
+                        del self._after[old]
+            case Evaluated() if self._trail.holds(record.model):
+                if record.test:
+                    _append(self._tested, record.model.version)
+                if record.prequential:
+                    _append(self._predicted, record.model.version)
+            case _:
+                pass
+
+    def name(self, model: ModelId) -> ModelId | None:
+        """What the history calls a model that is offered; None: it does not count, or not yet."""
+        if model == GENESIS:
+            return model
+        canonical = self._began.get(model.epoch)
+        if canonical is None or canonical.version != model.version:
+            canonical = model
+        return canonical if self._trail.find(model.version) == canonical else None
+
+    def may_come(self, model: ModelId) -> bool:
+        """Whether a model that does not count may yet: its record, or its leader's, is unread."""
+        if model.epoch == self._trail.epoch:
+            return model.version > self._trail.version
+        return model.epoch > self._trail.epoch
+
+    def after(self, name: ModelId) -> tuple[Batch, ...] | None:
+        """The batches that the model at this version learned from next; None: not known."""
+        return self._after.get(name.version) if self._trail.holds(name) else None
+
+    def _take_back(self, version: int) -> None:
+        for versions in (self._tested, self._predicted):
+            while versions and versions[-1] > version:
+                versions.pop()
+        self._after = {at: batches for at, batches in self._after.items() if at < version}
+
+
+def _append(versions: list[int], version: int) -> None:
+    """Keep them ascending, and few: a takeover goes back by some of them at most."""
+    if not versions or version > versions[-1]:
+        versions.append(version)
+        del versions[:-1000]

@@ -1,0 +1,216 @@
+"""What is done about a version that counts: it is judged, and what came of it is told.
+
+On the test set at once. By the records of the next update as soon as that is known: usually it is
+by the time the test is over, and one record tells both; else the test is told first, alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from time import monotonic, time
+from typing import TYPE_CHECKING
+
+from common.core.messages import Drifted, Evaluated
+from common.evaluation.drift import ErrorWatch
+from common.evaluation.sampling import sample
+from common.job_task import codec_of
+from common.learning.errors import TaskError
+from common.telemetry import Changes
+from services.evaluator.examiner import Examiner
+from services.evaluator.held_out import HeldOut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from common.config import Settings
+    from common.core.messages import Batch, ModelId
+    from common.job import JobSpec
+    from common.job_parts import EvaluationSpec
+    from common.metrics.evaluator import EvaluatorMetrics
+    from common.ports import Log, SpanReader
+    from common.telemetry import EventLogger
+
+TOGETHER_S = 1.0  # that a result on the test set waits for the next update
+
+
+@dataclass(slots=True)
+class _Open:
+    """The version in hand."""
+
+    name: ModelId
+    at_s: float  # when it was judged, since 1970
+    since: float  # likewise, on the clock of waits
+    predicts: bool  # whether the records of the next update are still to come
+    records: int = 0
+    test: dict[str, float] | None = None  # not told yet
+
+
+class Judge:
+    """Judges the versions of one job, one at a time.
+
+    Args:
+        spec: The job.
+        evaluation: What it wants of us.
+        settings: Of the process.
+        log: Where its records are.
+        tell: Writes a record to the updates topic.
+        metrics: Of the process.
+        logger: Bound to the job.
+
+    Raises:
+        UserError: If its task cannot be made here.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        evaluation: EvaluationSpec,
+        settings: Settings,
+        *,
+        log: Log,
+        tell: Callable[[Evaluated | Drifted], None],
+        metrics: EvaluatorMetrics,
+        logger: EventLogger,
+    ) -> None:
+        self._job = spec.name
+        self._most = evaluation.sample
+        self._tell = tell
+        self._metrics = metrics
+        self._log = logger
+        self._spans: SpanReader = log.spans()
+        self._examiner = Examiner(spec, settings, self._spans)
+        self._held_out = HeldOut(
+            log, self._spans, codec_of(spec), evaluation.stream, evaluation.records, logger
+        )
+        self._watches = {stream: ErrorWatch() for stream in spec.streams}
+        self._told = Changes()
+        self._open: _Open | None = None
+
+    @property
+    def name(self) -> ModelId | None:
+        """The version in hand that is not done with yet."""
+        return None if self._open is None else self._open.name
+
+    def begin(self, name: ModelId, weights: bytes, *, tests: bool, predicts: bool) -> None:
+        """Take a version in hand, and try it on the test set; the one before is done with.
+
+        Args:
+            name: As the history calls it.
+            weights: Its bytes.
+            tests: Whether nobody has tried it on the test set yet.
+            predicts: Likewise on the records of the next update.
+
+        Raises:
+            CorruptError: If the weights are not of this model.
+            UnavailableError: If Kafka is away: begin again.
+        """
+        records = self._held_out.columns() if tests else None
+        self.close_version()
+        self._examiner.load(weights)
+        self._open = opened = _Open(name, time(), monotonic(), predicts)
+        self._metrics.judged(self._job, name.version)
+        if records is not None:
+            started = monotonic()
+            try:
+                judged = self._examiner.judge(records)
+            except TaskError as error:
+                self._complain("test set", str(error))
+                return
+            opened.records, opened.test = len(judged.errors), self._finite("test", judged.means)
+            self._metrics.tested(self._job, opened.test, monotonic() - started)
+
+    def predict(self, batches: Iterable[Batch]) -> None:
+        """The version in hand predicts some of what was learned from next; then it is done with.
+
+        Raises:
+            UnavailableError: If Kafka is away: do so again.
+        """
+        opened = self._open
+        if opened is None or not opened.predicts:
+            return
+        records = {
+            stream: self._examiner.read(pieces)
+            for stream, pieces in sample(batches, self._most).items()
+            if stream in self._watches
+        }
+        means = dict[str, dict[str, float]]()
+        for stream, columns in records.items():
+            if columns is None:
+                continue
+            try:
+                judged = self._examiner.judge(columns)
+            except TaskError as error:
+                self._complain(stream, str(error))
+                continue
+            means[stream] = self._finite(stream, judged.means)
+            self._metrics.predicted(self._job, stream, means[stream])
+            self._watch(opened.name, stream, judged.errors)
+        opened.predicts = False
+        self._tell_of(opened, means)
+        self._open = None
+
+    def rest(self, *, over: bool) -> None:
+        """Nothing came: tell what has waited long enough, or all if nothing will come any more."""
+        opened = self._open
+        if opened is None:
+            return
+        if opened.test is not None and monotonic() >= opened.since + TOGETHER_S:
+            self._tell_of(opened, {})
+        if over or not opened.predicts:
+            self.close_version()
+
+    def close_version(self) -> None:
+        """Be done with the version in hand."""
+        if self._open is not None and self._open.test is not None:
+            self._tell_of(self._open, {})
+        self._open = None
+
+    def drop_version(self) -> None:
+        """The version in hand was taken back."""
+        self._open = None
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._spans.close()
+
+    # ---------------------------------------------------------------------------------------------
+
+    def _tell_of(self, opened: _Open, prequential: dict[str, dict[str, float]]) -> None:
+        """Write down what there is, once."""
+        records, test = (opened.records, opened.test) if opened.test is not None else (0, {})
+        opened.test = None
+        if not test and not prequential:
+            return
+        self._tell(Evaluated(opened.name, opened.at_s, records, test, prequential))
+        self._log.info(
+            "evaluated",
+            version=opened.name.version,
+            **{f"test_{metric}": mean for metric, mean in test.items()},
+            streams=len(prequential),
+        )
+
+    def _watch(self, name: ModelId, stream: str, errors: list[float]) -> None:
+        rise = self._watches[stream].feed(errors)
+        if rise is None:
+            return
+        self._log.warning(
+            "stream_drifted",
+            stream=stream,
+            version=name.version,
+            before=rise.before,
+            after=rise.after,
+        )
+        self._metrics.drifted(self._job, stream)
+        self._tell(Drifted(name, time(), stream, rise.before, rise.after))
+
+    def _finite(self, what: str, means: dict[str, float]) -> dict[str, float]:
+        found = {metric: mean for metric, mean in means.items() if isfinite(mean)}
+        lost = sorted(means.keys() - found.keys())
+        if self._told(f"finite {what}", lost) and lost:
+            self._log.warning("evaluation_not_finite", of=what, metrics=",".join(lost))
+        return found
+
+    def _complain(self, what: str, reason: str) -> None:
+        if self._told(what, reason):
+            self._log.warning("evaluation_failed", of=what, reason=reason)
