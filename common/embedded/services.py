@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from common.embedded.process import Child
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from common.config import Settings
+
+Kind: TypeAlias = Literal["worker", "coordinator", "provisioner", "evaluator", "admin"]
 
 _ROOT = Path(__file__).parents[2]  # where our packages lie, in a checkout or installed
 _OURS = "DOLL_"  # variables of our settings begin so
@@ -32,7 +34,7 @@ class Service:
 
     def __init__(
         self,
-        kind: Literal["worker", "coordinator", "provisioner", "admin"],
+        kind: Kind,
         name: str,
         settings: Settings,
         logs: Path,
