@@ -16,6 +16,7 @@ import uvicorn
 from common.config import Settings, read_settings
 from common.connections import connect
 from common.errors import UserError
+from common.metrics.serving import serve
 from common.telemetry import EventLogger, event_logger, set_up_logging
 from common.termination import on_termination
 from services.admin.app import create_app
@@ -90,6 +91,9 @@ def _serve(settings: Settings, logger: EventLogger) -> int:
     app = create_app(connect(settings))
     service: Service = app.state.service
     listening = _listen(settings)
+    if settings.metrics_port:
+        metrics = service.metrics.meters
+        serve(metrics, service.pulse, settings.metrics_host, settings.metrics_port)
     try:
         config = uvicorn.Config(
             app,

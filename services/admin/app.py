@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -31,6 +32,10 @@ from services.admin.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from common.metrics.serving import Pulse
+
+BEAT_S = 1.0  # between signs of life of the event loop
 
 ROUTERS = (
     jobs.router,
@@ -79,7 +84,16 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Follow what the routes answer from, and let go of everything at the end."""
     service: Service = app.state.service
     service.start()
+    beating = asyncio.create_task(_beat(service.pulse))
     try:
         yield
     finally:
+        beating.cancel()
         service.close()
+
+
+async def _beat(pulse: Pulse) -> None:
+    """Say again and again that the event loop turns."""
+    while True:
+        pulse.beat()
+        await asyncio.sleep(BEAT_S)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from common.errors import NotFoundError, OutsideError, UserError
 from common.metrics.api import ApiMetrics
+from common.metrics.serving import Pulse
 from common.price_list import market_of, minimum_billing_s
 from services.admin.books import Books
 from services.admin.checks import Checks, Servers
@@ -59,6 +60,7 @@ class Service:
         self.questions = Turns("asking for a plan", QUESTIONS_AT_ONCE, ASK_S)
         self.streams = Streams(outside.settings.api_streams)
         self.metrics = ApiMetrics(lambda: self.streams.open)
+        self.pulse = Pulse(what="the event loop")
         self._lock = threading.Lock()
         self._log: Log | None = None
         self._books = Books(self.log, clock)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from common.config import Settings
 from common.errors import OutsideError
+from common.metrics.serving import STILL_S, Pulse
 from common.outside import Outside
+from common.testing.clock import HandClock
+from services.admin import app as app_module
 from services.admin.app import create_app
 from tests.unit.admin.conftest import World, problem
 
@@ -101,3 +105,25 @@ def test_a_thread_that_fails_is_a_fault_of_the_process() -> None:
 def test_nobody_is_sent_elsewhere_with_their_key(world: World) -> None:
     for path in ("/v1/jobs/", "/docs/", "/healthz/"):
         assert world.ask("GET", path).status_code == 404
+
+
+def test_the_event_loop_gives_signs_of_life_while_it_turns(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app_module, "BEAT_S", 0.0)
+    clock = HandClock()
+    world.service.pulse = Pulse(clock)
+
+    async def beats(times: int) -> list[str]:
+        found = list[str]()
+        async with world.app.router.lifespan_context(world.app):
+            for _ in range(times):
+                clock.advance(STILL_S)
+                found.append(world.service.pulse.complaint())
+                while world.service.pulse.complaint():  # noqa: ASYNC110 -- the loop itself is asked
+                    await asyncio.sleep(0)
+        return found
+
+    assert world.runner.run(beats(3)) == ["the loop has not turned for 60 s"] * 3
+    clock.advance(STILL_S)
+    assert world.service.pulse.complaint()  # it has ended
