@@ -144,6 +144,14 @@ class JobSpec(Part):
                 f"waiting_batches: must be at least group_size ({self.group_size}), so that one"
                 f" worker can fill a group, got {self.waiting_batches}"
             )
+        test = self.evaluation.stream if self.evaluation is not None else ""
+        if test and not _TOPIC.fullmatch(test):
+            raise ValueError(f"evaluation.stream: {test!r} cannot be a Kafka topic")
+        if test in self.streams:
+            raise ValueError(
+                f"evaluation.stream: the job learns from {test!r} itself: name a topic of records"
+                " that it never sees"
+            )
         if self.policy == "reassign" and self.on_preemption == "hold":
             raise ValueError(
                 "provisioning.policy: reassign leaves slots without a machine, whose streams nobody"

@@ -187,11 +187,10 @@ class EvaluationSpec(Part):
     """What an evaluator looks at; without one it leaves the job alone."""
 
     every_updates: Count = 50  # each n-th version
-    stream: str = ""  # Kafka topic of the test set, in the job's format; empty: there is none
+    # Kafka topic of the test set, in the job's format; empty: there is none.
+    stream: str = Field(default="", json_schema_extra={"pattern": "^[A-Za-z0-9._-]{0,245}$"})
     records: Count = 2000  # of the test set: its first ones
-    sample: Count = (
-        256  # records of each stream, per evaluation, that are predicted before learning
-    )
+    sample: Count = 256  # records of each stream that a version predicts before it learns of them
 
 
 class Needed(NamedTuple):

@@ -39,6 +39,9 @@ def produce(  # noqa: PLR0913 -- the options of a command
     repeat: Annotated[bool, typer.Option("--repeat", help="Begin again at the end.")] = False,
     in_order: Annotated[bool, typer.Option("--in-order", help="Do not shuffle.")] = False,
     warp: Annotated[bool, typer.Option("--warp", help="Warp each image anew.")] = False,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="digits: those that nobody trains on, for a test.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of order, warps and arrivals.")] = 0,
     create_partitions: Annotated[
         int, typer.Option(min=0, help="Create the topic, if it is not there, with so many.")
@@ -60,7 +63,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
     """
     if bool(job) != bool(max_lag):
         raise UserError("--job and --max-lag go together")
-    data = sources.load(source, label=label or None, leave_out=leave_out or [])
+    data = sources.load(source, label=label or None, leave_out=leave_out or [], held_out=held_out)
     order, arrivals = np.random.default_rng(seed).spawn(2)
     stream = sources.stream(data, codec, order, repeat=repeat, in_order=in_order, warp=warp)
     outside = outside_of(context)

@@ -1,4 +1,4 @@
-"""`doll worker`, `coordinator`, `provisioner`, `admin`: services, with the command's settings."""
+"""`doll worker`, `coordinator` and the other services, each with the command's settings."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ def coordinator(context: typer.Context) -> None:
 def provisioner(context: typer.Context) -> None:
     """Run one provisioner in this process: see `doll provisioner --help`."""
     _become("provisioner", context)
+
+
+def evaluator(context: typer.Context) -> None:
+    """Run one evaluator in this process: see `doll evaluator --help`."""
+    _become("evaluator", context)
 
 
 def admin(context: typer.Context) -> None:

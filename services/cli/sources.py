@@ -23,8 +23,20 @@ if TYPE_CHECKING:
 _ENCODED_AT_ONCE = 256  # records: a few milliseconds of work, warps included
 
 
-def load(source: str, *, label: str | None = None, leave_out: Sequence[str] = ()) -> Records:
+def load(
+    source: str,
+    *,
+    label: str | None = None,
+    leave_out: Sequence[str] = (),
+    held_out: bool = False,
+) -> Records:
     """Load `digits` or a file.
+
+    Args:
+        source: Which.
+        label: Of a CSV file, the label's column.
+        leave_out: Of a CSV file, columns that are no feature.
+        held_out: Of the digits, the part that is for tests.
 
     Raises:
         UserError: If there is no such thing, or it is not what its name says.
@@ -32,7 +44,10 @@ def load(source: str, *, label: str | None = None, leave_out: Sequence[str] = ()
     if source == "digits":
         if label is not None or leave_out:
             raise UserError("digits: has no columns to choose; that is for CSV files")
-        return load_digits().train
+        split = load_digits()
+        return split.held_out if held_out else split.train
+    if held_out:
+        raise UserError("--held-out: only the digits are split; name the file of the test records")
     return read_records(Path(source), label=label, leave_out=leave_out)
 
 

@@ -39,6 +39,9 @@ def up(
         Path | None,
         typer.Option(metavar="FILE", help="Rent machines for jobs that ask for them, from here."),
     ] = None,
+    evaluator: Annotated[
+        bool, typer.Option("--evaluator", help="Judge versions of jobs with an `evaluation`.")
+    ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the API; 0: any.")] = 8080,
     directory: Annotated[
         Path | None, typer.Option(help="For storage and logs; a temporary one unless said.")
@@ -87,12 +90,15 @@ def up(
                 "owner_pid": os.getpid(),
             }
             settings = settings.model_copy(update=update)
-        services = _start(settings, workers, logs)
+        services = _start(settings, workers, logs, evaluator=evaluator)
         parts.callback(stop_all, services)
         page = open_page(settings, logs, f"up-{os.getpid()}", "operator", port)
         services.append(page.service)
         console.print(f"API and live page: {page}")
-        console.print(f"workers: {workers}, coordinators: 1; logs in {logs}; Ctrl-C ends all")
+        evaluators = ", evaluators: 1" * evaluator
+        console.print(
+            f"workers: {workers}, coordinators: 1{evaluators}; logs in {logs}; Ctrl-C ends all"
+        )
         _tend(services, ending, console)
 
 
@@ -104,13 +110,15 @@ def exports(settings: Settings) -> str:
     )
 
 
-def _start(settings: Settings, workers: int, logs: Path) -> list[Service]:
+def _start(settings: Settings, workers: int, logs: Path, *, evaluator: bool) -> list[Service]:
     own = settings.model_copy(update={"threads": 1})
     provisioners = [Service("provisioner", "provisioner-1", own, logs)] if own.market else []
+    evaluators = [Service("evaluator", "evaluator-1", own, logs)] if evaluator else []
     names = [f"worker-{number}" for number in range(1, workers + 1)]
     return [
         Service("coordinator", "coordinator-1", own, logs),
         *provisioners,
+        *evaluators,
         *(Service("worker", name, own, logs) for name in names),
     ]
 

@@ -100,6 +100,9 @@ def test_yaml_and_json_give_the_same_job() -> None:
         ("start_at", "noon", "job file: start_at: must be earliest, latest or a time such as"),
         ("start_at", "2026-01-31T12:00:00", "job file: start_at: the time '2026-01-31T12:00:00' n"),
         ("waiting_batches", 3, "job file: waiting_batches: must be at least group_size (20)"),
+        ("evaluation", {"every_updates": 0}, "job file: evaluation.every_updates: must be at"),
+        ("evaluation", {"stream": "a test"}, "job file: evaluation.stream: 'a test' cannot"),
+        ("evaluation", {"stream": "clinic-a"}, "job file: evaluation.stream: the job learns from"),
         ("on_preemption", "pray", "job file: on_preemption: must be 'reassign' or 'hold', got"),
     ],
 )

@@ -106,3 +106,17 @@ def test_a_log_that_is_away_is_told_with_what_to_do(world: World) -> None:
 def test_the_first_records_of_a_partition_are_where_the_log_begins(world: World) -> None:
     world.run("produce", "digits", "--topic", "a", "--create-partitions", "1", "--records", "1")
     assert world.log.bounds(Partition("a", 0)) == (0, 1)
+
+
+def test_the_digits_that_nobody_trains_on_are_sent_for_a_test(world: World) -> None:
+    for topic, option in (("a", "--in-order"), ("b", "--held-out")):
+        world.run("produce", "digits", "--topic", topic, "--create-partitions", "1", option)
+    trained, held_out = values(world, "a"), values(world, "b")
+    assert len(held_out) == 359
+    assert not {*trained} & {*held_out}
+
+
+def test_a_file_has_no_part_that_is_held_out(world: World) -> None:
+    arguments = ("produce", "market.csv", "--topic", "a", "--held-out")
+    result = world.run(*arguments, code=exits.REFUSED)
+    assert "--held-out: only the digits are split" in result.stderr
