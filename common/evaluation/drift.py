@@ -72,7 +72,9 @@ def errors_of(columns: Mapping[str, Sequence[float]]) -> list[float]:
         columns: Values per record: `loss`, and the task's metrics.
     """
     if "accuracy" in columns:
-        found = (1.0 - value for value in columns["accuracy"])
-    else:
-        found = (1.0 - math.exp(-max(0.0, value)) for value in columns["loss"])
-    return [min(1.0, max(0.0, error)) if math.isfinite(error) else 1.0 for error in found]
+        return [_bounded(1.0 - value) for value in columns["accuracy"]]
+    return [_bounded(1.0 - math.exp(-value) if value > 0 else value) for value in columns["loss"]]
+
+
+def _bounded(error: float) -> float:
+    return 1.0 if math.isnan(error) else min(1.0, max(0.0, error))

@@ -1,0 +1,74 @@
+"""A stream drifts when its errors rise for good: not by chance, and not when the model learns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from common.evaluation.drift import ErrorWatch, Rise, errors_of
+
+SEEDS = range(20)
+RECORDS = 250  # of one evaluation
+
+
+def errors(rng: np.random.Generator, rate: float, count: int = RECORDS) -> list[float]:
+    """Wrong or right, at this rate."""
+    return [float(each) for each in rng.random(count) < rate]
+
+
+def rises(watch: ErrorWatch, rng: np.random.Generator, rates: list[float]) -> list[Rise]:
+    found = [watch.feed(errors(rng, rate)) for rate in rates]
+    return [rise for rise in found if rise is not None]
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.1, 0.5])
+def test_errors_that_stay_what_they_were_are_no_drift(rate: float) -> None:
+    for seed in SEEDS:
+        assert rises(ErrorWatch(), np.random.default_rng(seed), [rate] * 40) == []
+
+
+def test_a_jump_is_told_once_and_soon_with_what_errors_were_and_are() -> None:
+    for seed in SEEDS:
+        rng, watch = np.random.default_rng(seed), ErrorWatch()
+        assert rises(watch, rng, [0.05] * 16) == []
+        (rise,) = rises(watch, rng, [0.9, 0.9])
+        assert rise.before < 0.2 < rise.after
+        assert rises(watch, rng, [0.9] * 16) == []  # from now on this is how it is
+
+
+def test_a_small_rise_is_told_too_if_it_lasts() -> None:
+    told = 0
+    for seed in SEEDS:
+        rng, watch = np.random.default_rng(seed), ErrorWatch()
+        rises(watch, rng, [0.05] * 16)
+        told += len(rises(watch, rng, [0.12] * 8)) >= 1
+    assert told == len(SEEDS)
+
+
+def test_a_model_that_learns_is_no_drift() -> None:
+    for seed in SEEDS:
+        learning = [0.9 * np.exp(-step / 8) + 0.03 for step in range(60)]
+        jump = [0.9] * 8 + [0.1] * 8
+        for rates in (learning, jump):
+            assert rises(ErrorWatch(), np.random.default_rng(seed), rates) == []
+
+
+def test_a_drift_after_learning_is_seen_against_what_was_learned() -> None:
+    for seed in SEEDS:
+        rng, watch = np.random.default_rng(seed), ErrorWatch()
+        rises(watch, rng, [0.9] * 8 + [0.05] * 16)
+        (rise,) = rises(watch, rng, [0.4] * 2)
+        assert rise.before < 0.3
+
+
+def test_no_records_are_no_drift() -> None:
+    assert ErrorWatch().feed([]) is None
+
+
+def test_an_error_is_what_accuracy_lacks_or_else_grows_with_the_loss() -> None:
+    assert errors_of({"loss": [9.0, 0.0], "accuracy": [1.0, 0.0]}) == [0.0, 1.0]
+    low, zero, high, lost = errors_of({"loss": [-3.0, 0.0, 50.0, float("nan")]})
+    assert (low, zero, lost) == (0.0, 0.0, 1.0)
+    assert high == pytest.approx(1.0)
+    truth = 0.25  # the probability that a model gives to it; its cross-entropy is -log of that
+    assert errors_of({"loss": [-float(np.log(truth))]}) == [pytest.approx(1 - truth)]

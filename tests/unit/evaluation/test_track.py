@@ -1,0 +1,141 @@
+"""Which offered versions count, by what name, and what was told of them already."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.core.history import History
+from common.core.messages import (
+    GENESIS,
+    AuditRecord,
+    Batch,
+    Drifted,
+    Evaluated,
+    Lead,
+    ModelId,
+    UpdateApplied,
+    WorkerId,
+)
+from common.core.spans import Span
+from common.evaluation.track import Track
+
+
+def batch(offset: int) -> Batch:
+    return Batch(offset, WorkerId("w1"), (Span("clicks", 0, 10 * offset, 10 * offset + 10),), 10)
+
+
+def update(epoch: int, version: int) -> UpdateApplied:
+    return UpdateApplied(epoch, version, (batch(version),), 10, 0.5)
+
+
+def evaluated(model: ModelId, *, test: bool = True, streams: bool = False) -> Evaluated:
+    loss = {"loss": 0.5}
+    return Evaluated(
+        model, 1.0, 7 * test, loss if test else {}, {"clicks": loss} if streams else {}
+    )
+
+
+def fed(*records: AuditRecord | None, every: int = 2) -> Track:
+    track = Track(every)
+    for offset, record in enumerate(records):
+        track.feed(offset, record)
+    return track
+
+
+def test_a_version_counts_once_its_update_was_read() -> None:
+    track = fed(Lead(-1, GENESIS, "c1"), update(0, 1))
+    assert track.name(ModelId(0, 1)) == ModelId(0, 1)
+    assert track.name(ModelId(0, 2)) is None
+    assert track.may_come(ModelId(0, 2))
+    track.feed(2, update(0, 2))
+    assert track.name(ModelId(0, 2)) == ModelId(0, 2)
+
+
+def test_what_a_leader_began_with_goes_by_the_name_of_whoever_made_it() -> None:
+    # offset   0      1    2    3               4
+    # record   Lead   J=1  J=2  Lead, base J=2  J=3
+    # epoch    0      0    0    3               3
+    made = ModelId(0, 2)
+    track = fed(Lead(-1, GENESIS, "c1"), update(0, 1), update(0, 2))
+    assert track.name(ModelId(0, 0)) == GENESIS
+    assert track.name(ModelId(3, 2)) is None
+    assert track.may_come(ModelId(3, 2))  # its Lead is not read yet
+    track.feed(3, Lead(0, made, "c2"))
+    assert track.name(ModelId(3, 2)) == track.name(made) == made
+    track.feed(4, update(3, 3))
+    assert track.name(ModelId(3, 3)) == ModelId(3, 3)
+
+
+def test_a_version_that_was_taken_back_counts_no_more_and_never_will() -> None:
+    track = fed(Lead(-1, GENESIS, "c1"), update(0, 1), update(0, 2), Lead(0, ModelId(0, 1), "c2"))
+    assert track.name(ModelId(0, 2)) is None
+    assert not track.may_come(ModelId(0, 2))
+    assert not track.may_come(ModelId(0, 3))  # a leader that has not heard of the other
+    assert track.may_come(ModelId(3, 2))
+
+
+def test_a_version_of_the_leader_in_force_that_it_went_past_never_comes() -> None:
+    track = fed(Lead(-1, GENESIS, "c1"), update(0, 1), Lead(0, ModelId(0, 1), "c2"))
+    assert not track.may_come(ModelId(2, 0))
+
+
+def test_the_batches_of_the_next_update_are_known_by_the_version_before() -> None:
+    track = fed(Lead(-1, GENESIS, "c1"), *(update(0, version) for version in range(1, 6)))
+    assert track.after(GENESIS) == (batch(1),)
+    assert track.after(ModelId(0, 2)) == (batch(3),)
+    assert track.after(ModelId(0, 3)) is None  # never offered, so it is not kept
+    assert track.after(ModelId(0, 6)) is None
+    track.feed(6, Lead(0, ModelId(0, 2), "c2"))
+    assert track.after(ModelId(0, 2)) is None  # that update was taken back, another comes
+    track.feed(7, UpdateApplied(6, 3, (batch(9),), 10, 0.5))
+    assert track.after(ModelId(0, 2)) == (batch(9),)
+
+
+def test_what_was_told_before_is_known_but_not_of_versions_that_were_taken_back() -> None:
+    track = fed(
+        Lead(-1, GENESIS, "c1"),
+        *(update(0, version) for version in range(1, 5)),
+        evaluated(ModelId(0, 2), streams=True),
+        evaluated(ModelId(0, 4)),
+        evaluated(ModelId(9, 3), streams=True),  # of a version that nobody made
+        Drifted(ModelId(0, 4), 1.0, "clicks", 0.1, 0.3),
+    )
+    assert (track.tested, track.predicted) == (4, 2)
+    track.feed(9, Lead(0, ModelId(0, 3), "c2"))
+    assert (track.tested, track.predicted) == (2, 2)
+    track.feed(10, Lead(9, ModelId(0, 1), "c3"))
+    assert (track.tested, track.predicted) == (-1, -1)
+
+
+def test_a_record_that_does_not_parse_changes_nothing() -> None:
+    track = fed(Lead(-1, GENESIS, "c1"), None, update(0, 1))
+    assert (track.head, track.position) == (ModelId(0, 1), 3)
+
+
+RECORDS = st.lists(
+    st.one_of(
+        st.builds(Lead, st.integers(-1, 12), st.builds(ModelId, st.just(0), st.integers(0, 5)),
+                  st.just("c")),
+        st.builds(update, st.integers(0, 12), st.integers(1, 6)),
+        st.builds(evaluated, st.builds(ModelId, st.integers(0, 12), st.integers(0, 6))),
+        st.none(),
+    ),
+    max_size=40,
+)  # fmt: skip
+
+
+@given(RECORDS)
+def test_what_counts_is_what_the_history_says(records: list[AuditRecord | None]) -> None:
+    history, track = History(), fed(*records)
+    for offset, record in enumerate(records):
+        history.feed(offset, record)
+    for epoch in range(-1, len(records)):
+        for version in range(8):
+            model = ModelId(epoch, version)
+            name = track.name(model)
+            assert name is None or name in history.path
+            assert name is None or name.version == version
+            if model in history.path:
+                assert name is not None
+    assert track.tested <= history.head.version
