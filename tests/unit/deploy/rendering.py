@@ -27,7 +27,12 @@ Manifest = dict[str, Any]  # of Kubernetes: its schemas say what is in it, and a
 @cache
 def overlay(name: str) -> tuple[Manifest, ...]:
     """All objects of an overlay."""
-    return _objects(_run("kustomize", "build", str(KUBERNETES / "overlays" / name)).stdout)
+    return kustomize(KUBERNETES / "overlays" / name)
+
+
+def kustomize(folder: Path) -> tuple[Manifest, ...]:
+    """All objects that a folder's kustomization makes."""
+    return _objects(_run("kustomize", "build", str(folder)).stdout)
 
 
 def chart(*options: str) -> tuple[Manifest, ...]:

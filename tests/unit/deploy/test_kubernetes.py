@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import tomllib
@@ -20,6 +21,7 @@ from tests.unit.deploy.rendering import (
     OVERLAYS,
     ROOT,
     Manifest,
+    kustomize,
     name_of,
     of_kind,
     overlay,
@@ -362,3 +364,19 @@ def test_where_machines_are_rented_no_pod_works_and_prices_are_shown() -> None:
         market = environment_of(objects, container)["DOLL_MARKET"]
         folders = {mount["mountPath"] for mount in container["volumeMounts"]}
         assert market.rpartition("/")[0] in folders
+
+
+def test_the_overlay_of_the_guide_makes_what_it_says(tmp_path: Path) -> None:
+    guide = (ROOT / "docs/kubernetes.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    here = os.path.relpath(ROOT.resolve(), tmp_path.resolve())
+    (tmp_path / "kustomization.yaml").write_text(block.replace(" doll/deploy", f" {here}/deploy"))
+    objects = kustomize(tmp_path)
+    for template in pods(objects).values():
+        container = container_of(template)
+        assert container["image"].startswith("registry.example.com/doll-")
+        settings = environment_of(objects, container)
+        assert settings["DOLL_BLOBS"] == "s3://my-bucket/checkpoints"
+        assert settings["DOLL_REDIS_USERNAME"] == "doll"  # of the overlay below
+    (scaler,) = of_kind(objects, "ScaledObject")
+    assert scaler["spec"]["maxReplicaCount"] == 16

@@ -1,0 +1,332 @@
+"""What EC2 needs: the fleet launches by the template, and the rights are the least that do."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import re
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import boto3
+import botocore.session
+import pytest
+from moto import mock_aws
+
+from common.adapters.ec2_client import connect
+from common.adapters.ec2_fleet import Ec2Fleet
+from common.adapters.ec2_prices import Ec2Prices
+from common.adapters.s3_blobs import S3Blobs
+from common.market import load_market
+from common.renting import LaunchOrder
+from tests.unit.deploy.iam import Policy, Request, listed, read_policy
+from tests.unit.deploy.rendering import KUBERNETES, ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from botocore.model import OperationModel
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_ec2.type_defs import RequestLaunchTemplateDataTypeDef
+
+FOLDER = ROOT / "deploy/ec2"
+SCRIPT = FOLDER / "user-data.sh"
+REGION, ACCOUNT = "eu-central-1", "111122223333"
+PREFIX = f"arn:aws:ec2:{REGION}:{ACCOUNT}"
+TEMPLATE_ARN = f"{PREFIX}:launch-template/lt-0123456789abcdef0"
+BUCKET, CHECKPOINTS = "doll-example", "checkpoints/"
+MARKET = KUBERNETES / "overlays/ec2/market.yaml"
+SMALLEST_PART = 5 << 20  # bytes; S3 takes none that is smaller
+WRITES = {"PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"}
+S3_ACTIONS = {
+    **dict.fromkeys(WRITES, "s3:PutObject"),
+    "GetObject": "s3:GetObject",
+    "DeleteObject": "s3:DeleteObject",
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "ListObjectsV2": "s3:ListBucket",
+}
+
+
+class Call(NamedTuple):
+    """One request to AWS."""
+
+    operation: str
+    parameters: Mapping[str, Any]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Call]]:
+    """What is asked of AWS, of which moto plays the part."""
+    found = list[Call]()
+
+    def note(params: Mapping[str, Any], model: OperationModel, **_: object) -> None:
+        found.append(Call(model.name, dict(params)))
+
+    make = botocore.session.get_session
+
+    def noted(*arguments: Any) -> botocore.session.Session:  # noqa: ANN401 -- whatever it takes
+        session = make(*arguments)
+        session.get_component("event_emitter").register("provide-client-params", note)
+        return session
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    with mock_aws():
+        monkeypatch.setattr(botocore.session, "get_session", noted)
+        yield found
+
+
+def template() -> dict[str, Any]:
+    """The template with its user data, as the guide makes it."""
+    data: dict[str, Any] = json.loads((FOLDER / "launch-template.json").read_text())
+    return data | {"UserData": base64.b64encode(SCRIPT.read_bytes()).decode()}
+
+
+def put_up(client: EC2Client) -> list[str]:
+    """Make what the template and the market name; returns the subnets."""
+    (network,) = client.describe_vpcs()["Vpcs"]
+    group = client.create_security_group(
+        GroupName="doll-worker", Description="workers", VpcId=network["VpcId"]
+    )["GroupId"]
+    image = client.describe_images()["Images"][0]["ImageId"]
+    data = template() | {"ImageId": image}
+    data["NetworkInterfaces"][0]["Groups"] = [group]
+    client.create_launch_template(
+        LaunchTemplateName="doll-worker",
+        LaunchTemplateData=cast("RequestLaunchTemplateDataTypeDef", data),
+    )
+    return [each["SubnetId"] for each in client.describe_subnets()["Subnets"][:2]]
+
+
+def use_ec2() -> EC2Client:
+    """Let fleet and prices do all that they can, with the market of the overlay."""
+    market = load_market(MARKET)
+    assert market.ec2 is not None
+    client = connect(market.ec2)
+    lender = market.ec2.model_copy(update={"subnets": tuple(put_up(client))})
+    with closing(Ec2Fleet(market, lender, "digits", client)) as fleet:
+        orders = [
+            LaunchOrder(number, f"doll-{number}", number, pool, f"digits-w{number}")
+            for number, pool in enumerate((market.on_demand.name, market.spot[0].name))
+        ]
+        assert fleet.launch(orders) == ()
+        machines = fleet.machines()
+        assert [machine.worker for machine in machines] == ["digits-w0", "digits-w1"]
+        fleet.release([machines[0].id])
+        assert [machine.state for machine in fleet.machines()] == ["ended", "running"]
+    pools = {pool.name: pool for pool in market.spot}
+    assert Ec2Prices(lender, pools, client=client).look().keys() == pools.keys()
+    return client
+
+
+def questions(call: Call) -> Iterator[Request]:
+    """What access management is asked about a call, by AWS's reference of authorization."""
+    given = call.parameters
+    region = {"aws:RequestedRegion": REGION}
+    if call.operation in ("DescribeInstances", "DescribeSpotPriceHistory"):
+        yield Request(f"ec2:{call.operation}", "*", region)
+    elif call.operation == "TerminateInstances":
+        for number in given["InstanceIds"]:
+            tags = region | {"aws:ResourceTag/doll:job": "digits"}
+            yield Request("ec2:TerminateInstances", f"{PREFIX}:instance/{number}", tags)
+    elif call.operation == "CreateFleet":
+        (tagged,) = given["TagSpecifications"]
+        assert tagged["ResourceType"] == "instance"
+        tags = {f"aws:RequestTag/{tag['Key']}": tag["Value"] for tag in tagged["Tags"]}
+        keys = tuple(tag["Key"] for tag in tagged["Tags"])
+        by_us = region | {"ec2:LaunchTemplate": TEMPLATE_ARN}
+        instance = f"{PREFIX}:instance/*"
+        others = [TEMPLATE_ARN, f"{PREFIX}:volume/vol-1", f"{PREFIX}:subnet/subnet-1"]
+        others.append(f"arn:aws:ec2:{REGION}::image/ami-1")
+        launched = [f"{PREFIX}:{kind}/1" for kind in ("network-interface", "security-group")]
+        launched.append(f"arn:aws:ec2:{REGION}::snapshot/snap-1")
+        for resource in (f"{PREFIX}:fleet/fleet-1", *others):
+            yield Request("ec2:CreateFleet", resource, region)
+        yield Request("ec2:CreateFleet", instance, region | tags)
+        for resource in (*others, *launched):  # an instant fleet launches in the caller's name
+            yield Request("ec2:RunInstances", resource, by_us)
+        yield Request("ec2:RunInstances", instance, by_us | tags)
+        for action in ("CreateFleet", "RunInstances"):
+            context = {"ec2:CreateAction": action, "aws:TagKeys": keys}
+            yield Request("ec2:CreateTags", instance, context)
+        role = f"arn:aws:iam::{ACCOUNT}:role/{template()['IamInstanceProfile']['Name']}"
+        yield Request("iam:PassRole", role, {"iam:PassedToService": "ec2.amazonaws.com"})
+    else:
+        pytest.fail(f"nobody has said what rights {call.operation} takes")
+
+
+def storage_question(call: Call) -> Request:
+    given, action = call.parameters, S3_ACTIONS[call.operation]
+    bucket = f"arn:aws:s3:::{given['Bucket']}"
+    if action == "s3:ListBucket":
+        return Request(action, bucket, {"s3:prefix": given["Prefix"]})
+    return Request(action, f"{bucket}/{given['Key']}")
+
+
+def operations_in(*adapters: str) -> set[str]:
+    """The methods of AWS's clients that adapters name."""
+    found = set[str]()
+    for adapter in adapters:
+        for node in ast.walk(ast.parse((ROOT / "common/adapters" / adapter).read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            if not ast.unparse(node.func.value).endswith("_client"):
+                continue
+            name = node.func.attr
+            if name == "get_paginator":
+                name = ast.literal_eval(node.args[0])
+            found.add(name)
+    return found - {"close"}
+
+
+def unused(policy: Policy) -> set[tuple[int, str, str]]:
+    return set(policy.grants()) - policy.used
+
+
+# --- the launch template -------------------------------------------------------------------------
+
+
+def test_the_fleet_launches_machines_by_the_template(calls: list[Call]) -> None:
+    client = use_ec2()
+    (found,) = client.describe_launch_template_versions(
+        LaunchTemplateName="doll-worker", Versions=["$Default"]
+    )["LaunchTemplateVersions"]
+    data = found["LaunchTemplateData"]
+    assert base64.b64decode(data["UserData"]) == SCRIPT.read_bytes()
+    assert "CreateFleet" in {call.operation for call in calls}
+
+
+def test_a_machine_is_locked_up_and_ends_for_good_when_it_shuts_down() -> None:
+    data = template()
+    assert data["MetadataOptions"]["HttpTokens"] == "required"
+    assert data["MetadataOptions"]["InstanceMetadataTags"] == "enabled"
+    assert data["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
+    assert data["InstanceInitiatedShutdownBehavior"] == "terminate"
+    for interface in data["NetworkInterfaces"]:
+        assert interface["AssociatePublicIpAddress"] is False
+    for device in data["BlockDeviceMappings"]:
+        assert device["Ebs"]["Encrypted"] is True
+        assert device["Ebs"]["DeleteOnTermination"] is True
+    # Tags and spot options are the fleet's.
+    assert not data.keys() & {"TagSpecifications", "InstanceMarketOptions", "KeyName"}
+    assert len(data["UserData"]) < 16 << 10  # which is all that EC2 takes
+
+
+# --- rights --------------------------------------------------------------------------------------
+
+
+def test_the_provisioner_may_do_what_it_does_and_nothing_else(calls: list[Call]) -> None:
+    client = use_ec2()
+    named = operations_in("ec2_fleet.py", "ec2_prices.py")
+    adapters = {client.meta.method_to_api_mapping[name] for name in named}
+    done = [call for call in calls if call.operation in adapters]
+    assert {call.operation for call in done} == adapters  # none was left out
+    policy = read_policy(FOLDER / "provisioner-policy.json")
+    for call in done:
+        for question in questions(call):
+            assert policy.allows(question), question
+    assert unused(policy) == set()
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Request("ec2:TerminateInstances", f"{PREFIX}:instance/i-1", {}),
+        Request("ec2:RunInstances", f"{PREFIX}:instance/*", {"aws:RequestTag/doll:job": "digits"}),
+        Request("ec2:RunInstances", f"{PREFIX}:instance/*", {"ec2:LaunchTemplate": TEMPLATE_ARN}),
+        Request("ec2:CreateFleet", f"{PREFIX}:instance/*", {}),
+        Request("ec2:CreateTags", f"{PREFIX}:instance/i-1", {"aws:TagKeys": ("doll:job",)}),
+        Request(
+            "ec2:CreateTags",
+            f"{PREFIX}:instance/i-1",
+            {"ec2:CreateAction": "RunInstances", "aws:TagKeys": ("doll:job", "team")},
+        ),
+        Request("iam:PassRole", f"arn:aws:iam::{ACCOUNT}:role/admin", {}),
+        Request("ec2:DescribeInstances", "*", {"aws:RequestedRegion": "us-east-1"}),
+    ],
+)
+def test_the_provisioner_touches_no_machine_but_those_of_jobs(question: Request) -> None:
+    assert not read_policy(FOLDER / "provisioner-policy.json").allows(question)
+
+
+def test_the_coordinator_may_use_its_part_of_the_bucket_and_readers_may_read(
+    calls: list[Call],
+) -> None:
+    boto3.client("s3").create_bucket(
+        Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"}
+    )
+    blobs = S3Blobs(BUCKET, CHECKPOINTS, part_bytes=SMALLEST_PART)
+    calls.clear()
+    blobs.put("digits/a", b"small")
+    blobs.put("digits/b", bytes(SMALLEST_PART + 1))
+    assert blobs.get("digits/a") == b"small"
+    assert blobs.replace("digits/latest", b"a", None)
+    assert blobs.names("digits/") == ["digits/a", "digits/b", "digits/latest"]
+    reads = {"GetObject", "ListObjectsV2"}
+    blobs.delete("digits/a")
+    key = {"Bucket": BUCKET, "Key": f"{CHECKPOINTS}digits/b"}
+    calls.append(Call("AbortMultipartUpload", key))  # where a part could not be sent
+    assert {call.operation for call in calls} == set(S3_ACTIONS)
+    named = operations_in("s3_blobs.py") - {"upload_fileobj"}  # which is of several operations
+    client = boto3.client("s3")
+    assert {client.meta.method_to_api_mapping[name] for name in named} <= set(S3_ACTIONS)
+    writer = read_policy(FOLDER / "coordinator-policy.json")
+    reader = read_policy(FOLDER / "reader-policy.json")
+    for call in calls:
+        assert writer.allows(storage_question(call)), call
+        assert reader.allows(storage_question(call)) == (call.operation in reads), call
+    assert unused(writer) == set()
+    assert unused(reader) == set()
+
+
+@pytest.mark.parametrize("name", ["coordinator", "reader"])
+def test_the_rest_of_the_bucket_is_nobodys_business(name: str) -> None:
+    policy = read_policy(FOLDER / f"{name}-policy.json")
+    bucket = f"arn:aws:s3:::{BUCKET}"
+    assert not policy.allows(Request("s3:GetObject", f"{bucket}/payroll"))
+    assert not policy.allows(Request("s3:ListBucket", bucket, {"s3:prefix": "payroll/"}))
+    # S3 says that an object is missing only to who may list; such a question has no prefix.
+    assert policy.allows(Request("s3:ListBucket", bucket))
+
+
+def test_the_worker_may_do_what_its_user_data_does_and_nothing_else() -> None:
+    script = SCRIPT.read_text()
+    asked = set(re.findall(r"^\s*aws (\S+ \S+)", script, re.MULTILINE))
+    takes = {
+        "ssm get-parameters-by-path": {"ssm:GetParametersByPath"},
+        "ecr get-login-password": {"ecr:GetAuthorizationToken"},
+    }
+    assert asked == takes.keys()
+    pull = {"ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"}
+    policy = read_policy(FOLDER / "worker-policy.json")
+    allowed = {each for part in policy.statements for each in listed(part["Action"])}
+    assert allowed == set().union(*takes.values()) | pull
+    path = re.findall(r"--path (\S+)", script)
+    assert path == ["/doll/worker"]
+    where = f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/doll"
+    for resource in (f"{where}/worker", f"{where}/worker/secrets/DOLL_REDIS_PASSWORD"):
+        assert policy.allows(Request("ssm:GetParametersByPath", resource))
+    assert not policy.allows(Request("ssm:GetParametersByPath", f"{where}/provisioner"))
+
+
+def test_only_machines_may_take_the_workers_role() -> None:
+    trust = json.loads((FOLDER / "worker-trust.json").read_text())
+    (statement,) = trust["Statement"]
+    assert statement["Principal"] == {"Service": "ec2.amazonaws.com"}
+    assert statement["Action"] == "sts:AssumeRole"
+
+
+def test_the_markets_of_overlay_and_guide_name_the_template_that_the_guide_makes(
+    tmp_path: Path,
+) -> None:
+    guide = (ROOT / "docs/ec2.md").read_text()
+    shown = tmp_path / "market.yaml"
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    shown.write_text(block)
+    for path in (MARKET, shown):
+        market = load_market(path)
+        assert market.ec2 is not None
+        assert f"--launch-template-name {market.ec2.launch_template}" in guide
