@@ -86,6 +86,11 @@ class Leader:
         """The current weights, as this leader names them."""
         return ModelId(self._epoch, self._made.version)
 
+    @property
+    def ledger(self) -> Ledger:
+        """What it has decided of claims; to be read alone."""
+        return self._ledger
+
     def begin(self, quarantined: Iterable[Quarantined], now: float) -> Iterator[CoordinatorCommand]:
         """The first commands; dead letters that an earlier leader owed are written again."""
         yield do.PublishModel(self.model)

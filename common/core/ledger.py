@@ -41,6 +41,8 @@ class Ledger:
     def __init__(self, claimed: Mapping[Partition, int], position: int = 0) -> None:
         self._claimed = dict(claimed)
         self._position = position
+        self.accepted = 0  # batches, by this ledger
+        self.refused = 0  # claims
 
     @property
     def position(self) -> int:
@@ -63,6 +65,12 @@ class Ledger:
                 f"control record {offset} comes after {self._position - 1} was decided"
             )
         self._position = offset + 1
+        decision = self._decided(offset, claim)
+        self.accepted += decision.batch is not None
+        self.refused += not decision.accepted
+        return decision
+
+    def _decided(self, offset: int, claim: Claim | None) -> Decision:
         if claim is None:
             return Decision(accepted=False, reason="does not parse")
         ends = [(span.place, span.end) for span in claim.address]

@@ -14,23 +14,27 @@ import torch
 
 from common.checkpoints import CheckpointStore
 from common.config import Settings, read_settings
-from common.connections import open_blobs, open_board, open_log
+from common.connections import open_blobs, open_board, open_log, open_tracer
 from common.errors import UnavailableError, UserError
 from common.jobs import JobBook, JobRecord
 from common.metrics.coordinator import CoordinatorMetrics
-from common.metrics.serving import Pulse, serve
+from common.metrics.serving import Pulses, serve
 from common.telemetry import EventLogger, Outage, event_logger, set_up_logging
 from common.termination import on_termination
 from services.coordinator.loop import JobCoordinator
 
 if TYPE_CHECKING:
     from common.ports import Log
+    from common.tracing import Tracer
 
 EXIT_OK = 0
 EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
 EXIT_USAGE = 2  # settings make no sense; starting again will not help
 JOBS_S = 0.5  # between looks at the jobs topic
 END_S = 10.0  # for all jobs to end in order
+# Without a turn for so long the loop of a job hangs: longer than it waits for the upload of a last
+# checkpoint, or reads what was written since an old one.
+JOB_STILL_S = 300.0
 
 
 class Jobs:
@@ -42,12 +46,16 @@ class Jobs:
         settings: Settings,
         log: Log,
         metrics: CoordinatorMetrics,
+        pulses: Pulses,
+        tracer: Tracer,
         logger: EventLogger,
     ) -> None:
         self._name = name
         self._settings = settings
         self._source = log
         self._metrics = metrics
+        self._pulses = pulses
+        self._tracer = tracer
         self._log = logger
         self._running = dict[str, tuple[JobCoordinator, threading.Thread]]()
         self.fault: Exception | None = None
@@ -85,6 +93,7 @@ class Jobs:
             checkpoints=store,
             book=JobBook(self._source),
             metrics=self._metrics,
+            tracer=self._tracer,
             logger=self._log,
         )
         thread = threading.Thread(target=self._run, args=(coordinator,), name=job, daemon=True)
@@ -92,10 +101,13 @@ class Jobs:
         thread.start()
 
     def _run(self, coordinator: JobCoordinator) -> None:
+        pulse = self._pulses.begin(f"the loop of job {coordinator.job}", JOB_STILL_S)
         try:
-            coordinator.run()
+            coordinator.run(pulse.beat)
         except Exception as fault:  # noqa: BLE001 -- raised again in the main thread
             self.fault = fault
+        finally:
+            self._pulses.end(pulse)
 
 
 def main() -> int:
@@ -129,9 +141,11 @@ def main() -> int:
 def _coordinate(name: str, settings: Settings, stopping: threading.Event) -> None:
     logger = event_logger("coordinator")
     outage = Outage(logger, "kafka")
-    metrics, pulse = CoordinatorMetrics(), Pulse()
+    metrics, pulses = CoordinatorMetrics(), Pulses()
+    pulse = pulses.begin("the main loop")
     if settings.metrics_port:
-        serve(metrics.meters, pulse, settings.metrics_host, settings.metrics_port)
+        serve(metrics.meters, pulses, settings.metrics_host, settings.metrics_port)
+    tracer = open_tracer(settings, "coordinator", name)
     jobs: Jobs | None = None
     book: JobBook | None = None
     while not stopping.is_set():
@@ -141,7 +155,8 @@ def _coordinate(name: str, settings: Settings, stopping: threading.Event) -> Non
                 log = open_log(settings, name)
                 found = JobBook(log)
                 found.read()  # all of it: by its first records alone, a stopped job seems to run
-                jobs, book = Jobs(name, settings, log, metrics, logger), found
+                jobs = Jobs(name, settings, log, metrics, pulses, tracer, logger)
+                book = found
             jobs.follow(book.refresh(JOBS_S))
             outage.quiet()
         except UnavailableError as error:
@@ -151,6 +166,7 @@ def _coordinate(name: str, settings: Settings, stopping: threading.Event) -> Non
             raise jobs.fault
     if jobs is not None:
         jobs.end()
+    tracer.close()
 
 
 if __name__ == "__main__":

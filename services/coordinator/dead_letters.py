@@ -21,6 +21,7 @@ from common.topics import dead_letter_topic
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.metrics.leading import JobMetrics
     from common.ports import Log, SpanReader, Writer
     from common.telemetry import EventLogger
 
@@ -38,14 +39,20 @@ class DeadLetters:
         log: Kafka.
         logger: Bound to the job.
         fail: Ends the job's loop with a fault of the thread.
+        metrics: Where they are counted.
     """
 
     def __init__(
-        self, log: Log, logger: EventLogger, fail: Callable[[BaseException], None]
+        self,
+        log: Log,
+        logger: EventLogger,
+        fail: Callable[[BaseException], None],
+        metrics: JobMetrics,
     ) -> None:
         self._source = log
         self._log = logger
         self._fail = fail
+        self._metrics = metrics
         self._outage = Outage(logger, "dead_letters")
         self._queue = SimpleQueue[Letters | None]()
         self._ordered = 0
@@ -88,9 +95,12 @@ class DeadLetters:
             try:
                 if isinstance(letters, Quarantined):
                     self._write_batch(letters, writer)
+                    count = len(letters.batch.address)
                 else:
                     self._write_records(letters, spans, writer)
+                    count = len(letters)
                 if writer.flush(FLUSH_S):
+                    self._metrics.dead_lettered(count)
                     self._outage.over()
                     return
             except UnavailableError as error:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from common.learning.trainer import Trainer
     from common.ports import Board, Log
     from common.telemetry import EventLogger
+    from services.coordinator.measuring import Measuring
     from services.coordinator.snapshots import SnapshotStore
 
 INLINE_BYTES = 64 << 10  # a model up to here travels inside its trigger: one round trip less
@@ -49,6 +50,7 @@ class Effects:
         board: The job's board.
         store: Its snapshots.
         book: The jobs topic, for holding and finishing.
+        measuring: Hears of what threads of their own see.
         name: Of this replica.
         lease_ttl_s: Lifetime of the lease.
         logger: Bound to the job.
@@ -63,13 +65,14 @@ class Effects:
         board: Board,
         store: SnapshotStore,
         book: JobBook,
+        measuring: Measuring,
         *,
         name: str,
         lease_ttl_s: float,
         logger: EventLogger,
         fail: Callable[[BaseException], None],
     ) -> None:
-        self.leadership = Leadership(record, log, board, store, logger, fail)
+        self.leadership = Leadership(record, log, board, store, measuring, logger, fail)
         self.dropped = 0
         self._job = record.spec.name
         self._submitted_s = record.submitted_s
@@ -85,7 +88,7 @@ class Effects:
         self._lease_ttl_s = lease_ttl_s
         self._log = logger
         self._writer = log.writer()
-        self._letters = DeadLetters(log, logger, fail)
+        self._letters = DeadLetters(log, logger, fail, measuring.metrics)
         self._outage = Outage(logger, "board")
         self._changes = Changes()
         self._times = StageTimes()

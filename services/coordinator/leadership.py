@@ -25,6 +25,7 @@ from services.coordinator.readers import (
     decoded_claims,
     decoded_updates,
 )
+from services.coordinator.streams import StreamWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from common.learning.trainer import Trainer
     from common.ports import Board, Log
     from common.telemetry import EventLogger
+    from services.coordinator.measuring import Measuring
     from services.coordinator.snapshots import SnapshotStore
 
 Updates: TypeAlias = tuple[tuple[int, AuditRecord | None], ...]  # by offset
@@ -50,6 +52,7 @@ class Leadership:
         log: Kafka.
         board: The job's board.
         store: Its snapshots.
+        measuring: Hears of replies that cannot be read, and of streams.
         logger: Bound to the job.
         fail: Ends the job's loop with a fault of a reader.
     """
@@ -60,6 +63,7 @@ class Leadership:
         log: Log,
         board: Board,
         store: SnapshotStore,
+        measuring: Measuring,
         logger: EventLogger,
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -69,6 +73,7 @@ class Leadership:
         self._source = log
         self._board = board
         self._store = store
+        self._measuring = measuring
         self._log = logger
         self._fail = fail
         self._updates = Partition(updates_topic(record.spec.name), 0)
@@ -163,7 +168,7 @@ class Leadership:
         return events.SnapshotRestored()
 
     def begin(self, epoch: int, snapshot: Snapshot, length: int) -> None:
-        """Listen to workers: claims from the snapshot on, and replies to this epoch.
+        """Listen to workers: claims from the snapshot on, and replies to this epoch; watch streams.
 
         Args:
             epoch: The leader's.
@@ -171,7 +176,10 @@ class Leadership:
             length: P + B, numbers in a well-formed vector.
         """
         self._follow(self._control, snapshot.control_position, decoded_claims)
-        self._start(ReplyReader(self._board, epoch, length, self._ear()))
+        metrics = self._measuring.metrics
+        self._start(ReplyReader(self._board, epoch, length, metrics, self._ear()))
+        first = self._record.first
+        self._start(StreamWatch(self._source, epoch, first, self._measuring, self._ear()))
         self._board.drop_replies(epoch)  # last: the board may be away
 
     def end(self) -> None:

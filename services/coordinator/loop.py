@@ -13,10 +13,13 @@ from common.core.coordinator import Coordinator
 from common.core.settings import CoordinatorSettings
 from common.job_task import trainer_of
 from services.coordinator.effects import Effects
+from services.coordinator.measuring import Measuring
 from services.coordinator.readers import Heard
 from services.coordinator.snapshots import SnapshotStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from common.checkpoints import CheckpointStore
     from common.config import Settings
     from common.core.events import Wanted
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from common.metrics.coordinator import CoordinatorMetrics
     from common.ports import Board, Log
     from common.telemetry import EventLogger
+    from common.tracing import Tracer
 
 LONGEST_WAIT_S = 0.5  # how late a fault of another thread is noticed
 
@@ -40,6 +44,7 @@ class JobCoordinator:
         checkpoints: The job's checkpoints, None without object storage.
         book: The jobs topic; for this thread alone.
         metrics: Of the process.
+        tracer: Likewise.
         logger: Bound to the replica.
     """
 
@@ -54,11 +59,12 @@ class JobCoordinator:
         checkpoints: CheckpointStore | None,
         book: JobBook,
         metrics: CoordinatorMetrics,
+        tracer: Tracer,
         logger: EventLogger,
     ) -> None:
         spec = record.spec
         self._record = record
-        self._job = spec.name
+        self.job = spec.name
         self._log = logger.bind(job=spec.name)
         self._stopping = threading.Event()
         self._fault: BaseException | None = None
@@ -69,6 +75,8 @@ class JobCoordinator:
         self._store = SnapshotStore(
             record, board, checkpoints, logger=self._log, metrics=metrics, fail=self._fail
         )
+        followed = metrics.follow(self.job, self._checkpoint_age_s)  # until `run` ends
+        self._measuring = Measuring(spec, followed, tracer)
         self._effects = Effects(
             record,
             trainer_of(spec, settings.tasks),
@@ -76,6 +84,7 @@ class JobCoordinator:
             board,
             self._store,
             book,
+            self._measuring,
             name=name,
             lease_ttl_s=self._protocol.lease_ttl_s,
             logger=self._log,
@@ -96,24 +105,27 @@ class JobCoordinator:
         if record.revision != self._record.revision:
             self._log.info("job_changed", revision=record.revision)
             self._tell(events.SettingsChanged(protocol_settings(record)))
-        self._record = record
+        self._record, self._measuring.spec = record, record.spec
         self._want(record.wanted)
 
     def stop(self) -> None:
         """End `run` soon; from any thread."""
         self._stopping.set()
 
-    def run(self) -> None:
+    def run(self, beat: Callable[[], object]) -> None:
         """Decide until stopped or finished.
+
+        Args:
+            beat: Told at each turn, which takes longer than a moment only where a job ends.
 
         Raises:
             BaseException: Whatever ended a thread of this job, or an audit record's delivery.
         """
         machine, effects = self._machine, self._effects
-        self._metrics.follow(self._job, self._checkpoint_age_s)
         self._feed(events.WantedChanged(self._wanted))
         try:
             while not self._stopping.is_set() and not machine.finished and self._fault is None:
+                beat()
                 wait_s = min(machine.due() - monotonic(), LONGEST_WAIT_S)
                 try:
                     heard = effects.leadership.heard.get(timeout=max(wait_s, 0.0))
@@ -128,7 +140,7 @@ class JobCoordinator:
             if not machine.finished:
                 list(effects.do(ReleaseLease()))  # another replica need not wait for it to run out
             effects.close()
-            self._metrics.forget(self._job)
+            self._metrics.forget(self.job)
         if self._fault is not None:
             raise self._fault
 
@@ -141,10 +153,16 @@ class JobCoordinator:
         self._effects.leadership.heard.put(Heard(0, event))
 
     def _feed(self, event: events.CoordinatorEvent) -> None:
-        waiting = [event]
+        measuring, waiting = self._measuring, [event]
         while waiting:
-            for command in self._machine.on(waiting.pop(0), monotonic()):
+            event = waiting.pop(0)
+            measuring.heard(event, time())
+            for command in self._machine.on(event, monotonic()):
+                begin_s = time()
                 waiting += self._effects.do(command)
+                measuring.done(command, begin_s, time())
+            if isinstance(event, events.ControlRead) and self._machine.leader is not None:
+                measuring.decided(self._machine.leader.ledger)
 
     def _checkpoint_age_s(self) -> float | None:
         """Told by the leader alone; asked by the thread that answers scrapes."""

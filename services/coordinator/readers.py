@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from common.core.events import CoordinatorEvent
     from common.core.messages import Reply
     from common.core.spans import Partition
+    from common.metrics.leading import JobMetrics
     from common.ports import Board, Log
     from common.telemetry import EventLogger
 
@@ -141,18 +142,25 @@ class ReplyReader(Reader):
         board: The job's board.
         epoch: The leader's.
         length: P + B, numbers in a well-formed vector.
-        ear: Who hears of it.
+        metrics: Where those are counted that are not well-formed.
+        ear: Who hears of the others.
     """
 
-    def __init__(self, board: Board, epoch: int, length: int, ear: Ear) -> None:
+    def __init__(
+        self, board: Board, epoch: int, length: int, metrics: JobMetrics, ear: Ear
+    ) -> None:
         super().__init__("replies", ear)
         self._board = board
         self._epoch = epoch
         self._length = length
-        self.malformed = 0
+        self._metrics = metrics
+        self._rejected = board.rejected
 
     def _read(self) -> bool:
         replies = self._board.pop_replies(self._epoch, REPLIES, WAIT_S)
+        if self._board.rejected > self._rejected:
+            self._metrics.refused("malformed", self._board.rejected - self._rejected)
+            self._rejected = self._board.rejected
         good = tuple(sound for sound in map(self._sound, replies) if sound is not None)
         if good:
             self._ear.tell(events.RepliesRead(good))
@@ -162,7 +170,7 @@ class ReplyReader(Reader):
         if not isinstance(reply, Gradient):
             return reply
         if reply.vector is None or reply.vector.shape != (self._length,):
-            self.malformed += 1
+            self._metrics.refused("malformed")
             found = None if reply.vector is None else reply.vector.shape
             self._ear.logger.warning(
                 "gradient_malformed",

@@ -13,9 +13,11 @@ from common.core.messages import WorkerId
 from common.job import parse_job
 from common.jobs import JobBook
 from common.metrics.coordinator import CoordinatorMetrics
+from common.metrics.serving import Pulse
 from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
+from common.tracing import NoTracer
 from services.coordinator.loop import JobCoordinator, protocol_settings
 from tests.unit.cli.test_job import JOB
 
@@ -42,9 +44,12 @@ class Replica:
             checkpoints=None,
             book=JobBook(log),
             metrics=CoordinatorMetrics(),
+            tracer=NoTracer(),
             logger=event_logger("test"),
         )
-        self.thread = threading.Thread(target=self.coordinator.run, daemon=True)
+        self.pulse = Pulse()
+        beat = self.pulse.beat
+        self.thread = threading.Thread(target=self.coordinator.run, args=(beat,), daemon=True)
         self.thread.start()
 
     def end(self) -> None:

@@ -21,7 +21,9 @@ from common.metrics.coordinator import CoordinatorMetrics
 from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
+from common.tracing import NoTracer
 from services.coordinator.effects import Effects
+from services.coordinator.measuring import Measuring
 from services.coordinator.snapshots import SnapshotStore
 from tests.unit.cli.test_job import JOB
 
@@ -47,15 +49,16 @@ class Bench:
         logger = event_logger("test")
         self.faults = list[BaseException]()
         fail = self.faults.append
+        metrics = CoordinatorMetrics()
+        self.metrics = metrics.follow(NAME, lambda: None)
         self.effects = Effects(
             record,
             trainer_of(self.spec, ()),
             self.log,
             board,
-            SnapshotStore(
-                record, board, None, logger=logger, metrics=CoordinatorMetrics(), fail=fail
-            ),
+            SnapshotStore(record, board, None, logger=logger, metrics=metrics, fail=fail),
             JobBook(self.log),
+            Measuring(self.spec, self.metrics, NoTracer()),
             name="c1",
             lease_ttl_s=1.0,
             logger=logger,

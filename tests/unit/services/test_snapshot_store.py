@@ -57,6 +57,7 @@ class Bench:
         self.clock = HandClock(1000.0)
         self.board = MemoryBoard(MemoryRedis(), "digits")
         self.metrics = CoordinatorMetrics()
+        self.metrics.follow("digits", lambda: None)
         self.faults = list[BaseException]()
         self._stores = list[SnapshotStore]()
 

@@ -1,0 +1,274 @@
+"""Numbers and traces of a job's coordinator, derived from what it hears and what it does.
+
+The loop shows each event before it is decided on, and each command once it is carried out, with the
+times at which that began and ended. They are seconds since 1970, as Kafka's and the workers' are:
+where the clock is set meanwhile, a length is off, or 0, and nothing else depends on it.
+
+       update           trigger        last gradient      model published
+    ─────┼─────────────────┼──────────────────┼─────┬───────────┼─────▶
+         │      wait       │    gradients     │     │   apply   │
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from common.core import commands as do
+from common.core import events
+from common.core.messages import BatchReady, Failed, Gradient, ModelId, Quarantined
+
+if TYPE_CHECKING:
+    from common.core.commands import CoordinatorCommand
+    from common.core.events import CoordinatorEvent
+    from common.core.ledger import Ledger
+    from common.core.messages import Batch, Reply, Standing, UpdateApplied, UpdateTrigger
+    from common.core.snapshots import Snapshot
+    from common.job import JobSpec
+    from common.metrics.leading import JobMetrics, Leading, StreamFigures
+    from common.tracing import BatchTrace, Tracer
+
+# Batches whose arrival is remembered: a few times what 100 workers may have waiting at K = 20, some
+# 10 MB. Of those that are forgotten, no age and no trace is told.
+MOST_CLAIMS = 65_536
+RECENT_UPDATES = 32  # whose gradient times are averaged: enough for a mean, few enough to follow
+
+
+@dataclass(slots=True)
+class _Claimed:
+    """What is remembered of a batch until its update is applied."""
+
+    first_s: float  # arrival of its first record, 0 where it is not known
+    last_s: float
+    heard_s: float
+    trace: BatchTrace | None
+    waits: bool = True  # in no trigger yet
+
+
+@dataclass(slots=True)
+class _Round:
+    """The round in flight, from its first trigger on."""
+
+    triggered_s: float
+    gradient_s: float  # when the last gradient came
+    asked: set[int] = field(default_factory=set)  # batches that were ordered
+
+
+@dataclass(frozen=True, slots=True)
+class _Applying:
+    """An update from its optimizer step until its model is published."""
+
+    update: UpdateApplied
+    begin_s: float
+    triggered_s: float
+    gradient_s: float
+
+
+class Measuring:
+    """Follows one job's coordinator; belongs to its deciding thread, but for what it says.
+
+    Args:
+        spec: The job.
+        metrics: The job's.
+        tracer: Where spans are told.
+    """
+
+    def __init__(self, spec: JobSpec, metrics: JobMetrics, tracer: Tracer) -> None:
+        self.spec = spec  # as it is now
+        self.standing: Standing | None = None  # the newest
+        self.gradient_s: float | None = None  # mu_C, mean of recent updates
+        self.metrics = metrics
+        self._tracer = tracer
+        self._claims = OrderedDict[int, _Claimed]()  # by control offset, ascending
+        self._accepted = self._refused = 0  # of this leadership, as counted so far
+        self._round: _Round | None = None
+        self._applying: _Applying | None = None
+        self._updated_s: float | None = None
+        self._gradients_s = deque[float](maxlen=RECENT_UPDATES)
+
+    def heard(self, event: CoordinatorEvent, now_s: float) -> None:
+        """An event, before it is decided on."""
+        if isinstance(event, events.ControlRead):
+            for offset, claim in event.records:
+                if isinstance(claim, BatchReady) and claim.samples:
+                    self._remember(offset, claim, now_s)
+        elif isinstance(event, events.WantedChanged):
+            self.metrics.paused = event.wanted == "paused"
+            self.metrics.held = self.metrics.held and event.wanted == "paused"
+
+    def decided(self, ledger: Ledger) -> None:
+        """What the leader's ledger has decided by now."""
+        self.metrics.claims_decided(
+            ledger.accepted - self._accepted, ledger.refused - self._refused
+        )
+        self._accepted, self._refused = ledger.accepted, ledger.refused
+
+    def saw_streams(self, epoch: int, figures: StreamFigures | None) -> bool:
+        """What a watch of the streams saw, None if nothing; for any thread.
+
+        Args:
+            epoch: Of the leader for which it watches; another's are none of our business.
+            figures: What it saw.
+
+        Returns:
+            Whether that leader leads.
+        """
+        leading = self.metrics.leading  # once: it may end meanwhile
+        if leading is None or leading.epoch != epoch:
+            return False
+        leading.streams = figures
+        return True
+
+    def done(self, command: CoordinatorCommand, begin_s: float, end_s: float) -> None:  # noqa: C901, PLR0912 -- one case per command
+        """A command was carried out, or what it needed was away."""
+        leading = self.metrics.leading
+        match command:
+            case do.Begin(epoch, snapshot):
+                self._begin(epoch, snapshot)
+            case do.Hold():
+                self.metrics.held = True
+            case do.StepDown() | do.Finish():
+                self._end()
+            case _ if leading is None:
+                pass  # a candidate's
+            case do.AddGradient(gradient):
+                self.metrics.gradient_came(_age(gradient, leading), counted=True)
+                if self._round is not None:
+                    self._round.gradient_s = begin_s
+            case do.PutStanding(standing):
+                self._stands(standing)
+            case do.PostTrigger(trigger):
+                self._triggered(trigger, begin_s, end_s)
+            case do.Apply(update):
+                self._apply(update, begin_s)
+            case do.PublishModel():
+                if self._applying is not None:
+                    self._applied(self._applying, end_s)
+            case do.AppendAudit(Quarantined(reason=reason)):
+                self.metrics.quarantined(reason)
+            case do.Drop(reply):
+                self._dropped(reply, leading)
+            case do.DiscardSum():
+                self._round = self._updated_s = None
+            case _:
+                pass  # says nothing that is measured
+
+    # --- a leadership ------------------------------------------------------------------------
+
+    def _begin(self, epoch: int, snapshot: Snapshot) -> None:
+        self._end()
+        loss = snapshot.losses[-1] if snapshot.losses else None
+        self.metrics.begins_to_lead(epoch, snapshot.made.version, loss)
+
+    def _end(self) -> None:
+        self.metrics.leads_no_longer()
+        self._claims.clear()
+        self._gradients_s.clear()
+        self._accepted = self._refused = 0
+        self.standing = self.gradient_s = None
+        self._round = self._applying = self._updated_s = None
+
+    def _remember(self, offset: int, claim: BatchReady, now_s: float) -> None:
+        """Keep when it came, whether it is accepted or not: what is refused is never asked for."""
+        self._claims[offset] = _Claimed(
+            claim.first_arrival_s,
+            claim.last_arrival_s,
+            now_s,
+            self._tracer.trace(self.spec.name, claim.address),
+        )
+        if len(self._claims) > MOST_CLAIMS:
+            self._claims.popitem(last=False)
+
+    def _stands(self, standing: Standing) -> None:
+        self.standing = standing
+        self.metrics.stands(standing.waiting, standing.live)
+        while self._claims and next(iter(self._claims)) < standing.horizon:
+            self._claims.popitem(last=False)
+
+    # --- a round -----------------------------------------------------------------------------
+
+    def _triggered(self, trigger: UpdateTrigger, begin_s: float, end_s: float) -> None:
+        if self._round is None:
+            self._round = _Round(end_s, end_s)
+            if self._updated_s is not None:
+                self.metrics.stage_took("wait", max(begin_s - self._updated_s, 0.0))
+        asked = [batch.offset for order in trigger.orders for batch in order.batches]
+        again = self._round.asked.intersection(asked)
+        if again:
+            self.metrics.redispatched(len(again))
+        self._round.asked.update(asked)
+        for offset in asked:
+            claimed = self._claims.get(offset)
+            if claimed is not None and claimed.trace is not None and claimed.waits:
+                claimed.waits = False
+                self._tracer.span(
+                    claimed.trace,
+                    "batch.wait",
+                    claimed.heard_s,
+                    end_s,
+                    epoch=trigger.model.epoch,
+                    version=trigger.model.version,
+                )
+
+    def _apply(self, update: UpdateApplied, begin_s: float) -> None:
+        round_, self._round = self._round or _Round(begin_s, begin_s), None
+        self._applying = _Applying(update, begin_s, round_.triggered_s, round_.gradient_s)
+        if update.gradient_s > 0:
+            self._gradients_s.append(update.gradient_s)
+            self.gradient_s = sum(self._gradients_s) / len(self._gradients_s)
+
+    def _applied(self, applying: _Applying, end_s: float) -> None:
+        """The new model is published."""
+        self._applying, self._updated_s = None, end_s
+        gradients_s = applying.gradient_s - applying.triggered_s
+        self.metrics.stage_took("gradients", max(gradients_s, 0.0))
+        self.metrics.stage_took("apply", max(end_s - applying.begin_s, 0.0))
+        update, ages_s = applying.update, list[float]()
+        for batch in update.batches:
+            claimed = self._claims.pop(batch.offset, None)
+            if claimed is None:
+                continue  # accepted by an earlier leader
+            if claimed.last_s > 0:
+                ages_s.append(max(end_s - claimed.last_s, 0.0))
+            if claimed.trace is not None:
+                self._trace(claimed, claimed.trace, batch, applying, end_s)
+        self.metrics.updated(update, ages_s)
+
+    def _trace(
+        self, claimed: _Claimed, trace: BatchTrace, batch: Batch, applying: _Applying, end_s: float
+    ) -> None:
+        """The batch has come to its end."""
+        epoch, version = applying.update.epoch, applying.update.version
+        self._tracer.span(
+            trace, "batch.apply", applying.gradient_s, end_s, epoch=epoch, version=version
+        )
+        self._tracer.span(
+            trace,
+            "batch",
+            claimed.first_s if claimed.first_s > 0 else claimed.heard_s,
+            end_s,
+            root=True,
+            job=self.spec.name,
+            worker=batch.worker,
+            samples=batch.samples,
+            offset=batch.offset,
+            streams=tuple(sorted({span.topic for span in batch.address})),
+            epoch=epoch,
+            version=version,
+        )
+
+    def _dropped(self, reply: Reply, leading: Leading) -> None:
+        if isinstance(reply, Gradient):
+            self.metrics.refused("gradient")
+            if reply.model.epoch == leading.epoch:
+                self.metrics.gradient_came(_age(reply, leading), counted=False)
+            return
+        in_flight = ModelId(leading.epoch, leading.version) if self._round is not None else None
+        if reply.model != in_flight:  # else it was heeded
+            self.metrics.refused("failed" if isinstance(reply, Failed) else "farewell")
+
+
+def _age(gradient: Gradient, leading: Leading) -> int:
+    """How many updates older than the model a gradient is."""
+    return max(leading.version - gradient.model.version, 0)
