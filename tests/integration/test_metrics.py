@@ -1,0 +1,202 @@
+"""Each service as a process tells its metrics and health, and its numbers are those of the run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from http.client import HTTPConnection
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from common.embedded.redis import free_port
+from common.metrics.catalogue import CATALOGUE
+from tests.integration.cluster import Cluster, await_condition
+from tests.integration.test_provisioner import MARKET, ledger_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from common.config import Settings
+    from common.metrics.metric import Service
+
+pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
+
+HERE = "127.0.0.1"
+RECORDS, GARBAGE_EVERY = 200, 10
+OPTIONS = """provisioning: {workers: 2, policy: adaptive, review_s: 1}
+            stop: {updates: 100000, deadline_s: 3600}"""
+
+
+class Told(NamedTuple):
+    """One process, by its port of metrics."""
+
+    port: int
+
+    def ask(self, path: str) -> tuple[int, str]:
+        """Status and body."""
+        connection = HTTPConnection(HERE, self.port, timeout=10.0)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def well(self) -> bool:
+        """Whether it is there and says that it is well."""
+        try:
+            return self.ask("/healthz") == (200, "well\n")
+        except OSError:
+            return False
+
+    def values(self, name: str) -> dict[tuple[str, ...], float]:
+        """Each value of a metric, by its labels in alphabetical order, without the job's name."""
+        return {
+            tuple(value for label, value in sample.labels.items() if label != "job_name"): (
+                sample.value
+            )
+            for family in text_string_to_metric_families(self.ask("/metrics")[1])
+            for sample in family.samples
+            if sample.name == name
+        }
+
+    def sum(self, name: str) -> float:
+        """Of all values of a metric."""
+        return sum(self.values(name).values())
+
+    def checked(self) -> subprocess.CompletedProcess[str]:
+        """What the health check of its container says."""
+        environment = {**os.environ, "DOLL_METRICS_PORT": str(self.port)}
+        return subprocess.run(
+            [sys.executable, "-m", "common.healthcheck"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture
+def cluster(
+    embedded: Settings, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Cluster]:
+    market = tmp_path / "market.yaml"
+    market.write_text(MARKET)
+    settings = embedded.model_copy(
+        update={
+            "market": str(market),
+            "fleet_directory": str(tmp_path / "machines"),
+            "owner_pid": os.getpid(),
+        }
+    )
+    name = f"measured-{len(request.node.name)}"
+    made = Cluster(settings, tmp_path, name, records=1000, options=OPTIONS)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start(cluster: Cluster) -> Callable[..., Told]:
+    """Start a service with a port of its own for metrics, and wait until it is well."""
+
+    def started(service: str, name: str, **settings: object) -> Told:
+        told = Told(free_port())
+        cluster.start(service, name, "", owner_pid=0, metrics_port=told.port, **settings)
+        await_condition(told.well, f"{name} says that it is well")
+        return told
+
+    return started
+
+
+def not_told(service: Service, by: Told) -> list[str]:
+    """Lines of the catalogue that a service should tell and does not."""
+    lines = by.ask("/metrics")[1].splitlines()
+    told = {line.partition("{")[0].partition(" ")[0] for line in lines if line[:1] != "#"}
+    return [
+        metric.name
+        for metric in CATALOGUE
+        if service in metric.told_by
+        and metric.name + "_count" * (metric.kind == "histogram") not in told
+    ]
+
+
+def test_every_service_tells_all_that_the_catalogue_says_and_it_is_so(
+    cluster: Cluster, start: Callable[..., Told]
+) -> None:
+    start("coordinator", "c1")
+    worker = start("worker", "w1")
+    cluster.produce(RECORDS, garbage_every=GARBAGE_EVERY)
+    await_condition(cluster.drained, "everything is settled")
+
+    updates = cluster.audit().updates
+    assert not_told("worker", worker) == []
+    assert worker.sum("doll_records_read_total") == RECORDS
+    assert worker.values("doll_records_read_total") == {
+        (stream,): RECORDS / 2 for stream in cluster.streams
+    }
+    assert worker.sum("doll_records_skipped_total") == RECORDS / GARBAGE_EVERY
+    assert worker.sum("doll_batches_announced_total") == sum(
+        len(update.batches) for update in updates
+    )
+    assert worker.sum("doll_gradients_sent_total") >= len(updates)
+    assert worker.values("doll_worker_reading") == {(): 1.0}
+
+    api = free_port()
+    admin = start("admin", "a1", api_port=api)
+    await_condition(lambda: Told(api).ask("/healthz")[0] == 200, "the API answers")
+    assert not_told("admin", admin) == []
+    assert admin.values("doll_api_requests_total")["GET", "/healthz", "200"] >= 1
+    assert Told(api).ask("/metrics")[0] == 401  # that of the API needs a key as before
+
+    provisioner = start("provisioner", "p1")
+    await_condition(
+        lambda: (
+            provisioner.sum("doll_machines_running") == 2
+            and not not_told("provisioner", provisioner)
+        ),
+        "two machines run, which have no port of their own, and all of it is told",
+    )
+    standby = start("provisioner", "p2")
+    await_condition(
+        lambda: standby.values("doll_provisioning") == {(): 0.0}, "the other one stands by"
+    )
+    assert standby.values("doll_spent_usd") == {}
+
+    prices = provisioner.values("doll_price_usd_per_hour")
+    assert prices == {("on-demand",): 3600.0, ("spot",): 360.0}
+    running = provisioner.values("doll_machines_running")
+    assert provisioner.values("doll_cost_usd_per_hour") == {
+        (): sum(prices[pool] * machines for pool, machines in running.items())
+    }
+    ledger = ledger_of(cluster)
+    assert running == {
+        (pool,): sum(rented.pool == pool for rented in ledger.running)
+        for pool in ("on-demand", "spot")
+    }
+    spent = provisioner.values("doll_spent_usd")[()]
+    per_update = provisioner.values("doll_cost_usd_per_update")[()]
+    assert spent > 0
+    assert per_update == pytest.approx(spent / cluster.version(), rel=0.2)
+    assert 0 < provisioner.values("doll_deadline_left_seconds")[()] < 3600
+
+    cluster.want("stopped")
+    await_condition(lambda: ledger_of(cluster).settled is not None, "the machines are given back")
+
+
+def test_a_worker_that_is_frozen_is_ill_until_it_goes_on(
+    cluster: Cluster, start: Callable[..., Told]
+) -> None:
+    worker = start("worker", "w1")
+    assert worker.checked().returncode == 0
+    cluster.freeze("w1")
+    found = worker.checked()
+    assert (found.returncode, found.stderr) == (
+        1,
+        f"ill: no answer from {HERE}:{worker.port} within 3 s\n",
+    )
+    cluster.thaw("w1")
+    await_condition(lambda: worker.checked().returncode == 0, "it is well again")
