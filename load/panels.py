@@ -26,8 +26,17 @@ class Place(msgspec.Struct, frozen=True):
     h: int
 
 
+class _Text(msgspec.Struct, frozen=True):
+    text: str
+
+
+class _Mapping(msgspec.Struct, frozen=True):
+    options: dict[str, _Text]
+
+
 class _Defaults(msgspec.Struct, frozen=True):
     unit: str
+    mappings: tuple[_Mapping, ...] = ()
 
 
 class _Fields(msgspec.Struct, frozen=True):
@@ -48,6 +57,12 @@ class Panel(msgspec.Struct, frozen=True):
     def unit(self) -> str:
         """By Grafana's name."""
         return self.fields.defaults.unit
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What values are called."""
+        mappings = self.fields.defaults.mappings
+        return {value: it.text for each in mappings for value, it in each.options.items()}
 
 
 class Annotation(msgspec.Struct, frozen=True):

@@ -55,9 +55,9 @@ _NOW = (
         (Step(None, "red"), Step(0, "green")),
     ),
     Panel(
-        "What machines can do over what arrives",
-        "Proposition 1, as the provisioner sees it. Normal: above 1. Below: they cannot keep up;"
-        " for a moment after a preemption that is as it must be.",
+        "Capacity over arrivals",
+        "What machines can do over what arrives (Proposition 1). Normal: above 1. Below: they do"
+        " not keep up; for a moment after a preemption that is as it must be.",
         "percentunit",
         (Query(newest(m.CAPACITY), "capacity"),),
         "stat",

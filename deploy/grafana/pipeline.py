@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.metrics import catalogue as m
 from deploy.grafana.panel import Dashboard, Panel, Query, Step
-from deploy.grafana.queries import grown_per_s, lately, newest, per_s, quantile, selected, total
+from deploy.grafana.queries import lately, newest, per_s, quantile, selected, total
 
 _BAD_FROM_1 = (Step(None, "green"), Step(1, "red"))
 _STRANGE_FROM_1 = (Step(None, "green"), Step(1, "orange"))
@@ -58,7 +58,7 @@ _NOW = (
         "stat",
     ),
     Panel(
-        "Leader changes in an hour",
+        "Leader changes (1 h)",
         "Normal: 0, and a few when coordinators are upgraded. Many: coordinators crash, or Redis or"
         " Kafka is away again and again (alert DollLeaderChanges).",
         "none",
@@ -71,11 +71,11 @@ _NOW = (
 _FLOW = (
     Panel(
         "Records per second",
-        "Normal: what arrives is read and is soon in updates. Read less than arrives: workers are"
-        " too few or paused. Read, yet not in updates: batches wait.",
+        "Normal: what arrives is read and is soon in updates. Less is read: workers are too few, or"
+        " paused, or not scraped. Read, yet not in updates: batches wait.",
         "suffix: records/s",
         (
-            Query(f"sum by (job_name) ({grown_per_s(m.STREAM_RECORDS, 'stream')})", "arrive"),
+            Query(newest(m.ARRIVAL_RATE), "arrive (a minute's mean)"),
             Query(per_s(m.RECORDS_READ), "are read"),
             Query(per_s(m.UPDATE_RECORDS), "in updates"),
         ),
@@ -183,10 +183,7 @@ _TROUBLE = (
         "Normal: none. raised, not_finite: the task or its records; such batches end in quarantine."
         " model_missing: Redis lost it, it is put back. unreadable, expired: retention.",
         "none",
-        (
-            Query(lately(m.GRADIENTS_SENT), "sent"),
-            Query(lately(m.GRADIENTS_FAILED, "reason"), "{{reason}}"),
-        ),
+        (Query(lately(m.GRADIENTS_FAILED, "reason"), "{{reason}}"),),
     ),
     Panel(
         "Records that teach nothing, in 5 minutes",

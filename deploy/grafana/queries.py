@@ -35,11 +35,6 @@ def per_s(metric: Metric, *by: str) -> str:
     return f"sum by ({_labels(by)}) (rate({selected(metric)}[{_RATE}]))"
 
 
-def grown_per_s(metric: Metric, *by: str) -> str:
-    """The growth per second of a gauge that counts."""
-    return f"max by ({_labels(by)}) (deriv({selected(metric)}[{_RATE}]))"
-
-
 def lately(metric: Metric, *by: str, window: str = "5m") -> str:
     """How much a counter has grown within a window: of what is rare."""
     return f"sum by ({_labels(by)}) (increase({selected(metric)}[{window}]))"

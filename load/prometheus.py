@@ -1,0 +1,210 @@
+"""A real Prometheus that scrapes processes of this machine, and what it answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from http import HTTPStatus
+from http.client import HTTPConnection
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from common.embedded.process import Child
+from common.embedded.redis import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+_Type = TypeVar("_Type")
+_HERE = "127.0.0.1"
+_PATIENCE_S = 20.0
+_ANSWER_S = 10.0
+
+
+class Line(NamedTuple):
+    """One series of an answer."""
+
+    labels: dict[str, str]
+    points: list[tuple[float, float]]  # seconds since 1970, value
+
+
+class _Series(msgspec.Struct):
+    metric: dict[str, str]
+    value: tuple[float, str] | None = None  # of an instant
+    values: list[tuple[float, str]] = []
+
+
+class _Data(msgspec.Struct):
+    result: list[_Series]
+
+
+class _Answer(msgspec.Struct):
+    data: _Data
+
+
+class Rule(msgspec.Struct):
+    """An alert's rule, as Prometheus tells how it does."""
+
+    name: str
+    health: str  # `ok`, `err`, or `unknown` before it was evaluated
+    state: str  # `inactive`, `pending` or `firing`
+    last_error: str = msgspec.field(name="lastError", default="")
+
+
+class _Group(msgspec.Struct):
+    rules: list[Rule]
+
+
+class _Groups(msgspec.Struct):
+    groups: list[_Group]
+
+
+class _Rules(msgspec.Struct):
+    data: _Groups
+
+
+def prometheus_program() -> str | None:
+    """Where it is."""
+    return shutil.which("prometheus")
+
+
+class Prometheus:
+    """A server on this machine alone, which ends with this object.
+
+    Args:
+        program: See `prometheus_program`.
+        folder: For its data and its log; made if it is not there.
+        ports: Where to scrape, by the name of the service.
+        rules: A file of alerts.
+        scrape_s: Between scrapes, and between evaluations of rules; a whole number.
+
+    Raises:
+        UnavailableError: If it does not start.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        folder: Path,
+        ports: Mapping[str, Sequence[int]],
+        rules: Path,
+        scrape_s: int = 1,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        every = f"{scrape_s}s"
+        settings = {
+            "global": {
+                "scrape_interval": every,
+                "scrape_timeout": every,
+                "evaluation_interval": every,
+            },
+            "rule_files": [str(rules.absolute())],
+            "scrape_configs": [
+                {
+                    "job_name": service,
+                    "static_configs": [{"targets": [f"{_HERE}:{port}" for port in own]}],
+                }
+                for service, own in ports.items()
+            ],
+        }
+        (folder / "prometheus.yml").write_text(json.dumps(settings))  # JSON is YAML
+        self._port = free_port()
+        self.rate_interval_s = 4 * scrape_s  # as Grafana makes $__rate_interval
+        command = (
+            program,
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address={_HERE}:{self._port}",
+            "--log.level=warn",
+        )
+        self._child = Child(command, folder / "prometheus.log")
+        try:
+            self._child.await_ready(self._ready, _PATIENCE_S)
+        except BaseException:
+            self._child.kill()
+            raise
+
+    def now(self, expression: str) -> list[Line]:
+        """What a query gives at this moment.
+
+        Raises:
+            OSError: If it makes no sense to Prometheus, or there is no answer.
+        """
+        answer = self._ask("query", _Answer, query=expression)
+        return [
+            Line(series.metric, [_point(series.value)])
+            for series in answer.data.result
+            if series.value is not None
+        ]
+
+    def course(self, expression: str, first_s: float, last_s: float, step_s: float) -> list[Line]:
+        """What a query gives along time.
+
+        Args:
+            expression: The query.
+            first_s: Seconds since 1970.
+            last_s: Likewise.
+            step_s: Between points.
+
+        Raises:
+            OSError: If it makes no sense to Prometheus, or there is no answer.
+        """
+        times = {"start": first_s, "end": last_s, "step": step_s}
+        answer = self._ask("query_range", _Answer, query=expression, **times)
+        return [
+            Line(series.metric, [_point(value) for value in series.values])
+            for series in answer.data.result
+        ]
+
+    def alerts(self) -> list[Rule]:
+        """All rules."""
+        groups = self._ask("rules", _Rules).data.groups
+        return [rule for group in groups for rule in group.rules]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._child.stop()
+
+    def _ready(self) -> bool:
+        try:
+            self._get("/-/ready")
+        except OSError:
+            return False
+        return True
+
+    def _ask(self, what: str, kind: type[_Type], **parameters: str | float) -> _Type:
+        return msgspec.json.decode(self._get(f"/api/v1/{what}?{urlencode(parameters)}"), type=kind)
+
+    def _get(self, path: str) -> bytes:
+        connection = HTTPConnection(_HERE, self._port, timeout=_ANSWER_S)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read()
+        finally:
+            connection.close()
+        if answer.status != HTTPStatus.OK:
+            raise OSError(f"Prometheus answers {path} with {answer.status}: {body!r}")
+        return body
+
+
+def finite(lines: Sequence[Line]) -> bool:
+    """Whether there is a number in them."""
+    return any(math.isfinite(value) for line in lines for _, value in line.points)
+
+
+def _point(told: tuple[float, str]) -> tuple[float, float]:
+    at_s, value = told
+    return at_s, float(value)

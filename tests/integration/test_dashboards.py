@@ -1,0 +1,79 @@
+"""Every query of every panel gives a number: of a small demo that a real Prometheus scrapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from load.panels import filled, read_board
+from load.prometheus import finite, prometheus_program
+from load.watched import watched_demo
+from tests.integration.cluster import await_condition
+from tests.servers import lacking
+
+if TYPE_CHECKING:
+    from load.prometheus import Prometheus
+
+BOARDS = [
+    read_board(path)
+    for path in sorted(Path(__file__).parents[2].glob("deploy/grafana/dashboards/*.json"))
+]
+RECORDS_PER_S = 400.0
+PATIENCE_S = 50.0
+KILLED_AFTER = 10  # updates
+
+
+def queries() -> dict[str, str]:
+    """Each with its panel and its legend."""
+    return {
+        f"{board.title}: {panel.title}: {query.legend}": query.expression
+        for board in BOARDS
+        for panel in board.panels
+        for query in panel.queries
+    }
+
+
+def test_every_query_of_every_panel_gives_a_number_and_every_alert_can_be_judged(
+    tmp_path: Path,
+) -> None:
+    # worker-1   ▏reads, computes▕ killed                 its machine is gone: Prometheus sees it
+    # others     ▏reads, compute ────────────────────────▶
+    # queries                         ? ? ? ? ? ? ? ? ? ?  until all have given a number
+    program = prometheus_program()
+    if program is None:
+        lacking("there is no prometheus: install Debian's package of this name")
+    with watched_demo(program, tmp_path / "demo", RECORDS_PER_S, coordinators=1) as demo:
+        prometheus = demo.prometheus
+        await_condition(
+            lambda: number_of(prometheus, "max(doll_model_version)") >= KILLED_AFTER, "it trains"
+        )
+        demo.workers[0].kill()
+        empty = {
+            name: filled(expression, demo.job, prometheus.rate_interval_s)
+            for name, expression in queries().items()
+        }
+
+        def all_told() -> bool:
+            for name, query in list(empty.items()):
+                if finite(prometheus.now(query)):
+                    del empty[name]
+            return not empty
+
+        try:
+            await_condition(all_told, "every query gives a number", PATIENCE_S)
+        except AssertionError:
+            told = "\n".join(f"{name}\n    {query}" for name, query in empty.items())
+            pytest.fail(f"{len(empty)} queries give nothing:\n{told}")
+        await_condition(
+            lambda: all(rule.health == "ok" for rule in prometheus.alerts()),
+            "every alert was judged",
+        )
+        states = {rule.name: rule.state for rule in prometheus.alerts()}
+        assert states["DollProcessDown"] == "pending", "a worker was killed less than 2 minutes ago"
+
+
+def number_of(prometheus: Prometheus, query: str) -> float:
+    """What a query gives, 0 where nothing."""
+    return max((line.points[0][1] for line in prometheus.now(query)), default=0.0)
