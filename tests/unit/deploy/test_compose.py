@@ -15,6 +15,7 @@ import yaml
 from common.config import Settings
 from tests import compose
 from tests.compose import OURS, ROOT, SECRETS, Part
+from tests.unit.deploy.promtool import promtool
 
 SERVICES = compose.services()
 NAMES = sorted(SERVICES)
@@ -162,6 +163,27 @@ def test_a_service_of_ours_is_nobody_who_runs_one_command(name: str) -> None:
     assert seconds(service["stop_grace_period"]) >= leave_s + 10
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_the_image_of_a_service_is_built_with_what_it_needs(name: str) -> None:
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text()
+    target = SERVICES[name]["build"]["target"]
+    stage = dockerfile.split(f"AS {target}-packages\n")[1].split("\nFROM ")[0]
+    extras = re.findall(r"\[([\w,]+)\]", stage)
+    assert extras
+    assert name.removesuffix("-gpu") in extras[-1].split(",")
+    assert set(SERVICES[name]["build"].get("args", ())) <= set(re.findall(r"ARG (\w+)", dockerfile))
+
+
+def test_a_provisioner_that_rents_processes_can_run_workers() -> None:
+    [market] = {bind.source for bind in compose.binds(SERVICES["provisioner"])}
+    fleet = yaml.safe_load(market.read_text())["fleet"]
+    assert fleet == "process"
+    assert SERVICES["provisioner"]["build"] == SERVICES["worker"]["build"]
+    assert {bind.source for bind in compose.binds(SERVICES["admin"])} == {
+        market
+    }  # tells its prices
+
+
 @pytest.mark.parametrize("name", ["coordinator", "worker", "worker-gpu"])
 def test_what_is_scaled_publishes_nothing_and_has_no_volume(name: str) -> None:
     assert "ports" not in SERVICES[name]
@@ -180,7 +202,7 @@ def test_gpu_workers_are_asked_for_by_profile_and_reserve_a_device() -> None:
 
 def test_only_who_reads_checkpoints_gets_the_key_of_storage() -> None:
     holders = {name for name in NAMES if "s3_credentials" in SERVICES[name].get("secrets", ())}
-    assert holders == {"s3", "admin", "coordinator", "evaluator"}
+    assert holders == {"s3", "admin", "coordinator"}
 
 
 def test_our_images_have_the_version_of_the_product_and_kafka_that_of_the_tests() -> None:
@@ -235,9 +257,12 @@ def test_prometheus_scrapes_all_of_ours_wherever_their_containers_are() -> None:
     assert all(shared & set(SERVICES[name]["networks"]) for name in OURS)
 
 
-def test_prometheus_has_rules_that_are_there() -> None:
+def test_prometheus_takes_its_configuration_and_finds_its_rules() -> None:
     assert PROMETHEUS["rule_files"] == ["alerts.yml"]
-    assert (ROOT / "deploy/prometheus/alerts.yml").is_file()
+    folder = ROOT / "deploy/prometheus"
+    assert (folder / "alerts.yml").is_file()
+    complaint = promtool("check", "config", "prometheus.yml", folder=folder)
+    assert not complaint, complaint
 
 
 def provisioned(path: str) -> Part:

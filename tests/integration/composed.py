@@ -1,0 +1,173 @@
+"""The services of docker-compose.yml as processes: as the file says, but for hosts and ports."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.request import urlopen
+
+from common.embedded.apache_kafka import ApacheKafka
+from common.embedded.process import Child
+from common.embedded.redis import free_port
+from tests import compose
+from tests.compose import ROOT, SECRETS, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+KAFKA = ROOT / "deploy/compose/kafka/server.properties"
+CLI = (sys.executable, "-m", "services.cli")  # what the entry point of the images starts
+STOP_S = 20.0
+
+
+class ComposedKafka(ApacheKafka):
+    """Apache Kafka with the properties that its container has; `host_port` is the published one."""
+
+    def _write_configuration(self) -> None:
+        super()._write_configuration()  # where logs go
+        self.host_port = free_port()
+        kafka = compose.services()["kafka"]
+        advertised = compose.environment_of(kafka)["KAFKA_ADVERTISED_LISTENERS"]
+        text = f"{KAFKA.read_text()}\nadvertised.listeners={advertised}\n"
+        (data,) = (each.split(":")[1] for each in kafka["volumes"] if each.startswith("kafka:"))
+        for old, new in {
+            "kafka:9092": f"127.0.0.1:{self._port}",
+            "://:9092": f"://127.0.0.1:{self._port}",
+            ":29092": f":{self.host_port}",
+            "localhost:9093": f"127.0.0.1:{self._controller_port}",
+            f"={data}": f"={self._data}/log",
+        }.items():
+            assert old in text, f"the properties of Kafka have no {old} any more"
+            text = text.replace(old, new)
+        (self._data / "server.properties").write_text(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Where this machine has what the file calls by name."""
+
+    kafka: str
+    redis: str
+    s3: str
+    secrets: Path
+
+
+class Stack:
+    """Containers of ours, as processes.
+
+    Args:
+        servers: Those of the test.
+        folder: For logs and temporary files.
+    """
+
+    def __init__(self, servers: Servers, folder: Path) -> None:
+        self.servers = servers
+        self.api_port = free_port()
+        self.metrics_ports = dict[str, int]()  # by container
+        self._folder = folder
+        self._children = dict[str, Child]()
+
+    def up(self, name: str, count: int = 1) -> None:
+        """Start containers of a service."""
+        service = compose.services()[name]
+        for number in range(1, count + 1):
+            container = f"{name}-{number}"
+            port = self.metrics_ports[container] = free_port()
+            self._children[container] = Child(
+                [*CLI, *service["command"]],
+                self._folder / f"{container}.log",
+                environment=self.environment(service, port),
+            )
+
+    def environment(self, service: Part, metrics_port: int) -> dict[str, str]:
+        """The variables of a container, and what a process needs that is in none."""
+        variables = compose.environment_of(service)
+        replaced = {
+            "DOLL_KAFKA": self.servers.kafka,
+            "DOLL_REDIS": self.servers.redis,
+            "DOLL_S3_ENDPOINT": self.servers.s3,
+            "DOLL_API_HOST": "127.0.0.1",
+            "DOLL_API_PORT": str(self.api_port),
+            "DOLL_METRICS_HOST": "127.0.0.1",
+            "DOLL_METRICS_PORT": str(metrics_port),
+        }
+        places = {bind.target: str(bind.source) for bind in compose.binds(service)}
+        return {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(self._folder),
+            **{
+                name: places.get(value, value.replace(SECRETS, f"{self.servers.secrets}/"))
+                for name, value in (variables | _known(replaced, variables)).items()
+            },
+        }
+
+    def well(self) -> bool:
+        """Whether the health check of every container says so."""
+        return all(self._well(container) for container in self.metrics_ports)
+
+    def _well(self, container: str) -> bool:
+        service = compose.services()[container.rpartition("-")[0]]
+        _, python, *arguments = service["healthcheck"]["test"]
+        assert python == "python"
+        done = subprocess.run(  # noqa: S603 -- what the file says
+            [sys.executable, *arguments],
+            env=self.environment(service, self.metrics_ports[container]),
+            capture_output=True,
+            check=False,
+        )
+        return done.returncode == 0
+
+    def scraped(self, container: str) -> str:
+        """What Prometheus would get from it."""
+        address = f"http://127.0.0.1:{self.metrics_ports[container]}/metrics"
+        with urlopen(address, timeout=5.0) as answer:
+            return str(answer.read().decode())
+
+    def ended(self) -> list[str]:
+        """Containers that have ended, with what they said last."""
+        return [
+            f"{name}: {child.last_words()}"
+            for name, child in self._children.items()
+            if not child.running()
+        ]
+
+    def stop(self) -> dict[str, int | None]:
+        """Ask all to end, as `docker-compose stop` does; returns how each did."""
+        for child in self._children.values():
+            child.ask_to_end()
+        for child in self._children.values():
+            child.stop(STOP_S)
+        return {name: child.exit_code for name, child in self._children.items()}
+
+    def kill(self) -> None:
+        """End all that still run."""
+        for child in self._children.values():
+            child.kill()
+
+
+def compose_program(folder: Path, stack: Stack) -> None:
+    """A `docker-compose` that knows `run --rm SERVICE COMMAND...` alone, and runs it here."""
+    service = compose.services()["admin"]
+    variables = stack.environment(service, 0)
+    exports = "".join(f"export {name}='{value}'\n" for name, value in variables.items())
+    words = ("run", "--rm", "-T", "--no-deps", "admin")
+    checks = "".join(f'[ "$1" = {word} ] || exit 64; shift\n' for word in words)
+    program = folder / "docker-compose"
+    program.write_text(
+        f"#!/bin/sh\n{checks}{exports}unset DOLL_API DOLL_API_KEY_FILE\n{_exec(CLI)}\n"
+    )
+    program.chmod(0o755)
+
+
+def _exec(command: Sequence[str]) -> str:
+    return " ".join(["exec", *command, '"$@"'])
+
+
+def _known(replaced: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
+    """What the container has a variable for: it gets no other."""
+    return {name: value for name, value in replaced.items() if name in variables}
