@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 from time import monotonic, time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import Drifted, Evaluated
 from common.evaluation.drift import ErrorWatch
@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     from common.ports import Log, SpanReader
     from common.telemetry import EventLogger
 
-TOGETHER_S = 1.0  # that a result on the test set waits for the next update
+
+class Pace(NamedTuple):
+    """How patient an evaluator is; nobody trains faster or slower by it."""
+
+    look_s: float = 0.25  # between looks at the board: 16 bytes, unless there is something new
+    gather_s: float = 0.05  # updates come one by one, up to hundreds a second: read some at once
+    together_s: float = 1.0  # that a result on the test set waits for the next update
 
 
 @dataclass(slots=True)
@@ -54,6 +60,7 @@ class Judge:
         evaluation: What it wants of us.
         settings: Of the process.
         log: Where its records are.
+        pace: How long a result waits.
         tell: Writes a record to the updates topic.
         metrics: Of the process.
         logger: Bound to the job.
@@ -62,19 +69,21 @@ class Judge:
         UserError: If its task cannot be made here.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what a verdict is made of
         self,
         spec: JobSpec,
         evaluation: EvaluationSpec,
         settings: Settings,
         *,
         log: Log,
+        pace: Pace,
         tell: Callable[[Evaluated | Drifted], None],
         metrics: EvaluatorMetrics,
         logger: EventLogger,
     ) -> None:
         self._job = spec.name
         self._most = evaluation.sample
+        self._pace = pace
         self._tell = tell
         self._metrics = metrics
         self._log = logger
@@ -155,7 +164,7 @@ class Judge:
         opened = self._open
         if opened is None:
             return
-        if opened.test is not None and monotonic() >= opened.since + TOGETHER_S:
+        if opened.test is not None and monotonic() >= opened.since + self._pace.together_s:
             self._tell_of(opened, {})
         if over or not opened.predicts:
             self.close_version()

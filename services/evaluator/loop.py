@@ -20,7 +20,7 @@ from common.errors import CorruptError, ExpiredError, FutureFormatError, Unavail
 from common.evaluation.track import Track
 from common.telemetry import Outage
 from common.topics import updates_topic
-from services.evaluator.judging import Judge
+from services.evaluator.judging import Judge, Pace
 
 if TYPE_CHECKING:
     from common.config import Settings
@@ -30,12 +30,10 @@ if TYPE_CHECKING:
     from common.jobs import JobRecord
     from common.metrics.evaluator import EvaluatorMetrics
     from common.metrics.serving import Pulse
-    from common.ports import Board, Log, LogRecord, Tail
+    from common.ports import Board, Log, LogRecord, Tail, Writer
     from common.telemetry import EventLogger
 
 READ_RECORDS = 1000
-WAIT_S = 0.25  # for updates: so often it looks at the board, 16 bytes unless there is something new
-GATHER_S = 0.05  # updates come one by one, up to hundreds a second: read some at once
 AWAY_S = 0.5  # between attempts while a server is away
 FLUSH_S = 5.0
 
@@ -52,6 +50,7 @@ class JobEvaluator:
         metrics: Of the process.
         pulse: Of this job's loop.
         logger: Of the process.
+        pace: How patient it is.
     """
 
     def __init__(  # noqa: PLR0913 -- what an evaluator is made of
@@ -65,8 +64,10 @@ class JobEvaluator:
         metrics: EvaluatorMetrics,
         pulse: Pulse,
         logger: EventLogger,
+        pace: Pace = Pace(),  # noqa: B008 -- it cannot be changed
     ) -> None:
         self._record = record
+        self._pace = pace
         self._job = record.spec.name
         self._evaluation = evaluation
         self._settings = settings
@@ -86,7 +87,7 @@ class JobEvaluator:
         self._offer: tuple[ModelId, bytes] | None = None  # not known to count yet
         self._last: ModelId | None = None  # judged last
         self._look_at = 0.0  # when to look at the board again
-        self._writer = log.writer()
+        self._writer: Writer | None = None  # until there is something to tell
         self._judge: Judge | None = None
 
     def follow(self, record: JobRecord | None) -> None:
@@ -134,7 +135,8 @@ class JobEvaluator:
         if over and self._offer is None and self._judge is None:
             return True  # it was over before we came, or nothing was ever offered
         self._read()
-        self._writer.poll()
+        if self._writer is not None:
+            self._writer.poll()
         if self._position() < self._until:
             return False  # what was told before is not all known
         over = over and self._position() >= self._source.bounds(self._place).end
@@ -154,7 +156,7 @@ class JobEvaluator:
         # Asked before the offer is looked at: a leader gives the lease back when all is offered.
         over = stopped and not self._board.is_leased()
         found = self._board.offered_model(self._known)
-        self._look_at = monotonic() + WAIT_S
+        self._look_at = monotonic() + self._pace.look_s
         if found is not None:
             self._known, self._offer = found[0], found
         return over
@@ -167,7 +169,7 @@ class JobEvaluator:
             self._tail, self._until = self._source.tail(self._place, bounds.start), bounds.end
             self._track = Track(self._evaluation.every_updates, bounds.start)
         try:
-            records = self._tail.read(READ_RECORDS, WAIT_S)
+            records = self._tail.read(READ_RECORDS, self._pace.look_s)
         except ExpiredError:  # only newer ones are kept (the embedded Kafka): go on with those
             self._tail.close()
             self._tail = None
@@ -175,12 +177,14 @@ class JobEvaluator:
         for record in records:
             self._track.feed(record.offset, _decoded(record))
         if 0 < len(records) < READ_RECORDS:
-            self._stopping.wait(GATHER_S)
+            self._stopping.wait(self._pace.gather_s)
 
     def _position(self) -> int:
         return -1 if self._tail is None else self._tail.position()
 
     def _tell(self, record: Evaluated | Drifted) -> None:
+        if self._writer is None:
+            self._writer = self._source.writer()
         self._writer.append(self._place.topic, wire.encode_audit(record))
 
     # --- what is offered -------------------------------------------------------------------------
@@ -238,6 +242,7 @@ class JobEvaluator:
                 self._evaluation,
                 self._settings,
                 log=self._source,
+                pace=self._pace,
                 tell=self._tell,
                 metrics=self._metrics,
                 logger=self._log,
@@ -249,8 +254,9 @@ class JobEvaluator:
             self._judge.close()
         if self._tail is not None:
             self._tail.close()
-        self._writer.flush(FLUSH_S)
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.flush(FLUSH_S)
+            self._writer.close()
         self._board.close()
         self._metrics.forget(self._job)
 

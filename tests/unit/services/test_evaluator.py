@@ -1,0 +1,454 @@
+"""An evaluator's thread for one job, in memory: what it judges, by what, and what it tells."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from common import wire
+from common.config import Settings
+from common.core.messages import (
+    GENESIS,
+    AuditRecord,
+    Batch,
+    Drifted,
+    Evaluated,
+    Lead,
+    ModelId,
+    Skipped,
+    UpdateApplied,
+    WorkerId,
+)
+from common.core.spans import Partition, Span, address_of
+from common.job import parse_job
+from common.job_task import codec_of, task_of
+from common.jobs import JobBook
+from common.learning.evaluate import evaluate
+from common.learning.parameters import FlatModel
+from common.learning.tasks import build_model
+from common.log_lines import fields_of
+from common.metrics.evaluator import EvaluatorMetrics
+from common.metrics.serving import Pulse
+from common.reading import read_decoded
+from common.telemetry import event_logger
+from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.log import MemoryLog
+from common.topics import updates_topic
+from services.evaluator.judging import Pace
+from services.evaluator.loop import JobEvaluator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.core.messages import Vector
+    from common.learning.fields import Columns
+
+NAME = "signs"
+PATIENCE_S = 20.0
+JOB = f"""
+name: {NAME}
+streams: [left, right]
+records: {{codec: tensor, fields: {{features: {{dtype: float32, shape: [2]}}, label: {{dtype: int64}}}}}}
+task: {{name: logistic-regression, classes: 2}}
+batch_size: 8
+group_size: 2
+optimizer: {{name: sgd, learning_rate: 0.1}}
+evaluation: {{every_updates: 2, stream: held-out, records: 60, sample: 100}}
+"""  # noqa: E501 -- one line of a job file
+
+
+def records(seed: int, count: int, *, upside_down: bool = False) -> Columns:
+    """Points in the plane; the label is the sign of their first number, or the other one."""
+    features = np.random.default_rng(seed).normal(size=(count, 2)).astype(np.float32)
+    label = (features[:, 0] > 0).astype(np.int64)
+    return {"features": features, "label": 1 - label if upside_down else label}
+
+
+class World:
+    """A job, the log that it is in, and what its leader would write and offer."""
+
+    def __init__(self, job: str = JOB) -> None:
+        self.log = MemoryLog()
+        for stream in ("left", "right"):
+            self.log.create_topic(stream, 1)
+        self.spec = parse_job(job)
+        self.book = JobBook(self.log)
+        self.record = self.book.submit(self.spec)
+        self.redis = MemoryRedis()
+        self.board = MemoryBoard(self.redis, NAME)
+        self.metrics = EvaluatorMetrics()
+        self.model = FlatModel(build_model(task_of(self.spec, ()), 0))
+        self.running = list[tuple[JobEvaluator, threading.Thread]]()
+        self._ends = Counter[str]()
+        self._writer = self.log.writer()
+        self.epoch = self.write(Lead(-1, GENESIS, "c1"))
+
+    def weights(self, slope: float) -> Vector:
+        """The sign of the first number, the more certain the steeper."""
+        return np.array([-slope, 0.0, slope, 0.0, 0.0, 0.0], np.float32)
+
+    def put(self, topic: str, columns: Columns) -> Span:
+        """Write records."""
+        start = self._ends[topic]
+        for value in codec_of(self.spec).encode(columns):
+            self._writer.append(topic, value)
+            self._ends[topic] += 1
+        assert self._writer.flush(1.0)
+        return Span(topic, 0, start, self._ends[topic])
+
+    def hold_out(self) -> Columns:
+        """Make the test set."""
+        self.log.create_topic("held-out", 1)
+        self.put("held-out", records(1, 70))
+        return {name: column[:60] for name, column in records(1, 70).items()}
+
+    def write(self, record: AuditRecord) -> int:
+        """Write an audit record; returns its offset."""
+        offsets = list[int]()
+        self._writer.append(
+            updates_topic(NAME), wire.encode_audit(record), on_delivered=offsets.append
+        )
+        assert self._writer.flush(1.0)
+        return offsets[0]
+
+    def update(self, version: int, *spans: Span, skipped: tuple[Skipped, ...] = ()) -> None:
+        """Make a version of these records, or of some that are not there."""
+        address = address_of(spans or (Span("gone", 0, version, version + 1),))
+        size = sum(span.end - span.start for span in address) - len(skipped)
+        batch = Batch(version, WorkerId("w1"), address, size, skipped)
+        self.write(UpdateApplied(self.epoch, version, (batch,), size, 0.5))
+
+    def offer(self, version: int, slope: float = 1.0) -> None:
+        """Offer it."""
+        self.board.offer_model(ModelId(self.epoch, version), self.weights(slope).data)
+
+    def start(self) -> JobEvaluator:
+        """Start an evaluator, of this metrics' process."""
+        evaluation = self.spec.evaluation
+        assert evaluation is not None
+        evaluator = JobEvaluator(
+            self.book.get(NAME),
+            evaluation,
+            Settings(),
+            log=self.log,
+            board=MemoryBoard(self.redis, NAME),
+            metrics=self.metrics,
+            pulse=Pulse(),
+            logger=event_logger("evaluator"),
+            pace=Pace(look_s=0.01, gather_s=0.0, together_s=0.05),
+        )
+        thread = threading.Thread(target=evaluator.run, daemon=True)
+        self.running.append((evaluator, thread))
+        thread.start()
+        return evaluator
+
+    def end(self) -> None:
+        """End all evaluators."""
+        for evaluator, thread in self.running:
+            evaluator.stop()
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+        self.running.clear()
+
+    def told(self) -> list[Evaluated]:
+        """Every result."""
+        return [each for each in self.all_told() if isinstance(each, Evaluated)]
+
+    def drifts(self) -> list[Drifted]:
+        """Every drift."""
+        return [each for each in self.all_told() if isinstance(each, Drifted)]
+
+    def all_told(self) -> list[AuditRecord | None]:
+        """The updates topic."""
+        return [each for _, each in read_decoded(self.log, updates_topic(NAME), wire.decode_audit)]
+
+    def judged(self, columns: Columns, slope: float) -> dict[str, object]:
+        """The same by other means."""
+        task = task_of(self.spec, ())
+        found = evaluate(task, self.model, self.weights(slope), columns, 7)
+        return {name: pytest.approx(mean, rel=1e-5) for name, mean in found.items()}
+
+    def count(self, outcome: str) -> float | None:
+        """How many versions came to this, by the metrics."""
+        labels = {"job_name": NAME, "outcome": outcome}
+        return self.metrics.meters.registry.get_sample_value("doll_evaluations_total", labels)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, what
+        pause.wait(0.01)
+
+
+def told_by(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Warnings, and why."""
+    return [
+        (each.getMessage(), str(fields_of(each).get("reason", "")))
+        for each in caplog.records
+        if each.name == "evaluator" and each.levelname == "WARNING"
+    ]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.end()
+
+
+def test_a_version_is_judged_once_it_counts_by_the_test_set_and_by_what_came_next(
+    world: World,
+) -> None:
+    held_out = world.hold_out()
+    world.start()
+    world.offer(2, slope=3.0)
+    world.update(1)
+    assert world.told() == []  # the leader is ahead of its audit
+    world.update(2)
+    left, right = records(2, 40), records(3, 30)
+    world.update(3, world.put("left", left), world.put("right", right))
+    until(lambda: any(each.prequential for each in world.told()), "it is judged")
+    told = world.told()
+    assert {each.model for each in told} == {ModelId(world.epoch, 2)}
+    (test,) = [each for each in told if each.test]
+    assert (test.records, test.test) == (60, world.judged(held_out, 3.0))
+    (after,) = [each.prequential for each in told if each.prequential]
+    assert after == {"left": world.judged(left, 3.0), "right": world.judged(right, 3.0)}
+    assert world.count("done") == 1
+    sample = world.metrics.meters.registry.get_sample_value
+    labels = {"job_name": NAME, "metric": "accuracy"}
+    assert sample("doll_test_metric", labels) == test.test["accuracy"] == 1.0
+    assert sample("doll_evaluated_version", {"job_name": NAME}) == 2
+
+
+def test_a_version_whose_next_update_is_known_is_told_in_one_record(world: World) -> None:
+    world.hold_out()
+    span = world.put("left", records(2, 40))
+    for version in (1, 2):
+        world.update(version)
+    world.update(3, span)
+    world.offer(2)
+    world.start()
+    until(world.told, "it is judged")
+    world.end()
+    (told,) = world.told()
+    assert told.records == 60
+    assert told.prequential.keys() == {"left"}
+
+
+def test_records_that_were_skipped_or_have_expired_are_left_out(world: World) -> None:
+    good = records(2, 20)
+    first = world.put("left", good)
+    # What its worker could not read, and this evaluator could: left out all the same.
+    odd = world.put("left", records(9, 3, upside_down=True))
+    skipped = tuple(Skipped("left", 0, each, "torn") for each in range(odd.start, odd.end))
+    old = world.put("right", records(3, 10))
+    world.log.expire(Partition("right", 0), old.end)
+    world.update(1)
+    world.update(2)
+    world.update(3, first._replace(end=odd.end), old, skipped=skipped)
+    world.offer(2, slope=5.0)
+    world.start()
+    until(world.told, "it is judged")
+    world.end()
+    (told,) = world.told()
+    assert told.prequential == {"left": world.judged(good, 5.0)}
+
+
+def test_a_version_that_was_taken_back_is_not_judged(world: World) -> None:
+    world.hold_out()
+    for version in (1, 2):
+        world.update(version)
+    first_leader = world.epoch
+    world.epoch = world.write(Lead(world.epoch, ModelId(world.epoch, 1), "c2"))
+    world.board.offer_model(ModelId(first_leader, 2), world.weights(1.0).data)
+    world.start()
+    until(lambda: world.count("skipped") == 1, "it is passed over")
+    world.update(2)
+    world.offer(2)
+    until(world.told, "the other leader's is judged")
+    assert {each.model for each in world.told()} == {ModelId(world.epoch, 2)}
+
+
+def test_of_several_that_were_offered_meanwhile_the_newest_is_judged(world: World) -> None:
+    world.hold_out()
+    world.start()
+    world.update(1)
+    world.update(2)
+    world.offer(2)
+    until(lambda: world.count("done") == 1, "the first is judged")
+    for version in range(3, 11):
+        world.update(version)
+    world.offer(10)
+    until(lambda: world.count("skipped") == 3, "4, 6 and 8 are counted")
+    assert world.count("done") == 2
+
+
+def test_whoever_comes_later_does_not_tell_again(world: World) -> None:
+    world.hold_out()
+    span = world.put("left", records(2, 40))
+    for version in (1, 2):
+        world.update(version)
+    world.update(3, span)
+    world.offer(2)
+    world.start()
+    until(world.told, "it is judged")
+    world.end()
+    world.start()
+    world.update(4)
+    world.offer(4)
+    until(lambda: len(world.told()) == 2, "it goes on above")
+    assert [each.model.version for each in world.told()] == [2, 4]
+
+
+def test_what_a_new_leader_began_with_is_not_judged_again(world: World) -> None:
+    world.hold_out()
+    world.update(1)
+    world.update(2)
+    world.offer(2)
+    world.start()
+    until(world.told, "it is judged")
+    world.epoch = world.write(Lead(world.epoch, ModelId(world.epoch, 2), "c2"))
+    world.offer(2)
+    for version in (3, 4):
+        world.update(version)
+    world.offer(4)
+    until(lambda: len(world.told()) == 2, "the next one is judged")
+    assert [each.model.version for each in world.told()] == [2, 4]
+
+
+def test_the_last_version_of_a_job_is_judged_and_then_it_is_over(world: World) -> None:
+    world.hold_out()
+    evaluator = world.start()
+    world.board.hold_lease("c1", 600.0)
+    for version in (1, 2, 3):
+        world.update(version)
+    evaluator.follow(world.book.want(NAME, "stopped", "3 updates applied"))
+    _, thread = world.running[0]
+    thread.join(0.5)
+    assert thread.is_alive()  # somebody leads, and may have something to offer yet
+    world.offer(3)
+    world.board.release_lease("c1")
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert [each.model.version for each in world.told()] == [3]
+
+
+def test_of_a_job_that_is_over_the_last_version_is_judged_if_nobody_did(world: World) -> None:
+    world.hold_out()
+    world.update(1)
+    world.offer(1)
+    world.book.want(NAME, "stopped", "enough")
+    for _ in range(2):
+        world.start()
+        _, thread = world.running[-1]
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+        assert [each.model.version for each in world.told()] == [1]
+
+
+def test_without_a_test_set_streams_are_watched_all_the_same(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.start()
+    for version in range(1, 6):
+        world.update(version, world.put("left", records(version, 20)))
+        if version in (2, 4):
+            world.offer(version)
+            until(lambda v=version: world.count("done") == v / 2, "it is in hand")  # type: ignore[misc]
+    until(lambda: len(world.told()) == 2, "both are judged")
+    assert [(each.records, each.test) for each in world.told()] == [(0, {}), (0, {})]
+    assert told_by(caplog) == [("test_set_missing", "there is no topic held-out")]
+    world.hold_out()
+    world.update(6)
+    world.offer(6)
+    until(lambda: len(world.told()) == 3, "by the test set")
+    assert world.told()[-1].records == 60
+
+
+def test_a_test_set_that_the_task_cannot_read_is_told_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.log.create_topic("held-out", 1)
+    strange = records(1, 10)
+    strange["label"][3] = 7
+    world.put("held-out", strange)
+    world.start()
+    for version in range(1, 6):
+        world.update(version, world.put("left", records(version, 20)))
+        if version in (2, 4):
+            world.offer(version)
+            until(lambda v=version: world.count("done") == v / 2, "it is in hand")  # type: ignore[misc]
+    until(lambda: len(world.told()) == 2, "both are judged by what came next")
+    ((event, reason),) = told_by(caplog)
+    assert event == "evaluation_failed"
+    assert "label 7 is outside 0..1" in reason
+
+
+def test_weights_of_another_model_are_told_of_and_passed_over(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.start()
+    world.update(1)
+    world.update(2)
+    world.board.offer_model(ModelId(world.epoch, 2), b"12345678")
+    until(lambda: world.count("skipped") == 1, "it is passed over")
+    assert any("weights of 8 bytes do not fit" in reason for _, reason in told_by(caplog))
+
+
+def test_a_stream_whose_labels_change_drifts_and_the_other_does_not(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    # versions    2  4  6  8  10   12  14
+    # left        as learned       the other way round
+    # right       as learned       as learned
+    world.start()
+    for version in range(1, 16):
+        left = records(version, 100, upside_down=version > 11)
+        spans = world.put("left", left), world.put("right", records(100 + version, 100))
+        world.update(version, *spans)
+        if version % 2 == 1 and version > 1:
+            world.offer(version - 1)
+            many = version // 2
+            until(lambda n=many: len(world.told()) == n, "it is judged")  # type: ignore[misc]
+    (drift,) = world.drifts()
+    assert (drift.stream, drift.model) == ("left", ModelId(world.epoch, 12))
+    assert drift.before < 0.2 < drift.after
+    assert "stream_drifted" in caplog.text
+    drifts = world.metrics.meters.registry.get_sample_value
+    count = [
+        drifts("doll_drifts_total", {"job_name": NAME, "stream": s}) for s in world.spec.streams
+    ]
+    assert count == [1, 0]
+
+
+def test_servers_that_are_away_are_waited_for(world: World) -> None:
+    world.hold_out()
+    world.start()
+    world.update(1)
+    world.update(2)
+    world.redis.kill()
+    world.redis.restart()
+    world.offer(2)
+    until(world.told, "it is judged after Redis was away")
+    world.update(3)
+    world.update(4)
+    world.log.go_away()
+    world.offer(4)
+    world.log.come_back()
+    until(lambda: len(world.told()) == 2, "it is judged after Kafka was away")
+
+
+def test_a_deleted_job_is_left(world: World) -> None:
+    evaluator = world.start()
+    evaluator.follow(None)
+    _, thread = world.running[0]
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert world.count("done") is None  # nothing is told of it any more
