@@ -78,9 +78,10 @@ class OtlpTracer:
             shutdown_on_exit=False,  # that waits for half a minute
         )
         endpoint = collector if collector.endswith(_PATH) else collector.rstrip("/") + _PATH
+        self._sender = _Sender(OTLPSpanExporter(endpoint, timeout=SEND_S), endpoint, changed)
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                _Sender(OTLPSpanExporter(endpoint, timeout=SEND_S), endpoint, changed),
+                self._sender,
                 max_queue_size=QUEUE_SPANS,
                 schedule_delay_millis=1e3 * SEND_EVERY_S,
                 max_export_batch_size=REQUEST_SPANS,
@@ -123,6 +124,7 @@ class OtlpTracer:
         closing = threading.Thread(target=self._provider.shutdown, name="traces-end", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
+        self._sender.stop_listening()
 
 
 class _Ids(threading.local, IdGenerator):
@@ -152,7 +154,8 @@ class _Sender(SpanExporter):
         self._changed = changed
         self._losing = False
         self._complaint = ""
-        logging.getLogger(OTLPSpanExporter.__module__).addFilter(self._overhear)
+        self._said = logging.getLogger(OTLPSpanExporter.__module__)
+        self._said.addFilter(self._overhear)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send; in the thread of the queue."""
@@ -169,6 +172,10 @@ class _Sender(SpanExporter):
         """End the exporter."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]  # the library's
 
+    def stop_listening(self) -> None:
+        """Let the exporter speak for itself again."""
+        self._said.removeFilter(self._overhear)
+
     def _overhear(self, record: logging.LogRecord) -> bool:
         """Keep what the exporter complains of first, and let none of it be logged."""
         self._complaint = self._complaint or record.getMessage()
@@ -184,4 +191,4 @@ def _below(trace: BatchTrace) -> Context:
 
 
 def _nanoseconds(time_s: float) -> int:
-    return int(min(max(time_s, 0.0), _LAST_S) * 1e9)
+    return round(min(max(0.0, time_s), _LAST_S) * 1e6) * 1000  # a float knows no less than that

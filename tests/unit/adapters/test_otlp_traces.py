@@ -1,0 +1,176 @@
+"""Spans on their way to a collector that takes them, refuses them, is silent or is not there."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.adapters import otlp_traces
+from common.adapters.otlp_traces import CLOSE_S, OtlpTracer
+from common.core.spans import Span
+from tests.collector import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.tracing import BatchTrace
+
+JOB = "digits"
+AT_S = 1_700_000_000.25
+PATIENCE_S = 20.0
+NOBODY = "http://127.0.0.1:9"  # the port of a service that no machine has any more
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, what
+        pause.wait(0.005)
+
+
+def address(number: int = 0) -> tuple[Span, ...]:
+    return (Span("clinic-a", 0, number, number + 1),)
+
+
+@contextmanager
+def telling(collector: str, ratio: float = 1.0) -> Iterator[tuple[OtlpTracer, list[str]]]:
+    """A tracer, and what it said of its trouble."""
+    troubles = list[str]()
+    tracer = OtlpTracer(collector, ratio, "worker", "w1", troubles.append)
+    try:
+        yield tracer, troubles
+    finally:
+        tracer.close()
+
+
+def traced(tracer: OtlpTracer, number: int = 0) -> BatchTrace:
+    trace = tracer.trace(JOB, address(number))
+    assert trace is not None
+    return trace
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/traces"])
+def test_spans_arrive_with_their_ids_times_and_attributes(path: str) -> None:
+    with Collector() as collector, telling(collector.url + path) as (tracer, troubles):
+        trace = traced(tracer)
+        tracer.span(trace, "batch.wait", AT_S + 1.0, AT_S + 2.0, worker="w1", version=3)
+        tracer.span(trace, "batch", AT_S, AT_S + 3.0, root=True, streams=("a", "b"), ready=True)
+        tracer.close()
+        wait, root = collector.spans
+        assert (root.name, root.span_id, root.parent_id) == ("batch", trace.root_id, 0)
+        assert (wait.name, wait.parent_id) == ("batch.wait", trace.root_id)
+        assert wait.span_id not in (0, trace.root_id)
+        assert {span.trace_id for span in collector.spans} == {trace.trace_id}
+        assert (root.start_s, root.end_s) == (AT_S, AT_S + 3.0)
+        assert wait.attributes == {"doll.worker": "w1", "doll.version": 3}
+        assert root.attributes == {"doll.streams": ["a", "b"], "doll.ready": True}
+        assert {(span.service, span.instance) for span in collector.spans} == {
+            ("doll-worker", "w1")
+        }
+        assert (wait.error, troubles) == ("", [])
+
+
+def test_what_came_to_nothing_says_why() -> None:
+    with Collector() as collector, telling(collector.url) as (tracer, _):
+        tracer.span(traced(tracer), "batch.gradient", AT_S, AT_S + 1.0, error="not_finite")
+        tracer.close()
+        assert collector.spans[0].error == "not_finite"
+
+
+@pytest.mark.parametrize("start_s", [-1.0, 1e300, float("inf"), float("nan"), AT_S + 9.0])
+def test_a_time_that_makes_no_sense_costs_no_other_span(start_s: float) -> None:
+    with Collector() as collector, telling(collector.url) as (tracer, troubles):
+        tracer.span(traced(tracer), "batch.read", start_s, AT_S)
+        tracer.span(traced(tracer), "batch.wait", AT_S, AT_S)
+        tracer.close()
+        assert [span.name for span in collector.spans] == ["batch.read", "batch.wait"]
+        assert collector.spans[0].start_s <= collector.spans[0].end_s
+        assert troubles == []
+
+
+def test_of_what_is_not_sampled_there_is_no_trace() -> None:
+    with telling(NOBODY, 0.01) as (tracer, _):
+        sampled = [tracer.trace(JOB, address(number)) is not None for number in range(5_000)]
+        assert sum(sampled) == pytest.approx(50, abs=30)
+
+
+def test_threads_do_not_mix_up_their_roots() -> None:
+    with Collector() as collector, telling(collector.url) as (tracer, _):
+
+        def tell(first: int) -> None:
+            for number in range(first, first + 50):
+                trace = traced(tracer, number)
+                tracer.span(trace, "batch", AT_S, AT_S, root=True, number=number)
+                tracer.span(trace, "batch.wait", AT_S, AT_S, number=number)
+
+        threads = [threading.Thread(target=tell, args=(first,)) for first in (0, 100, 200, 300)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        tracer.close()
+        assert len(collector.spans) == 400
+        for span in collector.spans:
+            number = span.attributes["doll.number"]
+            assert isinstance(number, int)
+            trace = traced(tracer, number)
+            assert span.trace_id == trace.trace_id
+            assert (span.span_id == trace.root_id) == (span.name == "batch")
+
+
+def test_a_collector_that_is_away_is_told_of_once_and_again_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # collector   refuses ───────────────│ takes
+    # spans       a  b  (lost)             c
+    # told        trouble                  ""
+    monkeypatch.setattr(otlp_traces, "SEND_EVERY_S", 0.01)
+    caplog.set_level(logging.DEBUG)
+    with Collector() as collector, telling(collector.url) as (tracer, troubles):
+        collector.status = 400
+        for number in range(2):
+            before = collector.requests
+            tracer.span(traced(tracer, number), "batch.wait", AT_S, AT_S)
+            until(lambda least=before: collector.requests > least, "it was sent")  # type: ignore[misc]
+        until(lambda: len(troubles) == 1, "trouble is told")
+        assert "Bad Request" in troubles[0]
+        assert collector.url in troubles[0]
+        collector.status = 200
+        tracer.span(traced(tracer, 3), "batch.wait", AT_S, AT_S)
+        until(lambda: len(troubles) == 2, "its end is told")
+        assert troubles[1] == ""
+        assert len(collector.spans) == 1
+    said = [record for record in caplog.records if record.name.startswith("opentelemetry")]
+    assert said == []
+
+
+def test_more_spans_than_the_queue_holds_are_lost_without_a_wait_or_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(otlp_traces, "QUEUE_SPANS", 64)
+    monkeypatch.setattr(otlp_traces, "REQUEST_SPANS", 16)
+    monkeypatch.setattr(otlp_traces, "CLOSE_S", 0.1)
+    with Collector() as collector, telling(collector.url) as (tracer, _):
+        collector.answering.clear()  # it takes the request, and is silent
+        for number in range(2_000):
+            tracer.span(traced(tracer, number), "batch.wait", AT_S, AT_S)
+        assert collector.requests <= 1 + 2_000 // 64
+    assert [record for record in caplog.records if "Queue" in record.getMessage()] == []
+
+
+def test_the_end_waits_for_no_collector_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp_traces, "CLOSE_S", 0.2)
+    with Collector() as collector, telling(collector.url) as (tracer, _):
+        collector.answering.clear()
+        tracer.span(traced(tracer), "batch.wait", AT_S, AT_S)
+        closing = threading.Thread(target=tracer.close, daemon=True)
+        closing.start()
+        closing.join(PATIENCE_S)
+        assert not closing.is_alive()
+        assert collector.spans == []
+    assert CLOSE_S > otlp_traces.SEND_S, "a request under way may come to its end"

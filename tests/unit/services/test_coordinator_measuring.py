@@ -1,0 +1,340 @@
+"""What the numbers and the traces of a coordinator say of what it decided."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from common.core import events
+from common.core.messages import Failed, ModelId
+from common.job import parse_job
+from common.metrics.coordinator import CoordinatorMetrics
+from common.metrics.leading import MOST_METRICS, StreamFigures
+from common.testing.tracing import MemoryTracer
+from common.tracing import trace_of
+from services.coordinator import measuring
+from services.coordinator.measuring import Measuring
+from tests.unit.cli.test_job import JOB
+from tests.unit.core.bench import QUIET, Bench
+from tests.unit.core.examples import A, B, P, answer, gradient, ready, span
+
+if TYPE_CHECKING:
+    from common.core.commands import CoordinatorCommand
+    from common.core.events import CoordinatorEvent
+    from common.core.messages import BatchReady
+    from common.core.settings import CoordinatorSettings
+
+NAME = "digits"
+BEGAN_S = 1_700_000_000.0
+
+
+class Measured(Bench):
+    """A coordinator on a bench that is measured; a command takes a second, deciding no time.
+
+    Args:
+        settings: The job's.
+        tracer: Where spans are told.
+    """
+
+    def __init__(
+        self, settings: CoordinatorSettings = QUIET, tracer: MemoryTracer | None = None
+    ) -> None:
+        super().__init__(settings)
+        self.at_s = BEGAN_S
+        self.metrics = CoordinatorMetrics()
+        self.tracer = tracer or MemoryTracer()
+        self.measuring = Measuring(
+            parse_job(JOB), self.metrics.follow(NAME, lambda: None), self.tracer
+        )
+
+    def feed(self, event: CoordinatorEvent) -> tuple[CoordinatorCommand, ...]:
+        """Hand in an event, as the loop does."""
+        self.measuring.heard(event, self.at_s)
+        commands = super().feed(event)
+        for command in commands:
+            begin_s, self.at_s = self.at_s, self.at_s + 1.0
+            self.measuring.done(command, begin_s, self.at_s)
+        if self.machine.leader is not None:
+            self.measuring.decided(self.machine.leader.ledger)
+        return commands
+
+    def told(self, name: str, **labels: str) -> float | None:
+        """What a scrape sees under `doll_<name>`; None: no such series."""
+        return self.metrics.meters.registry.get_sample_value(
+            f"doll_{name}", {"job_name": NAME, **labels}
+        )
+
+    def arrive(self, first_s: float, last_s: float) -> BatchReady:
+        """Let A announce the next records, which arrived in this time."""
+        start = self.standing.claimed[P]
+        claim = msgspec.structs.replace(
+            ready(A, span(P, start, start + 10)), first_arrival_s=first_s, last_arrival_s=last_s
+        )
+        self.read_control(claim)
+        return claim
+
+
+def leading(settings: CoordinatorSettings = QUIET, tracer: MemoryTracer | None = None) -> Measured:
+    """A leader that sees A and B."""
+    bench = Measured(settings, tracer)
+    bench.lead()
+    bench.see(A, B)
+    return bench
+
+
+# --- rounds ----------------------------------------------------------------------------------
+
+
+def test_a_round_is_told_by_its_stages() -> None:
+    # ordered  add │ add │ apply │ audit │ model │ trigger │ ... 10 s ... │ standing │ trigger
+    # told     ─gradients│────── apply ──────────│ wait: 0
+    bench = leading()
+    bench.announce(A, B, A, B)
+    bench.compute()
+    assert bench.told("round_seconds_sum", stage="gradients") == 1.0  # until the last one came
+    assert bench.told("round_seconds_sum", stage="apply") == 3.0
+    assert bench.told("round_seconds_sum", stage="wait") == 0.0
+    bench.compute()
+    bench.at_s += 10.0
+    bench.announce(A, B)
+    assert bench.told("round_seconds_count", stage="apply") == 2.0
+    assert bench.told("round_seconds_count", stage="wait") == 2.0
+    assert bench.told("round_seconds_sum", stage="wait") == 11.0  # 1: a standing before it
+
+
+def test_an_update_is_told_with_its_batches_records_and_results() -> None:
+    bench = leading()
+    bench.announce(A, B)
+    bench.compute()
+    bench.read_updates()
+    assert bench.told("updates_total") == 1.0
+    assert bench.told("update_batches_total") == 2.0
+    assert bench.told("update_records_total") == 20.0
+    assert bench.told("model_version") == 1.0
+    assert bench.told("loss") == 2.0
+    assert bench.told("training_metric", metric="right") == 1.0
+    assert bench.told("short_updates_total", why="linger") == 0.0
+    assert bench.measuring.gradient_s == pytest.approx(0.1)
+
+
+def test_a_ghost_that_names_many_metrics_makes_few_series() -> None:
+    bench = leading()
+    bench.announce(A, B)
+    many = {f"m{number:03}": 1.0 for number in range(500)}
+    replies = tuple(
+        msgspec.structs.replace(answer(order, bench.model), metric_sums=many)
+        for order in bench.orders
+    )
+    bench.feed(events.RepliesRead(replies))
+    names = [f"m{number:03}" for number in range(500)]
+    assert sum(bench.told("training_metric", metric=n) is not None for n in names) == MOST_METRICS
+
+
+def test_a_short_update_is_told_with_its_reason() -> None:
+    bench = leading(replace(QUIET, group_linger_s=1.0))
+    bench.announce(A)
+    bench.tick(2.0)
+    bench.compute()
+    bench.tick(4.0)
+    assert bench.told("short_updates_total", why="linger") == 1.0
+    assert bench.told("update_batches_total") == 1.0
+
+
+def test_a_batch_that_is_asked_of_somebody_else_is_dispatched_again_and_waited_once() -> None:
+    bench = leading()
+    bench.announce(A, B)
+    assert bench.told("batches_redispatched_total") == 0.0
+    bench.see(A)  # B is gone
+    bench.feed(events.RepliesRead((answer(bench.orders[0], bench.model),)))
+    assert bench.told("batches_redispatched_total") == 1.0
+    assert len(bench.tracer.named("batch.wait")) == 2
+
+
+def test_the_age_of_records_is_that_of_the_newest_one_of_each_batch() -> None:
+    bench = leading()
+    bench.arrive(BEGAN_S - 60.0, BEGAN_S - 50.0)
+    bench.arrive(0.0, 0.0)  # Kafka did not say
+    bench.compute()
+    assert bench.told("record_age_seconds_count") == 1.0
+    assert bench.told("record_age_seconds_sum") == bench.at_s - (BEGAN_S - 50.0)
+
+
+def test_of_more_claims_than_are_remembered_the_oldest_tell_no_age(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measuring, "MOST_CLAIMS", 1)
+    bench = leading()
+    bench.arrive(BEGAN_S, BEGAN_S)
+    bench.arrive(BEGAN_S, BEGAN_S)
+    bench.compute()
+    assert bench.told("updates_total") == 1.0
+    assert bench.told("record_age_seconds_count") == 1.0
+
+
+# --- what does not count ---------------------------------------------------------------------
+
+
+def test_claims_are_counted_by_what_the_ledger_made_of_them() -> None:
+    bench = leading()
+    claim = ready(A, span(P, 0, 10))
+    bench.read_control(claim, claim, None, ready(B, span(P, 10, 20)))
+    assert bench.told("claims_accepted_total") == 2.0
+    assert bench.told("claims_refused_total") == 2.0
+
+
+def test_a_gradient_is_told_with_its_age_whether_it_counts_or_not() -> None:
+    bench = leading()
+    bench.announce(A, B)
+    orders, model = bench.orders, bench.model
+    bench.feed(events.RepliesRead((answer(orders[0], model), answer(orders[0], model))))
+    assert bench.told("gradient_staleness_versions_bucket", counted="no", le="0.0") == 1.0
+    bench.feed(events.RepliesRead((answer(orders[1], model),)))
+    bench.feed(events.RepliesRead((answer(orders[1], model),)))  # of the version before, by now
+    assert bench.told("gradient_staleness_versions_sum", counted="no") == 1.0
+    assert bench.told("gradient_staleness_versions_count", counted="yes") == 2.0
+    ghost = gradient(A, ModelId(-1, 0), ())
+    bench.feed(events.RepliesRead((ghost,)))
+    assert bench.told("gradient_staleness_versions_count", counted="no") == 2.0
+    assert bench.told("replies_refused_total", kind="gradient") == 3.0
+
+
+def test_a_failure_is_refused_only_where_its_round_is_over() -> None:
+    bench = leading()
+    bench.announce(A, B)
+    failed = Failed(A, bench.model, (0,), "unreadable")
+    bench.feed(events.RepliesRead((failed,)))
+    assert bench.told("replies_refused_total", kind="failed") == 0.0
+    bench.compute()
+    bench.see(A)
+    bench.compute()
+    bench.feed(events.RepliesRead((failed,)))
+    assert bench.told("replies_refused_total", kind="failed") == 1.0
+
+
+def test_a_batch_that_is_given_up_is_told_with_its_reason() -> None:
+    bench = leading()
+    bench.announce(A, B)
+    bench.feed(events.RepliesRead((Failed(A, bench.model, (0,), "expired"),)))
+    assert bench.told("batches_quarantined_total", reason="expired") == 1.0
+    assert bench.told("batches_quarantined_total", reason="poison") == 0.0
+
+
+# --- who tells -------------------------------------------------------------------------------
+
+OF_A_LEADER = ("epoch", "model_version", "batches_waiting", "workers_live", "loss", "job_paused")
+
+
+def test_a_former_leader_tells_nothing_that_is_its_successors_to_tell() -> None:
+    bench = leading()
+    assert bench.told("leading") == 1.0
+    bench.announce(A, B, A)
+    bench.compute()
+    figures = StreamFigures({"s": 30}, {"s": 0}, 1.0, 0.5, 0.25)
+    assert bench.measuring.saw_streams(bench.epoch, figures)
+    assert bench.told("stream_records", stream="s") == 30.0
+    epoch = bench.epoch
+    bench.feed(events.LeaseAnswered(held=False))
+    assert bench.told("leading") == 0.0
+    assert {name: bench.told(name) for name in OF_A_LEADER} == dict.fromkeys(OF_A_LEADER)
+    assert bench.told("training_metric", metric="right") is None
+    assert not bench.measuring.saw_streams(epoch, figures), "its watch may still look around"
+    assert bench.told("stream_records", stream="s") is None
+    assert bench.told("stability_ratio", bound="necessary") is None
+    assert (bench.told("updates_total"), bench.told("takeovers_total")) == (1.0, 1.0)
+
+
+def test_a_leader_says_where_it_stands() -> None:
+    bench = leading()
+    bench.announce(A, B, A)
+    bench.tick(bench.now + 1.0)
+    assert {name: bench.told(name) for name in OF_A_LEADER} == {
+        "epoch": 0.0,
+        "model_version": 0.0,
+        "batches_waiting": 3.0,
+        "workers_live": 2.0,
+        "loss": None,  # there was no update
+        "job_paused": 0.0,
+    }
+
+
+def test_who_leads_again_counts_on_and_begins_a_new_ledger() -> None:
+    bench = leading()
+    bench.announce(A, B)
+    bench.compute()
+    bench.feed(events.LeaseAnswered(held=False))
+    bench.lead()
+    bench.read_control()  # its snapshot is the genesis: both claims once more
+    assert bench.told("claims_accepted_total") == 4.0
+    assert bench.told("takeovers_total") == 2.0
+    assert bench.told("epoch") == 2.0
+
+
+def test_a_held_job_is_told_by_who_held_it_until_a_person_resumes_it() -> None:
+    bench = leading()
+    bench.feed(events.Trouble("a log is shorter than it was"))
+    assert (bench.told("job_held"), bench.told("leading")) == (1.0, 0.0)
+    bench.feed(events.WantedChanged("paused"))  # as it wrote down itself
+    assert bench.told("job_held") == 1.0
+    bench.feed(events.WantedChanged("running"))
+    assert bench.told("job_held") is None
+
+
+def test_a_job_that_a_person_pauses_rests_and_is_not_held() -> None:
+    bench = leading()
+    bench.feed(events.WantedChanged("paused"))
+    assert (bench.told("job_paused"), bench.told("job_held")) == (1.0, 0.0)
+    bench.feed(events.WantedChanged("running"))
+    assert bench.told("job_paused") == 0.0
+
+
+def test_a_job_that_is_followed_no_longer_is_not_told_at_all() -> None:
+    bench = leading()
+    bench.announce(A, B)
+    bench.compute()
+    bench.metrics.forget(NAME)
+    assert NAME not in bench.metrics.meters.exposed().decode()
+
+
+# --- traces ----------------------------------------------------------------------------------
+
+
+def test_a_batch_is_traced_from_its_first_record_to_its_update() -> None:
+    bench = leading()
+    claim = bench.arrive(BEGAN_S - 60.0, BEGAN_S - 50.0)
+    bench.announce(B)
+    bench.compute()
+    trace = trace_of(NAME, claim.address)
+    spans = {each.name: each for each in bench.tracer.spans if each.trace == trace}
+    assert list(spans) == ["batch.wait", "batch.apply", "batch"]
+    assert [each.name for each in spans.values() if each.root] == ["batch"]
+    root, wait, apply = spans["batch"], spans["batch.wait"], spans["batch.apply"]
+    assert root.attributes == {
+        "job": NAME,
+        "worker": "a",
+        "samples": 10,
+        "offset": 0,
+        "streams": ("s",),
+        "epoch": 0,
+        "version": 1,
+    }
+    assert root.start_s == BEGAN_S - 60.0 < wait.start_s < wait.end_s <= apply.start_s
+    assert apply.end_s == root.end_s == bench.at_s
+
+
+def test_a_batch_that_is_in_no_update_has_no_root() -> None:
+    bench = leading()
+    bench.announce(A, B)
+    bench.feed(events.LeaseAnswered(held=False))
+    assert bench.tracer.named("batch") == []
+    assert len(bench.tracer.named("batch.wait")) == 2
+
+
+def test_of_batches_that_are_not_sampled_nothing_is_told() -> None:
+    bench = leading(tracer=MemoryTracer(ratio=1e-9))
+    bench.announce(A, B)
+    bench.compute()
+    assert bench.tracer.spans == []
+    assert bench.told("updates_total") == 1.0

@@ -1,0 +1,176 @@
+"""What the ends of a job's logs say: arrivals, lag, and whether its workers keep up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.core import commands as do
+from common.core.messages import Standing, UpdateApplied
+from common.core.snapshots import genesis
+from common.core.spans import Partition
+from common.job import parse_job
+from common.metrics.coordinator import CoordinatorMetrics
+from common.telemetry import event_logger
+from common.testing.clock import HandClock
+from common.testing.log import MemoryLog
+from common.tracing import NoTracer
+from services.coordinator import streams
+from services.coordinator.measuring import Measuring
+from services.coordinator.readers import Ear, Heard
+from services.coordinator.streams import WINDOW_S, Arrivals, StreamWatch, by_stream, ratios
+from tests.unit.cli.test_job import JOB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NAME, EPOCH = "digits", 7
+A, B = Partition("clinic-a", 0), Partition("clinic-a", 1)
+PATIENCE_S = 20.0
+
+
+# --- numbers alone ---------------------------------------------------------------------------
+
+
+def test_arrivals_are_averaged_over_the_last_minute() -> None:
+    # at s       0    5   10   ...   60   65
+    # records    0   50  100   ...  600  600      10/s, then nothing
+    arrivals = Arrivals()
+    assert arrivals.add(0, 0.0) is None
+    means = [arrivals.add(10 * at, float(at)) for at in range(5, 65, 5)]
+    assert means == [10.0] * 12
+    assert arrivals.add(600, 65.0) == pytest.approx(550 / WINDOW_S)
+    assert arrivals.add(600, 1000.0) == 0.0
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 100.0), st.integers(0, 1000)), min_size=1, max_size=60))
+def test_a_mean_is_at_most_the_fastest_and_never_below_zero(
+    steps: list[tuple[float, int]],
+) -> None:
+    arrivals, now, total, fastest = Arrivals(), 0.0, 0, 0.0
+    arrivals.add(0, 0.0)
+    for gap_s, records in steps:
+        before = now
+        now, total = now + gap_s, total + records
+        fastest = max(fastest, records / (now - before) if now > before else float("inf"))
+        mean = arrivals.add(total, now)
+        assert mean is None or 0.0 <= mean <= fastest * (1 + 1e-9) + 1e-9
+
+
+def test_records_are_added_up_by_stream_from_the_first_position_on() -> None:
+    other = Partition("clinic-b", 0)
+    first = {A: 100, B: 0, other: 5}
+    assert by_stream(first, {A: 150, B: 7, other: 5}) == {"clinic-a": 57, "clinic-b": 0}
+    assert by_stream(first, {A: 90}) == {"clinic-a": 0, "clinic-b": 0}
+
+
+def test_both_bounds_of_stability_are_those_of_proposition_1() -> None:
+    # 100 records/s, b = 10: 10 batches/s of 0.2 s each; 4 workers, K = 8: 2 each in 0.8 s
+    sufficient, necessary = ratios(100.0, 4, (10, 8), 0.2)
+    assert sufficient == pytest.approx(2.0)
+    assert necessary == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("arrivals_per_s", "live", "gradient_s"),
+    [(None, 4, 0.2), (0.0, 4, 0.2), (100.0, 0, 0.2), (100.0, 4, None), (100.0, 4, 0.0)],
+)
+def test_of_what_is_not_known_no_ratio_is_told(
+    arrivals_per_s: float | None, live: int, gradient_s: float | None
+) -> None:
+    assert ratios(arrivals_per_s, live, (10, 8), gradient_s) == (None, None)
+
+
+# --- the watch -------------------------------------------------------------------------------
+
+
+class Bench:
+    """A leader's watch of a topic with two partitions."""
+
+    def __init__(self) -> None:
+        self.log = MemoryLog()
+        self.log.create_topic("clinic-a", 2)
+        self.clock = HandClock()
+        self.metrics = CoordinatorMetrics()
+        self.measuring = Measuring(
+            parse_job(JOB), self.metrics.follow(NAME, lambda: None), NoTracer()
+        )
+        self.faults = list[BaseException]()
+        ear = Ear(SimpleQueue[Heard](), 1, event_logger("test"), self.faults.append)
+        first = {A: 0, B: 0}
+        self.watch = StreamWatch(self.log, EPOCH, first, self.measuring, ear, self.clock)
+        self.watch.start()
+
+    def lead(self, epoch: int = EPOCH) -> None:
+        """Let somebody of this process lead."""
+        self.measuring.done(do.Begin(epoch, genesis({A: 0, B: 0})), 0.0, 0.0)
+
+    def stand(self, claimed: int, live: int) -> None:
+        """Put a standing."""
+        standing = Standing(EPOCH, 0, {A: claimed, B: 0}, 0, 0, live, {})
+        self.measuring.done(do.PutStanding(standing), 0.0, 0.0)
+
+    def produce(self, records: int) -> None:
+        """Let records arrive."""
+        writer = self.log.writer()
+        for _ in range(records):
+            writer.append("clinic-a", b"", partition=0)
+        assert writer.flush(1.0)
+
+    def told(self, name: str, **labels: str) -> float | None:
+        """What a scrape sees under `doll_<name>`."""
+        return self.metrics.meters.registry.get_sample_value(
+            f"doll_{name}", {"job_name": NAME, **labels}
+        )
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(streams, "LOOK_S", 0.005)
+    made = Bench()
+    yield made
+    made.watch.stopped.set()
+    made.watch.join(PATIENCE_S)
+    assert made.faults == []
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, what
+        pause.wait(0.005)
+
+
+def test_a_watch_tells_arrivals_lag_and_stability(bench: Bench) -> None:
+    bench.lead()
+    bench.stand(claimed=0, live=2)
+    until(lambda: bench.told("stream_records", stream="clinic-a") == 0.0, "a look")
+    bench.clock.advance(10.0)
+    bench.produce(40)
+    until(lambda: bench.told("stream_lag_records", stream="clinic-a") == 40.0, "it arrived")
+    assert bench.told("stability_ratio", bound="sufficient") is None, "no gradient was heard of"
+    update = UpdateApplied(EPOCH, 1, (), 1, 0.0, gradient_s=0.1)
+    bench.measuring.done(do.Apply(update), 0.0, 0.0)
+    bench.stand(claimed=30, live=2)
+    until(lambda: bench.told("stream_lag_records", stream="clinic-a") == 10.0, "it was claimed")
+    assert bench.told("stream_records", stream="clinic-a") == 40.0
+    assert bench.told("arrival_rate") == pytest.approx(4.0)
+    # b = 2, K = 1: 2 batches/s of 0.1 s
+    assert bench.told("stability_ratio", bound="sufficient") == pytest.approx(0.2)
+    assert bench.told("stability_ratio", bound="necessary") == pytest.approx(0.2)
+
+
+def test_while_kafka_is_away_nothing_is_told_and_nothing_ends(bench: Bench) -> None:
+    bench.lead()
+    until(lambda: bench.told("stream_records", stream="clinic-a") == 0.0, "a look")
+    bench.log.go_away()
+    until(lambda: bench.told("stream_records", stream="clinic-a") is None, "it is noticed")
+    bench.log.come_back()
+    bench.produce(3)
+    until(lambda: bench.told("stream_records", stream="clinic-a") == 3.0, "it is back")
