@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -111,6 +112,11 @@ class Stack:
         return all(self._well(container) for container in self.metrics_ports)
 
     def _well(self, container: str) -> bool:
+        with (
+            socket.socket() as probe
+        ):  # a process for each look would keep the others from starting
+            if probe.connect_ex(("127.0.0.1", self.metrics_ports[container])) != 0:
+                return False
         service = compose.services()[container.rpartition("-")[0]]
         _, python, *arguments = service["healthcheck"]["test"]
         assert python == "python"
