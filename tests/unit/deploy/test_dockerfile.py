@@ -1,0 +1,149 @@
+"""What can be seen of the images without building them: pinned, one user, no secrets, small."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from common.config import read_settings
+from tests.dockerfiles import DOCKERFILE, Instruction, chain, needed, read
+
+ROOT = Path(__file__).parents[3]
+STAGES = read(DOCKERFILE.read_text())
+TARGETS = ("service", "worker")
+SECRET = re.compile(r"PASSWORD|SECRET|TOKEN|CREDENTIAL|(?<!E)KEY", re.IGNORECASE)
+PINNED = re.compile(r"[a-z]+:\d+\.\d+\.\d+-[a-z-]+")
+
+
+def instructions(*words: str) -> list[Instruction]:
+    return [i for stage in STAGES.values() for i in stage.instructions if i.word in words]
+
+
+def of_target(target: str, word: str) -> list[Instruction]:
+    return [i for stage in chain(STAGES, target) for i in stage.instructions if i.word == word]
+
+
+def extras(target: str) -> set[str]:
+    """The extras whose requirements are installed for a target."""
+    texts = [i.text for s in needed(STAGES, target) for i in s.instructions if i.word == "RUN"]
+    return {
+        e
+        for text in texts
+        for found in re.findall(r"\[([a-z,]+)\]", text)
+        for e in found.split(",")
+    }
+
+
+def test_every_image_that_we_begin_with_is_pinned_to_a_patch() -> None:
+    begun_with = {stage.parent for stage in STAGES.values()} - STAGES.keys()
+    assert len(begun_with) == 1  # what was compiled for one stage runs in the other
+    for image in begun_with:
+        assert PINNED.fullmatch(image), image
+
+
+def test_packages_come_as_the_constraints_say_or_are_our_own() -> None:
+    for run in instructions("RUN"):
+        for step in re.split(r"&&|;", run.text):
+            if " install " in step:
+                ours = "--no-deps --force-reinstall /wheels/code/" in step
+                assert ours or "--constraint constraints.txt" in step, step
+            assert "apt" not in step.split(), f"{step}: unpinned, and may bring a compiler"
+
+
+def test_every_module_that_is_copied_exists_and_is_in_the_context() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in lines  # nothing but what is named is sent to the engine
+    sent = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    wanted = set[str]()
+    for copy in instructions("COPY"):
+        stage, sources, _ = copy.copied()
+        if stage is None:
+            wanted |= set(sources)
+        else:
+            assert stage in STAGES, copy
+    assert wanted == sent
+    assert all((ROOT / name).exists() for name in wanted)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_ends_with_a_user_that_is_a_number_and_not_root(target: str) -> None:
+    last = STAGES[target].instructions[-1]
+    assert last == Instruction("USER", "10001:10001")  # Kubernetes can tell that it is not root
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_says_how_it_is_started_asked_and_ended(target: str) -> None:
+    (health,) = of_target(target, "HEALTHCHECK")
+    _, command = health.health()
+    module = command[-1]
+    assert command == ["python", "-m", module]
+    assert (ROOT / f"{module.replace('.', '/')}.py").exists()
+    (entry,) = of_target(target, "ENTRYPOINT")
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert entry.listed()[0] in scripts
+    assert [i.text for i in of_target(target, "STOPSIGNAL")] == ["SIGTERM"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_settings_of_an_image_are_ones_that_we_read_and_their_ports_are_exposed(
+    target: str,
+) -> None:
+    variables = {n: v for i in of_target(target, "ENV") for n, v in i.pairs().items()}
+    ours = {name: value for name, value in variables.items() if name.startswith("DOLL_")}
+    settings = read_settings(ours)
+    assert ours.keys() == settings.environ().keys()  # none is misspelt, none is the default
+    exposed = {int(port) for i in of_target(target, "EXPOSE") for port in i.text.split()}
+    assert exposed == {settings.api_port, settings.metrics_port}
+
+
+def test_nothing_in_an_image_is_a_secret() -> None:
+    names = {name for i in instructions("ARG", "ENV", "LABEL") for name in i.pairs()}
+    assert "DOLL_METRICS_PORT" in names
+    assert not [name for name in names if SECRET.search(name)]
+
+
+def test_an_image_has_what_its_services_need_and_service_never_torch() -> None:
+    known: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert extras("service") == {"admin", "cli", "provisioner", "tracing"}
+    trained = {"coordinator", "evaluator", "provisioner", "tracing", "worker"}
+    assert extras("worker") == trained  # its provisioner: one whose machines are processes
+    assert not [extra for extra in extras("service") if "torch" in known[extra]]
+    packages = [s for s in needed(STAGES, "service") for i in s.instructions if " torch" in i.text]
+    assert packages == []
+
+
+def test_a_change_of_our_code_installs_no_requirement_again() -> None:
+    for target in TARGETS:
+        packages = STAGES[f"{target}-packages"].instructions
+        ours = next(i for i, step in enumerate(packages) if "--from=code" in step.text)
+        later = [step.text for step in packages[ours + 1 :]]
+        assert later == [
+            "pip --python /opt/doll install --no-deps --force-reinstall /wheels/code/*.whl"
+        ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FROM python:3.11.1-slim AS one\nADD https://example.org/x /x\n",
+        "FROM python:latest\n",
+        "FROM --platform=linux/amd64 python:3.11.1-slim AS one\n",
+        "FROM python:3.11.1-slim AS one\nONBUILD RUN true\n",
+    ],
+    ids=["ADD", "no name", "options", "ONBUILD"],
+)
+def test_what_the_reader_does_not_know_it_refuses(text: str) -> None:
+    with pytest.raises(AssertionError):
+        read(text)
+
+
+def test_continued_lines_are_one_instruction() -> None:
+    text = "RUN this \\\n # not that\n && \\\n   that\nENV A=1 \\\n B='2 3'\n"
+    run, env = read(f"FROM a:1.0.0-slim AS one\n{text}")["one"].instructions
+    assert run.text == "this && that"
+    assert env.pairs() == {"A": "1", "B": "2 3"}
