@@ -1,0 +1,90 @@
+"""Every alert asks for what there is, fires when it should, and says what to do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from common.job_file import as_json, load_text
+from tests.unit.deploy.promql import faults
+from tests.unit.deploy.promtool import promtool
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "deploy/prometheus"
+SEVERITIES = ("critical", "warning", "info")
+
+
+class _Notes(msgspec.Struct, forbid_unknown_fields=True):
+    summary: str
+    description: str
+    runbook: str
+
+
+class _Alert(msgspec.Struct, forbid_unknown_fields=True, rename={"wait": "for", "name": "alert"}):
+    name: str
+    expr: str
+    wait: str
+    labels: dict[str, str]
+    annotations: _Notes
+
+
+class _Group(msgspec.Struct):
+    name: str
+    rules: list[_Alert]
+
+
+class _Groups(msgspec.Struct):
+    groups: list[_Group]
+
+
+TEXT = (FOLDER / "alerts.yml").read_text()
+ALERTS = [
+    alert
+    for group in msgspec.json.decode(as_json(load_text(TEXT)), type=_Groups).groups
+    for alert in group.rules
+]
+each = pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+
+
+@each
+def test_every_metric_and_label_of_an_alert_is_in_the_catalogue(alert: _Alert) -> None:
+    assert faults(alert.expr) == []
+
+
+@each
+def test_an_alert_says_how_bad_it_is_what_is_so_and_where_it_is_written_what_to_do(
+    alert: _Alert,
+) -> None:
+    assert alert.labels["severity"] in SEVERITIES
+    assert re.fullmatch(r"\d+m", alert.wait)
+    assert not alert.annotations.summary.endswith(".")
+    assert alert.annotations.description.endswith(".")
+    assert alert.annotations.runbook == f"docs/operating.md#{alert.name.lower()}"
+
+
+def test_the_guide_has_a_section_for_every_alert_and_for_no_other() -> None:
+    guide = (ROOT / "docs/operating.md").read_text()
+    sections = re.findall(r"^### (Doll\w+)\n\n\*\*Means\*\*", guide, re.MULTILINE)
+    assert sections == [alert.name for alert in ALERTS]
+
+
+def test_a_dashboard_speaks_of_alerts_that_there_are() -> None:
+    names = {alert.name for alert in ALERTS}
+    texts = "".join(path.read_text() for path in (ROOT / "deploy/grafana").rglob("*.json"))
+    spoken = set(re.findall(r"\bDoll[A-Z]\w+", texts))
+    assert spoken
+    assert spoken <= names
+
+
+def test_prometheus_reads_the_rules() -> None:
+    assert promtool("check", "rules", "alerts.yml", folder=FOLDER) == ""
+
+
+def test_every_alert_fires_when_it_should_and_not_before() -> None:
+    tests = (FOLDER / "alerts_test.yml").read_text()
+    untried = [alert.name for alert in ALERTS if f'alertname="{alert.name}"' not in tests]
+    assert untried == []
+    assert promtool("test", "rules", "alerts_test.yml", folder=FOLDER) == ""
