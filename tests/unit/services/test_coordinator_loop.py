@@ -13,11 +13,13 @@ from common.core.messages import WorkerId
 from common.job import parse_job
 from common.jobs import JobBook
 from common.metrics.coordinator import CoordinatorMetrics
-from common.metrics.serving import Pulse
+from common.metrics.serving import Pulse, Pulses
 from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
 from common.tracing import NoTracer
+from services.coordinator.__main__ import JOB_STILL_S
 from services.coordinator.loop import JobCoordinator, protocol_settings
 from tests.unit.cli.test_job import JOB
 
@@ -33,8 +35,15 @@ PATIENCE_S = 20.0
 class Replica:
     """A coordinator's thread for one job."""
 
-    def __init__(self, log: MemoryLog, redis: MemoryRedis, record: JobRecord, name: str) -> None:
-        self.board = MemoryBoard(redis, NAME)
+    def __init__(
+        self,
+        log: MemoryLog,
+        board: MemoryBoard,
+        record: JobRecord,
+        name: str,
+        pulse: Pulse | None = None,
+    ) -> None:
+        self.board = board
         self.coordinator = JobCoordinator(
             name,
             record,
@@ -47,8 +56,7 @@ class Replica:
             tracer=NoTracer(),
             logger=event_logger("test"),
         )
-        self.pulse = Pulse()
-        beat = self.pulse.beat
+        beat = (pulse or Pulse()).beat
         self.thread = threading.Thread(target=self.coordinator.run, args=(beat,), daemon=True)
         self.thread.start()
 
@@ -68,9 +76,9 @@ class Bench:
         self.log.create_topic("clinic-a", 1)
         self.book = JobBook(self.log)
         self.record = self.book.submit(parse_job(JOB))
-        self.leader = Replica(self.log, self.redis, self.record, "c1")
+        self.leader = Replica(self.log, MemoryBoard(self.redis, NAME), self.record, "c1")
         until(lambda: self.leader.board.get_standing() is not None, "somebody leads")
-        self.other = Replica(self.log, self.redis, self.record, "c2")
+        self.other = Replica(self.log, MemoryBoard(self.redis, NAME), self.record, "c2")
 
     def both(self) -> tuple[Replica, Replica]:
         """The two replicas."""
@@ -126,3 +134,32 @@ def test_the_protocol_goes_by_the_specification_of_the_record(bench: Bench) -> N
     assert (settings.group_size, settings.bound) == (7, 14)
     assert (settings.revision, settings.learning_rate) == (1, 0.5)
     assert protocol_settings(bench.record).stop_at is None
+
+
+class StuckBoard(MemoryBoard):
+    """A board whose answer about the lease a test holds back."""
+
+    def __init__(self, server: MemoryRedis, job: str) -> None:
+        super().__init__(server, job)
+        self.asked, self.answer = threading.Event(), threading.Event()
+
+    def hold_lease(self, holder: str, ttl_s: float) -> bool:
+        """Wait for the test, then ask."""
+        self.asked.set()
+        self.answer.wait(PATIENCE_S)
+        return super().hold_lease(holder, ttl_s)
+
+
+def test_a_loop_that_hangs_is_ill_until_it_turns_again() -> None:
+    log, clock = MemoryLog(), HandClock()
+    log.create_topic("clinic-a", 1)
+    board = StuckBoard(MemoryRedis(), NAME)
+    pulses = Pulses(clock)
+    pulse = pulses.begin("the loop of job digits", JOB_STILL_S)
+    replica = Replica(log, board, JobBook(log).submit(parse_job(JOB)), "c1", pulse)
+    assert board.asked.wait(PATIENCE_S)
+    clock.advance(JOB_STILL_S)
+    assert pulses.complaint() == "the loop of job digits has not turned for 300 s"
+    board.answer.set()
+    until(lambda: not pulses.complaint(), "it turns")
+    replica.end()

@@ -1,0 +1,227 @@
+"""A whole small job in memory: what a scrape of its coordinator says of it, line by line."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from common import wire
+from common.checkpoints import CheckpointStore
+from common.config import Settings
+from common.core.messages import (
+    BatchReady,
+    Failed,
+    Gradient,
+    ModelId,
+    Skipped,
+    TriggerId,
+    WorkerId,
+)
+from common.core.spans import Span
+from common.job import parse_job
+from common.jobs import JobBook
+from common.metrics.catalogue import CATALOGUE
+from common.metrics.coordinator import CoordinatorMetrics
+from common.metrics.serving import Pulse
+from common.telemetry import event_logger
+from common.testing.blobs import MemoryBlobs
+from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.log import MemoryLog
+from common.testing.tracing import MemoryTracer
+from common.topics import control_topic
+from services.coordinator import streams
+from services.coordinator.loop import JobCoordinator
+from tests.unit.cli.test_job import JOB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.core.messages import Order, Reply, UpdateTrigger
+
+NAME, STREAM = "digits", "clinic-a"
+W1 = WorkerId("w1")
+PATIENCE_S = 20.0
+OWN = [line for line in CATALOGUE if line.told_by == ("coordinator",)]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, what
+        pause.wait(0.005)
+
+
+class Bench:
+    """A leader of a job with K = 1, and a worker that does what a test says."""
+
+    def __init__(self) -> None:
+        self.log, redis = MemoryLog(), MemoryRedis()
+        self.log.create_topic(STREAM, 1)
+        self.board = MemoryBoard(redis, NAME)
+        self.metrics, self.tracer, self.pulse = CoordinatorMetrics(), MemoryTracer(), Pulse()
+        self._record = JobBook(self.log).submit(parse_job(JOB))
+        self._writer = self.log.writer()
+        self._heard = TriggerId(-1, 0)
+        self.board.beat(W1, "alive", PATIENCE_S)
+        self.coordinator = JobCoordinator(
+            "c1",
+            self._record,
+            Settings(),
+            log=self.log,
+            board=MemoryBoard(redis, NAME),
+            checkpoints=CheckpointStore(MemoryBlobs(), NAME),
+            book=JobBook(self.log),
+            metrics=self.metrics,
+            tracer=self.tracer,
+            logger=event_logger("test"),
+        )
+        beat = self.pulse.beat
+        self.thread = threading.Thread(target=self.coordinator.run, args=(beat,), daemon=True)
+        self.thread.start()
+
+    def told(self, name: str, **labels: str) -> float | None:
+        """What a scrape sees under `doll_<name>`."""
+        return self.metrics.meters.registry.get_sample_value(
+            f"doll_{name}", {"job_name": NAME, **labels}
+        )
+
+    def await_told(self, value: float, name: str, **labels: str) -> None:
+        """Wait until a scrape sees this."""
+        until(lambda: self.told(name, **labels) == value, f"{name} is {value}")
+
+    def produce(self, records: int) -> None:
+        """Let records arrive."""
+        for _ in range(records):
+            self._writer.append(STREAM, b"...", partition=0)
+        assert self._writer.flush(1.0)
+
+    def claim(self, start: int, end: int, *skipped: int) -> None:
+        """Announce these records, without those that do not decode."""
+        claim = BatchReady(
+            W1,
+            (Span(STREAM, 0, start, end),),
+            end - start - len(skipped),
+            tuple(Skipped(STREAM, 0, offset, "too short") for offset in skipped),
+            time.time() - 2.0,
+            time.time() - 1.0,
+        )
+        self._writer.append(control_topic(NAME), wire.encode_claim(claim), partition=0)
+        assert self._writer.flush(1.0)
+
+    def trigger(self) -> UpdateTrigger:
+        """Wait for the next one."""
+        (newest, *_) = self.board.triggers(self._heard, PATIENCE_S)
+        self._heard = newest.id
+        return newest
+
+    def gradient(self, model: ModelId, order: Order) -> Gradient:
+        """Of an order, all zeros."""
+        weights = self.board.get_model(model)
+        assert weights is not None
+        samples = sum(batch.samples for batch in order.batches)
+        return Gradient(
+            W1,
+            model,
+            tuple(batch.offset for batch in order.batches),
+            samples,
+            0.5 * samples,
+            {"accuracy": 1.0 * samples},
+            0.1,
+            np.zeros(len(weights) // 4, np.float32),
+        )
+
+    def send(self, *replies: Reply) -> None:
+        """Send replies to the leader."""
+        for reply in replies:
+            self.board.push_reply(reply)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(streams, "LOOK_S", 0.01)
+    made = Bench()
+    yield made
+    made.coordinator.stop()
+    made.thread.join(PATIENCE_S)
+    assert not made.thread.is_alive()
+
+
+def test_a_scrape_says_what_became_of_each_record_claim_and_reply(bench: Bench) -> None:
+    # claims   [0:2]  [2:5] but 2   [0:2] again   [5:7]
+    # round      1       2             refused      3: expired
+    bench.await_told(0.0, "stream_records", stream=STREAM)
+    bench.produce(10)
+    bench.claim(0, 2)
+    bench.claim(2, 5, 2)
+    bench.claim(0, 2)
+    bench.claim(5, 7)
+
+    first = bench.trigger()
+    gradient = bench.gradient(first.model, first.orders[0])
+    torn = Gradient(W1, first.model, (0,), 2, 0.0, {}, 0.1, np.zeros(1, np.float32))
+    bench.send(torn, gradient)
+    second = bench.trigger()
+    bench.send(gradient, bench.gradient(second.model, second.orders[0]))
+    third = bench.trigger()
+    offset = third.orders[0].batches[0].offset
+    bench.send(Failed(W1, third.model, (offset,), "expired", "deleted"))
+    bench.await_told(1.0, "batches_quarantined_total", reason="expired")
+    bench.await_told(2.0, "dead_letters_total")  # a record, and the address of a batch
+    bench.await_told(0.0, "batches_waiting")
+    bench.await_told(3.0, "stream_lag_records", stream=STREAM)
+
+    assert {
+        name: bench.told(name)
+        for name in ("leading", "takeovers_total", "epoch", "model_version", "workers_live", "loss")
+    } == {
+        "leading": 1.0,
+        "takeovers_total": 1.0,
+        "epoch": 0.0,
+        "model_version": 2.0,
+        "workers_live": 1.0,
+        "loss": 0.5,
+    }
+    assert bench.told("training_metric", metric="accuracy") == 1.0
+    assert bench.told("claims_accepted_total") == 3.0
+    assert bench.told("claims_refused_total") == 1.0
+    assert bench.told("updates_total") == 2.0
+    assert bench.told("update_batches_total") == 2.0
+    assert bench.told("update_records_total") == 4.0
+    assert bench.told("replies_refused_total", kind="gradient") == 1.0
+    assert bench.told("replies_refused_total", kind="malformed") == 1.0
+    assert bench.told("replies_refused_total", kind="failed") == 0.0
+    assert bench.told("gradient_staleness_versions_sum", counted="no") == 1.0
+    assert bench.told("gradient_staleness_versions_count", counted="yes") == 2.0
+    assert bench.told("record_age_seconds_count") == 2.0
+    assert bench.told("record_age_seconds_bucket", le="0.5") == 0.0
+    for stage in ("gradients", "apply"):
+        assert bench.told("round_seconds_count", stage=stage) == 2.0
+    assert bench.told("stream_records", stream=STREAM) == 10.0
+    assert len(bench.tracer.named("batch")) == len(bench.tracer.named("batch.apply")) == 2
+    assert len(bench.tracer.named("batch.wait")) == 3
+
+
+def test_every_line_of_the_catalogue_that_is_a_coordinators_is_told_by_a_leader(
+    bench: Bench,
+) -> None:
+    bench.await_told(0.0, "stream_records", stream=STREAM)
+    bench.produce(2)
+    bench.claim(0, 2)
+    trigger = bench.trigger()
+    bench.send(bench.gradient(trigger.model, trigger.orders[0]))
+    until(lambda: bench.told("stability_ratio", bound="necessary") is not None, "it is known")
+    until(lambda: bench.told("checkpoint_age_seconds") is not None, "it is known")
+    families = bench.metrics.meters.registry.collect()
+    told = {family.name for family in families if family.samples}
+    assert {line.name.removesuffix("_total") for line in OWN} <= told
+
+
+def test_a_replica_that_takes_no_part_any_more_tells_nothing_of_the_job(bench: Bench) -> None:
+    bench.await_told(1.0, "leading")
+    bench.coordinator.stop()
+    bench.thread.join(PATIENCE_S)
+    assert NAME not in bench.metrics.meters.exposed().decode()
