@@ -17,8 +17,9 @@ All spans are told after the fact. Those of a batch that never came into an upda
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
+
+import msgspec
 
 if TYPE_CHECKING:
     from common.core.spans import Address
@@ -98,7 +99,7 @@ class NoTracer:
 
 def trace_of(job: str, address: Address) -> BatchTrace:
     """Name the trace of a batch: the same in every process, for ever."""
-    content = json.dumps([job, address], separators=(",", ":")).encode()
+    content = msgspec.json.encode([job, address])
     digest = hashlib.blake2b(content, digest_size=_TRACE_BYTES + _SPAN_BYTES).digest()
     return BatchTrace(
         int.from_bytes(digest[:_TRACE_BYTES]) or 1, int.from_bytes(digest[_TRACE_BYTES:]) or 1
