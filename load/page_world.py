@@ -7,11 +7,20 @@ thousand updates: by the records of the real topics, so that the real folds tell
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, sin
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.core.messages import Batch, Lead, ModelId, Standing, UpdateApplied, WorkerId
+from common.core.messages import (
+    Batch,
+    Drifted,
+    Evaluated,
+    Lead,
+    ModelId,
+    Standing,
+    UpdateApplied,
+    WorkerId,
+)
 from common.core.spans import Partition, Span
 from common.job import parse_job
 from common.jobs import Change, JobRecord
@@ -37,6 +46,8 @@ STEP_S = 5.0
 REVIEW_S = 15.0
 SLOTS = 16
 UPDATES_PER_S = 1.1  # with all slots at work
+EVALUATED = 100  # each such version, by an evaluator
+DRIFTED = 3200  # when a stream did
 POOLS = ("on-demand", "spot-a", "spot-b")
 ON_DEMAND_USD_PER_HOUR = 0.286
 _SAMPLES = 20 * 256  # of an update, as one batch here: nobody looks at single ones
@@ -52,6 +63,7 @@ batch_size: 256
 group_size: 20
 optimizer: {{name: adam, learning_rate: 1.0e-3}}
 stop: {{updates: 9000, deadline_s: 9600}}
+evaluation: {{every_updates: 100, stream: payments-held-out}}
 provisioning: {{workers: 16, policy: adaptive}}
 """
 
@@ -194,6 +206,19 @@ class _Learning:
                 UpdateApplied(0, self.version, (batch,), _SAMPLES, loss, {"accuracy": accuracy}),
             )
         )
+        if self.version % EVALUATED == 0:
+            self._evaluated(at_s)
+
+    def _evaluated(self, at_s: float) -> None:
+        """What an evaluator tells; it takes no chance from the rest."""
+        model = ModelId(0, self.version)
+        wave = 0.002 * sin(self.version / 170)
+        test = {"accuracy": 0.957 - 0.31 * exp(-self.version / 430) + wave, "loss": 0.171}
+        streams = {stream: {"accuracy": test["accuracy"] + 0.004} for stream in STREAMS}
+        self._world.updates.append((at_s, Evaluated(model, at_s, 2000, test, streams)))
+        if self.version == DRIFTED:
+            drift = Drifted(model, at_s, STREAMS[1], 0.041, 0.118)
+            self._world.updates.append((at_s, drift))
 
 
 class _Market:

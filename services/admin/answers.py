@@ -22,6 +22,22 @@ class Answer(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
+class EvaluationAnswer(Answer):
+    """How good the model is, as an evaluator told last."""
+
+    version: Count | None = Field(description="Tried on the test set last; null: none was.")
+    at_s: float | None
+    records: Count = Field(description="Of the test set.")
+    test: dict[str, float] = Field(examples=[{"accuracy": 0.97, "loss": 0.11}])
+    predicted: Count | None = Field(description="The last version that predicted new records.")
+    prequential: dict[str, dict[str, float]] = Field(
+        description="By stream: means over records that were predicted before the model learned"
+        " from them.",
+        examples=[{"clinic-a": {"accuracy": 0.95, "loss": 0.16}}],
+    )
+    drifts: Count = Field(description="Noticed so far, the last 200 at most.")
+
+
 class Progress(Answer):
     """How far a job is."""
 
@@ -38,6 +54,9 @@ class Progress(Answer):
     led: bool | None = Field(description="Whether a coordinator leads the job; null: Redis away.")
     last_update_s: float | None
     done: str = Field(description="Why it is over; empty while it is not.")
+    evaluation: EvaluationAnswer | None = Field(
+        default=None, description="Null: nobody evaluates it, or has not yet."
+    )
 
 
 class Change(Answer):
@@ -182,6 +201,35 @@ class Life(Answer):
     cause: Literal["preempted", "released", "failed", "refused", "lost"] | None = None
 
 
+class PrequentialCurve(Answer):
+    """How well a stream's records were predicted before the model learned from them."""
+
+    stream: str
+    at_s: tuple[float, ...]
+    version: tuple[int, ...]
+    metrics: dict[str, tuple[float | None, ...]]
+
+
+class DriftAnswer(Answer):
+    """A stream whose errors have risen."""
+
+    stream: str
+    version: Count = Field(description="At which it was noticed.")
+    at_s: float
+    before: float = Field(description="Mean error per record, from 0 to 1.")
+    after: float
+
+
+class EvaluationCurves(Answer):
+    """What evaluators told."""
+
+    at_s: tuple[float, ...] = ()  # of versions that were tried on the test set
+    version: tuple[int, ...] = ()
+    test: dict[str, tuple[float | None, ...]] = {}
+    prequential: tuple[PrequentialCurve, ...] = ()
+    drifts: tuple[DriftAnswer, ...] = ()
+
+
 class CurvesAnswer(Answer):
     """What a page draws: columns of equal length, thinned to what an eye can tell apart."""
 
@@ -199,6 +247,7 @@ class CurvesAnswer(Answer):
     on_demand_only_usd: tuple[float, ...]
     stability: tuple[float, ...]  # at `cost_at_s`
     running: tuple[int, ...]  # machines, at `cost_at_s`
+    evaluation: EvaluationCurves = EvaluationCurves()
 
 
 # --- provisioning ----------------------------------------------------------------------------

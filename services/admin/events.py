@@ -1,15 +1,17 @@
 """`/v1/jobs/{job}/events`: what happens, as server-sent events.
 
-| event   | when                                               | data                              |
-| ------- | -------------------------------------------------- | --------------------------------- |
-| job     | at first; when it is changed; when updates were    | `JobAnswer`                       |
-|         | taken back                                         |                                   |
-| update  | the model was updated, at most 20 times a second   | `UpdateTold`: the newest, and how |
-|         |                                                    | many it stands for                |
-| member  | a worker is alive, leaving or gone                 | `MemberTold`                      |
-| machine | one was ordered, runs, or has ended                | `MachineTold`                     |
-| plan    | the policy decided                                 | `PlanInForce`                     |
-| review  | cost and stability were reckoned                   | `ReviewTold`                      |
+| event      | when                                               | data                           |
+| ---------- | -------------------------------------------------- | ------------------------------ |
+| job        | at first; when it is changed; when updates were    | `JobAnswer`                    |
+|            | taken back                                         |                                |
+| update     | the model was updated, at most 20 times a second   | `UpdateTold`: the newest, and  |
+|            |                                                    | how many it stands for         |
+| evaluation | an evaluator judged a version                      | `EvaluatedTold`                |
+| drift      | a stream's errors have risen                       | `DriftTold`                    |
+| member     | a worker is alive, leaving or gone                 | `MemberTold`                   |
+| machine    | one was ordered, runs, or has ended                | `MachineTold`                  |
+| plan       | the policy decided                                 | `PlanInForce`                  |
+| review     | cost and stability were reckoned                   | `ReviewTold`                   |
 
 Each event is made once, by the job's follower; a stream only sends what the ring holds.
 """
@@ -160,7 +162,8 @@ async def _sent(send: Send, data: bytes, *, more: bool = True) -> None:
     responses={
         **documented(404),
         200: {
-            "description": "Events `job` (first), `update`, `member`, `machine`, `plan`, `review`.",
+            "description": "Events `job` (first), `update`, `evaluation`, `drift`, `member`,"
+            " `machine`, `plan`, `review`.",
             "content": {"text/event-stream": {"example": _EXAMPLE}},
         },
     },

@@ -197,6 +197,22 @@ def test_curves_reach_as_far_as_the_job_and_show_the_line_at_one(site: Site) -> 
     }
 
 
+def test_what_an_evaluator_told_is_drawn_beside_what_was_predicted(site: Site) -> None:
+    page = site.open("/jobs/fraud")
+    told = site.get("/v1/jobs/fraud/curves")["evaluation"]
+
+    (test,) = (each for each in drawn(page, ".chart.metric") if each["name"] == "test set")
+
+    assert len(told["version"]) > 30
+    assert test["y"] == told["test"]["accuracy"]
+    shapes = page.locator(".chart.metric").evaluate("chart => chart.layout.shapes")
+    assert [shape["x0"] for shape in shapes] == [told["drifts"][0]["at_s"] * 1000]
+    legend = page.locator("figcaption li").filter(has_text="on the test set")
+    expect(legend.locator("b")).to_have_text(f"{told['test']['accuracy'][-1]:.3g}")
+    happened = page.locator(".log").filter(has_text="payments-us drifts")
+    expect(happened).to_contain_text("errors rose from 0.041 to 0.118, at version 3,200")
+
+
 def test_the_timeline_marks_preemptions_by_a_shape(site: Site) -> None:
     page = site.open("/jobs/fraud")
     lives = site.get("/v1/jobs/fraud/curves")["lives"]

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
 from common import topics
-from common.core.messages import UpdateApplied
+from common.core.messages import Drifted, Evaluated, UpdateApplied
 from common.core.spans import Partition
 from common.errors import (
     ExpiredError,
@@ -30,7 +30,7 @@ from common.telemetry import Outage, event_logger
 from common.wire import decode_audit
 from services.admin.following.feed import Feed
 from services.admin.following.looking import Looker
-from services.admin.following.told import member_told, record_told, update_told
+from services.admin.following.told import member_told, record_told, update_told, verdict_told
 from services.admin.following.view import JobView
 from services.admin.told import Heads
 
@@ -232,6 +232,7 @@ class Follower:
         now, live = self._sources.clock(), self._live()
         decoded = [(each, _decoded(decode_audit, each)) for each in records]
         counted, before = 0, self._filling.version
+        verdicts = list[Evaluated | Drifted]()
         for first in range(0, len(decoded), FOLDED):
             with self._lock:
                 for each, record in decoded[first : first + FOLDED]:
@@ -239,7 +240,11 @@ class Follower:
                     seen_s = now if live or written_s is None else min(written_s, now)
                     counts = self._filling.feed_update(each.offset, record, written_s, seen_s)
                     counted += counts and isinstance(record, UpdateApplied)
+                    if counts and isinstance(record, Evaluated | Drifted):
+                        verdicts.append(record)
         if live:
+            for verdict in verdicts:
+                self.feed.publish(*verdict_told(verdict))
             self._untold += counted
             if (
                 self._filling.version != before + counted

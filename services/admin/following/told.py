@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from common.core.messages import Drifted
 from common.provisioning.records import Believed, Ended, Ordered, Planned, Reviewed, Started
 from common.provisioning.told import planned_told
 from services.admin.following.machines import kind_of
 
 if TYPE_CHECKING:
+    from common.core.messages import Evaluated
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.records import PlanRecord
     from services.admin.answers import MachineKind
@@ -68,6 +70,46 @@ class ReviewTold(msgspec.Struct, frozen=True):
     stability: float
     believed: dict[str, Believed]
     warning: str
+
+
+class EvaluatedTold(msgspec.Struct, frozen=True):
+    """`evaluation`: how good a version is; a version may come in two parts."""
+
+    version: int
+    epoch: int
+    at_s: float
+    records: int
+    test: dict[str, float]
+    prequential: dict[str, dict[str, float]]
+
+
+class DriftTold(msgspec.Struct, frozen=True):
+    """`drift`: a stream's errors have risen; the fields of `DriftAnswer`."""
+
+    stream: str
+    version: int
+    at_s: float
+    before: float
+    after: float
+
+
+def verdict_told(record: Evaluated | Drifted) -> tuple[str, bytes]:
+    """An event's name and data, for what an evaluator told."""
+    if isinstance(record, Drifted):
+        told = DriftTold(
+            record.stream, record.model.version, record.at_s, record.before, record.after
+        )
+        return "drift", msgspec.json.encode(told)
+    return "evaluation", msgspec.json.encode(
+        EvaluatedTold(
+            record.model.version,
+            record.model.epoch,
+            record.at_s,
+            record.records,
+            record.test,
+            record.prequential,
+        )
+    )
 
 
 def update_told(row: Row, count: int) -> bytes:

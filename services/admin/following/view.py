@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.core.messages import Lead, Quarantined, UpdateApplied
+from common.core.messages import Drifted, Evaluated, Lead, Quarantined, UpdateApplied
 from common.provisioning.ledger import FleetLedger
 from common.trail import Trail
 from services.admin.answers import (
@@ -24,6 +24,7 @@ from services.admin.answers import (
 )
 from services.admin.following.columns import KEPT, Columns
 from services.admin.following.course import Course
+from services.admin.following.evaluations import Evaluations
 from services.admin.following.machines import lives_of, workers_of
 from services.admin.following.recent import Recent
 from services.admin.following.streams import Streams
@@ -75,6 +76,7 @@ class JobView:
         self._course = Course()
         self._recent = Recent()
         self._streams = Streams(record.spec.streams, record.first)
+        self._evaluations = Evaluations(record.spec.streams)
         self._look = Look(0.0)
         self._quarantined = 0
         self._dead = Counter[str]()  # records of quarantined batches, by stream
@@ -115,7 +117,10 @@ class JobView:
             ValueError: If `offset` was fed before.
         """
         if not self._trail.feed(offset, record):
-            return False
+            if not isinstance(record, Evaluated | Drifted) or not self._trail.holds(record.model):
+                return False
+            self._evaluations.feed(record)
+            return True
         match record:
             case Lead() if self._trail.version < self._columns.newest:
                 self._take_back(self._trail.version)
@@ -168,6 +173,7 @@ class JobView:
             led=look.led,
             last_update_s=columns.last_at_s,
             done=record.reason if record.wanted == "stopped" else "",
+            evaluation=self._evaluations.latest(),
         )
 
     def page(self, after: int, limit: int) -> UpdatesPage:
@@ -229,12 +235,14 @@ class JobView:
             on_demand_only_usd=tuple(review.on_demand_only_usd for review in reviews),
             stability=tuple(review.stability for review in reviews),
             running=tuple(review.running for review in reviews),
+            evaluation=self._evaluations.curves(),
         )
 
     # ---------------------------------------------------------------------------------------------
 
     def _take_back(self, version: int) -> None:
         self._columns.take_back(version)
+        self._evaluations.take_back(version)
         self._recent.take_back(version)
         left = self._columns.rows(self._course.first_of(version), version)
         self._course.take_back(version, left)

@@ -64,17 +64,43 @@ export function loss(curves, palette, span) {
   return { ...drawn, layout: {} };
 }
 
-/** A metric of each update before it was made; shares in percent. */
+/** A metric of each update before it was made, and of versions on the test set; shares in percent. */
 export function metric(name) {
-  return (curves, palette, span) => {
+  return (curves, palette, span, evaluation) => {
     const values = curves.metrics[name] ?? [];
-    if (newest(values) === null) return null;
-    const share = values.every((value) => value === null || (value >= 0 && value <= 1));
+    const test = evaluation?.test[name] ?? [];
+    if (newest(values) === null && newest(test) === null) return null;
+    const share = [...values, ...test].every((value) => value === null || (value >= 0 && value <= 1));
     const form = share ? "%{y:.1%}" : "%{y:.4g}";
     const drawn = noisy(curves.at_s, values, name, palette.green, palette, span, form);
-    return { ...drawn, layout: { yaxis: share ? { tickformat: ".0%", rangemode: "normal" } : {} } };
+    const layout = { yaxis: share ? { tickformat: ".0%", rangemode: "normal" } : {} };
+    if (evaluation) tested(drawn, layout, test, evaluation, palette, span, form);
+    return { ...drawn, layout };
   };
 }
+
+function tested(drawn, layout, test, { at_s: at, drifts }, palette, span, form) {
+  if (test.length > 0) {
+    const [x, y] = ofInterest(at, [test], span);
+    const marks = { mode: "lines+markers", marker: { symbol: "circle", size: 5, color: palette.orange } };
+    drawn.data.push(line(x.map(onAxis), y, "test set", palette.orange, { ...marks, hovertemplate: form }));
+    drawn.summary += `; ${short(newest(test))} on the test set`;
+  }
+  const shown = drifts.filter((drift) => drift.at_s >= span.fromS && drift.at_s <= span.toS);
+  layout.shapes = shown.map((drift) => ({
+    ...{ type: "line", xref: "x", x0: onAxis(drift.at_s), x1: onAxis(drift.at_s) },
+    ...{ yref: "paper", y0: 0, y1: 1 },
+    line: { color: palette.red, width: 1.5, dash: "dot" },
+  }));
+  layout.annotations = shown.slice(-MOST_NAMED).map((drift) => ({
+    ...{ x: onAxis(drift.at_s), xanchor: "right", yref: "paper", y: 0.02, yanchor: "bottom", showarrow: false },
+    text: `${plain(drift.stream)} drifts `,
+    font: { color: palette.red, size: 11 },
+  }));
+  if (shown.length > 0) drawn.summary += `; ${count(shown.length)} drifts, the last of ${shown.at(-1).stream}`;
+}
+
+const MOST_NAMED = 3; // drifts: the names of more would cover each other
 
 /** How many updates are made in a second. */
 export function rate(curves, palette, span) {

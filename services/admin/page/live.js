@@ -5,7 +5,7 @@ import { address } from "./api.js";
 const FIRST_WAIT_MS = 1000;
 const LONGEST_WAIT_MS = 30000;
 const REST_AFTER_MS = 30000; // hidden for so long; streams and connections are not without end
-const NAMES = ["job", "update", "member", "machine", "plan", "review"];
+const NAMES = ["job", "update", "evaluation", "drift", "member", "machine", "plan", "review"];
 
 /**
  * Follow a stream until it is closed.

@@ -11,6 +11,8 @@ const PARTS = {
 };
 const CONCERNED = {
   job: [], // the event says it all
+  evaluation: ["curves"],
+  drift: ["curves"],
   member: ["workers"],
   machine: ["workers", "curves", "provisioning"],
   plan: ["provisioning", "curves"],
@@ -129,7 +131,7 @@ export class JobStore {
 
   /** What the charts need besides updates. */
   get known() {
-    const none = { lag_at_s: [], lag: [], lives: [], cost_at_s: [], spent_usd: [], on_demand_only_usd: [], stability: [] };
+    const none = { lag_at_s: [], lag: [], lives: [], cost_at_s: [], spent_usd: [], on_demand_only_usd: [], stability: [], evaluation: null };
     return this.curves ?? { ...none, now_s: Date.now() / 1000 };
   }
 

@@ -10,7 +10,7 @@ import { JobStore } from "../store.js";
 import { series, colours, onScheme } from "../theme.js";
 import { MOST_LANES, tally, timeline } from "../timeline.js";
 import { Headline, mainMetric } from "./headline.js";
-import { keys, legend, marksLegend } from "./legend.js";
+import { keys, legend, marksLegend, metricLegend } from "./legend.js";
 import { happened, logList } from "./log.js";
 import { banners, noJob, refused } from "./notices.js";
 import { estimates, history, planInForce, pools } from "./plan.js";
@@ -113,6 +113,9 @@ export function jobView(main, name, state) {
         : `${count(counted.running)} run in ${count(counted.slots)} slots; ${count(counted.preempted)} preemptions so far` +
             (counted.slots > MOST_LANES ? `; the first ${MOST_LANES} slots are drawn` : ""),
     );
+    const evaluation = curves.evaluation;
+    const told = [metric, evaluation?.test[metric]?.at(-1), evaluation?.drifts.length];
+    show(view.metricKeys, told, () => metricLegend(evaluation, metric));
     const workers = store.workers?.workers ?? [];
     const drawn = [curves.lives.map((life) => [life.kind, life.cause]), workers.map((worker) => worker.status)];
     show(view.machinesKeys, drawn, () => marksLegend(curves.lives, workers));
@@ -151,7 +154,7 @@ export function jobView(main, name, state) {
   const metricFigure = (palette, span) => {
     const updates = store.updates();
     const metric = mainMetric(store.job?.progress.metrics) ?? Object.keys(updates.metrics)[0];
-    return metric === undefined ? null : figures.metric(metric)(updates, palette, span);
+    return metric === undefined ? null : figures.metric(metric)(updates, palette, span, store.known.evaluation);
   };
   charts.add(view.loss, (palette, span) => figures.loss(store.updates(), palette, span));
   charts.add(view.metric, metricFigure);
@@ -223,6 +226,7 @@ function skeleton(name) {
     workers: at(),
     log: at(),
     metricTitle: titled("Prequential accuracy"),
+    metricKeys: h("ul", { class: "keys" }),
     machinesNote: h("p", { class: "note" }),
     machinesKeys: h("ul", { class: "keys" }),
     lagKeys: h("ul", { class: "keys" }),
@@ -249,7 +253,7 @@ function skeleton(name) {
       "div",
       { class: "grid" },
       chart(titled("Loss"), view.loss),
-      chart(view.metricTitle, view.metric),
+      chart(view.metricTitle, view.metric, view.metricKeys),
       chart(titled("Machines"), view.machines, [view.machinesNote, view.machinesKeys], true),
       chart(titled("Updates per second"), view.rate),
       chart(titled("Lag per stream"), view.lag, view.lagKeys),

@@ -58,6 +58,19 @@ export function keys(names) {
   );
 }
 
+/** The lines of the metric chart beside that of the updates. @returns {Array<Node>} */
+export function metricLegend(evaluation, metric) {
+  const test = evaluation?.test[metric] ?? [];
+  const entries = [];
+  if (test.length > 0) {
+    const dot = s("circle", { cx: 12, cy: 6, r: 2.5 });
+    entries.push(entry(sample("line-test", s("line", { x1: 0, x2: 24, y1: 6, y2: 6 }), dot), "on the test set", short(test.at(-1))));
+  }
+  const drifts = evaluation?.drifts.length ?? 0;
+  if (drifts > 0) entries.push(entry(sample("line-drift", s("line", { x1: 12, x2: 12, y1: 0, y2: 12 })), "a stream drifts", count(drifts)));
+  return entries;
+}
+
 const DASHES = { solid: null, dash: "6 4", dot: "2 3", dashdot: "7 3 2 3" };
 
 /** The lines of the lag chart, with what each is now. @returns {Array<Node>} */

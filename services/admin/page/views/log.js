@@ -22,6 +22,7 @@ export function happened(store) {
     ...(store.job?.changes ?? []).map(changed),
     ...(store.provisioning?.plans ?? []).map(planned),
     ...(store.curves?.lives ?? []).flatMap(lived),
+    ...(store.curves?.evaluation?.drifts ?? []).map(drifted),
     ...store.heard.map(heard),
   ];
   if (store.job) entries.push({ atS: store.job.submitted_s, kind: "job", text: "The job was submitted." });
@@ -36,6 +37,10 @@ function changed(change) {
 function planned(plan) {
   const mix = `${count(plan.spot)} on spot, ${count(plan.on_demand)} on demand`;
   return { atS: plan.at_s, kind: "plan", text: `Plan ${plan.number}: ${mix}. ${plan.why}` };
+}
+
+function drifted({ stream, version, at_s: atS, before, after }) {
+  return { atS, kind: "drift", text: `${stream} drifts: errors rose from ${short(before)} to ${short(after)}, at version ${count(version)}.` };
 }
 
 function lived(life) {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from common import topics
-from common.core.messages import GENESIS, ModelId, WorkerId
+from common.core.messages import GENESIS, Drifted, Evaluated, ModelId, WorkerId
 from common.core.spans import Partition
 from common.errors import UnavailableError
 from common.provisioning.records import Ended, Ordered, Started, Taken
@@ -106,6 +106,34 @@ def test_new_updates_are_told_the_newest_for_all(rig: Rig) -> None:
     assert count == 50
     assert told["metrics"] == {"accuracy": 0.25}
     assert told["at_s"] == pytest.approx(time.time(), abs=60)
+
+
+def test_what_an_evaluator_tells_is_told_if_its_version_counts(rig: Rig) -> None:
+    before = Evaluated(ModelId(0, 1), 7.0, 100, {"accuracy": 0.5})
+    rig.topics.audit(lead(), update(0, 1), before)
+    rig.begin()
+    assert rig.progress()["evaluation"]["test"] == {"accuracy": 0.5}
+    rig.topics.audit(
+        Evaluated(ModelId(0, 9), 8.0, 100, {"accuracy": 0.1}),  # of a version that nobody made
+        update(0, 2),
+        Evaluated(ModelId(0, 2), 9.0, 100, {"accuracy": 0.9}, {"clicks": {"accuracy": 0.8}}),
+        Drifted(ModelId(0, 2), 9.5, "clicks", 0.1, 0.4),
+    )
+    heard = list[tuple[str, Any]]()
+
+    def all_told() -> bool:
+        heard.extend(rig.heard())
+        return "drift" in dict(heard)
+
+    eventually(all_told)
+    told = {"version": 2, "epoch": 0, "at_s": 9.0, "records": 100, "test": {"accuracy": 0.9}}
+    told["prequential"] = {"clicks": {"accuracy": 0.8}}
+    drift = {"stream": "clicks", "version": 2, "at_s": 9.5, "before": 0.1, "after": 0.4}
+    assert [each for each in heard if each[0] in ("evaluation", "drift")] == [
+        ("evaluation", told),
+        ("drift", drift),
+    ]
+    assert rig.progress()["evaluation"]["prequential"] == {"clicks": {"accuracy": 0.8}}
 
 
 def test_a_takeover_is_told_by_the_job_anew(rig: Rig) -> None:
