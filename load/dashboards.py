@@ -64,7 +64,7 @@ def main() -> int:
         time.sleep(given.seconds * (1 - _BACK_AT))
         for board in boards:
             path = given.out / f"dashboard-{board.uid.removeprefix('doll-')}.png"
-            drawn(board, demo.prometheus, demo.job, began_s, time.time()).savefig(path, dpi=110)
+            drawn(board, demo.prometheus, demo.job, began_s, time.time()).savefig(path, dpi=90)
             print(path)
     return 0
 
@@ -85,7 +85,7 @@ def drawn(board: Board, prometheus: Prometheus, job: str, first_s: float, last_s
         expression = filled(query.expression, job, prometheus.rate_interval_s)
         return prometheus.course(expression, first_s, last_s, step_s)
 
-    rows = max(panel.place.y + panel.place.h for panel in board.panels) + 1
+    rows = max(panel.place.y + panel.place.h for panel in board.panels) + 2  # title, last times
     with mpl.rc_context({"font.size": 7, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(24 * _CELL_INCHES[0], rows * _CELL_INCHES[1]))
         figure.suptitle(
@@ -144,6 +144,8 @@ def _course(axes: Axes, panel: Panel, ask: Callable[[Query], list[Line]], first_
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, 0.0), high + 0.35 * (high - min(low, 0.0)))  # room for the legend
     axes.grid(alpha=0.3)
+    if panel.names:
+        axes.set_yticks([float(value) for value in panel.names])
     unit = "none" if panel.unit.startswith(_SUFFIX) else panel.unit  # the title says it
     axes.yaxis.set_major_formatter(
         lambda value, _: panel.names.get(f"{value:g}") or _said(value, unit)
