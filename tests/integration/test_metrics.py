@@ -127,7 +127,7 @@ def not_told(service: Service, by: Told) -> list[str]:
 def test_every_service_tells_all_that_the_catalogue_says_and_it_is_so(
     cluster: Cluster, start: Callable[..., Told]
 ) -> None:
-    start("coordinator", "c1")
+    coordinator = start("coordinator", "c1")
     worker = start("worker", "w1")
     cluster.produce(RECORDS, garbage_every=GARBAGE_EVERY)
     await_condition(cluster.drained, "everything is settled")
@@ -144,6 +144,8 @@ def test_every_service_tells_all_that_the_catalogue_says_and_it_is_so(
     )
     assert worker.sum("doll_gradients_sent_total") >= len(updates)
     assert worker.values("doll_worker_reading") == {(): 1.0}
+    assert coordinator.values("doll_update_records_total") == {(): RECORDS}
+    assert coordinator.values("doll_model_version") == {(): len(updates)}
 
     api = free_port()
     admin = start("admin", "a1", api_port=api)
@@ -183,6 +185,12 @@ def test_every_service_tells_all_that_the_catalogue_says_and_it_is_so(
     assert per_update == pytest.approx(spent / cluster.version(), rel=0.2)
     assert 0 < provisioner.values("doll_deadline_left_seconds")[()] < 3600
 
+    cluster.produce(RECORDS)  # of what does not arrive there is no ratio to what can be done
+    # The counting model has no metrics.
+    await_condition(
+        lambda: not_told("coordinator", coordinator) == ["doll_training_metric"],
+        "the leader tells all the rest",
+    )
     cluster.want("stopped")
     await_condition(lambda: ledger_of(cluster).settled is not None, "the machines are given back")
 
