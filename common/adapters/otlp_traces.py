@@ -78,10 +78,9 @@ class OtlpTracer:
             shutdown_on_exit=False,  # that waits for half a minute
         )
         endpoint = collector if collector.endswith(_PATH) else collector.rstrip("/") + _PATH
-        self._sender = _Sender(OTLPSpanExporter(endpoint, timeout=SEND_S), endpoint, changed)
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                self._sender,
+                _Sender(OTLPSpanExporter(endpoint, timeout=SEND_S), endpoint, changed),
                 max_queue_size=QUEUE_SPANS,
                 schedule_delay_millis=1e3 * SEND_EVERY_S,
                 max_export_batch_size=REQUEST_SPANS,
@@ -124,7 +123,6 @@ class OtlpTracer:
         closing = threading.Thread(target=self._provider.shutdown, name="traces-end", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
-        self._sender.stop_listening()
 
 
 class _Ids(threading.local, IdGenerator):
@@ -143,6 +141,20 @@ class _Ids(threading.local, IdGenerator):
         return getrandbits(64) or 1 if self.root is None else self.root.root_id
 
 
+class _Complaints(threading.local, logging.Filter):
+    """Keeps what the exporter says from being logged, and its first word in this thread."""
+
+    first = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let nothing through."""
+        self.first = self.first or record.getMessage()
+        return False
+
+
+_COMPLAINTS = _Complaints()  # a logger takes the same filter only once
+
+
 class _Sender(SpanExporter):
     """Hands spans to the library's exporter, and tells of its trouble in its stead."""
 
@@ -153,33 +165,22 @@ class _Sender(SpanExporter):
         self._endpoint = endpoint
         self._changed = changed
         self._losing = False
-        self._complaint = ""
-        self._said = logging.getLogger(OTLPSpanExporter.__module__)
-        self._said.addFilter(self._overhear)
+        logging.getLogger(OTLPSpanExporter.__module__).addFilter(_COMPLAINTS)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send; in the thread of the queue."""
-        self._complaint = ""
+        _COMPLAINTS.first = ""
         result = self._exporter.export(spans)
         losing = result is not SpanExportResult.SUCCESS
         if losing != self._losing:
             self._losing = losing
-            complaint = self._complaint or "takes no spans"
+            complaint = _COMPLAINTS.first or "takes no spans"
             self._changed(f"{self._endpoint}: {complaint}" if losing else "")
         return result
 
     def shutdown(self) -> None:
         """End the exporter."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]  # the library's
-
-    def stop_listening(self) -> None:
-        """Let the exporter speak for itself again."""
-        self._said.removeFilter(self._overhear)
-
-    def _overhear(self, record: logging.LogRecord) -> bool:
-        """Keep what the exporter complains of first, and let none of it be logged."""
-        self._complaint = self._complaint or record.getMessage()
-        return False
 
 
 def _below(trace: BatchTrace) -> Context:
