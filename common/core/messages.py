@@ -129,8 +129,8 @@ class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
     at_s: float  # since 1970
     records: int  # of the test set; 0: there is none, and no `test`
     test: dict[str, float]  # loss and the task's metrics on the test set, mean per record
-    # By stream, likewise, of some of its records in the update after this version: just before the
-    # model learned from them.
+    # By stream, likewise, of some of its records that the model learned from next. A version may be
+    # told in parts: the test first, streams as their records come.
     prequential: dict[str, dict[str, float]] = {}
 
 

@@ -12,7 +12,7 @@ that of whoever made them:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import GENESIS, Batch, Evaluated, Lead, ModelId, UpdateApplied
 from common.trail import Trail
@@ -20,7 +20,14 @@ from common.trail import Trail
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord
 
-_UPDATES_KEPT = 8  # that follow a version which is offered: an evaluator is rarely two behind
+_KEPT = 8  # versions whose next records are known: an evaluator is rarely two behind
+
+
+class _Next(NamedTuple):
+    """The first batches of a stream that the model learned from after a version."""
+
+    version: int  # of the update that they are of
+    batches: tuple[Batch, ...]
 
 
 class Track:
@@ -35,7 +42,7 @@ class Track:
         self._every = every_updates
         self._trail = Trail(start)
         self._began = dict[int, ModelId]()  # by epoch of a Lead that counted: its first weights
-        self._after = dict[int, tuple[Batch, ...]]()  # by version: those of the update after it
+        self._after = dict[int, dict[str, _Next]]()  # by version that is offered, and stream
         self._tested = list[int]()  # versions, ascending
         self._predicted = list[int]()
 
@@ -71,11 +78,7 @@ class Track:
                 self._began[offset] = self._trail.head
                 self._take_back(self._trail.version)
             case UpdateApplied() if counts:
-                before = record.version - 1
-                if before % self._every == 0:
-                    self._after[before] = record.batches
-                    for old in sorted(self._after)[:-_UPDATES_KEPT]:
-                        del self._after[old]
+                self._learned(record)
             case Evaluated() if self._trail.holds(record.model):
                 if record.test:
                     _append(self._tested, record.model.version)
@@ -99,15 +102,35 @@ class Track:
             return model.version > self._trail.version
         return model.epoch > self._trail.epoch
 
-    def after(self, name: ModelId) -> tuple[Batch, ...] | None:
-        """The batches that the model at this version learned from next; None: not known."""
-        return self._after.get(name.version) if self._trail.holds(name) else None
+    def after(self, name: ModelId) -> dict[str, tuple[Batch, ...]]:
+        """By stream, the first batches of it that were learned from after this version.
+
+        Of streams that come before the next version that is offered; the others are not there.
+        """
+        if self._trail.find(name.version) != name or name.version % self._every:
+            return {}
+        found = self._after.get(name.version, {})
+        return {stream: next_.batches for stream, next_ in found.items()}
+
+    def _learned(self, update: UpdateApplied) -> None:
+        offered = (update.version - 1) // self._every * self._every
+        known = self._after.setdefault(offered, {})
+        by_stream = dict[str, list[Batch]]()
+        for batch in update.batches:
+            for stream in {span.topic for span in batch.address} - known.keys():
+                by_stream.setdefault(stream, []).append(batch)
+        for stream, batches in by_stream.items():
+            known[stream] = _Next(update.version, tuple(batches))
+        for old in sorted(self._after)[:-_KEPT]:
+            del self._after[old]
 
     def _take_back(self, version: int) -> None:
         for versions in (self._tested, self._predicted):
             while versions and versions[-1] > version:
                 versions.pop()
-        self._after = {at: batches for at, batches in self._after.items() if at < version}
+        for known in self._after.values():
+            for stream in [stream for stream, each in known.items() if each.version > version]:
+                del known[stream]
 
 
 def _append(versions: list[int], version: int) -> None:

@@ -1,7 +1,8 @@
 """What is done about a version that counts: it is judged, and what came of it is told.
 
-On the test set at once. By the records of the next update as soon as that is known: usually it is
-by the time the test is over, and one record tells both; else the test is told first, alone.
+On the test set at once. By each stream's records that the model learns from next, as soon as these
+are known: usually they are by the time the test is over, and one record tells all. What comes later
+than a second is told later, until the next version is in hand.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from services.evaluator.examiner import Examiner
 from services.evaluator.held_out import HeldOut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Mapping
 
     from common.config import Settings
     from common.core.messages import Batch, ModelId
     from common.job import JobSpec
     from common.job_parts import EvaluationSpec
+    from common.learning.fields import Columns
     from common.metrics.evaluator import EvaluatorMetrics
     from common.ports import Log, SpanReader
     from common.telemetry import EventLogger
@@ -46,8 +48,8 @@ class _Open:
 
     name: ModelId
     at_s: float  # when it was judged, since 1970
-    since: float  # likewise, on the clock of waits
-    predicts: bool  # whether the records of the next update are still to come
+    since: float  # when something was told of it, or could have been; on the clock of waits
+    awaited: set[str]  # streams of which it has predicted nothing yet
     records: int = 0
     test: dict[str, float] | None = None  # not told yet
 
@@ -102,22 +104,23 @@ class Judge:
         return None if self._open is None else self._open.name
 
     def begin(self, name: ModelId, weights: bytes, *, tests: bool, predicts: bool) -> None:
-        """Take a version in hand, and try it on the test set; the one before is done with.
+        """Take a version in hand, and try it on the test set; `go_on` was called for the last time.
 
         Args:
             name: As the history calls it.
             weights: Its bytes.
             tests: Whether nobody has tried it on the test set yet.
-            predicts: Likewise on the records of the next update.
+            predicts: Likewise on the records that come next.
 
         Raises:
             CorruptError: If the weights are not of this model.
             UnavailableError: If Kafka is away: begin again.
         """
         records = self._held_out.columns() if tests else None
-        self.close_version()
+        self._open = None
         self._examiner.load(weights)
-        self._open = opened = _Open(name, time(), monotonic(), predicts)
+        awaited = set(self._watches) if predicts else set[str]()
+        self._open = opened = _Open(name, time(), monotonic(), awaited)
         self._metrics.judged(self._job, name.version)
         if records is not None:
             started = monotonic()
@@ -129,51 +132,38 @@ class Judge:
             opened.records, opened.test = len(judged.errors), self._finite("test", judged.means)
             self._metrics.tested(self._job, opened.test, monotonic() - started)
 
-    def predict(self, batches: Iterable[Batch]) -> None:
-        """The version in hand predicts some of what was learned from next; then it is done with.
+    def go_on(self, after: Mapping[str, tuple[Batch, ...]], *, last: bool) -> None:
+        """The version in hand predicts what was learned from next, and what is known is told.
+
+        Args:
+            after: By stream, the batches that it learned from next, as far as they are known.
+            last: Nothing more will be known: it is done with.
 
         Raises:
             UnavailableError: If Kafka is away: do so again.
         """
         opened = self._open
-        if opened is None or not opened.predicts:
-            return
-        records = {
-            stream: self._examiner.read(pieces)
-            for stream, pieces in sample(batches, self._most).items()
-            if stream in self._watches
-        }
-        means = dict[str, dict[str, float]]()
-        for stream, columns in records.items():
-            if columns is None:
-                continue
-            try:
-                judged = self._examiner.judge(columns)
-            except TaskError as error:
-                self._complain(stream, str(error))
-                continue
-            means[stream] = self._finite(stream, judged.means)
-            self._metrics.predicted(self._job, stream, means[stream])
-            self._watch(opened.name, stream, judged.errors)
-        opened.predicts = False
-        self._tell_of(opened, means)
-        self._open = None
-
-    def rest(self, *, over: bool) -> None:
-        """Nothing came: tell what has waited long enough, or all if nothing will come any more."""
-        opened = self._open
         if opened is None:
             return
-        if opened.test is not None and monotonic() >= opened.since + self._pace.together_s:
-            self._tell_of(opened, {})
-        if over or not opened.predicts:
-            self.close_version()
-
-    def close_version(self) -> None:
-        """Be done with the version in hand."""
-        if self._open is not None and self._open.test is not None:
-            self._tell_of(self._open, {})
-        self._open = None
+        known = opened.awaited & after.keys()
+        waited = monotonic() >= opened.since + self._pace.together_s
+        if not last and known != opened.awaited and not waited:
+            return  # more may come at any moment
+        # All is read before anything is told: this may be done again.
+        read = {
+            stream: self._examiner.read(sample(after[stream], self._most).get(stream, ()))
+            for stream in sorted(known)
+        }
+        means = {
+            stream: found
+            for stream, records in read.items()
+            if records is not None and (found := self._predicted(opened.name, stream, records))
+        }
+        opened.awaited -= known
+        opened.since = monotonic()
+        self._tell_of(opened, means)
+        if last or not opened.awaited:
+            self._open = None
 
     def drop_version(self) -> None:
         """The version in hand was taken back."""
@@ -198,6 +188,18 @@ class Judge:
             **{f"test_{metric}": mean for metric, mean in test.items()},
             streams=len(prequential),
         )
+
+    def _predicted(self, name: ModelId, stream: str, records: Columns) -> dict[str, float]:
+        """How well a stream's records were predicted; empty: the task could not."""
+        try:
+            judged = self._examiner.judge(records)
+        except TaskError as error:
+            self._complain(stream, str(error))
+            return {}
+        means = self._finite(stream, judged.means)
+        self._metrics.predicted(self._job, stream, means)
+        self._watch(name, stream, judged.errors)
+        return means
 
     def _watch(self, name: ModelId, stream: str, errors: list[float]) -> None:
         rise = self._watches[stream].feed(errors)

@@ -141,7 +141,7 @@ class JobEvaluator:
             return False  # what was told before is not all known
         over = over and self._position() >= self._source.bounds(self._place).end
         self._consider_offer(over=over)
-        self._go_on(over=over)
+        self._go_on(last=over)
         return over and self._offer is None and (self._judge is None or self._judge.name is None)
 
     def _look(self) -> bool:
@@ -210,6 +210,7 @@ class JobEvaluator:
         judge = self._made_judge()
         if name == self._last or not (tests or predicts):
             return  # a new leader offers what it began with, or it was judged before we came
+        self._go_on(last=True)
         try:
             judge.begin(name, weights, tests=tests, predicts=predicts)
         except CorruptError as error:
@@ -222,18 +223,15 @@ class JobEvaluator:
             self._metrics.skipped(self._job, max(0, between))
         self._last = name
 
-    def _go_on(self, *, over: bool) -> None:
-        """The version in hand: whether it still counts, and whether the next update is known."""
+    def _go_on(self, *, last: bool) -> None:
+        """With the version in hand, if there is one and it still counts."""
         judge = self._judge
         if judge is None or judge.name is None:
             return
         if self._track.name(judge.name) is None:
             judge.drop_version()
-            return
-        batches = self._track.after(judge.name)
-        if batches is not None:
-            judge.predict(batches)
-        judge.rest(over=over)
+        else:
+            judge.go_on(self._track.after(judge.name), last=last)
 
     def _made_judge(self) -> Judge:
         if self._judge is None:

@@ -80,16 +80,42 @@ def test_a_version_of_the_leader_in_force_that_it_went_past_never_comes() -> Non
     assert not track.may_come(ModelId(2, 0))
 
 
-def test_the_batches_of_the_next_update_are_known_by_the_version_before() -> None:
-    track = fed(Lead(-1, GENESIS, "c1"), *(update(0, version) for version in range(1, 6)))
-    assert track.after(GENESIS) == (batch(1),)
-    assert track.after(ModelId(0, 2)) == (batch(3),)
-    assert track.after(ModelId(0, 3)) is None  # never offered, so it is not kept
-    assert track.after(ModelId(0, 6)) is None
-    track.feed(6, Lead(0, ModelId(0, 2), "c2"))
-    assert track.after(ModelId(0, 2)) is None  # that update was taken back, another comes
-    track.feed(7, UpdateApplied(6, 3, (batch(9),), 10, 0.5))
-    assert track.after(ModelId(0, 2)) == (batch(9),)
+def of(stream: str, offset: int) -> Batch:
+    return Batch(offset, WorkerId("w1"), (Span(stream, 0, offset, offset + 1),), 1)
+
+
+def made(version: int, *batches: Batch, epoch: int = 0) -> UpdateApplied:
+    return UpdateApplied(epoch, version, batches, len(batches), 0.5)
+
+
+def test_of_each_stream_the_first_batches_after_a_version_are_known() -> None:
+    # offered   0          3                 6
+    # updates   1  2  3    4    5     6      7
+    # stream    a  b  ab   a    ab    bc     a
+    a, b, both, c = of("a", 1), of("b", 2), of("a", 3), of("c", 4)
+    late = of("b", 5)
+    updates = (
+        *(made(1, a), made(2, b), made(3, both, b)),
+        *(made(4, a), made(5, both, late), made(6, b, c), made(7, a)),
+    )
+    track = fed(Lead(-1, GENESIS, "c1"), *updates, every=3)
+    assert track.after(GENESIS) == {"a": (a,), "b": (b,)}
+    assert track.after(ModelId(0, 3)) == {"a": (a,), "b": (late,), "c": (c,)}
+    assert track.after(ModelId(0, 6)) == {"a": (a,)}
+    assert track.after(ModelId(0, 4)) == {}  # never offered but at a job's end
+    assert track.after(ModelId(0, 9)) == {}
+
+
+def test_batches_of_an_update_that_was_taken_back_were_not_learned_from() -> None:
+    a, b = of("a", 1), of("b", 2)
+    track = fed(Lead(-1, GENESIS, "c1"), made(1, a), made(2, a), made(3, a), made(4, b))
+    assert track.after(ModelId(0, 2)) == {"a": (a,), "b": (b,)}
+    track.feed(5, Lead(0, ModelId(0, 3), "c2"))
+    assert track.after(ModelId(0, 2)) == {"a": (a,)}
+    track.feed(6, Lead(5, ModelId(0, 2), "c3"))
+    assert track.after(ModelId(0, 2)) == {}
+    track.feed(7, made(3, b, epoch=6))
+    assert track.after(ModelId(0, 2)) == {"b": (b,)}
 
 
 def test_what_was_told_before_is_known_but_not_of_versions_that_were_taken_back() -> None:

@@ -1,0 +1,209 @@
+"""An evaluator beside a job that trains, as processes on servers: what it tells is so."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from common.connections import open_board, open_log
+from common.core.audit import audit
+from common.core.messages import Drifted, Evaluated, ModelId
+from common.embedded.services import Service, stop_all
+from common.job import parse_job
+from common.job_task import codec_of, task_of
+from common.jobs import JobBook
+from common.learning.evaluate import evaluate
+from common.learning.parameters import FlatModel
+from common.learning.tasks import build_model
+from common.reading import read_decoded
+from common.topics import control_topic, updates_topic
+from common.wire import decode_audit, decode_claim
+from tests.integration.cluster import await_condition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from common.config import Settings
+    from common.core.messages import AuditRecord
+    from common.learning.fields import Columns
+
+pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
+
+EVERY = 5  # updates
+PER_UPDATE = 128  # K * b
+HELD_OUT = 500
+
+
+class Training:
+    """A job on two streams that have nothing in common but the model.
+
+    Records of one stream have their number in the first place, those of the other in the second;
+    the label is its sign, until it is not.
+    """
+
+    def __init__(self, name: str, settings: Settings, folder: Path) -> None:
+        self._settings = settings.model_copy(update={"threads": 1})
+        self._folder = folder
+        self.streams = (f"{name}-a", f"{name}-b")
+        self.spec = parse_job(
+            f"""
+            name: {name}
+            streams: [{", ".join(self.streams)}]
+            records:
+              codec: tensor
+              fields: {{features: {{dtype: float32, shape: [2]}}, label: {{dtype: int64}}}}
+            task: {{name: logistic-regression, classes: 2}}
+            batch_size: 32
+            group_size: 4
+            optimizer: {{name: sgd, learning_rate: 1.0}}
+            evaluation:
+              every_updates: {EVERY}
+              stream: {name}-held-out
+              records: {HELD_OUT}
+              sample: 60
+            """.replace("\n            ", "\n")
+        )
+        self.log = open_log(settings)
+        for stream in (*self.streams, f"{name}-held-out"):
+            self.log.create_topic(stream, 1)
+        with closing(JobBook(self.log)) as book:
+            self.first = book.submit(self.spec).first
+        self.board = open_board(settings, name)
+        self._writer = self.log.writer()
+        self._chance = np.random.default_rng(1)
+        self.offered = dict[ModelId, bytes]()
+        self.held_out = self._records(0, HELD_OUT)
+        self._write(f"{name}-held-out", self.held_out)
+        self._services = list[Service]()
+        for kind in ("coordinator", "worker"):
+            self.start(kind, f"{kind[0]}1")
+
+    def start(self, kind: str, name: str) -> Service:
+        """Start a process."""
+        assert kind in ("coordinator", "worker", "evaluator")
+        service = Service(kind, name, self._settings, self._folder)  # type: ignore[arg-type]
+        self._services.append(service)
+        return service
+
+    def close(self) -> None:
+        """End all processes, and the job."""
+        with closing(JobBook(self.log)) as book:
+            book.want(self.spec.name, "stopped", "the test is over")
+        stop_all([each for each in self._services if each.exit_code is None])
+        self._writer.close()
+        self.board.close()
+
+    def produce(self, updates: int, *, turned: bool = False) -> None:
+        """Write enough for so many updates; the second stream's labels may be turned around."""
+        each = updates * PER_UPDATE // 2
+        for index, stream in enumerate(self.streams):
+            self._write(stream, self._records(index, each, turned=turned and index == 1))
+
+    def train(self, updates: int, *, turned: bool = False) -> None:
+        """Write step by step, so that each version is judged before a newer one is offered."""
+        for _ in range(updates // EVERY):
+            before = len(self.told())
+            self.produce(EVERY, turned=turned)
+            await_condition(lambda n=before: len(self.told()) > n, "it is judged")  # type: ignore[misc]
+
+    def told(self) -> list[Evaluated]:
+        """Results on the test set; notes what is offered besides."""
+        found = self.board.offered_model()
+        if found is not None:
+            self.offered[found[0]] = found[1]
+        return [each for _, each in self.updates() if isinstance(each, Evaluated) and each.test]
+
+    def updates(self) -> list[tuple[int, AuditRecord | None]]:
+        """The updates topic."""
+        return read_decoded(self.log, updates_topic(self.spec.name), decode_audit)
+
+    def _records(self, place: int, count: int, *, turned: bool = False) -> Columns:
+        features = np.zeros((count, 2), np.float32)
+        features[:, place] = self._chance.normal(size=count)
+        label = (features.sum(1) > 0).astype(np.int64)
+        return {"features": features, "label": 1 - label if turned else label}
+
+    def _write(self, topic: str, columns: Columns) -> None:
+        for value in codec_of(self.spec).encode(columns):
+            self._writer.append(topic, value)
+        assert self._writer.flush(30.0)
+
+
+@pytest.fixture
+def training(
+    settings: Settings, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Training]:
+    made = Training(f"judged-{len(request.node.name)}", settings, tmp_path)
+    yield made
+    made.close()
+
+
+def test_what_is_told_of_versions_is_so_and_the_stream_that_changed_is_found(
+    training: Training,
+) -> None:
+    training.start("evaluator", "e1")
+    training.train(60)
+    training.train(30, turned=True)
+
+    records = training.updates()
+    told = training.told()
+    # It learns, and the test set says so.
+    best = max(each.test["accuracy"] for each in told)
+    assert told[0].records == HELD_OUT
+    assert best > 0.95
+    assert all(each.model.version % EVERY == 0 for each in told)
+    # The same weights, judged by other means.
+    task = task_of(training.spec, ())
+    model = FlatModel(build_model(task, 0))
+    checked = 0
+    for each in told:
+        weights = training.offered.get(each.model)
+        if weights is not None:
+            expected = evaluate(task, model, weights, training.held_out, HELD_OUT)
+            assert each.test == pytest.approx(expected, rel=1e-5)
+            checked += 1
+    assert checked >= 5
+    # Records were predicted before they were learned from, of both streams.
+    predicted = [
+        each for _, each in records if isinstance(each, Evaluated) and len(each.prequential) == 2
+    ]
+    assert len(predicted) >= 10
+    # One stream drifted.
+    drifts = [each for _, each in records if isinstance(each, Drifted)]
+    assert {drift.stream for drift in drifts} == {training.streams[1]}
+    assert all(drift.before < drift.after for drift in drifts)
+    assert drifts[0].model.version > 50
+    # Nothing of it counts.
+    claims = read_decoded(training.log, control_topic(training.spec.name), decode_claim)
+    whole = audit(training.first, claims, records)
+    bare = [(at, None if isinstance(it, Evaluated | Drifted) else it) for at, it in records]
+    assert whole.flaws == ()
+    assert whole == audit(training.first, claims, bare)
+
+
+@pytest.mark.parametrize("settings", ["embedded"], indirect=True)
+def test_an_evaluator_that_is_killed_goes_on_where_it_was(training: Training) -> None:
+    first = training.start("evaluator", "e1")
+    training.train(20)
+    first.kill()
+    before = len(training.told())
+    training.produce(4 * EVERY)  # nobody judges these
+    await_condition(
+        lambda: max(model.version for model in _seen(training)) >= 30, "versions go by unjudged"
+    )
+    training.start("evaluator", "e2")
+    await_condition(lambda: len(training.told()) > before, "the newest is judged")
+    training.train(10)
+
+    versions = [each.model.version for each in training.told()]
+    assert versions == sorted(set(versions))  # none twice
+    assert versions[before] >= 30
+
+
+def _seen(training: Training) -> dict[ModelId, bytes]:
+    training.told()
+    return training.offered
