@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -105,6 +107,13 @@ def test_nothing_in_an_image_is_a_secret() -> None:
     assert not [name for name in names if SECRET.search(name)]
 
 
+def test_the_file_names_no_host_and_can_be_built_without_buildkit() -> None:
+    text = DOCKERFILE.read_text()
+    assert "://" not in text  # where packages come from is a matter of the site
+    assert "--mount" not in text
+    assert not [i for i in instructions("COPY") if i.text.startswith(("--link", "--chown"))]
+
+
 def test_an_image_has_what_its_services_need_and_service_never_torch() -> None:
     known: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
@@ -125,6 +134,45 @@ def test_a_change_of_our_code_installs_no_requirement_again() -> None:
         assert later == [
             "pip --python /opt/doll install --no-deps --force-reinstall /wheels/code/*.whl"
         ]
+
+
+@pytest.mark.parametrize(
+    ("torch", "index", "installed"),
+    [
+        ("cuda", "", ["--constraint constraints.txt torch"]),
+        ("cuda", "there", ["--constraint constraints.txt torch"]),
+        ("cpu", "", ["--constraint constraints.txt torch"]),
+        (
+            *("cpu", "there"),
+            [
+                "--no-deps --index-url there --constraint constraints.txt torch",
+                "--constraint constraints.txt torch",  # what it needs, from elsewhere
+            ],
+        ),
+        ("gpu", "", []),
+    ],
+)
+def test_torch_comes_from_the_index_that_the_build_arguments_name(
+    torch: str, index: str, installed: list[str], tmp_path: Path
+) -> None:
+    (step,) = [
+        i.text
+        for i in STAGES["worker-packages"].instructions
+        if " torch" in i.text and i.word == "RUN"
+    ]
+    pip = tmp_path / "pip"
+    pip.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    pip.chmod(0o755)
+    done = subprocess.run(  # noqa: S603 -- a step of our own Dockerfile
+        ["/bin/sh", "-c", step],
+        env={"PATH": f"{tmp_path}:{os.defpath}", "TORCH": torch, "TORCH_INDEX": index},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode == 0) == bool(installed), done.stderr
+    asked = (tmp_path / "asked").read_text().splitlines() if installed else []
+    assert asked == [f"--python /opt/doll install {arguments}" for arguments in installed]
 
 
 @pytest.mark.parametrize(
