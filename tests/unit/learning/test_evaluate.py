@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from common.learning.evaluate import evaluate
+from common.learning.errors import TaskError
+from common.learning.evaluate import evaluate, per_record
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
 from tests.unit.learning.examples import Regression, image_task, images, normalised, points
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 100])
@@ -35,6 +41,39 @@ def test_evaluating_changes_neither_buffers_nor_mode() -> None:
     assert np.array_equal(model.vector, weights)
     assert network.training
     assert evaluate(Regression(network), model, weights, points(1, 30), 8) == first
+
+
+def test_records_are_judged_one_by_one_in_their_order() -> None:
+    task = image_task()
+    model = FlatModel(build_model(task, seed=0))
+    records = images(1, 20)
+    columns = per_record(task, model, records, 7)
+    for index in (0, 6, 7, 19):
+        alone = {name: column[index : index + 1] for name, column in records.items()}
+        expected = evaluate(task, model, model.weights(), alone, 1)
+        assert {name: values[index] for name, values in columns.items()} == pytest.approx(expected)
+
+
+def test_a_task_that_raises_is_the_one_to_blame() -> None:
+    task = image_task()
+    model = FlatModel(build_model(task, seed=0))
+    records = images(1, 20)
+    records["label"][13] = 10
+    with pytest.raises(TaskError, match="batch 1: ValueError: label 10 is outside") as raised:
+        per_record(task, model, records, 10)
+    assert raised.value.batch_index == 1
+
+
+def test_a_task_that_does_not_judge_each_record_alone_is_refused() -> None:
+    class Averaged(Regression):
+        def losses(
+            self, outputs: torch.Tensor, records: Mapping[str, torch.Tensor]
+        ) -> torch.Tensor:
+            return super().losses(outputs, records).mean()
+
+    network = nn.Linear(3, 1)
+    with pytest.raises(TaskError, match=r"loss has shape \(\): one value per record is needed"):
+        per_record(Averaged(network), FlatModel(network), points(1, 8), 8)
 
 
 def test_nothing_cannot_be_evaluated() -> None:
