@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -32,8 +33,8 @@ class ComposedKafka(ApacheKafka):
         super()._write_configuration()  # where logs go
         self.host_port = free_port()
         kafka = compose.services()["kafka"]
-        advertised = compose.environment_of(kafka)["KAFKA_ADVERTISED_LISTENERS"]
-        text = f"{KAFKA.read_text()}\nadvertised.listeners={advertised}\n"
+        added = (f"{name}={value}" for name, value in kafka_properties(kafka).items())
+        text = "\n".join([KAFKA.read_text(), *added, ""])
         (data,) = (each.split(":")[1] for each in kafka["volumes"] if each.startswith("kafka:"))
         for old, new in {
             "kafka:9092": f"127.0.0.1:{self._port}",
@@ -45,6 +46,24 @@ class ComposedKafka(ApacheKafka):
             assert old in text, f"the properties of Kafka have no {old} any more"
             text = text.replace(old, new)
         (self._data / "server.properties").write_text(text)
+
+
+def kafka_variables(kafka: Part) -> dict[str, str]:
+    """The variables of Kafka's container after its image's entry point has looked at them."""
+    variables = compose.environment_of(kafka)
+    advertised = variables["KAFKA_ADVERTISED_LISTENERS"]
+    listeners = re.sub(r"://[^:]*:", "://0.0.0.0:", advertised)
+    return {"KAFKA_LISTENERS": listeners, **variables}
+
+
+def kafka_properties(kafka: Part) -> dict[str, str]:
+    """What of them the image adds to the file of properties."""
+    names = {name: name.removeprefix("KAFKA_").lower() for name in kafka_variables(kafka)}
+    return {
+        property_.replace("_", "."): kafka_variables(kafka)[name]
+        for name, property_ in names.items()
+        if name.startswith("KAFKA_") and name != "KAFKA_HEAP_OPTS"
+    }
 
 
 @dataclass(frozen=True, slots=True)
