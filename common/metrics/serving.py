@@ -9,20 +9,26 @@ been started again.
 
 from __future__ import annotations
 
+import socket
+import sys
 import threading
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer, ThreadingMixIn
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from common.errors import UserError
 from common.metrics.meters import EXPOSITION
+from common.telemetry import event_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.metrics.meters import Meters
 
+# Connections, each a thread: who scrapes and who asks for health are a handful.
+MOST_OPEN = 32
 STILL_S = 60.0  # without a turn of its loop a process is ill: longer than any wait of one turn
 
 
@@ -132,12 +138,50 @@ def serve(meters: Meters, pulse: Pulse | Pulses, host: str, port: int) -> int:
             self.wfile.write(body)
 
     try:
-        server = ThreadingHTTPServer((host, port), Handler)
+        server = _Server(host, port, Handler)
     except OSError as error:
         raise UserError(
             f"metrics cannot be served on {host}:{port}: {error}; set DOLL_METRICS_PORT and"
             " DOLL_METRICS_HOST, one port for each process of a machine"
         ) from error
-    server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return int(server.server_address[1])
+
+
+class _Server(ThreadingMixIn, TCPServer):
+    """A thread for each connection; of too many the oldest goes, so that health is always told.
+
+    Not Python's own HTTPServer, which asks the DNS for the host's name before it listens.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = MOST_OPEN
+
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        found = {each[0] for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        if socket.AF_INET not in found:
+            self.address_family = socket.AF_INET6  # of :: that takes IPv4 too
+        self._lock = threading.Lock()
+        self._open = dict[socket.socket, None]()  # in the order in which they came
+        super().__init__((host, port), handler)
+
+    def process_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]  # also of datagrams
+        with self._lock:
+            if len(self._open) >= MOST_OPEN:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with suppress(OSError):  # it may have gone by itself
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread hears of it and ends
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: socket.socket) -> None:  # type: ignore[override]  # as above
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 -- its names
+        """Who hangs up is no news; a fault of ours is told as all others are."""
+        if not isinstance(sys.exception(), OSError):
+            event_logger("metrics").exception("scrape_failed")

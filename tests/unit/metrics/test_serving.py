@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import ExitStack
 from http.client import HTTPConnection
+from typing import TYPE_CHECKING
 
 import pytest
 
 from common.errors import UserError
 from common.metrics.coordinator import CoordinatorMetrics
-from common.metrics.serving import STILL_S, Pulse, Pulses, serve
+from common.metrics.serving import MOST_OPEN, STILL_S, Pulse, Pulses, serve
 from common.testing.clock import HandClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HERE = "127.0.0.1"
 
 
-def asked(port: int, path: str) -> tuple[int, str]:
-    connection = HTTPConnection(HERE, port, timeout=10.0)
+def asked(port: int, path: str, host: str = HERE) -> tuple[int, str]:
+    connection = HTTPConnection(host, port, timeout=10.0)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -73,3 +79,55 @@ def test_an_address_that_is_taken_is_refused_by_name() -> None:
     port = serve(CoordinatorMetrics().meters, Pulse(), HERE, 0)
     with pytest.raises(UserError, match=rf"127\.0\.0\.1:{port}: .*; set DOLL_METRICS_PORT"):
         serve(CoordinatorMetrics().meters, Pulse(), HERE, port)
+
+
+@pytest.mark.parametrize(("host", "at"), [("::1", "::1"), ("::", "::1"), ("::", HERE)])
+def test_health_is_told_where_there_is_ipv6(host: str, at: str) -> None:
+    assert asked(serve(CoordinatorMetrics().meters, Pulse(), host, 0), "/healthz", at)[0] == 200
+
+
+def test_clients_that_say_nothing_keep_nobody_from_asking() -> None:
+    port = serve(CoordinatorMetrics().meters, Pulse(), HERE, 0)
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection((HERE, port), 10.0))
+            for _ in range(MOST_OPEN + 8)
+        ]
+        assert asked(port, "/healthz") == (200, "well\n")
+        assert [each.recv(1) for each in silent[:8]] == [b""] * 8  # the oldest had to go
+        silent[-1].sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert silent[-1].recv(15) == b"HTTP/1.0 200 OK"
+
+
+class Broken:
+    """What fails at a scrape."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def collect(self) -> Iterator[None]:
+        """Fail."""
+        raise self.error
+
+    def describe(self) -> list[None]:
+        """Nothing beforehand."""
+        return []
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(ConnectionResetError("hung up"), 0), (ValueError("ours"), 1)]
+)
+def test_of_a_scrape_that_fails_our_own_faults_alone_are_logged(
+    error: Exception,
+    told: int,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    metrics = CoordinatorMetrics()
+    metrics.meters.registry.register(Broken(error))  # type: ignore[arg-type]  # it never yields
+    port = serve(metrics.meters, Pulse(), HERE, 0)
+    with pytest.raises(OSError, match="without response"):
+        asked(port, "/metrics")
+    assert [record.getMessage() for record in caplog.records] == ["scrape_failed"] * told
+    assert capfd.readouterr().err == ""
+    assert asked(port, "/healthz")[0] == 200
