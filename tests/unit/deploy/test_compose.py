@@ -275,6 +275,14 @@ def test_grafana_asks_this_prometheus() -> None:
     assert set(SERVICES[host]["networks"]) & set(SERVICES["grafana"]["networks"])
 
 
+def test_grafana_fetches_nothing_and_lets_nobody_in_without_the_password() -> None:
+    told = compose.environment_of(SERVICES["grafana"])
+    assert told["GF_PLUGINS_PREINSTALL_DISABLED"] == "true"
+    assert told["GF_PLUGINS_PREINSTALL_AUTO_UPDATE"] == "false"
+    assert told["GF_SECURITY_ADMIN_PASSWORD__FILE"].startswith(SECRETS)
+    assert not [name for name in told if name.startswith("GF_AUTH_")]  # no anonymous, as it comes
+
+
 def test_grafana_finds_the_dashboards() -> None:
     [provider] = provisioned("dashboards/doll.yml")["providers"]
     places = {bind.target: bind.source for bind in compose.binds(SERVICES["grafana"])}

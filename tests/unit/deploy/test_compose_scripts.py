@@ -60,6 +60,15 @@ def test_secrets_that_are_there_stay(tmp_path: Path) -> None:
     assert {**again, "grafana_password": ""} == {**first, "grafana_password": ""}
 
 
+def test_a_folder_in_place_of_a_secret_is_told_and_nothing_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    (folder / "s3_credentials").mkdir(parents=True)
+    done = run(str(SCRIPTS / "make-secrets"), str(folder))
+    assert done.returncode == 1
+    assert f"sudo rm -r {folder}" in done.stderr
+    assert [path.name for path in folder.iterdir()] == ["s3_credentials"]
+
+
 def test_secrets_are_long_and_nobody_elses(tmp_path: Path) -> None:
     one, other = make_secrets(tmp_path / "one"), make_secrets(tmp_path / "other")
     for name, content in one.items():
