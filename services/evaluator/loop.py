@@ -196,7 +196,7 @@ class JobEvaluator:
         model, weights = self._offer
         name = self._track.name(model)
         if name is not None:
-            self._begin(name, weights)
+            self._begin(name, weights, over=over)
         elif not over and self._track.may_come(model):
             return
         else:
@@ -204,12 +204,14 @@ class JobEvaluator:
             self._metrics.skipped(self._job, 1)
         self._offer = None
 
-    def _begin(self, name: ModelId, weights: bytes) -> None:
+    def _begin(self, name: ModelId, weights: bytes, *, over: bool) -> None:
         tests = bool(self._evaluation.stream) and name.version > self._track.tested
         predicts = name.version > self._track.predicted
-        judge = self._made_judge()
+        if over and not self._track.after(name):
+            predicts = False  # there is nothing to predict, and will not be
         if name == self._last or not (tests or predicts):
             return  # a new leader offers what it began with, or it was judged before we came
+        judge = self._made_judge()  # no sooner: there may be many jobs that are over
         self._go_on(last=True)
         try:
             judge.begin(name, weights, tests=tests, predicts=predicts)

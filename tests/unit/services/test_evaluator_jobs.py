@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,7 @@ from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics import updates_topic
 from services.evaluator.jobs import AGAIN_S, Jobs
-from tests.unit.services.test_evaluator import JOB, NAME, World, until
+from tests.unit.services.test_evaluator import JOB, NAME, PATIENCE_S, World, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,6 +130,32 @@ def test_a_job_whose_task_may_not_be_imported_here_is_told_once_and_tried_again(
     until(lambda: not process.judges(NAME), "it has failed again")
     jobs.follow(records)
     assert len(told()) == 1
+    jobs.end()
+
+
+def test_of_a_job_that_is_over_and_judged_no_model_is_made(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    # made again it would be told that this task may not be imported here
+    world.hold_out()
+    world.update(1)
+    world.offer(1)
+    world.book.want(NAME, "stopped", "enough")
+    world.start()
+    world.running[0][1].join(PATIENCE_S)
+    assert [each.model.version for each in world.told()] == [1]
+    process = Process(world.log)
+    process.redis = world.redis
+    job = JOB.replace("name: logistic-regression, classes: 2", f'entrypoint: "{ENTRYPOINT}"')
+    jobs = process.jobs()
+    over = {NAME: record(NAME, job, "stopped")}
+    jobs.follow(over)
+    until(
+        lambda: NAME not in {thread.name for thread in threading.enumerate()},
+        "there is nothing left to judge",
+    )
+    jobs.follow(over)  # tells why, had it failed
+    assert "job_not_evaluated" not in caplog.text
     jobs.end()
 
 
