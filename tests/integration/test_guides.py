@@ -36,7 +36,8 @@ LONG_S = 60.0
 ALONE = ("choosing.md",)  # guides whose commands need no server
 WITH_SERVERS = ("tasks.md",)  # whose reader starts the services
 WITH_CONTAINERS = ("compose.md",)  # who has the containers' servers: test_compose.py
-WITH_A_STACK = ("api.md", "operating.md", "security.md", "topics.md")  # who has a stack that runs
+# Whose reader has a stack that runs.
+WITH_A_STACK = ("api.md", "evaluation.md", "operating.md", "security.md", "topics.md")
 
 
 @pytest.fixture
