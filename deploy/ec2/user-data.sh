@@ -11,6 +11,7 @@ set -euo pipefail
 
 readonly metadata=http://169.254.169.254/latest
 readonly work=/run/doll # in memory, and gone with the machine
+readonly cloud=/var/lib/cloud
 
 # Nobody pays for a machine that does nothing, whatever the reason. But not at once: one that switches itself
 # off before EC2 takes it, at most 120 s after the notice, would count as failed and not as preempted.
@@ -26,6 +27,16 @@ tell() { curl -sf --retry 5 "$metadata/meta-data/$1" -H "X-aws-ec2-metadata-toke
 job=$(tell tags/instance/doll:job)
 worker=$(tell tags/instance/doll:worker)
 region=$(tell placement/region)
+machine=$(tell instance-id)
+
+# User data runs once: a machine that EC2 starts anew after a fault of its host would do nothing and cost. It
+# ends then; another one that was made from this one's image does not.
+mkdir -p "$cloud/scripts/per-boot"
+cat >"$cloud/scripts/per-boot/doll" <<AGAIN
+#!/bin/sh
+[ "\$(cat $cloud/data/instance-id)" != "$machine" ] || shutdown -h now
+AGAIN
+chmod 755 "$cloud/scripts/per-boot/doll"
 
 command -v docker >/dev/null || dnf install -qy docker
 command -v aws >/dev/null || dnf install -qy awscli-2
@@ -68,7 +79,7 @@ if command -v nvidia-smi >/dev/null; then gpus=(--gpus all); fi
 # host's network: metadata, where notices are, answers no one who is a hop away.
 systemd-run --unit doll-worker --wait \
   --property After=docker.service --property Requires=docker.service --property TimeoutStopSec=60 \
-  docker run --rm --name doll-worker --network host \
+  docker run --rm --init --name doll-worker --network host \
   --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges "${gpus[@]}" \
   --volume "$work/secrets:/run/secrets:ro" --env-file "$work/environment" \
   --env DOLL_NOTICES=ec2 --env DOLL_METRICS_PORT=9102 --env DOLL_METRICS_HOST=0.0.0.0 \

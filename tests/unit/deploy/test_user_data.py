@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SCRIPT = ROOT / "deploy/ec2/user-data.sh"
 REGION, ACCOUNT = "eu-central-1", "111122223333"
+MACHINE = "i-0123456789abcdef0"
 PROGRAMS = ("aws", "chown", "dnf", "docker", "shutdown", "sleep", "systemctl", "systemd-run")
 STUB = """#!/bin/sh
 echo "{name} $*" >>"$STUBS/said"
@@ -55,6 +56,7 @@ def machine() -> Iterator[MetadataServer]:
         "tags/instance/doll:job": "digits",
         "tags/instance/doll:worker": "digits-w3-17",
         "placement/region": REGION,
+        "instance-id": MACHINE,
     }
     for path, value in told.items():
         server.answer(f"/latest/meta-data/{path}", value.encode())
@@ -78,7 +80,7 @@ def boot(machine: MetadataServer, folder: Path, **variables: str) -> Booted:
     script = SCRIPT.read_text().replace("http://169.254.169.254", machine.endpoint)
     done = subprocess.run(
         ["bash", "-s"],  # noqa: S607 -- whichever bash there is
-        input=script.replace("=/run/doll ", f"={work} "),
+        input=script.replace("=/run/doll ", f"={work} ").replace("=/var/lib", f"={folder}"),
         env={"PATH": f"{stubs}:{os.environ['PATH']}", "STUBS": str(stubs), **variables},
         capture_output=True,
         text=True,
@@ -138,3 +140,21 @@ def test_a_machine_ends_whatever_goes_wrong(machine: MetadataServer, tmp_path: P
     (tmp_path / "again").mkdir()
     booted = boot(machine, tmp_path / "again")
     assert booted.said == ["sleep 180", "shutdown -h now"]
+
+
+@pytest.mark.parametrize(("machine_id", "ends"), [(MACHINE, True), ("i-of-its-image", False)])
+def test_a_machine_that_is_started_anew_ends_but_not_one_of_its_image(
+    machine: MetadataServer, tmp_path: Path, machine_id: str, *, ends: bool
+) -> None:
+    boot(machine, tmp_path)
+    (tmp_path / "cloud/data").mkdir()
+    (tmp_path / "cloud/data/instance-id").write_text(f"{machine_id}\n")
+    stubs = tmp_path / "stubs"
+    (stubs / "said").unlink()
+    done = subprocess.run(  # noqa: S603 -- what our own script wrote
+        [tmp_path / "cloud/scripts/per-boot/doll"],
+        env={"PATH": f"{stubs}:{os.environ['PATH']}", "STUBS": str(stubs)},
+        check=False,
+    )
+    assert done.returncode == 0
+    assert (stubs / "said").exists() == ends
