@@ -8,7 +8,6 @@ the process bound, what the event carries.
 from __future__ import annotations
 
 import json
-import math
 import traceback
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor, WrappedLogger
 
 _FIELDS = "doll_fields"  # where a log record carries the keys and values of an event
+_BELOW = ("exception", "stack")
 _INDENT = "    "  # of a traceback: no line of an exception's text begins as an event does
 
 
@@ -54,9 +54,9 @@ def line_formatter(
     """
     chain: list[Processor] = [_Entry(bound)]
     if form == "json":
-        chain += [_finite, JSONRenderer(default=str)]
+        chain += [JSONRenderer(_json)]
     else:
-        chain += [_traceback_below, _console(colours=colours)]
+        chain += [_readable, _traceback_below, _console(colours=colours)]
     return ProcessorFormatter(processors=chain)
 
 
@@ -80,12 +80,29 @@ def _time(created_s: float) -> str:
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _finite(_logger: WrappedLogger, _method: str, entry: EventDict) -> EventDict:
-    """Write as text what is no number in JSON: a loss of NaN must not spoil its line."""
-    return {
-        key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in entry.items()
-    }
+def _json(entry: EventDict, **_: object) -> str:
+    """Write a line; as text what is nothing in JSON, a loss of NaN say: it must not spoil its line.
+
+    Nor must a mapping by pairs, deep in what a task tells of itself.
+    """
+    try:
+        return json.dumps(entry, default=str, allow_nan=False)
+    except (TypeError, ValueError):
+        plain = {key: _told(value) for key, value in entry.items()}
+        return json.dumps(plain, default=str)
+
+
+def _told(value: object) -> object:
+    try:
+        json.dumps(value, default=str, allow_nan=False)
+    except (TypeError, ValueError):
+        return str(value)
+    return value
+
+
+def _readable(_logger: WrappedLogger, _method: str, entry: EventDict) -> EventDict:
+    """Names of fields are as plain as their values; two of them mean lines below to structlog."""
+    return {f"{key}_" if key in _BELOW else _line(key): value for key, value in entry.items()}
 
 
 def _traceback_below(_logger: WrappedLogger, _method: str, entry: EventDict) -> EventDict:

@@ -124,13 +124,39 @@ def test_an_event_told_as_an_exception_where_there_is_none_has_no_traceback() ->
     assert "traceback" not in json.loads(line_of(record, "json"))
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_no_number_leaves_its_line_readable(number: float) -> None:
+def read(line: str) -> dict[str, object]:
+    """A line, as strict a reader as there is."""
+
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
-    entry = json.loads(line_of(of_ours("told", loss=number), "json"), parse_constant=refuse)
-    assert entry["loss"] == str(number)
+    entry: dict[str, object] = json.loads(line, parse_constant=refuse)
+    return entry
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_leaves_its_line_readable(number: float) -> None:
+    entry = read(line_of(of_ours("told", loss=number, losses=[number], version=3), "json"))
+    assert (entry["loss"], entry["losses"]) == (str(number), f"[{number}]")
+    assert entry["version"] == 3
+
+
+@pytest.mark.parametrize("value", [{(1, 2): 3}, {"a": {b"b": math.nan}}, {1, 2}, object])
+@pytest.mark.parametrize("form", FORMS)
+def test_no_value_costs_its_line(form: Form, value: object) -> None:
+    line = line_of(of_ours("told", value=value, version=3), form)
+    assert line.isprintable()
+    if form == "json":
+        assert read(line)["version"] == 3
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["exception", "stack", "a\nb", "\x1b[2J"])
+def test_no_name_of_a_field_spoils_its_line(form: Form, name: str) -> None:
+    for value in (3, f"x\n{TIME} info job_finished"):
+        line = line_of(of_ours("told", **{name: value}), form)
+        assert line.isprintable()
+        assert line.count("told") == 1
 
 
 def test_colours_are_all_that_a_terminal_adds() -> None:
