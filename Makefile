@@ -38,7 +38,8 @@ unit: $(INSTALLED)  ## the pure parts, and the protocol under 1,000 seeded fault
 	$(BIN)/pytest -q tests/system
 
 servers: $(INSTALLED)  ## ports and processes, on every Kafka and Redis that can be had here
-	$(BIN)/pytest -q -rs tests/contract tests/integration
+	$(BIN)/pytest -q -rs -n 2 --dist loadfile -m "not alone" tests/contract tests/integration
+	$(BIN)/pytest -q -rs -m alone tests/integration
 
 compose-check: $(INSTALLED)  ## docker-compose.yml, by the oldest docker-compose that must read it
 	DOLL_REQUIRE_SERVERS=1 $(BIN)/pytest -q tests/unit/deploy/test_compose.py tests/unit/deploy/test_compose_check.py

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from common.core.events import Wanted
     from common.core.messages import Standing, Vector
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 PAUSE_S = 0.02  # between looks at a condition
 
 

@@ -22,6 +22,7 @@ SEED = 1  # its minute strikes every family
 PATIENCE_S = 300.0
 
 
+@pytest.mark.alone
 @pytest.mark.kafka
 @pytest.mark.redis
 @pytest.mark.timeout(PATIENCE_S + 30)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.servers"]
 
 SCRIPTS = ROOT / "deploy/compose"
-GUIDE_S = 60.0
+GUIDE_S = 180.0
 
 
 @pytest.fixture

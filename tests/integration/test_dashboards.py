@@ -21,7 +21,7 @@ BOARDS = [
     for path in sorted(Path(__file__).parents[2].glob("deploy/grafana/dashboards/*.json"))
 ]
 RECORDS_PER_S = 400.0
-PATIENCE_S = 50.0
+PATIENCE_S = 120.0
 KILLED_AFTER = 10  # updates
 
 

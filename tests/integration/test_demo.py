@@ -22,7 +22,10 @@ from tests.integration.cluster import await_condition
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+pytestmark = [
+    pytest.mark.alone,  # a demo has a deadline
+    pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc"),
+]
 
 DOLL = (sys.executable, "-m", "services.cli")
 ROOT = Path(__file__).parents[2]

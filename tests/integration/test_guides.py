@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RECORDS = 15_000  # of each stream: more than are trained while the commands run
-LONG_S = 60.0
+LONG_S = 180.0
 ALONE = ("choosing.md",)  # guides whose commands need no server
 WITH_SERVERS = ("tasks.md",)  # whose reader starts the services
 WITH_CONTAINERS = ("compose.md",)  # who has the containers' servers: test_compose.py
