@@ -123,6 +123,8 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(safe_redis: SafeRedi
     assert board.pop_replies(3, 1, 0.01) == []
     board.put_model(ModelId(3, 1), b"weights.")
     assert board.get_model(ModelId(3, 1)) == b"weights."
+    board.offer_model(ModelId(3, 1), b"weights.")
+    assert board.offered_model() == (ModelId(3, 1), b"weights.")
     assert board.post_trigger(trigger)
     assert board.post_trigger(trigger)  # again, which looks at what is there
     assert board.triggers(TriggerId(0, 0), LONG_S) == [trigger]

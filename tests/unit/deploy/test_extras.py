@@ -25,7 +25,7 @@ STORAGE = ("common.adapters.disk_blobs", "common.adapters.s3_blobs")
 OPENED = {  # what a service loads only when it needs it
     "worker": ("common.adapters.ec2_notice",),
     "coordinator": STORAGE,
-    "evaluator": STORAGE,
+    "evaluator": (),
     "provisioner": (
         *("common.adapters.ec2_fleet", "common.adapters.ec2_prices"),
         *("common.adapters.process_fleet", "common.adapters.trace_prices"),
