@@ -135,7 +135,7 @@ def test_the_image_service_has_neither_torch_nor_cuda_and_is_small(service: Plai
     assert 100 < megabytes < MEGABYTES
 
 
-def test_the_image_service_takes_jobs_plans_and_shows_its_page_without_torch(
+def test_the_image_service_takes_jobs_and_shows_its_page_without_torch(
     service: PlainImage, embedded: Settings, tmp_path: Path
 ) -> None:
     log, port = open_log(embedded), free_port()
