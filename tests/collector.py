@@ -52,6 +52,8 @@ class Collector:
                 if collector.status == 200 and self.path == "/v1/traces":
                     collector.spans += _spans(ExportTraceServiceRequest.FromString(body))
                 self.send_response(collector.status)
+                if collector.status // 100 == 3:
+                    self.send_header("Location", "/elsewhere")
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 

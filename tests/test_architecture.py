@@ -56,6 +56,7 @@ HOMES = {  # a client library has one home
     "prometheus_client": ("common/metrics/",),
     "river": ("common/evaluation/drift.py",),
     "opentelemetry": ("common/adapters/otlp_traces.py",),
+    "requests": ("common/adapters/otlp_traces.py",),
     "torch": (
         *("common/learning/", "common/testing/", "services/worker/", "services/coordinator/"),
         *("services/evaluator/", "common/simulation/experiments/learning.py"),

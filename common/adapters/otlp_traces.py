@@ -28,6 +28,7 @@ from opentelemetry.trace import (
     TraceFlags,
     set_span_in_context,
 )
+from requests import HTTPError, Response, Session
 
 from common.tracing import is_sampled, trace_of
 
@@ -80,7 +81,7 @@ class OtlpTracer:
         endpoint = collector if collector.endswith(_PATH) else collector.rstrip("/") + _PATH
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                _Sender(OTLPSpanExporter(endpoint, timeout=SEND_S), endpoint, changed),
+                _Sender(_exporter(endpoint), endpoint, changed),
                 max_queue_size=QUEUE_SPANS,
                 schedule_delay_millis=1e3 * SEND_EVERY_S,
                 max_export_batch_size=REQUEST_SPANS,
@@ -181,6 +182,23 @@ class _Sender(SpanExporter):
     def shutdown(self) -> None:
         """End the exporter."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]  # the library's
+
+
+def _exporter(endpoint: str) -> OTLPSpanExporter:
+    session = Session()
+    session.hooks["response"].append(_refuse_redirect)
+    return OTLPSpanExporter(endpoint, timeout=SEND_S, session=session)
+
+
+def _refuse_redirect(response: Response, *_: object, **__: object) -> None:
+    """The library does not go on to where spans are sent elsewhere, and takes them for delivered.
+
+    Raises:
+        HTTPError: Where to, which the library tells as any other trouble.
+    """
+    if 300 <= response.status_code < 400:
+        place = response.headers.get("Location", "")
+        raise HTTPError(f"status {response.status_code}: name {place!r} in DOLL_TRACES instead")
 
 
 def _below(trace: BatchTrace) -> Context:

@@ -123,6 +123,17 @@ def test_threads_do_not_mix_up_their_roots() -> None:
             assert (span.span_id == trace.root_id) == (span.name == "batch")
 
 
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_spans_that_are_sent_elsewhere_are_lost_and_it_is_told(status: int) -> None:
+    with Collector() as collector, telling(collector.url) as (tracer, troubles):
+        collector.status = status
+        tracer.span(traced(tracer), "batch.wait", AT_S, AT_S)
+        tracer.close()
+        (trouble,) = troubles
+        assert f"status {status}: name '/elsewhere' in DOLL_TRACES instead" in trouble
+        assert collector.requests == 1
+
+
 def test_a_collector_that_is_away_is_told_of_once_and_again_when_it_is_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
