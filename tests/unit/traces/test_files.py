@@ -13,7 +13,7 @@ from common.errors import UserError
 from common.traces.files import read_trace, starts_of, traced
 from common.traces.spec import TraceSpec
 
-RECORDED = Path(__file__).parents[5] / "shared" / "data"
+RECORDED = Path(__file__).parents[4] / "shared" / "data"
 recorded = pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded traces are not here")
 
 PRICES = """\
