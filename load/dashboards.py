@@ -42,7 +42,11 @@ _LEGEND_MOST = 10  # lines that a legend names
 
 def main() -> int:
     """Run the demo and draw."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m load.dashboards",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="example: python -m load.dashboards --out out/dashboards --seconds 60",
+    )
     parser.add_argument("--out", type=Path, default=_ROOT / "docs", help="default: docs")
     parser.add_argument("--seconds", type=float, default=120.0, help="of the demo; default: 120")
     parser.add_argument("--records", type=float, default=700.0, help="per second; default: 700")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from typing import TYPE_CHECKING
 
@@ -56,4 +57,9 @@ def _section(title: str, note: str, metrics: list[Metric]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m common.metrics",
+        description="Prints every metric, with unit, labels and meaning: docs/metrics.md.",
+        epilog="example: python -m common.metrics > docs/metrics.md",
+    ).parse_args()
     sys.stdout.write(document())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -22,5 +23,10 @@ def written() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m deploy.grafana",
+        description="Writes the dashboards that Grafana reads, from the files beside this one.",
+        epilog="example: python -m deploy.grafana && git diff deploy/grafana/dashboards",
+    ).parse_args()
     for path, text in written().items():
         path.write_text(text)

@@ -1,0 +1,30 @@
+"""Whoever asks a command what it is for is told, with an example."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+COMMANDS = (
+    (sys.executable, "-m", "common.metrics"),
+    (sys.executable, "-m", "common.healthcheck"),
+    (sys.executable, "-m", "deploy.grafana"),
+    (sys.executable, "-m", "load.dashboards"),
+    ("deploy/compose/make-secrets",),
+    ("deploy/kubernetes/components/monitoring/rules.sh",),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[-1])
+def test_a_command_says_what_it_is_for_with_an_example(command: tuple[str, ...]) -> None:
+    answer = subprocess.run(  # noqa: S603 -- our own command line
+        [*command, "--help"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "usage: " in answer.stdout
+    assert "example: " in answer.stdout
+    assert Path(command[-1]).name.rpartition(".")[2] in answer.stdout
