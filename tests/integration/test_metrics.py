@@ -105,7 +105,7 @@ def start(cluster: Cluster) -> Callable[..., Told]:
 
     def started(service: str, name: str, **settings: object) -> Told:
         told = Told(free_port())
-        cluster.start(service, name, "", owner_pid=0, metrics_port=told.port, **settings)
+        cluster.start(service, name, "", metrics_port=told.port, **settings)
         await_condition(told.well, f"{name} says that it is well")
         return told
 
