@@ -13,7 +13,7 @@ from common.reading import read_decoded
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
     from common.ports import Log
     from common.provisioning.records import ReplanAsked
 

@@ -24,7 +24,7 @@ from common.core.spans import Partition, Span
 from common.embedded.services import Service
 from common.embedded.stack import EmbeddedStack
 from common.job import parse_job
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.keys import KeyBook
 from common.topics import updates_topic
 from common.wire import encode_audit

@@ -14,7 +14,7 @@ from common.core.messages import GENESIS, ModelId
 from common.errors import UnavailableError
 from common.job import job_from_json
 from common.job_file import as_json
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.learning.checkpoint import unpack
 from common.reading import read_decoded
 from common.saved import from_bytes

@@ -18,7 +18,7 @@ from common.embedded.services import Service, stop_all
 from common.job import job_from_json
 from common.job_file import as_json
 from common.job_task import codec_of
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.testing.counting import ENTRYPOINT
 from load.backlog import check_left, produce
 from load.stack import await_until, check

@@ -18,7 +18,7 @@ from common import topics
 from common.config import Settings
 from common.core.messages import UpdateApplied, WorkerId
 from common.core.spans import Partition
-from common.jobs import JobBook, encode_job
+from common.jobs.store import JobBook, encode_job
 from common.keys import KeyBook
 from common.outside import Outside
 from common.provisioning.codec import encode_plan
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from common.core.messages import AuditRecord
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
     from common.provisioning.records import PlanRecord
     from load.page_world import World
     from services.admin.following.follower import Follower

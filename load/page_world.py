@@ -23,7 +23,7 @@ from common.core.messages import (
 )
 from common.core.spans import Partition, Span
 from common.job import parse_job
-from common.jobs import Change, JobRecord
+from common.jobs.store import Change, JobRecord
 from common.provisioning.ledger import FleetLedger
 from common.provisioning.records import (
     Believed,

@@ -25,7 +25,7 @@ from common.connections import open_board, open_log
 from common.embedded.services import Service, stop_all
 from common.errors import UserError
 from common.job_task import codec_of
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from load import report
 from load.backlog import check_left, partitions_for, produce
 from load.cases import CASES, find_records

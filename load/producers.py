@@ -14,7 +14,7 @@ from common.job_task import codec_of
 from load.stack import NotMeasuredError
 
 if TYPE_CHECKING:
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
     from common.ports import Log
 
 _TICK_S = 0.05  # a producer writes so often

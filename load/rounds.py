@@ -24,7 +24,7 @@ from common.embedded.services import Service, stop_all
 from common.errors import UserError
 from common.job import job_from_json
 from common.job_file import as_json
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.testing.costless import ENTRYPOINT
 from load import report
 from load.backlog import check_left, produce

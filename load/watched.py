@@ -24,7 +24,7 @@ from common.embedded.stack import EmbeddedStack
 from common.job import job_from_json
 from common.job_file import as_json, load_text
 from common.job_task import codec_of
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from load.prometheus import Prometheus
 
 if TYPE_CHECKING:

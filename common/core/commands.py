@@ -200,7 +200,8 @@ class Drop(msgspec.Struct, frozen=True):
 class Hold(msgspec.Struct, frozen=True):
     """Say that the job waits for a person, who looks at the reason and resumes it."""
 
-    reason: str
+    reason: str  # what is wrong and what to do, one line
+    detail: str = ""  # what a programmer wants to see: a traceback
 
 
 class Finish(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from common import topics
 from common.core.history import History
 from common.core.messages import BatchReady
 from common.core.spans import Partition
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.planning.request import GivenError
 from common.reading import read_decoded
 from common.theory.estimates import pooled_prior, rate_from_counts

@@ -14,14 +14,14 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from common.errors import UnavailableError
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.keys import KeyBook, KeyRecord, Keys
 from common.telemetry import Outage, event_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
     from common.ports import Log
 
     Order: TypeAlias = tuple[Callable[[JobBook], Any], Future[Any]]

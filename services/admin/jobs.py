@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fastapi.openapi.models import Example
 
     from common.job_changes import Value
-    from common.jobs import JobBook, JobRecord
+    from common.jobs.store import JobBook, JobRecord
     from common.ports import Log
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])

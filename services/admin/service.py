@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from starlette.requests import HTTPConnection
 
     from common.config import Settings
-    from common.jobs import JobBook, JobRecord
+    from common.jobs.store import JobBook, JobRecord
     from common.keys import Keys
     from common.outside import Outside
     from common.ports import Log

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.jobs import JobRecord
+from common.jobs.store import JobRecord
 from services.admin.answers import Change, JobAnswer, OriginAnswer, Progress
 
 if TYPE_CHECKING:

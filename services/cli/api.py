@@ -15,7 +15,7 @@ from common.core.spans import Partition
 from common.errors import UserError, WireError
 from common.job import job_from_json
 from common.job_file import as_json, load_text
-from common.jobs import Change, JobRecord, Origin
+from common.jobs.store import Change, JobRecord, Origin
 from common.planning.told import ToldPlan
 from common.price_list import PriceList
 from common.provisioning.told import ToldProvisioning

@@ -11,7 +11,7 @@ from rich.console import Console
 from common import topics
 from common.core.audit import audit as fold
 from common.core.spans import Partition
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.reading import read_decoded
 from common.wire import decode_audit, decode_claim
 from services.cli import exits

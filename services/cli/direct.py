@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from common.connections import open_prices
 from common.errors import NotFoundError
 from common.job import parse_job
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.kept import find_model
 from common.learning.checkpoint import save_weights
 from common.learning.torch_here import need_torch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from common.core.events import Wanted
     from common.job import JobSpec
     from common.job_changes import Value
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
     from common.kept import Wish
     from common.learning.checkpoint import Layout
     from common.outside import Outside

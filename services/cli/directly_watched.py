@@ -13,7 +13,7 @@ from services.cli.watching import REDIS_AWAY, JobView, Picture, lag_of, state_of
 
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord
-    from common.jobs import JobBook
+    from common.jobs.store import JobBook
     from common.ports import Board, Log, Tail
 
 _BEFORE = 200  # audit records from before we looked: enough for a first picture

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from common.errors import UserError
-from common.jobs import encode_job
+from common.jobs.store import encode_job
 from services.cli.outside import system_of
 from services.cli.watch import watch
 

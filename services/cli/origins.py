@@ -13,7 +13,7 @@ import typer
 from common import topics
 from common.checkpoints import CheckpointStore
 from common.errors import CorruptError, UserError
-from common.jobs import Origin
+from common.jobs.store import Origin
 from common.kept import in_storage, pick, wish_of
 from common.learning.torch_here import need_torch
 from common.reading import read_decoded
@@ -21,7 +21,7 @@ from common.wire import decode_audit
 
 if TYPE_CHECKING:
     from common.job import JobSpec
-    from common.jobs import JobBook
+    from common.jobs.store import JobBook
     from common.outside import Outside
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from common.core.events import Wanted
     from common.job_changes import Value
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
     from common.kept import Wish
     from common.planning.compare import Result
     from common.planning.request import PlanRequest

@@ -16,7 +16,7 @@ from common.checkpoints import CheckpointStore
 from common.config import Settings, read_settings
 from common.connections import open_blobs, open_board, open_log, open_tracer
 from common.errors import UnavailableError, UserError
-from common.jobs import JobBook, JobRecord
+from common.jobs.store import JobBook, JobRecord
 from common.metrics.coordinator import CoordinatorMetrics
 from common.metrics.serving import Pulses, serve
 from common.telemetry import EventLogger, Outage, event_logger, set_up_logging

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from common.core.commands import CoordinatorCommand
     from common.core.messages import ModelId, UpdateTrigger
-    from common.jobs import JobBook, JobRecord
+    from common.jobs.store import JobBook, JobRecord
     from common.learning.trainer import Trainer
     from common.ports import Board, Log
     from common.telemetry import EventLogger
@@ -94,6 +94,7 @@ class Effects:
         self._times = StageTimes()
         self._stated = False  # whether this leader has put its standing
         self._held_for = ""  # why, as long as the jobs topic does not say it
+        self._held_detail = ""
         self._tell_at = 0.0
         self._copy = b""
         self._unpublished: tuple[Saved, bool] | None = None  # and whether it is a checkpoint
@@ -204,8 +205,8 @@ class Effects:
                 self._log = self._log.try_unbind("epoch")
                 self._unpublished = None
                 self.leadership.end()
-            case do.Hold(reason):
-                self._hold(reason)
+            case do.Hold(reason, detail):
+                self._hold(reason, detail)
             case do.Finish(reason, revision):
                 self._finish(reason, revision)
 
@@ -231,9 +232,9 @@ class Effects:
         except UnavailableError as error:
             self._outage.met(error)
 
-    def _hold(self, reason: str) -> None:
-        self._log.error("job_held", reason=reason)
-        self._held_for, self._tell_at = reason, 0.0
+    def _hold(self, reason: str, detail: str) -> None:
+        self._log.error("job_held", reason=reason, detail=detail)
+        self._held_for, self._held_detail, self._tell_at = reason, detail, 0.0
         self._tell_held()
 
     def _tell_held(self) -> None:
@@ -243,7 +244,7 @@ class Effects:
         try:
             record = self._record()
             if record is not None and record.wanted == "running":
-                self._book.want(self._job, "paused", self._held_for)
+                self._book.hold(self._job, self._held_for, self._held_detail)
             self._held_for = ""
         except (UnavailableError, ConflictError) as error:  # or somebody else wrote at that moment
             self._log.warning("hold_not_written", reason=str(error))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from common.core.snapshots import Snapshot
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
     from common.ports import Board, Log
     from common.telemetry import EventLogger

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from common.checkpoints import CheckpointStore
     from common.config import Settings
     from common.core.events import Wanted
-    from common.jobs import JobBook, JobRecord
+    from common.jobs.store import JobBook, JobRecord
     from common.metrics.coordinator import CoordinatorMetrics
     from common.ports import Board, Log
     from common.telemetry import EventLogger

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from common.checkpoints import CheckpointStore
     from common.core.messages import Positions
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
     from common.metrics.coordinator import CoordinatorMetrics
     from common.ports import Board
     from common.telemetry import EventLogger

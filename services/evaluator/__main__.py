@@ -14,7 +14,7 @@ import torch
 from common.config import read_settings
 from common.connections import open_log
 from common.errors import UnavailableError, UserError
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.metrics.evaluator import EvaluatorMetrics
 from common.metrics.serving import Pulses, serve
 from common.telemetry import Outage, event_logger, set_up_logging

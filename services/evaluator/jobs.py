@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from common.config import Settings
     from common.job_parts import EvaluationSpec
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
     from common.metrics.evaluator import EvaluatorMetrics
     from common.metrics.serving import Pulses
     from common.ports import Board, Log

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from common.core.events import Wanted
     from common.core.messages import AuditRecord, Drifted, Evaluated, ModelId
     from common.job_parts import EvaluationSpec
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
     from common.metrics.evaluator import EvaluatorMetrics
     from common.metrics.serving import Pulse
     from common.ports import Board, Log, LogRecord, Tail, Writer

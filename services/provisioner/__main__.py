@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from common.config import Settings, read_settings
 from common.connections import open_board, open_fleet, open_log, open_prices
 from common.errors import DollError, UnavailableError, UserError
-from common.jobs import JobBook, JobRecord
+from common.jobs.store import JobBook, JobRecord
 from common.market import Market, load_market
 from common.metrics.provisioner import ProvisionerMetrics
 from common.metrics.serving import Pulses, serve

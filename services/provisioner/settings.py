@@ -9,7 +9,7 @@ from common.provisioning.settings import ProvisionerSettings
 from common.theory.work import Pool
 
 if TYPE_CHECKING:
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
     from common.market import Market, SpotPool
 
 # How often the lender is looked at: processes are there to be watched, and cost nothing to list;

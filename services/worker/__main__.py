@@ -17,7 +17,7 @@ from common.config import Settings, read_settings
 from common.connections import open_board, open_log, open_notices, open_tracer
 from common.core.messages import WorkerId
 from common.errors import UnavailableError, UserError
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.metrics.serving import Pulse, Pulses, serve
 from common.metrics.worker import WorkerMetrics
 from common.telemetry import EventLogger, Outage, event_logger, set_up_logging

@@ -16,7 +16,7 @@ from common.embedded.kafka import EmbeddedControl
 from common.embedded.process import Child
 from common.job import parse_job
 from common.job_task import codec_of
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.testing.counting import ENTRYPOINT
 from load.counting import CountingJob
 

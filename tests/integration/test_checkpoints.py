@@ -15,7 +15,7 @@ import pytest
 
 from common.checkpoints import CheckpointStore
 from common.connections import open_blobs, open_board
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.learning.checkpoint import unpack
 from common.learning.optimizers import OptimizerSettings
 from common.learning.trainer import Trainer

@@ -14,7 +14,7 @@ from common.core.messages import Drifted, Evaluated, ModelId
 from common.embedded.services import Service, stop_all
 from common.job import parse_job
 from common.job_task import codec_of, task_of
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model

@@ -11,7 +11,7 @@ from common import wire
 from common.core.messages import Lead, ModelId
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.reading import read_decoded
 from common.saved import Saved, to_bytes
 from common.topics import control_topic, updates_topic

@@ -9,7 +9,7 @@ import numpy as np
 from confluent_kafka import Consumer, TopicPartition
 
 from common.core.messages import Gradient, ModelId, WorkerId
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from common import topics
 from common.core.spans import Partition
 from common.errors import ConflictError, NotFoundError, UserError, WireError
 from common.job import parse_job
-from common.jobs import (
+from common.jobs.store import (
     CHANGES_KEPT,
     Change,
     JobBook,

@@ -37,7 +37,7 @@ from services.admin.told import Heads
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
     from common.ports import Board, Log, LogRecord, Tail
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.core.messages import Positions
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
     from common.ports import Board, Log
     from common.telemetry import EventLogger
 

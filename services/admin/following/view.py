@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import AuditRecord, Standing
     from common.core.spans import Partition
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
     from common.provisioning.records import PlanRecord
     from services.admin.following.columns import Row
 

@@ -12,7 +12,7 @@ import numpy as np
 from common.checkpoints import CheckpointStore
 from common.connections import open_blobs, open_board, open_log
 from common.errors import CorruptError, UnavailableError
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from services.cli import sources
 from services.cli.demo.cast import Cast
 from services.cli.demo.course import mean_accuracy, mean_loss

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from starlette.requests import ClientDisconnect
 
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.keys import KeyBook
 from services.admin import events as module
 from services.admin.following.feed import EVENTS

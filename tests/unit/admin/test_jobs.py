@@ -11,7 +11,7 @@ import pytest
 from common.core.spans import Partition
 from common.job import JobSpec
 from common.job_changes import CHANGEABLE
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.keys import KeyBook
 from common.topics import JOBS
 from services.admin.examples import JOB

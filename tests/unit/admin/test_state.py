@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.core.messages import ModelId, WorkerId
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from tests.unit.admin.conftest import problem
 from tests.unit.admin.following.helpers import JOB, Topics, job, lead, update
 

@@ -13,7 +13,7 @@ from common.checkpoints import CheckpointStore
 from common.core.messages import Lead, ModelId
 from common.job import parse_job
 from common.job_task import trainer_of
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.learning.checkpoint import unpack
 from common.wire import encode_audit
 from services.cli import exits

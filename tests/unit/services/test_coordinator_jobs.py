@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from common.config import Settings
 from common.job import parse_job
-from common.jobs import JobRecord
+from common.jobs.store import JobRecord
 from common.metrics.coordinator import CoordinatorMetrics
 from common.metrics.serving import Pulses
 from common.telemetry import event_logger

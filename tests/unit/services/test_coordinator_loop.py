@@ -11,7 +11,7 @@ import pytest
 from common.config import Settings
 from common.core.messages import WorkerId
 from common.job import parse_job
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.metrics.coordinator import CoordinatorMetrics
 from common.metrics.serving import Pulse, Pulses
 from common.telemetry import event_logger
@@ -26,7 +26,7 @@ from tests.unit.cli.test_job import JOB
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
 
 NAME = "digits"
 PATIENCE_S = 20.0

@@ -23,7 +23,7 @@ from common.core.messages import (
 )
 from common.core.spans import Span
 from common.job import parse_job
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.metrics.catalogue import CATALOGUE
 from common.metrics.coordinator import CoordinatorMetrics
 from common.metrics.serving import Pulse

@@ -15,7 +15,7 @@ from common.core.messages import ModelId
 from common.errors import UserError
 from common.job import parse_job
 from common.job_task import trainer_of
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.log_lines import fields_of
 from common.metrics.coordinator import CoordinatorMetrics
 from common.telemetry import event_logger

@@ -9,7 +9,7 @@ import pytest
 
 from common.config import Settings
 from common.job import parse_job
-from common.jobs import JobRecord
+from common.jobs.store import JobRecord
 from common.log_lines import fields_of
 from common.metrics.evaluator import EvaluatorMetrics
 from common.metrics.serving import Pulses

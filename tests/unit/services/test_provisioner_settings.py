@@ -9,7 +9,7 @@ import pytest
 from common.core.spans import Partition
 from common.errors import UserError
 from common.job import parse_job
-from common.jobs import JobRecord
+from common.jobs.store import JobRecord
 from common.market import Market
 from services.provisioner.settings import pools_of, provisioner_settings
 

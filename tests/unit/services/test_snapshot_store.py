@@ -15,7 +15,7 @@ from common.core.snapshots import Snapshot, genesis
 from common.core.spans import Partition
 from common.errors import CorruptError, FutureFormatError, UserError
 from common.job import parse_job
-from common.jobs import JobRecord, Origin
+from common.jobs.store import JobRecord, Origin
 from common.metrics.coordinator import CoordinatorMetrics
 from common.saved import Saved, to_parts
 from common.telemetry import event_logger

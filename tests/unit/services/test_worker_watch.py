@@ -9,7 +9,7 @@ import pytest
 
 from common.config import Settings
 from common.job import parse_job
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.metrics.serving import Pulse
 from common.testing.log import MemoryLog
 from services.worker import __main__ as worker

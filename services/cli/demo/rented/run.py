@@ -16,7 +16,7 @@ from common.connections import open_blobs, open_board, open_log
 from common.core.audit import audit
 from common.embedded.services import Service, stop_all
 from common.errors import CorruptError, DollError, UnavailableError
-from common.jobs import JobBook
+from common.jobs.store import JobBook
 from common.reading import read_decoded
 from common.wire import decode_audit, decode_claim
 from services.cli import sources

@@ -19,7 +19,7 @@ from common.core.messages import (
 )
 from common.core.spans import Partition, Span
 from common.job import parse_job
-from common.jobs import JobRecord
+from common.jobs.store import JobRecord
 from common.provisioning.codec import encode_plan
 from common.wire import encode_audit
 

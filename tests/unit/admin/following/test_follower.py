@@ -22,7 +22,7 @@ from tests.unit.admin.following.helpers import JOB, Topics, eventually, job, lea
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
 
 UPDATES = Partition(topics.updates_topic(JOB), 0)
 

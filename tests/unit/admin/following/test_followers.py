@@ -19,7 +19,7 @@ from tests.unit.admin.following.helpers import JOB, Topics, eventually, happens,
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.jobs import JobRecord
+    from common.jobs.store import JobRecord
 
 
 class Rig:

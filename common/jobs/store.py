@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from common.core.messages import Positions
     from common.ports import Log
 
+DETAIL_CHARACTERS = 8_000  # of a hold: a long traceback, far below what one record may be
 CHANGES_KEPT = 50  # of a job, in its record: a record stays small, its topic is compacted
 
 
@@ -61,6 +62,8 @@ class JobRecord(NamedTuple):
     revision: int = 0  # of the specification: changes made so far
     changes: tuple[Change, ...] = ()  # the last of them, newest last
     request: str = ""  # who submitted it recognises a request that comes twice by this
+    held: bool = False  # paused by a machine that may not decide alone, not by a person
+    detail: str = ""  # of what it is held for: a traceback, many lines; empty where there is none
 
 
 class _Stored(msgspec.Struct, omit_defaults=True):
@@ -75,6 +78,8 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     revision: Annotated[int, Meta(ge=0)] = 0
     changes: tuple[Change, ...] = ()
     request: str = ""
+    held: bool = False
+    detail: str = ""
 
 
 class JobBook:
@@ -166,7 +171,27 @@ class JobBook:
             ConflictError: If somebody else wrote it in the same moment.
             UnavailableError: If Kafka is away for long.
         """
-        record = self.get(job)._replace(wanted=wanted, reason=reason)
+        record = self.get(job)._replace(wanted=wanted, reason=reason, held=False, detail="")
+        self._book.write(job, encode_job(record))
+        return record
+
+    def hold(self, job: str, reason: str, detail: str = "") -> JobRecord:
+        """Pause a job for a reason that a person must look at.
+
+        Args:
+            job: Its name.
+            reason: What is wrong and what to do, one line.
+            detail: What a programmer wants to see, such as a traceback; its end is cut off where
+                it is longer than `DETAIL_CHARACTERS`.
+
+        Raises:
+            NotFoundError: If there is no such job.
+            ConflictError: If somebody else wrote it in the same moment.
+            UnavailableError: If Kafka is away for long.
+        """
+        record = self.get(job)._replace(
+            wanted="paused", reason=reason, held=True, detail=detail[:DETAIL_CHARACTERS]
+        )
         self._book.write(job, encode_job(record))
         return record
 
@@ -259,6 +284,8 @@ def encode_job(record: JobRecord) -> bytes:
         record.revision,
         record.changes,
         record.request,
+        record.held,
+        record.detail,
     )
     return msgspec.json.encode(stored)
 
@@ -291,4 +318,6 @@ def decode_job(key: bytes | None, value: bytes) -> JobRecord:
         stored.revision,
         stored.changes,
         stored.request,
+        stored.held,
+        stored.detail,
     )
