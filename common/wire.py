@@ -22,7 +22,9 @@ from common.core.messages import (
     Claim,
     Gradient,
     ModelId,
+    Replayed,
     Reply,
+    Requeued,
     Standing,
     UpdateTrigger,
     Vector,
@@ -56,7 +58,19 @@ class _Tagged(msgspec.Struct):
     format: int = 1
 
 
-FORMAT = 1  # of the records in Kafka: the latest that this program knows
+FORMAT = 2  # of the records in Kafka: the latest that this program knows
+
+
+def format_of(message: object) -> int:
+    """The oldest format of which a program must be to read a record in Kafka.
+
+    Format 2 takes batches out of quarantine, or makes it final.
+    """
+    match message:
+        case Requeued() | Replayed():
+            return 2
+        case _:
+            return 1
 
 
 class Codec(Generic[T]):
@@ -87,9 +101,12 @@ class Codec(Generic[T]):
         """
         self._examine(message)
         try:
-            return self._encoder.encode(message)
+            data = self._encoder.encode(message)
         except UnicodeEncodeError as error:
             raise WireError(f"{self._kind}: a text is not Unicode: {error}") from error
+        if self._json and (needed := format_of(message)) > 1:
+            return data[:-1] + b',"format":%d}' % needed
+        return data
 
     def decode(self, data: bytes | memoryview) -> T:
         """Read a message.
@@ -140,7 +157,7 @@ _AUDIT = Codec(
     "audit",
     msgspec.json.Decoder(AuditRecord),
     check_audit,
-    ("lead", "update", "quarantined", "evaluated", "drifted"),
+    ("lead", "update", "quarantined", "requeued", "replayed", "evaluated", "drifted"),
 )
 _STANDING = Codec("standing", msgspec.msgpack.Decoder(Standing), check_standing)
 _TRIGGER = Codec("trigger", msgspec.msgpack.Decoder(UpdateTrigger), check_trigger)
