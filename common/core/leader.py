@@ -272,7 +272,8 @@ class Leader:
         """Bring the round in flight forward; finishes it, and begins the next, where due."""
         missing = self._settings.group_size - len(round_)
         if missing > 0 and len(self._grouper):
-            round_.fill(self._grouper.take(missing))
+            having = (*round_.todo, *round_.counted)
+            round_.fill(self._grouper.take(missing, having))
         if round_.todo:
             orders = round_.orders(now, self._liveness.trusted(now))
             if orders:
