@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from common.core.settings import CoordinatorSettings
 
 
+REASON_CHARACTERS = 2_000  # of a quarantine: an exception's text may be longer than a record
+
+
 class Leader:
     """A leader's whole state.
 
@@ -316,7 +319,7 @@ class Leader:
         if self._round is None or self._round.settle(batch.offset) is None:
             return
         self._returned.discard(batch.offset)
-        yield self._publisher.append(Quarantined(self._epoch, batch, reason))
+        yield self._publisher.append(Quarantined(self._epoch, batch, reason[:REASON_CHARACTERS]))
 
     def _proceed(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
         """`on_missing: proceed`: apply what came; each batch is put back once, then awaited."""
