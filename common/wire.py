@@ -19,13 +19,17 @@ import numpy as np
 
 from common.core.messages import (
     AuditRecord,
+    Batch,
+    BatchReady,
     Claim,
     Gradient,
     ModelId,
+    Quarantined,
     Replayed,
     Reply,
     Requeued,
     Standing,
+    UpdateApplied,
     UpdateTrigger,
     Vector,
 )
@@ -64,13 +68,24 @@ FORMAT = 2  # of the records in Kafka: the latest that this program knows
 def format_of(message: object) -> int:
     """The oldest format of which a program must be to read a record in Kafka.
 
-    Format 2 takes batches out of quarantine, or makes it final.
+    Format 2 names bad records together by reason, and updates leave them to the claims; it takes
+    batches out of quarantine, or makes it final.
     """
     match message:
+        case BatchReady(skipped=skipped) if skipped:
+            return 2
+        case UpdateApplied(batches=batches, skipped=skipped) if skipped or _any_skipped(batches):
+            return 2
+        case Quarantined(batch=batch) if batch.skipped:
+            return 2
         case Requeued() | Replayed():
             return 2
         case _:
             return 1
+
+
+def _any_skipped(batches: tuple[Batch, ...]) -> bool:
+    return any(batch.skipped for batch in batches)
 
 
 class Codec(Generic[T]):

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from common.core.settings import CoordinatorSettings
 
 
+REASON_CHARACTERS = 2_000  # of a quarantine: an exception's text may be longer than a record
+
+
 class Leader:
     """A leader's whole state.
 
@@ -346,13 +349,13 @@ class Leader:
         if self._round is None or self._round.settle(batch.offset) is None:
             return  # it has its gradient by now, or the job is held
         self._returned.discard(batch.offset)
-        record = Quarantined(self._epoch, batch, reason)
+        record = Quarantined(self._epoch, batch, reason[:REASON_CHARACTERS])
         yield self._publisher.append(record)
         too_many = "" if record.expired else self._poison.quarantined()
         if too_many:
             yield from self.hold(
-                f"{too_many} are {reason}; mend the task or its data, take the batches back with"
-                " `doll job requeue`, and resume the job",
+                f"{too_many} are {record.reason}; mend the task or its data, take the batches"
+                " back with `doll job requeue`, and resume the job",
                 traceback,
             )
 
