@@ -166,7 +166,9 @@ class KafkaStreamReader:
         """See the port; a partition appears with its first fetch, and stands still while paused."""
         lags = {}
         for partition, cursor in self._cursors.items():
-            _, end = self._client.get_watermark_offsets(TopicPartition(*partition), cached=True)
+            end = -1
+            with suppress(KafkaException):  # not known any more
+                _, end = self._client.get_watermark_offsets(TopicPartition(*partition), cached=True)
             first = self._queues[partition].first_offset()
             if end >= 0:
                 lags[partition] = max(0, end - (cursor.position if first is None else first))
