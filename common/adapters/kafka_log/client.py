@@ -28,6 +28,16 @@ OUT_OF_RANGE = frozenset(
         KafkaError.OFFSET_OUT_OF_RANGE,
     }
 )
+UNKNOWN = frozenset(  # said of a partition by a broker, or by the client after it has asked one
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 -- likewise
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 -- likewise
+    }
+)
+# What the client says instead where it finds no leader for any partition of a question: none of
+# them exists, or none has a leader now.
+NO_LEADERS = KafkaError._NOENT  # noqa: SLF001 -- likewise
 _REFUSED = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -81,6 +91,11 @@ class Record(Protocol):
 def arrival_s(record: Record) -> float:
     """The record's timestamp in Kafka."""
     return record.timestamp()[1] / 1e3
+
+
+def place_of(record: Record) -> tuple[str, int]:
+    """Topic and partition that a message is in, or about."""
+    return record.topic(), record.partition()
 
 
 def as_ours(error: KafkaError, doing: str) -> OutsideError:
