@@ -53,6 +53,7 @@ class MemoryRedis:
         self.clock = clock
         self.changed = threading.Condition()  # guards all that follows
         self.jobs: dict[str, Notices] = {}
+        self.spread: dict[str, bytes] = {}  # see `common.testing.roster`
         self.away = False
 
     def kill(self) -> None:
@@ -74,6 +75,7 @@ class MemoryRedis:
         """Go on from such a copy, as after a failover to that replica."""
         with self.changed:
             self.jobs = deepcopy(copy)
+            self.spread = {}
             self.away = False
             self.changed.notify_all()
 
