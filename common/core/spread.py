@@ -207,7 +207,16 @@ class _Planning:
                 key=lambda it: (_mixed(it.job, it.worker), it.worker),
             )
             leavers += free[: max(len(here) - wanted[name], 0)]
-        return sorted(leavers, key=lambda it: (self._is_busy(it), _mixed(it.worker), it.worker))
+        # Who can do few of the tasks goes before who can do many, and can take another place.
+        return sorted(
+            leavers,
+            key=lambda it: (
+                self._is_busy(it),
+                sum(it.can_do(self._jobs[job]) for job in wanted),
+                _mixed(it.worker),
+                it.worker,
+            ),
+        )
 
     def _warm(self, idle: list[WorkerPlacement], moves: Mapping[str, str]) -> dict[str, str]:
         """Who is nowhere waits for work where the fewest are, by weight."""
@@ -298,13 +307,20 @@ class Sightings:
         self._forget_s = forget_s
         self._jobs = dict[str, tuple[JobDemand, float]]()  # and when it changed last
         self._workers = dict[str, tuple[WorkerPlacement, float]]()
+        self._there = frozenset[str]()  # jobs that had a record at the last look
 
     def see(self, records: Iterable[JobDemand | WorkerPlacement], now: float) -> View:
         """Take in all records that there are; returns what to go by.
 
         A worker without a record has left. A job without one was not deleted thereby: its record
-        went with a Redis that came back empty, or its leader gave up; it is stale.
+        went with a Redis that came back empty, or its leader gave up; it becomes stale. When such
+        a record has just gone, the view is empty: those of workers may have gone with it.
         """
+        records = tuple(records)
+        before, self._there = (
+            self._there,
+            frozenset(it.job for it in records if isinstance(it, JobDemand)),
+        )
         workers = dict[str, tuple[WorkerPlacement, float]]()
         for record in records:
             if isinstance(record, JobDemand):
@@ -317,6 +333,8 @@ class Sightings:
                     there if there is not None and there[0] == record else (record, now)
                 )
         self._workers = workers
+        if before - self._there:
+            return View()
         stale_since = now - self._stale_s
         return View(
             tuple(
@@ -336,22 +354,19 @@ class Sightings:
         return jobs, workers
 
 
-def with_jobs(view: View, runs: Mapping[str, JobDemand]) -> View:
+def with_jobs(view: View, known: Mapping[str, JobDemand]) -> View:
     """The view of whoever knows from the jobs topic which jobs there are.
 
     Args:
         view: What was seen.
-        runs: By name, all jobs that are not stopped: as much of each as its specification says.
-            `runs` of these counts too: a person's word is heard before a leader's.
+        known: By name, all jobs that are not stopped: as much of each as its specification says.
+            Where a person has paused one, that is heard before its leader says so. One that nobody
+            leads needs nobody, but workers that have nowhere to go may wait for its leader there.
     """
     seen = {it.job: it for it in view.jobs}
-    jobs = tuple(
-        _heard(seen[name], runs=demand.runs) if name in seen else demand
-        for name, demand in runs.items()
-    )
-    unled = frozenset(runs.keys() - seen.keys())
-    return replace(view, jobs=jobs, stale=(view.stale & runs.keys()) | unled)
+    jobs = tuple(_heard(seen.get(name, demand), demand) for name, demand in known.items())
+    return replace(view, jobs=jobs, stale=view.stale & known.keys())
 
 
-def _heard(demand: JobDemand, *, runs: bool) -> JobDemand:
-    return demand if runs else msgspec.structs.replace(demand, runs=False)
+def _heard(seen: JobDemand, known: JobDemand) -> JobDemand:
+    return seen if known.runs else msgspec.structs.replace(seen, runs=False)
