@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from common.adapters.redis_access import RedisAccess
     from common.config import Settings
     from common.market import Market
-    from common.ports import Blobs, Board, Log, Notices, Roster
+    from common.ports import Blobs, Board, Boards, Log, Notices
     from common.renting import Fleet, Prices
     from common.tracing import Tracer
 
@@ -80,15 +80,27 @@ def open_board(settings: Settings, job: str) -> Board:
     return RedisBoard(settings.redis, job, access=_redis_access(settings))
 
 
-def open_roster(settings: Settings) -> Roster:
-    """Open what workers spread by, in Redis; the server is not asked before the first call.
+def open_boards(settings: Settings) -> Boards:
+    """Open the notice boards of all jobs in Redis, over connections that they share.
 
     Raises:
         UserError: If the settings name a file that cannot be used.
     """
-    from common.adapters.redis_roster import RedisRoster  # noqa: PLC0415 -- see above
+    from common.adapters.redis_exchange import RedisBoards  # noqa: PLC0415 -- see above
 
-    return RedisRoster(settings.redis, access=_redis_access(settings))
+    return RedisBoards(settings.redis, access=_redis_access(settings))
+
+
+def _redis_access(settings: Settings) -> RedisAccess:
+    from common.adapters.redis_access import RedisAccess  # noqa: PLC0415 -- see above
+
+    return RedisAccess(
+        username=settings.redis_username,
+        password=settings.redis_password,
+        ca=settings.redis_ca,
+        cert=settings.redis_cert,
+        key=settings.redis_key,
+    )
 
 
 def open_blobs(settings: Settings) -> Blobs:
@@ -235,18 +247,6 @@ def _fleet_directory(settings: Settings) -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise UserError(f"{path}: is not our directory; set DOLL_FLEET_DIRECTORY to another")
     return path
-
-
-def _redis_access(settings: Settings) -> RedisAccess:
-    from common.adapters.redis_access import RedisAccess  # noqa: PLC0415 -- see above
-
-    return RedisAccess(
-        username=settings.redis_username,
-        password=settings.redis_password,
-        ca=settings.redis_ca,
-        cert=settings.redis_cert,
-        key=settings.redis_key,
-    )
 
 
 def _changed_s(path: Path) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from common import wire
-from common.adapters.redis_access import RedisAccess
 from common.adapters.redis_server import RedisServer
 from common.core.spread import JobDemand, WorkerPlacement
 from common.rejections import Rejections
@@ -19,26 +18,22 @@ from common.rejections import Rejections
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    import redis
+
 _KEY = "doll:spread"
 _JOB, _WORKER = "job:", "worker:"
-_OPEN = RedisAccess()
 
 
 class RedisRoster:
     """The hash in a Redis server; may be shared between threads.
 
     Args:
-        url: `redis://host:port/db`, `rediss://...` or `unix://path`.
-        timeout_s: After so long without an answer the server counts as away.
-        access: As whom we come, and whom we trust, beyond what the URL says.
-
-    Raises:
-        UserError: If the URL or a file of `access` cannot be used.
+        client: Its connections.
     """
 
-    def __init__(self, url: str, timeout_s: float = 5.0, access: RedisAccess = _OPEN) -> None:
+    def __init__(self, client: redis.Redis) -> None:
         self._rejections = Rejections()
-        self._server = RedisServer(url, _KEY, self._reject_key, timeout_s, access)
+        self._server = RedisServer(client, _KEY, self._reject_key)
 
     @property
     def rejected(self) -> int:
@@ -65,10 +60,6 @@ class RedisRoster:
         fields = [*(_JOB + name for name in jobs), *(_WORKER + name for name in workers)]
         if fields:
             self._server.ask(("HDEL", _KEY, *fields))
-
-    def close(self) -> None:
-        """Let go of all connections."""
-        self._server.close()
 
     def _parsed(self, field: bytes, value: bytes) -> JobDemand | WorkerPlacement | None:
         kind = field.partition(b":")[0]

@@ -46,9 +46,6 @@ class MemoryRoster:
             for field in (*(f"job:{it}" for it in jobs), *(f"worker:{it}" for it in workers)):
                 self._records().pop(field, None)
 
-    def close(self) -> None:
-        """There is nothing to let go of."""
-
     def _records(self) -> dict[str, bytes]:
         if self._server.away:
             raise UnavailableError("the server is away")

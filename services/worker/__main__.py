@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from common.config import Settings, read_settings
-from common.connections import open_board, open_log, open_notices, open_roster, open_tracer
+from common.connections import open_boards, open_log, open_notices, open_tracer
 from common.core.messages import WorkerId
 from common.errors import UnavailableError, UserError
 from common.job_parts import BUILT_IN_TASKS
@@ -33,7 +33,7 @@ from services.worker.selection import JOBS_S, JobSelector, Worker
 if TYPE_CHECKING:
     from common.job import JobSpec
     from common.jobs.store import JobRecord
-    from common.ports import Board, Log
+    from common.ports import Boards, Log
 
 EXIT_OK = 0  # it left because it was told to: by a signal, or by notice that the machine goes
 EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
@@ -108,10 +108,11 @@ def _work(process: _Process) -> None:
     log = _opened(process)
     if log is None:
         return
+    boards = open_boards(process.settings)
     selector = JobSelector(
         process.worker,
         JobBook(log),
-        open_roster(process.settings),
+        boards.roster(),
         process.observers.metrics,
         process.logger,
         random.SystemRandom().random,
@@ -127,8 +128,10 @@ def _work(process: _Process) -> None:
         if job is None:
             process.leaving.wait(SELECTED_S)
         else:
-            _work_for(job, selector, log, process)
+            _work_for(job, selector, log, boards, process)
     thread.join()
+    boards.close()
+    log.close()
     if faults:
         raise faults[0]
 
@@ -143,23 +146,23 @@ def _select(selector: JobSelector, leaving: threading.Event, faults: list[BaseEx
         leaving.set()
 
 
-def _work_for(job: JobRecord, selector: JobSelector, log: Log, process: _Process) -> None:
+def _work_for(
+    job: JobRecord, selector: JobSelector, log: Log, boards: Boards, process: _Process
+) -> None:
     """Work for one job until the selector says otherwise, or something ends it."""
     worker, settings, leaving, observers, logger = process
 
     def look() -> JobSpec | None:
         return None if leaving.is_set() else selector.still(job)
 
-    board: Board | None = None
+    board = boards.board(job.spec.name)
+    name = WorkerId(worker.name)
     try:
-        board = open_board(settings, job.spec.name)
-        name = WorkerId(worker.name)
         JobWorker(name, job.spec, settings, log, board, observers, logger).run(look)
     except BaseException as error:  # noqa: BLE001 -- whatever it is, it ends this job here alone
         selector.failed(job.spec.name, error)
     finally:
-        if board is not None:
-            board.close()
+        board.close()
         gc.collect()  # the model: objects that name each other may hold on to it for minutes
 
 

@@ -172,7 +172,6 @@ class JobSelector:
             self._roster.remove(workers=[self._me.name])
         except OutsideError as error:  # then the record runs out
             self._roster_outage.met(error)
-        self._roster.close()
         self._book.close()
 
     # --- jobs --------------------------------------------------------------------------------

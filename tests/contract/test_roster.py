@@ -9,11 +9,10 @@ import pytest
 import redis
 
 from common import wire
-from common.adapters.redis_roster import RedisRoster
+from common.adapters.redis_exchange import RedisBoards
 from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import UnavailableError
-from common.testing.board import MemoryRedis
-from common.testing.roster import MemoryRoster
+from common.testing.board import MemoryBoards, MemoryRedis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +50,7 @@ class _InMemory:
     redis: MemoryRedis
 
     def roster(self) -> Roster:
-        return MemoryRoster(self.redis)
+        return MemoryBoards(self.redis).roster()
 
     def put_raw(self, field: str, value: bytes) -> None:
         self.redis.spread[field] = value
@@ -68,7 +67,7 @@ class _InRedis:
     redis: EmbeddedRedis
 
     def roster(self) -> Roster:
-        return RedisRoster(self.redis.url)
+        return RedisBoards(self.redis.url).roster()
 
     def put_raw(self, field: str, value: bytes) -> None:
         with redis.Redis.from_url(self.redis.url) as client:
@@ -172,7 +171,7 @@ def test_a_server_that_was_killed_is_unavailable_and_comes_back_empty(server: Se
 
 
 def test_a_key_of_another_type_is_garbage(embedded_redis: EmbeddedRedis) -> None:
-    roster = RedisRoster(embedded_redis.url)
+    roster = RedisBoards(embedded_redis.url).roster()
     with redis.Redis.from_url(embedded_redis.url) as client:
         client.set(KEY, b"garbage")
 
