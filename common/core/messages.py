@@ -223,7 +223,9 @@ FailedReason: TypeAlias = Literal[
     "expired",  # Kafka will never give them again: quarantine
     "raised",  # the task raised on this data
     "not_finite",  # loss or gradient is not finite
+    "task",  # the task is wrong whatever the data: the job is held, no batch is to blame
 ]
+MOST_TRACEBACK = 4000  # characters of a traceback that a worker sends: its end says where
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -233,7 +235,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     model: ModelId
     batches: tuple[int, ...]  # the batches the reason is about
     reason: FailedReason
-    detail: str = ""
+    detail: str = ""  # one line
+    traceback: str = ""  # of the exception, at most `MOST_TRACEBACK` characters
 
 
 class Farewell(msgspec.Struct, frozen=True, tag="farewell"):
