@@ -14,7 +14,7 @@ came later puts back what it overwrote, and is told.
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from common.core.spans import Partition
 from common.errors import ConflictError, ExpiredError, UnavailableError, WireError
@@ -32,6 +32,13 @@ _log = event_logger(__name__)
 _READ_RECORDS = 1000
 _READ_S = 0.2
 _PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds
+
+
+class Unreadable(NamedTuple):
+    """The newest record of a name, where it does not parse."""
+
+    offset: int
+    reason: str
 
 
 class Book(Generic[T]):
@@ -61,6 +68,7 @@ class Book(Generic[T]):
         self._closed = closed
         self._open: Tail | None = None
         self._entries = dict[str, T]()
+        self._unreadable = dict[str, Unreadable]()
         self.rejected = 0  # records so far that did not parse
 
     def read(self) -> dict[str, T]:
@@ -71,6 +79,11 @@ class Book(Generic[T]):
         """
         self._catch_up()
         return dict(self._entries)
+
+    @property
+    def unreadable(self) -> dict[str, Unreadable]:
+        """Names whose newest record, as last read, does not parse."""
+        return dict(self._unreadable)
 
     def refresh(self, timeout_s: float) -> dict[str, T]:
         """Wait up to `timeout_s` for news, then return all entries as known by then.
@@ -143,6 +156,7 @@ class Book(Generic[T]):
         except ExpiredError:  # someone deleted the topic's beginning: start over with what is there
             self.close()
             self._entries.clear()
+            self._unreadable.clear()
             return []
         for record in records:
             self._fold(record)
@@ -157,6 +171,7 @@ class Book(Generic[T]):
 
     def _fold(self, record: LogRecord) -> None:
         name = (record.key or b"").decode(errors="replace")
+        self._unreadable.pop(name, None)
         if record.value is None:
             self._entries.pop(name, None)
             return
@@ -164,6 +179,7 @@ class Book(Generic[T]):
             self._entries[name] = self._decode(record.key, record.value)
         except WireError as error:
             self.rejected += 1
+            self._unreadable[name] = Unreadable(record.offset, str(error))
             _log.warning(f"{self._noun}_rejected", offset=record.offset, reason=str(error))
             if self._closed:
                 self._entries.pop(name, None)

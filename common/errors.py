@@ -60,6 +60,10 @@ class DeliveryError(OutsideError):
     """A record's fate is unknown or it was refused: its writer must not go on."""
 
 
+class RecordTooLargeError(DeliveryError):
+    """A record is larger than what its topic takes: a smaller one may be written instead of it."""
+
+
 class CorruptError(OutsideError):
     """Stored bytes are not what was written: a torn or altered checkpoint, a wrong checksum."""
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 from common.core.events import Assigned, Revoked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from common.core.messages import (
         ModelId,
+        Positions,
         Reply,
         Standing,
         TriggerId,
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
         WorkerId,
     )
     from common.core.spans import Partition, Span
+    from common.errors import DeliveryError
 
 # --- Kafka -----------------------------------------------------------------------------------
+
+WRITER_BYTES = 16 << 20  # a topic that takes nothing holds no more memory; a job needs far less
 
 
 class Bounds(NamedTuple):
@@ -34,6 +38,15 @@ class Bounds(NamedTuple):
 
     start: int
     end: int
+
+
+class NewTopic(NamedTuple):
+    """A topic that shall be there."""
+
+    name: str
+    partitions: int = 1
+    kept_forever: bool = False  # no record expires
+    compacted: bool = False  # of each key, the newest record stays
 
 
 class LogRecord(NamedTuple):
@@ -135,6 +148,7 @@ class Tail(Protocol):
         Raises:
             ExpiredError: If the position is below the log's start.
             TruncatedError: If it is above its end.
+            UnknownTopicError: If there is no such partition, or it was deleted; so it stays.
             UnavailableError: If the broker is away; call again.
         """
 
@@ -142,11 +156,15 @@ class Tail(Protocol):
         """The offset after the last record returned, or where reading began."""
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Read no more; other tails of the log go on."""
 
 
 class Writer(Protocol):
-    """An idempotent producer, acks from all in-sync replicas; order per partition is kept."""
+    """An idempotent producer, acks from all in-sync replicas; order per partition is kept.
+
+    All writers of a log share one connection, yet each waits for its own records only, fails by
+    its own only, and runs its own callbacks, in its own thread.
+    """
 
     def append(
         self,
@@ -156,14 +174,28 @@ class Writer(Protocol):
         partition: int | None = 0,  # None: by the key, or spread evenly without one
         key: bytes | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
-        on_delivered: Callable[[int], None] | None = None,  # gets the record's offset
+        on_delivered: Callable[[int], None] | None = None,
+        on_failed: Callable[[DeliveryError], None] | None = None,
     ) -> None:
-        """Queue one record; waits while the local queue is full, and at a topic's first use.
+        """Queue one record; asks about a topic at its first use.
+
+        Args:
+            topic: Where to.
+            value: None is a tombstone.
+            partition: None: by the key, or spread evenly without one.
+            key: Its key.
+            headers: Its headers.
+            on_delivered: Gets the record's offset.
+            on_failed: Gets to know why this record's delivery failed for good, and the writer goes
+                on; without it the writer fails.
 
         Raises:
+            RecordTooLargeError: If no topic takes so large a record; nothing was queued, and the
+                writer may go on. What only this topic does not take is told to `on_failed` later.
             DeliveryError: If an earlier record's delivery failed for good.
             UnknownTopicError: If there is no such topic.
-            UnavailableError: If the broker is away and the topic has never been seen.
+            UnavailableError: If the broker is away and the topic has never been seen, or if the
+                writer does not wait and its queue is full. Nothing was queued.
         """
 
     def poll(self) -> None:
@@ -174,14 +206,14 @@ class Writer(Protocol):
         """
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything is delivered and its callbacks ran; False if it took too long.
+        """Wait until all of its own is delivered and its callbacks ran; False if it took too long.
 
         Raises:
             DeliveryError: If a record's delivery failed for good.
         """
 
     def close(self) -> None:
-        """Flush and let go of the connection."""
+        """Flush, and forget what does not arrive soon: it may arrive later, or never."""
 
 
 class Log(Protocol):
@@ -192,6 +224,14 @@ class Log(Protocol):
     ) -> None:
         """Create a topic if it is not there and wait until it can be used; else do nothing."""
 
+    def create_topics(self, wanted: Sequence[NewTopic]) -> None:
+        """Create those that are not there, and wait until all can be used.
+
+        Raises:
+            UnavailableError: If the broker is away.
+            OutsideError: If it refuses.
+        """
+
     def partitions(self, topic: str) -> tuple[Partition, ...]:
         """All partitions of a topic.
 
@@ -201,6 +241,16 @@ class Log(Protocol):
 
     def bounds(self, partition: Partition) -> Bounds:
         """What the log of a partition holds now."""
+
+    def ends(self, partitions: Collection[Partition]) -> Positions:
+        """The offset after the last record that a reader may see, of all partitions at once.
+
+        Those of which nobody can tell it now, or that do not exist, are missing: `partitions` of
+        their topic says which. So none of them keeps the others from being known.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
 
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
         """The first offset whose record is not older than `timestamp_s`; the end if none is."""
@@ -220,11 +270,38 @@ class Log(Protocol):
     def spans(self) -> SpanReader:
         """Make a reader of addresses."""
 
-    def tail(self, partition: Partition, position: int) -> Tail:
-        """Make a reader of one partition from a position on."""
+    def tail(
+        self, partition: Partition, position: int, on_ready: Callable[[], None] | None = None
+    ) -> Tail:
+        """Make a reader of one partition from a position on; all of them share a connection.
 
-    def writer(self) -> Writer:
-        """Make a producer."""
+        Args:
+            partition: Which.
+            position: The first offset to read.
+            on_ready: Called by a thread of the log's, perhaps before this returns, each time that
+                `read(n, 0.0)` comes to have something to return or to raise after it had nothing;
+                perhaps more often. So whoever is called reads until nothing comes. It must be
+                quick, and must not raise.
+        """
+
+    def writer(
+        self,
+        *,
+        waits: bool = True,
+        max_bytes: int = WRITER_BYTES,
+        on_ready: Callable[[], None] | None = None,
+    ) -> Writer:
+        """Make a writer; all of them share a connection.
+
+        Args:
+            waits: Whether `append` waits while the writer's queue is full; else it raises.
+            max_bytes: Records that are not delivered yet, however many, take no more; a single
+                record may always be queued.
+            on_ready: As of `tail`: each time that `poll` comes to have something to do.
+        """
+
+    def close(self) -> None:
+        """Let go of all connections that its tails and writers share, and of what is not sent."""
 
 
 # --- Redis -----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from common.job_changes import Value, changed_spec, differences
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from common.book import Unreadable
     from common.core.messages import Positions
     from common.ports import Log
 
@@ -95,6 +96,14 @@ class JobBook:
     def rejected(self) -> int:
         """Records so far that did not parse."""
         return self._book.rejected
+
+    @property
+    def unreadable(self) -> dict[str, Unreadable]:
+        """Names whose newest record, as last read, does not parse; a job of an older one goes on.
+
+        A record whose key is no name of a job stands under what its key reads as.
+        """
+        return self._book.unreadable
 
     def read(self) -> dict[str, JobRecord]:
         """All jobs as of now, by name.

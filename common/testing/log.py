@@ -1,8 +1,8 @@
 """The `Log` port in memory: what tests and the counting model run on instead of Kafka.
 
 Besides the port it has what a test does to a log from outside: `expire` (retention), `punch`
-(compaction), `truncate` (loss), `go_away` and `come_back` (the broker), `rebalance` and `lose`
-(the group).
+(compaction), `truncate` (loss), `delete_topic` and `limit_records` (somebody's hand), `go_away` and
+`come_back` (the broker), `rebalance` and `lose` (the group).
 """
 
 from __future__ import annotations
@@ -15,13 +15,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from common.core.spans import Partition
-from common.errors import UnavailableError, UnknownTopicError
-from common.ports import Bounds
+from common.errors import RecordTooLargeError, UnavailableError, UnknownTopicError
+from common.ports import WRITER_BYTES, Bounds
 from common.testing.log_group import Group, MemoryStreamReader
-from common.testing.log_readers import MemorySpanReader, MemoryTail, MemoryWriter
+from common.testing.log_readers import (
+    MAX_RECORD_BYTES,
+    MemorySpanReader,
+    MemoryTail,
+    MemoryWriter,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from common.core.messages import Positions
+    from common.ports import NewTopic
 
 
 @dataclass(slots=True)
@@ -61,6 +69,8 @@ class MemoryLog:
         self._topics: dict[str, list[PartitionLog]] = {}
         self._groups: dict[str, Group] = {}
         self._keyless = 0  # records appended without key and partition
+        self._tails = set[MemoryTail]()
+        self._record_limits = dict[str, int]()  # by topic, where it is not Kafka's default
         self._away = False
 
     # --- the port --------------------------------------------------------------------------------
@@ -76,7 +86,12 @@ class MemoryLog:
         """See the port."""
         with self.here():
             self._topics.setdefault(topic, [PartitionLog() for _ in range(partitions)])
-            self._changed.notify_all()
+            self.changed()
+
+    def create_topics(self, wanted: Sequence[NewTopic]) -> None:
+        """See the port."""
+        for topic in wanted:
+            self.create_topic(topic.name, topic.partitions)
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
         """See the port.
@@ -97,6 +112,15 @@ class MemoryLog:
             stored = self.stored(partition)
             return Bounds(stored.start, stored.end)
 
+    def ends(self, partitions: Collection[Partition]) -> Positions:
+        """See the port."""
+        with self.here():
+            return {
+                each: self.stored(each).end
+                for each in partitions
+                if each.index < len(self._topics.get(each.topic, ()))
+            }
+
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
         """See the port.
 
@@ -114,20 +138,35 @@ class MemoryLog:
         """See the port."""
         with self._changed:
             joined = self._groups.setdefault(group, Group())
-            self._changed.notify_all()
+            self.changed()
             return MemoryStreamReader(self, joined, tuple(topics), member, hold=hold)
 
     def spans(self) -> MemorySpanReader:
         """See the port."""
         return MemorySpanReader(self)
 
-    def tail(self, partition: Partition, position: int) -> MemoryTail:
+    def tail(
+        self, partition: Partition, position: int, on_ready: Callable[[], None] | None = None
+    ) -> MemoryTail:
         """See the port."""
-        return MemoryTail(self, partition, position)
+        tail = MemoryTail(self, partition, position, on_ready)
+        with self._changed:
+            self._tails.add(tail)
+            tail.tell_if_ready(away=self._away)
+        return tail
 
-    def writer(self) -> MemoryWriter:
+    def writer(
+        self,
+        *,
+        waits: bool = True,
+        max_bytes: int = WRITER_BYTES,
+        on_ready: Callable[[], None] | None = None,
+    ) -> MemoryWriter:
         """See the port."""
-        return MemoryWriter(self)
+        return MemoryWriter(self, waits=waits, max_bytes=max_bytes, on_ready=on_ready)
+
+    def close(self) -> None:
+        """See the port; other parts of a test go on with it, as other processes do with Kafka."""
 
     # --- what a test does to it ------------------------------------------------------------------
 
@@ -137,7 +176,7 @@ class MemoryLog:
             stored = self.stored(partition)
             stored.start = max(stored.start, min(below, stored.end))
             stored.records = stored.read(stored.start, len(stored.records))
-            self._changed.notify_all()
+            self.changed()
 
     def punch(self, partition: Partition, offset: int) -> None:
         """Do what compaction does: this offset holds no record any more."""
@@ -151,31 +190,42 @@ class MemoryLog:
             stored = self.stored(partition)
             stored.records = [each for each in stored.records if each.offset < end]
             stored.end = end
-            self._changed.notify_all()
+            self.changed()
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with all that it holds."""
+        with self._changed:
+            del self._topics[topic]
+            self.changed()
+
+    def limit_records(self, topic: str, max_bytes: int) -> None:
+        """Take no larger records in this topic; their writers hear of it when they are sent."""
+        with self._changed:
+            self._record_limits[topic] = max_bytes
 
     def go_away(self) -> None:
         """Be a broker that does not answer, until `come_back`."""
         with self._changed:
             self._away = True
-            self._changed.notify_all()
+            self.changed()
 
     def come_back(self) -> None:
         """Answer again; nothing was lost."""
         with self._changed:
             self._away = False
-            self._changed.notify_all()
+            self.changed()
 
     def rebalance(self, group: str) -> None:
         """Hand every partition of a group to the next member."""
         with self._changed:
             self._groups[group].rotate()
-            self._changed.notify_all()
+            self.changed()
 
     def lose(self, group: str, member: str) -> None:
         """Treat a member as dead: others own its partitions before it hears of it."""
         with self._changed:
             self._groups[group].lose(member)
-            self._changed.notify_all()
+            self.changed()
 
     def committed(self, group: str) -> dict[Partition, int]:
         """What the members of a group have told lag tools."""
@@ -201,7 +251,7 @@ class MemoryLog:
         """Hold the lock, whether the broker is away or not; wakes everybody who waits."""
         with self._changed:
             yield
-            self._changed.notify_all()
+            self.changed()
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
         """Wait for something to be so, or for the broker to go away; the lock must be held."""
@@ -213,8 +263,15 @@ class MemoryLog:
             self._changed.wait_for(lambda: not self._away, timeout_s)
 
     def changed(self) -> None:
-        """Wake everybody who waits; the lock must be held."""
+        """Wake everybody who waits, and tell tails that are ready; the lock must be held."""
         self._changed.notify_all()
+        for tail in tuple(self._tails):
+            tail.tell_if_ready(away=self._away)
+
+    def forget(self, tail: MemoryTail) -> None:
+        """Tell this tail nothing any more."""
+        with self._changed:
+            self._tails.discard(tail)
 
     def stored(self, partition: Partition) -> PartitionLog:
         """The records of a partition; the lock must be held.
@@ -239,13 +296,21 @@ class MemoryLog:
     def append(
         self, topic: str, partition: int | None, key: bytes | None, value: bytes | None
     ) -> int:
-        """Append a record and give its offset; the lock must be held."""
+        """Append a record and give its offset; the lock must be held.
+
+        Raises:
+            UnknownTopicError: If there is no such partition.
+            RecordTooLargeError: If its topic does not take it.
+        """
         if partition is None:
             count = len(self.partitions_of(topic))
             self._keyless += key is None
             partition = (self._keyless if key is None else sum(key)) % count
+        limit = self._record_limits.get(topic, MAX_RECORD_BYTES)
+        if value is not None and len(value) > limit:
+            raise RecordTooLargeError(f"{topic} takes records of {limit} bytes, not {len(value)}")
         stored = self.stored(Partition(topic, partition))
         offset, stored.end = stored.end, stored.end + 1
         stored.records.append(Stored(offset, key, value, self._clock()))
-        self._changed.notify_all()
+        self.changed()
         return offset

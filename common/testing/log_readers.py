@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.errors import (
     DeliveryError,
     ExpiredError,
+    RecordTooLargeError,
     TruncatedError,
     UnavailableError,
     UnknownTopicError,
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from common.testing.log import MemoryLog, Stored
 
 
-_MAX_RECORD_BYTES = 1_000_000  # Kafka's default
+MAX_RECORD_BYTES = 1_000_000  # Kafka's default
+_SLICE_S = 0.02  # between looks at a queue that is full
 
 
 def fetched(partition: Partition, run: list[Stored]) -> Fetched:
@@ -67,10 +69,17 @@ class MemorySpanReader:
 class MemoryTail:
     """The `Tail` port."""
 
-    def __init__(self, log: MemoryLog, partition: Partition, position: int) -> None:
+    def __init__(
+        self,
+        log: MemoryLog,
+        partition: Partition,
+        position: int,
+        on_ready: Callable[[], None] | None,
+    ) -> None:
         self._log = log
         self._partition = partition
         self._position = position
+        self._on_ready = on_ready
 
     def read(self, max_records: int, timeout_s: float) -> list[LogRecord]:
         """See the port.
@@ -78,14 +87,15 @@ class MemoryTail:
         Raises:
             ExpiredError: If the position is below the log's start.
             TruncatedError: If it is above its end.
+            UnknownTopicError: If there is no such partition.
         """
         with self._log.here():
+            self._log.wait_until(self._is_ready, timeout_s)
             stored = self._log.stored(self._partition)
             if self._position < stored.start:
                 raise ExpiredError(f"{self._partition} starts at {stored.start}")
             if self._position > stored.end:
                 raise TruncatedError(f"{self._partition} ends at {stored.end}")
-            self._log.wait_until(lambda: bool(stored.read(self._position, 1)), timeout_s)
             run = stored.read(self._position, max_records)
             if run:
                 self._position = run[-1].offset + 1
@@ -97,6 +107,20 @@ class MemoryTail:
 
     def close(self) -> None:
         """See the port."""
+        self._log.forget(self)
+
+    def tell_if_ready(self, *, away: bool) -> None:
+        """Call whoever wants to know, if there is something; the log's lock must be held."""
+        if self._on_ready is not None and (away or self._is_ready()):
+            self._on_ready()
+
+    def _is_ready(self) -> bool:
+        try:
+            stored = self._log.stored(self._partition)
+        except UnknownTopicError:
+            return True
+        at = self._position
+        return not stored.start <= at <= stored.end or bool(stored.read(at, 1))
 
 
 class _Queued(NamedTuple):
@@ -105,13 +129,27 @@ class _Queued(NamedTuple):
     key: bytes | None
     value: bytes | None
     on_delivered: Callable[[int], None] | None
+    on_failed: Callable[[DeliveryError], None] | None
+
+    def size(self) -> int:
+        return len(self.value or b"") + len(self.key or b"")
 
 
 class MemoryWriter:
     """The `Writer` port: records stay in its queue while the broker is away."""
 
-    def __init__(self, log: MemoryLog) -> None:
+    def __init__(
+        self,
+        log: MemoryLog,
+        *,
+        waits: bool,
+        max_bytes: int,
+        on_ready: Callable[[], None] | None,
+    ) -> None:
         self._log = log
+        self._waits = waits
+        self._max_bytes = max_bytes
+        self._on_ready = on_ready
         self._queue: deque[_Queued] = deque()
         self._due: deque[Callable[[], None]] = deque()  # delivery callbacks
         self._failure: DeliveryError | None = None
@@ -125,19 +163,29 @@ class MemoryWriter:
         key: bytes | None = None,
         headers: Sequence[tuple[str, bytes]] = (),  # noqa: ARG002 -- no port reads them back
         on_delivered: Callable[[int], None] | None = None,
+        on_failed: Callable[[DeliveryError], None] | None = None,
     ) -> None:
         """See the port.
 
         Raises:
-            DeliveryError: If this record or an earlier one can not be delivered.
+            RecordTooLargeError: If no topic takes so large a record.
+            DeliveryError: If an earlier record can not be delivered.
             UnknownTopicError: If there is no such topic.
+            UnavailableError: If the queue is full, and this writer does not wait.
         """
         self._raise_failure()
-        if value is not None and len(value) > _MAX_RECORD_BYTES:
-            raise DeliveryError(f"{topic} refuses a record of {len(value)} bytes")
+        if value is not None and len(value) > MAX_RECORD_BYTES:
+            raise RecordTooLargeError(f"{topic} refuses a record of {len(value)} bytes")
         with suppress(UnavailableError):  # then it waits in the queue, known or not
             self._log.partitions(topic)
-        self._queue.append(_Queued(topic, partition, key, value, on_delivered))
+        record = _Queued(topic, partition, key, value, on_delivered, on_failed)
+        while self._queue and self._queued_bytes() + record.size() > self._max_bytes:
+            if not self._waits:
+                raise UnavailableError(f"{topic}: {self._queued_bytes()} bytes wait to be sent")
+            self._log.await_here(_SLICE_S)
+            self._send()
+            self._raise_failure()
+        self._queue.append(record)
         self._send()
 
     def poll(self) -> None:
@@ -169,19 +217,40 @@ class MemoryWriter:
     def fail(self, why: str) -> None:
         """Let the delivery of an earlier record have failed for good."""
         self._failure = DeliveryError(why)
+        self._tell()
+
+    def _queued_bytes(self) -> int:
+        return sum(map(_Queued.size, self._queue))
 
     def _send(self) -> None:
-        try:
-            with self._log.here():
-                while self._queue:
-                    topic, partition, key, value, on_delivered = self._queue.popleft()
-                    offset = self._log.append(topic, partition, key, value)
-                    if on_delivered is not None:
-                        self._due.append(partial(on_delivered, offset))
-        except UnavailableError:
-            return
-        except UnknownTopicError as error:
-            self.fail(str(error))
+        while self._queue:
+            record = self._queue[0]
+            try:
+                with self._log.here():
+                    offset = self._log.append(
+                        record.topic, record.partition, record.key, record.value
+                    )
+            except UnavailableError:
+                return
+            except RecordTooLargeError as error:
+                self._refuse(record, error)
+            except UnknownTopicError as error:
+                self._refuse(record, DeliveryError(str(error)))
+            else:
+                if record.on_delivered is not None:
+                    self._due.append(partial(record.on_delivered, offset))
+            self._queue.popleft()
+            self._tell()
+
+    def _refuse(self, record: _Queued, error: DeliveryError) -> None:
+        if record.on_failed is None:
+            self._failure = self._failure or error
+        else:
+            self._due.append(partial(record.on_failed, error))
+
+    def _tell(self) -> None:
+        if self._on_ready is not None and (self._due or self._failure):
+            self._on_ready()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -136,6 +136,20 @@ def test_what_does_not_parse_is_counted_and_hurts_nobody(log: MemoryLog) -> None
     assert book.rejected == 4
 
 
+def test_what_does_not_parse_is_kept_with_its_offset_until_it_is_replaced(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    write(log, topics.JOBS, b"{", key=b"digits")
+    write(log, topics.JOBS, b"[]", key=b"x")
+    write(log, topics.JOBS, b"[", key=b"x")
+    assert list(book.read()) == ["digits"]  # as it was
+    assert {name: found.offset for name, found in book.unreadable.items()} == {"digits": 1, "x": 3}
+    assert book.unreadable["x"].reason.startswith("job record: ")
+    write(log, topics.JOBS, None, key=b"x")
+    book.want("digits", "paused", "look at it")
+    assert book.unreadable == {}
+
+
 def test_a_tombstone_takes_a_job_out(log: MemoryLog) -> None:
     book = JobBook(log)
     book.submit(parse_job(TEXT))

@@ -9,6 +9,7 @@ from common.job import parse_job
 from common.jobs.store import JobRecord
 from common.metrics.coordinator import CoordinatorMetrics
 from common.metrics.serving import Pulses
+from common.ports import WRITER_BYTES
 from common.telemetry import event_logger
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
@@ -18,6 +19,8 @@ from services.coordinator.__main__ import JOB_STILL_S, Jobs
 from tests.unit.cli.test_job import JOB
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from common.testing.log_readers import MemoryWriter
 
 
@@ -28,10 +31,16 @@ class SlowLog(MemoryLog):
         super().__init__()
         self._hands = clock
 
-    def writer(self) -> MemoryWriter:
+    def writer(
+        self,
+        *,
+        waits: bool = True,
+        max_bytes: int = WRITER_BYTES,
+        on_ready: Callable[[], None] | None = None,
+    ) -> MemoryWriter:
         """See the port."""
         self._hands.advance(JOB_STILL_S / 4)
-        return super().writer()
+        return super().writer(waits=waits, max_bytes=max_bytes, on_ready=on_ready)
 
 
 def test_a_replica_that_begins_with_many_jobs_is_well_meanwhile() -> None:

@@ -21,7 +21,7 @@ from services.evaluator.jobs import AGAIN_S, Jobs
 from tests.unit.services.test_evaluator import JOB, NAME, PATIENCE_S, World, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from common.core.events import Wanted
     from common.core.spans import Partition
@@ -67,8 +67,11 @@ class Process:
 class BrokenLog(MemoryLog):
     """Has a fault of ours."""
 
-    def tail(self, partition: Partition, position: int) -> MemoryTail:
+    def tail(
+        self, partition: Partition, position: int, on_ready: Callable[[], None] | None = None
+    ) -> MemoryTail:
         """See the port."""
+        del on_ready
         raise ValueError(f"{partition}@{position}")
 
 

@@ -17,6 +17,7 @@ from services.provisioner.__main__ import AGAIN_S, Jobs
 from tests.unit.services.test_provisioner_settings import JOB, MARKET, record
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from common.core.spans import Partition
@@ -29,8 +30,11 @@ DIGITS = {"digits": record(RENTED)}
 class BrokenLog(MemoryLog):
     """Has a fault of ours."""
 
-    def tail(self, partition: Partition, position: int) -> MemoryTail:
+    def tail(
+        self, partition: Partition, position: int, on_ready: Callable[[], None] | None = None
+    ) -> MemoryTail:
         """See the port."""
+        del on_ready
         raise ValueError(f"{partition}@{position}")
 
 
