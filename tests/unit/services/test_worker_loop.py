@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,8 @@ from common.errors import (
     UnknownTopicError,
     UserError,
 )
-from common.job import parse_job
+from common.job import job_from_json
+from common.job_file import as_json
 from common.metrics.serving import Pulse, Pulses
 from common.metrics.worker import WorkerMetrics
 from common.telemetry import event_logger
@@ -29,24 +31,34 @@ from common.topics import control_topic, group_name
 from services.worker.loop import JobWorker, Observers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from common.core.messages import TriggerId
     from common.job import JobSpec
     from common.testing.log_readers import MemorySpanReader
 
 NAME, STREAM = "digits", "clinic-a"
 PLACES = (Partition(STREAM, 0), Partition(STREAM, 1))
-JOB = """
-name: digits
-streams: [clinic-a]
-records: {codec: tensor, fields: {id: {dtype: int64}}}
-task: {entrypoint: "common.testing.counting:CountingTask", records: 10}
-batch_size: 2
-group_size: 1
-optimizer: {name: sgd, learning_rate: 1}
-"""
-SETTINGS = Settings(tasks=("common.testing.counting:CountingTask",), leave_s=5.0)
+ENTRYPOINT = "common.testing.counting:CountingTask"
+
+
+def job(**task: object) -> JobSpec:
+    """The job, with other options of its task."""
+    return job_from_json(
+        as_json(
+            {
+                "name": NAME,
+                "streams": [STREAM],
+                "records": {"codec": "tensor", "fields": {"id": {"dtype": "int64"}}},
+                "task": {"entrypoint": ENTRYPOINT, **(task or {"records": 10})},
+                "batch_size": 2,
+                "group_size": 1,
+                "waiting_batches": 6,
+                "optimizer": {"name": "sgd", "learning_rate": 1.0},
+            }
+        )
+    )
+
+
+SETTINGS = Settings(tasks=(ENTRYPOINT,), leave_s=5.0)
 
 
 class FailingLog(MemoryLog):
@@ -88,21 +100,12 @@ class Bench:
         self.metrics, self.pulses = WorkerMetrics(), Pulses()
         self.observers = Observers(self.metrics, MemoryTracer(), self.pulses, Pulse())
 
-    def worker(self, text: str = JOB, settings: Settings = SETTINGS) -> JobWorker:
+    def worker(self, spec: JobSpec | None = None, settings: Settings = SETTINGS) -> JobWorker:
         """Make one."""
         logger = event_logger("worker")
-        spec = parse_job(text)
         return JobWorker(
-            WorkerId("w1"), spec, settings, self.log, self.board, self.observers, logger
+            *(WorkerId("w1"), spec or job(), settings, self.log, self.board, self.observers, logger)
         )
-
-    def looks(self, worker: JobWorker, count: int) -> Iterator[JobSpec | None]:
-        """The job, so many times, and then that the worker is to leave."""
-        del worker
-        spec = parse_job(JOB)
-        yield from [spec] * count
-        while True:
-            yield None
 
     def produce(self) -> None:
         """Let records wait, and a leader let them be read."""
@@ -116,9 +119,9 @@ class Bench:
 
     def run(self, count: int = 1_000_000) -> None:
         """Work until it fails, or so many turns."""
-        worker = self.worker()
-        looks = self.looks(worker, count)
-        worker.run(lambda: next(looks))
+        spec = job()
+        looks = chain(repeat(spec, count), repeat(None))
+        self.worker(spec).run(lambda: next(looks))
 
     def is_clean(self) -> bool:
         """Whether no thread, no member of the group and no metric is left."""
@@ -151,19 +154,19 @@ def test_a_worker_that_cannot_be_made_has_not_joined(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "settings", "error"),
+    ("spec", "settings", "error"),
     [
-        (JOB, Settings(), TaskMissingError),
-        (JOB.replace("records: 10}", "colour: 3}"), SETTINGS, UserError),
-        (JOB.replace("records: 10}", "records: -1}"), SETTINGS, UserError),
-        (JOB.replace("records: 10}", "records: 1000000000000000}"), SETTINGS, UserError),
+        (job(), Settings(), TaskMissingError),
+        (job(colour=3), SETTINGS, UserError),
+        (job(records=-1), SETTINGS, UserError),
+        (job(records=10**15), SETTINGS, UserError),
     ],
 )
 def test_a_task_that_is_missing_or_makes_no_model_is_said_before_anything_is_joined(
-    bench: Bench, text: str, settings: Settings, error: type[UserError]
+    bench: Bench, spec: JobSpec, settings: Settings, error: type[UserError]
 ) -> None:
     with pytest.raises(error):
-        bench.worker(text, settings)
+        bench.worker(spec, settings)
     assert bench.is_clean()
 
 
@@ -206,7 +209,6 @@ def test_the_process_goes_on_with_the_job_once_it_is_mended(bench: Bench) -> Non
         bench.worker()
     bench.log.refuses_spans = False
     bench.run(count=50)
-    control = self_claims(bench.log)
     assert claims(bench.log) == 6  # batches of two, of twelve records
     assert bench.is_clean()
 
