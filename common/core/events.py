@@ -165,6 +165,16 @@ class Trouble(msgspec.Struct, frozen=True):
     """Something that no machine may decide alone: the job must be held."""
 
     reason: str
+    detail: str = ""  # for a programmer: a traceback
+
+
+class CannotLead(msgspec.Struct, frozen=True):
+    """This process cannot lead the job now, others may: its lease is for them.
+
+    It has not got the task, or a decision of its could not be written.
+    """
+
+    reason: str
 
 
 CoordinatorEvent: TypeAlias = (
@@ -181,4 +191,5 @@ CoordinatorEvent: TypeAlias = (
     | WantedChanged
     | SettingsChanged
     | Trouble
+    | CannotLead
 )
