@@ -70,6 +70,7 @@ class JobSpec(Part):
     strikes: Count = 5  # deaths, errors or non-finite results of a batch alone, until quarantine
     device: Literal["auto", "cpu", "cuda"] = "auto"
     autocast: bool = False
+    weight: Positive = 1.0  # its share of the workers where jobs need more of them than there are
     provisioning: ProvisioningSpec | None = None
     evaluation: EvaluationSpec | None = None
 

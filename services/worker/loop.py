@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.settings import WorkerSettings
+from common.errors import DollError
 from common.job_task import codec_of, task_of
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.tasks import build_model
@@ -127,16 +129,22 @@ class JobWorker:
             look: The job, or None where this worker is to leave.
 
         Raises:
-            BaseException: Whatever ended the gradient thread.
+            BaseException: Whatever ended the gradient thread, or this one's work; nothing of the
+                job is left open.
         """
         self._log.info("worker_joins")
         self._thread.start()
-        while (spec := look()) is not None and self._fault is None:
-            if spec is not self._spec:
-                self._follow(spec)
-            self._turn()
-        self._leave()
-        self._observers.metrics.forget()
+        try:
+            while (spec := look()) is not None and self._fault is None:
+                if spec is not self._spec:
+                    self._follow(spec)
+                self._turn()
+            self._leave()
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            self._observers.metrics.forget()
         if self._fault is not None:
             raise self._fault
 
@@ -164,6 +172,16 @@ class JobWorker:
             self._desk.leave(finish=False)
         self._stream.close()
         self._log.info("worker_left")
+
+    def _abandon(self) -> None:
+        """Let go of everything, after what cannot be left well; the worker goes on without it."""
+        self._ended.set()
+        for let_go in (partial(self._desk.leave, finish=False), self._stream.close):
+            try:
+                let_go()
+            except DollError as error:
+                self._log.warning("not_left_well", reason=str(error))
+        self._thread.join(self._leave_s)
 
     def _compute(self) -> None:
         self._observers.pulses.watch(self._pulse)

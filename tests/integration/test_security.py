@@ -19,10 +19,11 @@ from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
 from common.adapters.redis_board import RedisBoard
 from common.config import read_settings
-from common.connections import open_board, open_log
+from common.connections import open_board, open_boards, open_log
 from common.core.events import Assigned
 from common.core.messages import ModelId, Standing, TriggerId, UpdateTrigger, WorkerId
 from common.core.spans import Partition, Span
+from common.core.spread import JobDemand
 from common.embedded.apache_kafka import ApacheKafka, Safe
 from common.embedded.redis import EmbeddedRedis, free_port
 from common.errors import OutsideError, UserError
@@ -147,6 +148,12 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(safe_redis: SafeRedi
     assert board.get_standing() is None
     board.wipe()
     board.close()
+    boards = open_boards(read_settings(safe_redis.environ))
+    roster = boards.roster()
+    roster.put([JobDemand("digits")])
+    assert roster.read() == [JobDemand("digits")]
+    roster.remove(jobs=["digits"])
+    boards.close()
     refused = {entry["object"] for entry in safe_redis.admin.acl_log()}
     assert refused <= {"client|setinfo"}  # which the guide speaks of
 
