@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from common.core import events
 from common.core.messages import AuditRecord
 from common.core.spans import Partition
-from common.errors import CorruptError, ExpiredError, FutureFormatError, TruncatedError
+from common.errors import (
+    CorruptError,
+    ExpiredError,
+    FutureFormatError,
+    TruncatedError,
+    UnavailableError,
+)
 from common.saved import Stored
 from common.topics import control_topic, updates_topic
 from services.coordinator.readers import (
@@ -88,7 +94,7 @@ class Leadership:
         try:
             found = self._snapshots(source)
             self._check_logs(found)
-            begin = min((stored.snapshot.updates_position for stored in found), default=None)
+            begin = min((stored.snapshot.reads_from for stored in found), default=None)
             updates, position = self._read_updates(begin)
         except (CorruptError, ExpiredError, FutureFormatError, TruncatedError) as error:
             return events.Trouble(str(error))
@@ -156,6 +162,8 @@ class Leadership:
             weights = stored.trainer()
         except CorruptError:  # the store has told why
             return events.SnapshotTorn(snapshot)
+        except UnavailableError as error:
+            return events.AttemptFailed(f"{stored.title} cannot be read now: {error}")
         try:
             if weights:
                 trainer.restore(weights)
