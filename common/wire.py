@@ -72,7 +72,7 @@ def format_of(message: object) -> int:
     """The oldest format of which a program must be to read a record in Kafka.
 
     Format 2 names bad records together by reason, and updates leave them to the claims; it takes
-    batches out of quarantine, or makes it final.
+    batches out of quarantine, or makes that final.
     """
     match message:
         case BatchReady(skipped=skipped) if skipped:

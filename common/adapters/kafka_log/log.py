@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition, cimpl
 from confluent_kafka.admin import AdminClient
 
-from common.adapters.kafka_log.client import UNKNOWN, Complaints, as_ours, cause_of, made
+from common.adapters.kafka_log.client import (
+    NO_LEADERS,
+    UNKNOWN,
+    Complaints,
+    as_ours,
+    cause_of,
+    made,
+)
 from common.adapters.kafka_log.offsets import OffsetsQuestion
 from common.adapters.kafka_log.settings import client_properties, reader_properties
 from common.adapters.kafka_log.spans import KafkaSpanReader
@@ -243,11 +250,19 @@ class KafkaLog:
         for partition, found in question.answers().items():
             if isinstance(found, int):
                 ends[partition] = found
-            elif found.code() not in UNKNOWN:  # such as a leader that was elected this moment
-                why = found
+            elif not self._is_missing(partition, found):
+                why = found  # such as a leader that was elected this moment
                 continue
             left.discard(partition)
         return why
+
+    def _is_missing(self, partition: Partition, error: KafkaError) -> bool:
+        if error.code() != NO_LEADERS:
+            return error.code() in UNKNOWN
+        try:
+            return partition not in self.partitions(partition.topic)
+        except UnknownTopicError:
+            return True
 
     def _metadata(self, topic: str, doing: str) -> TopicMetadata:
         """Ask about a topic; at first not for long, to hear early who does not let us in."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from common.adapters.kafka_log.client import (
+    NO_LEADERS,
     OUT_OF_RANGE,
     UNKNOWN,
     Complaints,
@@ -414,8 +415,10 @@ class _TailConsumer:
     def _judge(self, tail: KafkaTail, found: Bounds | KafkaError, now_s: float) -> None:
         partition, position = tail.partition, tail.cursor.position
         if isinstance(found, KafkaError):
-            known = found.code() not in UNKNOWN
-            since_s = None if known else self._suspects[partition] or now_s
+            missing = found.code() in UNKNOWN or (
+                found.code() == NO_LEADERS and self._is_missing(partition)
+            )
+            since_s = (self._suspects[partition] or now_s) if missing else None
             self._suspects[partition] = since_s
             if since_s is not None and now_s >= since_s + _UNKNOWN_S:
                 self._give_up(tail, UnknownTopicError(f"{partition} does not exist (any more)"))
@@ -432,6 +435,13 @@ class _TailConsumer:
         else:
             del self._suspects[partition]
             self._assign(tail)  # the client does not seek in what it has stopped
+
+    def _is_missing(self, partition: Partition) -> bool:
+        try:
+            found = self._client.list_topics(partition.topic, timeout=_MEET_S)
+        except KafkaException:
+            return False
+        return partition.index not in found.topics[partition.topic].partitions
 
     def _give_up(self, tail: KafkaTail, fault: OutsideError) -> None:
         self._stop(tail)
