@@ -9,8 +9,8 @@ line of it, in two steps: it says where it goes, looks once more, and then goes.
 
 Simulated for an hour, with a load of 0.7, preemptions and views up to 3 s old, beside a central
 scheduler with the same plan and a fresh view (tests/system/spread_world.py): 4 workers on 10 jobs
-train 99.8 % of what arrives (central: 99.6), and no job with work is without workers for more than
-76 s (70); 16 workers on 50 jobs: 99.8 % (99.7) and 84 s (71). Each worker going where need is
+train 100 % of what arrives (central: 99.98), and no job with work is without workers for more than
+76 s (67); 16 workers on 50 jobs: 99.8 % (99.7) and 77 s (70). Each worker going where need is
 greatest trained 80 % and left jobs alone for 40 minutes, as all go at once; hashing workers to jobs
 trained 97 %, and left jobs alone for as long, as nobody counts heads.
 """

@@ -41,7 +41,7 @@ class Worker:
 
     name: str
     only: str = ""  # the only job that it is for; empty: any
-    tasks: tuple[str, ...] = ()  # that it can do
+    tasks: tuple[str, ...] = ()  # that it can do: built in, or in its DOLL_TASKS
 
 
 @dataclass(slots=True)
@@ -88,6 +88,7 @@ class JobSelector:
         self._jobs: dict[str, JobRecord] = {}  # all that are not stopped
         self._failing = dict[str, _Failing]()
         self._told = set[tuple[str, ...]]()  # kinds of failures, each by job
+        self._left = set[str]()  # jobs that were told to be left to others
         self._goes = ""
         self._number = 0
         self._look_at = 0.0
@@ -185,6 +186,12 @@ class JobSelector:
             if after is None or (before is not None and before.submitted_s != after.submitted_s):
                 self._job = ""  # stopped, deleted, or another of its name
             self._jobs = known
+        for name, record in known.items():
+            task = _task_of(record)
+            if task not in self._me.tasks and name not in self._left:
+                self._left.add(name)
+                reason = f"its task {task} is not in DOLL_TASKS here"
+                self._log.warning("job_left_to_others", job=name, reason=reason)
 
     def _known(self) -> dict[str, JobDemand]:
         return {
@@ -193,7 +200,7 @@ class JobSelector:
                 weight=record.spec.weight,
                 runs=record.wanted == "running",
                 most_workers=len(record.first),
-                task=record.spec.task.name or record.spec.task.entrypoint or "",
+                task=_task_of(record),
             )
             for name, record in self._jobs.items()
         }
@@ -259,3 +266,7 @@ class JobSelector:
                 avoided=avoided,
                 goes=self._goes,
             )
+
+
+def _task_of(record: JobRecord) -> str:
+    return record.spec.task.name or record.spec.task.entrypoint or ""

@@ -13,6 +13,7 @@ from common.config import Settings
 from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import OutsideError, UnavailableError, UserError
 from common.job import parse_job
+from common.job_parts import TaskSpec
 from common.jobs.store import JobBook
 from common.metrics.worker import WorkerMetrics
 from common.telemetry import event_logger, set_up_logging
@@ -331,6 +332,19 @@ def test_a_job_that_fails_here_is_left_to_others_for_a_while(bench: Bench) -> No
     bench.turns(worker, 8, bad=90_000, good=1)
     assert bench.placement().avoided == ()  # and it is tried again
     assert named(worker.selected()) == "bad"
+
+
+def test_a_job_whose_task_is_not_here_is_left_to_others_and_told_once(bench: Bench) -> None:
+    bench.submit("alien", task=TaskSpec(entrypoint="alien.tasks:Task"))
+    worker = bench.worker()
+    bench.turns(worker, 3)
+
+    assert worker.selected() is None
+    [told] = bench.events("job_left_to_others")
+    assert told["reason"] == "its task alien.tasks:Task is not in DOLL_TASKS here"
+    bench.submit("digits")
+    bench.turns(worker, 1)
+    assert named(worker.selected()) == "digits"
 
 
 def test_each_failure_in_a_row_doubles_the_pause_and_a_healthy_minute_ends_the_row(
