@@ -11,10 +11,36 @@ if TYPE_CHECKING:
     from common.core.messages import Positions, Standing
     from common.job import JobSpec
 
-# Arrivals of so long are averaged. A burst that is trained within seconds keeps workers for no
+WINDOW_S = 60.0  # over which arrivals are averaged for people
+# For workers they are averaged over less. A burst that is trained within seconds keeps workers no
 # longer than this: with a minute, they sit at drained jobs while others wait.
 ARRIVALS_S = 10.0
 FORGET_S = 30.0  # what a worker managed so long ago counts little: its machine may be another one
+
+
+class Arrivals:
+    """How fast records arrive, from totals seen now and then.
+
+    Args:
+        window_s: Over which they are averaged.
+    """
+
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self._window_s = window_s
+        self._seen = deque[tuple[float, int]]()  # when and how many; the first may be too old
+
+    def add(self, records: int, now: float) -> float | None:
+        """Take in the total as of now; returns the mean of the window, None at first.
+
+        Args:
+            records: Arrived so far.
+            now: Seconds that never go back.
+        """
+        self._seen.append((now, records))
+        while len(self._seen) > 1 and self._seen[1][0] <= now - self._window_s:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        return max(records - before, 0) / (now - since) if now > since else None
 
 
 class DemandMeter:
@@ -26,7 +52,7 @@ class DemandMeter:
 
     def __init__(self, first: Positions) -> None:
         self._first = first
-        self._arrived = deque[tuple[float, int]]()  # when, and records by then
+        self._arrivals = Arrivals(ARRIVALS_S)
         self._before: tuple[float, int, int] | None = None  # when, records claimed and unclaimed
         self._worker_s = self._trained = 0.0  # of busy workers, fading
         self._unserved_since: float | None = None
@@ -58,7 +84,7 @@ class DemandMeter:
             spec.name,
             self._number,
             backlog,
-            arrivals_per_s=self._arrivals_per_s(arrived, now),
+            arrivals_per_s=self._arrivals.add(arrived, now) or 0.0,
             worker_records_per_s=self._trained / self._worker_s if self._worker_s >= 1.0 else 0.0,
             most_workers=len(self._first),
             weight=spec.weight,
@@ -67,14 +93,6 @@ class DemandMeter:
             unserved_s=now - self._unserved_since if self._unserved_since is not None else 0.0,
             task=spec.task.name or spec.task.entrypoint or "",
         )
-
-    def _arrivals_per_s(self, arrived: int, now: float) -> float:
-        seen = self._arrived
-        seen.append((now, arrived))
-        while len(seen) > 1 and seen[1][0] <= now - ARRIVALS_S:
-            seen.popleft()
-        since, before = seen[0]
-        return max(arrived - before, 0) / (now - since) if now > since else 0.0
 
     def _measure(self, spec: JobSpec, live: int, claimed: int, unclaimed: int, now: float) -> None:
         """What one worker manages: what was claimed while there was more than all could claim.
