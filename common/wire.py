@@ -19,11 +19,17 @@ import numpy as np
 
 from common.core.messages import (
     AuditRecord,
+    Batch,
+    BatchReady,
     Claim,
     Gradient,
     ModelId,
+    Quarantined,
+    Replayed,
     Reply,
+    Requeued,
     Standing,
+    UpdateApplied,
     UpdateTrigger,
     Vector,
 )
@@ -56,7 +62,30 @@ class _Tagged(msgspec.Struct):
     format: int = 1
 
 
-FORMAT = 1  # of the records in Kafka: the latest that this program knows
+FORMAT = 2  # of the records in Kafka: the latest that this program knows
+
+
+def format_of(message: object) -> int:
+    """The oldest format of which a program must be to read a record in Kafka.
+
+    Format 2 names bad records together by reason, and updates leave them to the claims; it takes
+    batches out of quarantine, or makes it final.
+    """
+    match message:
+        case BatchReady(skipped=skipped) if skipped:
+            return 2
+        case UpdateApplied(batches=batches, skipped=skipped) if skipped or _any_skipped(batches):
+            return 2
+        case Quarantined(batch=batch) if batch.skipped:
+            return 2
+        case Requeued() | Replayed():
+            return 2
+        case _:
+            return 1
+
+
+def _any_skipped(batches: tuple[Batch, ...]) -> bool:
+    return any(batch.skipped for batch in batches)
 
 
 class Codec(Generic[T]):
@@ -87,9 +116,12 @@ class Codec(Generic[T]):
         """
         self._examine(message)
         try:
-            return self._encoder.encode(message)
+            data = self._encoder.encode(message)
         except UnicodeEncodeError as error:
             raise WireError(f"{self._kind}: a text is not Unicode: {error}") from error
+        if self._json and (needed := format_of(message)) > 1:
+            return data[:-1] + b',"format":%d}' % needed
+        return data
 
     def decode(self, data: bytes | memoryview) -> T:
         """Read a message.
@@ -140,7 +172,7 @@ _AUDIT = Codec(
     "audit",
     msgspec.json.Decoder(AuditRecord),
     check_audit,
-    ("lead", "update", "quarantined", "evaluated", "drifted"),
+    ("lead", "update", "quarantined", "requeued", "replayed", "evaluated", "drifted"),
 )
 _STANDING = Codec("standing", msgspec.msgpack.Decoder(Standing), check_standing)
 _TRIGGER = Codec("trigger", msgspec.msgpack.Decoder(UpdateTrigger), check_trigger)

@@ -7,7 +7,7 @@ exactly its batches. Who computes them does not matter, so work is handed out ag
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -204,21 +204,30 @@ class Round:
             short: Why they are fewer than K, empty where they are not.
             revision: Of the settings that it was made under.
         """
+        skipped = Counter[str]()
+        for batch in self.counted:
+            for left_out in batch.skipped:
+                skipped[left_out.topic] += left_out.records
         return UpdateApplied(
             epoch=epoch,
             version=self.model.version + 1,
-            batches=self.counted,
+            batches=tuple(batch.without_skipped() for batch in self.counted),
             samples=self.samples,
             loss=self.loss_sum / self.samples,
             metrics={name: total / self.samples for name, total in self.metric_sums.items()},
             short=short,
             revision=revision,
             gradient_s=self.seconds / len(self._counted),
+            skipped=dict(skipped),
         )
 
-    def excuse(self, worker: WorkerId, offsets: Iterable[int]) -> None:
-        """Take an order back without blame: the worker leaves, or could not get data or model."""
-        self._drop(worker, offsets)
+    def excuse(self, worker: WorkerId, offsets: Iterable[int]) -> bool:
+        """Take an order back without blame: the worker leaves, or could not get data or model.
+
+        Returns:
+            Whether it had any of these batches in hand.
+        """
+        return self._drop(worker, offsets)
 
     def accuse(self, worker: WorkerId, offsets: Iterable[int]) -> tuple[Batch, ...]:
         """Take an order back, blaming these batches of it; returns those that are poison now."""
@@ -305,7 +314,8 @@ class Round:
         poison = [o for o in sorted(offsets) if self._suspects.blame(o, alone=o in alone)]
         return tuple(self._todo[offset] for offset in poison)
 
-    def _drop(self, worker: WorkerId, offsets: Iterable[int]) -> None:
+    def _drop(self, worker: WorkerId, offsets: Iterable[int]) -> bool:
         """Void a worker's orders that hold any of these batches: one message answers an order."""
-        offsets = set(offsets)
+        offsets, before = set(offsets), len(self._hands)
         self._hands = [h for h in self._hands if h.worker != worker or not (h.offsets & offsets)]
+        return len(self._hands) < before

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from common import topics
 from common.book import Book
+from common.core.batching import most_group_size
 from common.core.events import Wanted  # noqa: TC001 -- msgspec reads it when run
 from common.core.spans import Partition
 from common.errors import ConflictError, NotFoundError, UserError, WireError
@@ -26,8 +27,13 @@ if TYPE_CHECKING:
     from common.core.messages import Positions
     from common.ports import Log
 
+REASON_CHARACTERS = 2_000  # of what is wanted: one line
 DETAIL_CHARACTERS = 8_000  # of a hold: a long traceback, far below what one record may be
+# Of a job's first record. All that is added later, changes and a hold, is 200,000 at most, and
+# Kafka's producers write 1,000,000: so who holds a job or changes it finds room.
+SUBMITTED_BYTES = 700_000
 CHANGES_KEPT = 50  # of a job, in its record: a record stays small, its topic is compacted
+CHANGE_CHARACTERS = 500  # of the reason of each
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -149,6 +155,7 @@ class JobBook:
                 " in Kafka, so choose another name"
             )
         check_streams(spec, self._log)
+        _check_group(spec)
 
     def submit(self, spec: JobSpec, origin: Origin | None = None, request: str = "") -> JobRecord:
         """Make a job: its topics, its first positions, its record.
@@ -165,11 +172,12 @@ class JobBook:
             UnavailableError: If Kafka is away for long.
         """
         self.check_new(spec)
-        self._make_topics(spec)
         first = first_positions(spec, self._log)
         reason = "submitted" if origin is None else f"submitted, begins with {origin}"
         record = JobRecord(spec, "running", first, reason, self._clock(), origin, request=request)
-        self._book.write(spec.name, encode_job(record))
+        data = _new(record)  # before topics are made for a job that there will not be
+        self._make_topics(spec)
+        self._book.write(spec.name, data)
         return record
 
     def want(self, job: str, wanted: Wanted, reason: str) -> JobRecord:
@@ -180,6 +188,7 @@ class JobBook:
             ConflictError: If somebody else wrote it in the same moment.
             UnavailableError: If Kafka is away for long.
         """
+        reason = reason[:REASON_CHARACTERS]
         record = self.get(job)._replace(wanted=wanted, reason=reason, held=False, detail="")
         self._book.write(job, encode_job(record))
         return record
@@ -189,7 +198,7 @@ class JobBook:
 
         Args:
             job: Its name.
-            reason: What is wrong and what to do, one line.
+            reason: What is wrong and what to do, one line; cut off likewise.
             detail: What a programmer wants to see, such as a traceback; its end is cut off where
                 it is longer than `DETAIL_CHARACTERS`.
 
@@ -199,7 +208,10 @@ class JobBook:
             UnavailableError: If Kafka is away for long.
         """
         record = self.get(job)._replace(
-            wanted="paused", reason=reason, held=True, detail=detail[:DETAIL_CHARACTERS]
+            wanted="paused",
+            reason=reason[:REASON_CHARACTERS],
+            held=True,
+            detail=detail[:DETAIL_CHARACTERS],
         )
         self._book.write(job, encode_job(record))
         return record
@@ -225,6 +237,8 @@ class JobBook:
         differs = differences(old.spec, spec)
         if not differs:
             return old
+        _check_group(spec)
+        reason = reason[:CHANGE_CHARACTERS]
         change = Change(old.revision + 1, self._clock(), differs, reason)
         changes = (*old.changes, change)[-CHANGES_KEPT:]
         record = old._replace(spec=spec, revision=change.revision, changes=changes)
@@ -277,6 +291,37 @@ def first_positions(spec: JobSpec, log: Log) -> Positions:
                 bounds = log.bounds(partition)
                 first[partition] = bounds.end if spec.start_at == "latest" else bounds.start
     return first
+
+
+def _check_group(spec: JobSpec) -> None:
+    """Refuse a K of which the record of an update could not be written.
+
+    Raises:
+        UserError: Saying how large K may be.
+    """
+    most = most_group_size(spec.streams)
+    if spec.group_size > most:
+        raise UserError(
+            f"job file: group_size: must be at most {most}, got {spec.group_size}: the record of"
+            " an update names all of its batches, and Kafka takes a megabyte; take larger batches"
+            " (batch_size) instead of more"
+        )
+
+
+def _new(record: JobRecord) -> bytes:
+    """The first record of a job, that leaves room for what later ones say.
+
+    Raises:
+        UserError: If it is too large.
+    """
+    data = encode_job(record)
+    if len(data) > SUBMITTED_BYTES:
+        raise UserError(
+            f"job file: streams: the job and where its {len(record.first)} partitions begin take"
+            f" {len(data)} bytes in the jobs topic, and {SUBMITTED_BYTES} fit: split it into jobs"
+            " of fewer streams"
+        )
+    return data
 
 
 def encode_job(record: JobRecord) -> bytes:

@@ -279,9 +279,10 @@ class MemoryLog:
         Raises:
             UnknownTopicError: If there is no such partition.
         """
-        if partition not in self.partitions_of(partition.topic):
+        stored = self._topics.get(partition.topic, [])
+        if not 0 <= partition.index < len(stored):
             raise UnknownTopicError(f"there is no {partition}")
-        return self._topics[partition.topic][partition.index]
+        return stored[partition.index]
 
     def partitions_of(self, topic: str) -> tuple[Partition, ...]:
         """All partitions of a topic; the lock must be held.

@@ -244,7 +244,7 @@ class GradientDesk:
 
     def _read_back(self, batch: Batch) -> Columns:
         """Read an address from Kafka, without exactly those records that its indicator skipped."""
-        skipped = {(s.topic, s.partition, s.offset) for s in batch.skipped}
+        skipped = {(s.topic, s.partition, o) for s in batch.skipped for o in s.offsets}
         parts = list[Columns]()
         try:
             for span in batch.address:

@@ -8,7 +8,13 @@ import pytest
 
 from common import topics
 from common.core.spans import Partition
-from common.errors import ConflictError, NotFoundError, UserError, WireError
+from common.errors import (
+    ConflictError,
+    NotFoundError,
+    UnknownTopicError,
+    UserError,
+    WireError,
+)
 from common.job import parse_job
 from common.jobs.store import (
     CHANGES_KEPT,
@@ -20,6 +26,7 @@ from common.jobs.store import (
     encode_job,
     first_positions,
 )
+from common.ports import NewTopic
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
 from tests.unit.test_job import TEXT
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
 
 JOBS = Partition(topics.JOBS, 0)
 ORIGIN = Origin("letters", 12, 400, "a1" * 32)
+LONGEST = "t" * 245  # name of a stream
 A, B = Partition("clinic-a", 0), Partition("clinic-b", 0)
 
 
@@ -67,6 +75,38 @@ def test_a_stream_that_is_not_there_is_named_and_nothing_is_made(log: MemoryLog)
     with pytest.raises(UserError, match=r'streams: there is no topic "clinic-x".*--create-part'):
         JobBook(log).submit(spec)
     assert JobBook(log).read() == {}
+
+
+def test_a_group_whose_update_would_not_fit_into_a_record_is_refused(log: MemoryLog) -> None:
+    large = TEXT.replace("group_size: 20", "group_size: 1000000")
+    with pytest.raises(UserError, match=r"group_size: must be at most \d+, got 1000000"):
+        JobBook(log).submit(parse_job(large))
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    with pytest.raises(UserError, match=r"group_size: must be at most"):
+        book.change("digits", {"group_size": 10**6}, "more at once")
+
+
+def test_a_job_of_more_partitions_than_its_record_can_name_is_refused_and_nothing_is_made() -> None:
+    log = MemoryLog()
+    log.create_topics([NewTopic(LONGEST, 2_800), NewTopic("clinic-b", 1)])
+    with pytest.raises(UserError, match="where its 2801 partitions begin take"):
+        JobBook(log).submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
+    assert JobBook(log).read() == {}
+    with pytest.raises(UnknownTopicError):
+        log.partitions(topics.control_topic("digits"))
+
+
+def test_a_hold_of_any_length_fits_into_the_record_of_the_largest_job() -> None:
+    log = MemoryLog()
+    log.create_topics([NewTopic(LONGEST, 2_600), NewTopic("clinic-b", 1)])
+    book = JobBook(log)
+    book.submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
+    endless = "\x01" * 10**6  # JSON writes six bytes for each
+    for number in range(CHANGES_KEPT + 1):
+        book.change("digits", {"batch_size": 300 + number}, endless)
+    assert book.hold("digits", endless, endless).held
+    assert len(book.get("digits").changes) == CHANGES_KEPT
 
 
 def test_a_name_in_use_is_refused_with_the_state_of_its_job(log: MemoryLog) -> None:

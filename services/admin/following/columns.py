@@ -110,8 +110,7 @@ class Columns:
         self._short.append(self._code(update.short))
         self._take_metrics(update.metrics)
         self.samples += update.samples
-        if any(batch.skipped for batch in update.batches):
-            found = Counter(each.topic for batch in update.batches for each in batch.skipped)
+        if found := _skipped_in(update):
             self._skips += [Skips(update.version, *each) for each in found.items()]
             self.skipped += found
         if len(self) > self._kept + self._kept // 20:
@@ -176,3 +175,12 @@ class Columns:
 
 def _known(value: float) -> float | None:
     return None if isnan(value) else value
+
+
+def _skipped_in(update: UpdateApplied) -> Counter[str]:
+    """Records of an update that did not decode, by stream."""
+    found = Counter(update.skipped)
+    for batch in update.batches:  # programs before format 2 said it of each batch
+        for left_out in batch.skipped:
+            found[left_out.topic] += left_out.records
+    return found
