@@ -100,6 +100,11 @@ class Leader:
         return ModelId(self._epoch, self._made.version)
 
     @property
+    def calm(self) -> bool:
+        """Whether nobody is there to be asked, and nothing under way: it need not look often."""
+        return self._round is None and not self._liveness.live and not self._finishing
+
+    @property
     def ledger(self) -> Ledger:
         """What it has decided of claims; to be read alone."""
         return self._ledger
@@ -212,14 +217,17 @@ class Leader:
         if self._round is not None and (late := self._round.overdue(now)):
             self._liveness.doubt(late, now)
             yield from self._proceed(self._round, now)
-        if now >= self._standing_at + self._settings.standing_s:
+        if now >= self._standing_at + self._standing_every_s():
             yield self._standing(now)
         if reason := self._goal.reached(self._made.version, now):
             yield from self._finish_job(reason, now)
         yield from self._advance(now)
 
     def due(self) -> float:
-        """When `tick` has something to do."""
+        """When `tick` has something to do; while it is calm, its owner's own ticks will do."""
+        stop_at = float("inf") if self._goal.stop_at is None else self._goal.stop_at
+        if self.calm:
+            return stop_at
         times = [self._standing_at + self._settings.standing_s]
         if self._finishing:
             return times[0]  # only the audit is waited for
@@ -229,8 +237,11 @@ class Leader:
         if linger_s is not None and (self._round is not None or len(self._grouper)):
             times.append(max(self._moved_at + linger_s, times[0]))
         snapshot_due = self._publisher.due()
-        times += [t for t in (snapshot_due, self._goal.stop_at) if t is not None]
+        times += [stop_at, *([] if snapshot_due is None else [snapshot_due])]
         return min(times)
+
+    def _standing_every_s(self) -> float:
+        return self._settings.calm_s if self.calm else self._settings.standing_s
 
     # --- what now? ---------------------------------------------------------------------------
 

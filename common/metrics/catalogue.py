@@ -30,7 +30,7 @@ JOB_FAULTS = counter(
     ("job_name", "kind"),
     "That ended this process's part in a job, which it then began anew: an exception (fault), or a"
     " server that was away (unavailable).",
-    *("coordinator",),
+    *("coordinator", "worker"),
 )
 SLOW_TURNS = counter(
     "doll_slow_turns_total",
