@@ -74,6 +74,7 @@ class JobSpec(Part):
     poison_share: Share = 0.1  # of the last hundred settled batches; more than this is too much
     device: Literal["auto", "cpu", "cuda"] = "auto"
     autocast: bool = False
+    weight: Positive = 1.0  # its share of the workers where jobs need more of them than there are
     provisioning: ProvisioningSpec | None = None
     evaluation: EvaluationSpec | None = None
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         WorkerId,
     )
     from common.core.spans import Partition, Span
+    from common.core.spread import JobDemand, WorkerPlacement
     from common.errors import DeliveryError
 
 # --- Kafka -----------------------------------------------------------------------------------
@@ -83,11 +84,20 @@ StreamEvent: TypeAlias = Assigned | Revoked | Fetched | OutOfRange
 class StreamReader(Protocol):
     """One member of the job's consumer group."""
 
-    def poll(self, max_records: int, timeout_s: float) -> tuple[StreamEvent, ...]:
-        """Wait for something to happen; order of events and of records is the broker's.
+    def poll(
+        self, max_records: int, timeout_s: float, run: int | None = None
+    ) -> tuple[StreamEvent, ...]:
+        """Wait for something to happen; order of events, and within a partition, is the broker's.
 
         Rebalances happen inside this call alone. Records of a partition that is revoked, or not yet
-        placed, are never returned after the event that says so.
+        placed, are never returned after the event that says so. Partitions that wait with records
+        are returned in turn, by what each lags: see `common.core.reading`.
+
+        Args:
+            max_records: Return no more than these, over all partitions.
+            timeout_s: Wait no longer.
+            run: Records of one partition in a row, at most, while others wait with some; where it
+                is not said, as many as fit.
 
         Raises:
             UnavailableError: If the broker is away; call again.
@@ -243,6 +253,9 @@ class Log(Protocol):
             UnavailableError: If the broker is away.
         """
 
+    def starts(self, partitions: Collection[Partition]) -> Positions:
+        """The first retained offset of all partitions at once; otherwise as `ends`."""
+
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
         """The first offset whose record is not older than `timestamp_s`; the end if none is."""
 
@@ -330,17 +343,8 @@ class Board(Protocol):
     def triggers(self, after: TriggerId, timeout_s: float) -> list[UpdateTrigger]:
         """Wait for triggers with an id above `after`, oldest first; empty when none came."""
 
-    def push_reply(self, reply: Reply) -> None:
-        """Append a gradient or a failure to the list of its model's epoch."""
-
-    def pop_replies(self, epoch: int, max_replies: int, timeout_s: float) -> list[Reply]:
-        """Take what workers sent to this epoch's leader; waits for the first one only.
-
-        The vectors of gradients are read-only views of the bytes received.
-        """
-
-    def drop_replies(self, below_epoch: int) -> None:
-        """Forget what was sent to earlier leaders."""
+    def push_reply(self, reply: Reply, to: str) -> None:
+        """Send a gradient, a failure or a farewell to the replica of this name: see `Replies`."""
 
     def put_standing(self, standing: Standing) -> bool:
         """Write the leader's standing; False where none was there."""
@@ -367,6 +371,12 @@ class Board(Protocol):
     def is_leased(self) -> bool:
         """Whether anybody holds the lease: what somebody who only looks may know of leaders."""
 
+    def put_unable(self, replica: str, reason: str, ttl_s: float) -> None:
+        """Say, for so long, why this replica cannot lead the job: others may be able to."""
+
+    def unable(self) -> dict[str, str]:
+        """Why replicas cannot lead the job, by their names."""
+
     def put_snapshot(self, epoch: int, data: bytes) -> None:
         """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
 
@@ -375,6 +385,108 @@ class Board(Protocol):
 
     def wipe(self) -> None:
         """Forget everything of this job."""
+
+    def close(self) -> None:
+        """Let go of all connections."""
+
+
+class Replies(Protocol):
+    """What workers of all jobs sent to one replica of the coordinator. For one thread at a time.
+
+    What does not parse is left out, logged and counted in `rejected`.
+    """
+
+    @property
+    def rejected(self) -> int:
+        """Messages read so far that did not parse."""
+
+    def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
+        """Take replies, each with the job that it is about; waits for the first one only.
+
+        The vectors of gradients are read-only views of the bytes received.
+
+        Raises:
+            UnavailableError: If the server is away.
+        """
+
+
+class Exchange(Protocol):
+    """What the leaders of many jobs ask again and again, in few packets. Shared between threads.
+
+    Each call returns at once. Its answer, or why there is none, is told later, perhaps before the
+    call returns, by a thread that must not be held up; what was asked of one job is answered in
+    that order. Of two that ask the same of one job before the first is sent, the later one alone is
+    sent and answered: it asks for what counts now.
+
+    Args of all:
+        job: The job's id.
+        tell: Gets the answer of the board's method of the same name.
+        soon: Send it at once. Otherwise it waits a little, for others to go in the same packet.
+    """
+
+    def hold_lease(
+        self,
+        job: str,
+        holder: str,
+        ttl_s: float,
+        tell: Callable[[bool | Exception], None],
+        *,
+        soon: bool,
+    ) -> None:
+        """See `Board`."""
+
+    def release_lease(self, job: str, holder: str) -> None:
+        """See `Board`; nobody is told, and it is always sent soon."""
+
+    def put_standing(
+        self, job: str, standing: Standing, tell: Callable[[bool | Exception], None], *, soon: bool
+    ) -> None:
+        """See `Board`."""
+
+    def alive(
+        self, job: str, tell: Callable[[dict[WorkerId, str] | Exception], None], *, soon: bool
+    ) -> None:
+        """See `Board`."""
+
+    def close(self) -> None:
+        """Send what waits, then end."""
+
+
+class Roster(Protocol):
+    """Small records about all jobs and workers; fast, shared, and allowed to be wiped.
+
+    May be shared between threads. Every call may raise `UnavailableError` when the server is away.
+    What does not parse is left out, logged and counted in `rejected`.
+    """
+
+    @property
+    def rejected(self) -> int:
+        """Records read so far that did not parse."""
+
+    def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
+        """Publish records, each in the place of the one before of its job or its worker."""
+
+    def read(self) -> list[JobDemand | WorkerPlacement]:
+        """All records that there are, however old."""
+
+    def remove(self, jobs: Collection[str] = (), workers: Collection[str] = ()) -> None:
+        """Take the records of these away; nothing happens where there is none."""
+
+
+class Boards(Protocol):
+    """The boards of all jobs, over connections that they share. May be shared between threads."""
+
+    def board(self, job: str) -> Board:
+        """Open a job's board; to close it lets go of its own only."""
+
+    def replies(self, replica: str) -> Replies:
+        """Open what is sent to a replica."""
+
+    def exchange(self) -> Exchange:
+        """Open an exchange."""
+
+    def roster(self) -> Roster:
+        """Open the records of all jobs and workers."""
 
     def close(self) -> None:
         """Let go of all connections."""

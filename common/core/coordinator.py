@@ -136,8 +136,8 @@ class Coordinator:
                 self._settings = settings
                 if leader is not None:
                     yield from leader.change(settings, now)
-            case events.Trouble(reason):
-                yield from self._hold(reason)
+            case events.Trouble(reason, detail):
+                yield from self._hold(reason, detail)
             case events.ControlRead(claims) if leader is not None:
                 yield from leader.control_read(claims, now)
             case events.RepliesRead(replies) if leader is not None:
@@ -251,14 +251,14 @@ class Coordinator:
 
     # --- and back ----------------------------------------------------------------------------
 
-    def _hold(self, reason: str) -> Iterator[CoordinatorCommand]:
+    def _hold(self, reason: str, detail: str) -> Iterator[CoordinatorCommand]:
         """What no machine may decide alone: leave everything as it is, until a person resumes."""
         if self._held:
             return
         if self._wanted == "stopped":
             yield do.Finish(f"stopped by its owner; {reason}", self._settings.revision)
             return
-        yield do.Hold(reason)
+        yield do.Hold(reason, detail)
         yield from self._step_down(reason)
         self._search = Search(self._settings.lease_ttl_s)  # what was torn may be mended till then
         self._held = True

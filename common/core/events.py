@@ -185,6 +185,7 @@ class Trouble(msgspec.Struct, frozen=True):
     """Something that no machine may decide alone: the job must be held."""
 
     reason: str
+    detail: str = ""  # for a programmer: a traceback
 
 
 CoordinatorEvent: TypeAlias = (

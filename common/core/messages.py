@@ -229,6 +229,7 @@ class UpdateTrigger(msgspec.Struct, frozen=True):
     model: ModelId
     orders: tuple[Order, ...]
     weights: bytes | None = None  # a small model travels inside; a large one is fetched by its id
+    reply_to: str = ""  # the replica that leads: where gradients go
 
 
 class Gradient(msgspec.Struct, frozen=True, tag="gradient"):

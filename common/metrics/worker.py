@@ -1,4 +1,4 @@
-"""What a worker tells: of the one job that it works for."""
+"""What a worker tells: of the one job that it works for, and of those that failed here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from common.metrics.meters import Meters
 
 if TYPE_CHECKING:
     from common.core.messages import Claim
+    from common.metrics.supervision import Kind
 
 Stage: TypeAlias = Literal["indicator", "fetch", "gradient", "push"]
 
@@ -19,12 +20,17 @@ class WorkerMetrics:
 
     def __init__(self) -> None:
         self.meters = Meters("worker")
+        self._faults = self.meters.counter(catalogue.JOB_FAULTS)
         self._instruments = _Instruments(self.meters)
 
     def work_for(self, job: str, streams: tuple[str, ...]) -> JobMeasures:
         """Tell of this job from now on, and of no other."""
         self.forget()
         return JobMeasures(self._instruments, job, streams)
+
+    def job_failed(self, job: str, kind: Kind) -> None:
+        """Something ended this worker's part in a job; told even after it works for another."""
+        self._faults.labels(job, kind).inc()
 
     def forget(self) -> None:
         """Tell of no job any more; whoever still measures one does so to no effect."""
@@ -40,6 +46,7 @@ class _Instruments:
         self.announced = meters.counter(catalogue.BATCHES_ANNOUNCED)
         self.read_back = meters.counter(catalogue.BATCHES_READ_BACK)
         self.reading = meters.gauge(catalogue.WORKER_READING)
+        self.behind = meters.gauge(catalogue.STREAM_BEHIND)
         self.stages = meters.histogram(catalogue.WORKER_STAGE)
         self.sent = meters.counter(catalogue.GRADIENTS_SENT)
         self.failed = meters.counter(catalogue.GRADIENTS_FAILED)
@@ -63,6 +70,7 @@ class JobMeasures:
         self._announced = it.announced.labels(job)
         self._read_back = it.read_back.labels(job)
         self._reading = it.reading.labels(job)
+        self._behind = {stream: it.behind.labels(job, stream) for stream in streams}
         self._stages = {stage: it.stages.labels(job, stage) for stage in get_args(Stage)}
         self._sent = it.sent.labels(job)
         self._failed = {reason: it.failed.labels(job, reason) for reason in get_args(FailedReason)}
@@ -87,6 +95,10 @@ class JobMeasures:
     def reading(self, *, reading: bool) -> None:
         """It begins to poll its streams, or pauses."""
         self._reading.set(float(reading))
+
+    def behind(self, stream: str, seconds: float) -> None:
+        """How far the partition of a stream that is furthest behind lags the others in time."""
+        self._behind[stream].set(seconds)
 
     def took(self, stage: Stage, seconds: float) -> None:
         """A stage of its work is done."""

@@ -114,11 +114,18 @@ class MemoryLog:
 
     def ends(self, partitions: Collection[Partition]) -> Positions:
         """See the port."""
+        return {place: bounds.end for place, bounds in self._bounds_of(partitions).items()}
+
+    def starts(self, partitions: Collection[Partition]) -> Positions:
+        """See the port."""
+        return {place: bounds.start for place, bounds in self._bounds_of(partitions).items()}
+
+    def _bounds_of(self, partitions: Collection[Partition]) -> dict[Partition, Bounds]:
         with self.here():
             return {
-                each: self.stored(each).end
-                for each in partitions
-                if each.index < len(self._topics.get(each.topic, ()))
+                place: self.bounds(place)
+                for place in partitions
+                if place.index < len(self._topics.get(place.topic, ()))
             }
 
     def position_at(self, partition: Partition, timestamp_s: float) -> int:

@@ -1,52 +1,38 @@
-"""Watches the ends of a job's logs: how much arrives, how much waits, and whether workers keep up.
+"""Watches the ends of all jobs' logs: how much arrives and waits, and whether workers keep up.
 
-Nothing here decides anything: where Kafka is away, there is nothing to tell until it is back.
+It tells metrics, and publishes what workers spread by (`common.core.spread`). Nothing here decides
+anything: where Kafka is away, there is nothing to tell until it is back.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import threading
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.errors import DollError, UnavailableError
+from common.errors import DollError
 from common.metrics.leading import StreamFigures
+from common.telemetry import Outage
 from common.theory.updates import spread_stability, stability
-from services.coordinator.readers import WAIT_S, Reader
+from services.coordinator.needs import Arrivals, DemandMeter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from common.core.messages import Positions
     from common.core.spans import Partition
-    from common.ports import Log
+    from common.core.spread import JobDemand
+    from common.ports import Log, Roster
+    from common.telemetry import EventLogger
     from services.coordinator.measuring import Measuring
-    from services.coordinator.readers import Ear
 
-LOOK_S = 5.0  # two requests for each partition; scrapes are further apart
-WINDOW_S = 60.0  # over which arrivals are averaged
-
-
-class Arrivals:
-    """How fast records arrive, from totals seen now and then."""
-
-    def __init__(self) -> None:
-        self._seen = deque[tuple[float, int]]()  # when and how many; the first may be too old
-
-    def add(self, records: int, now: float) -> float | None:
-        """Take in the total as of now; returns the mean of the last minute, None at first.
-
-        Args:
-            records: Arrived so far.
-            now: Seconds that never go back.
-        """
-        self._seen.append((now, records))
-        while len(self._seen) > 1 and self._seen[1][0] <= now - WINDOW_S:
-            self._seen.popleft()
-        since, before = self._seen[0]
-        return max(records - before, 0) / (now - since) if now > since else None
+PUBLISH_S = 1.0  # a fifth of the time after which a job is not heard of
+# At the ends of a job without work or workers; of all others at each turn. 200 partitions take a
+# request of 60 ms.
+IDLE_LOOK_S = 2.0
 
 
 def by_stream(first: Positions, positions: Mapping[Partition, int]) -> dict[str, int]:
@@ -82,57 +68,51 @@ def ratios(
     )
 
 
-class StreamWatch(Reader):
-    """Looks at the ends of a job's logs for as long as it is led.
+class _Watched:
+    """A job that is led.
 
     Args:
-        log: Kafka.
         epoch: The leader's.
         first: Where every partition of the job begins.
         measuring: Knows the rest, and hears of it.
-        ear: For a fault.
-        clock: Seconds that never go back.
     """
 
-    def __init__(
-        self,
-        log: Log,
-        epoch: int,
-        first: Positions,
-        measuring: Measuring,
-        ear: Ear,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        super().__init__("streams", ear)
-        self._source = log
+    def __init__(self, epoch: int, first: Positions, measuring: Measuring) -> None:
+        self.first = first
+        self.look_at = -inf
         self._epoch = epoch
-        self._first = first
         self._measuring = measuring
-        self._clock = clock
         self._arrivals = Arrivals()
+        self._meter = DemandMeter(first)
+        self._ends: Positions | None = None  # as last seen
 
-    def _read(self) -> bool:
-        """Look, and wait for the next time.
+    def saw(self, ends: Positions, now: float) -> None:
+        """Tell what is to be seen."""
+        known = self.first.keys() <= ends.keys()  # else one of its streams is gone
+        figures = self._figures(ends, now) if known else None
+        leads = self._measuring.saw_streams(self._epoch, figures)
+        if known:
+            self._ends = ends
+        standing = self._measuring.standing
+        idle = figures is not None and not any(figures.lag.values())
+        calm = leads and idle and standing is not None and not standing.live
+        self.look_at = now + (IDLE_LOOK_S if calm else 0.0)
 
-        Raises:
-            UnavailableError: If Kafka does not tell, whyever: readers of its records will know.
-        """
-        try:
-            ends = {partition: self._source.bounds(partition).end for partition in self._first}
-        except DollError as error:
-            self._measuring.saw_streams(self._epoch, None)
-            raise UnavailableError(str(error)) from error
-        leads = self._measuring.saw_streams(self._epoch, self._figures(ends))
-        self.stopped.wait(LOOK_S if leads else WAIT_S)  # or not yet: it is just beginning
-        return True
+    def demand(self, now: float) -> JobDemand | None:
+        """What the job needs; None as long as that is not known."""
+        standing, metrics = self._measuring.standing, self._measuring.metrics
+        if standing is None or self._ends is None:
+            return None
+        runs = not (metrics.paused or metrics.held)
+        return self._meter.demand(self._measuring.spec, standing, self._ends, now, runs=runs)
 
-    def _figures(self, ends: Positions) -> StreamFigures:
+    def _figures(self, ends: Positions, now: float) -> StreamFigures:
         spec, standing = self._measuring.spec, self._measuring.standing
-        records = by_stream(self._first, ends)
-        arrivals_per_s = self._arrivals.add(sum(records.values()), self._clock())
+        records = by_stream(self.first, ends)
+        arrivals_per_s = self._arrivals.add(sum(records.values()), now)
         if standing is None:
             return StreamFigures(records, {}, arrivals_per_s)
-        claimed = by_stream(self._first, standing.claimed)
+        claimed = by_stream(self.first, standing.claimed)
         sufficient, necessary = ratios(
             arrivals_per_s,
             standing.live,
@@ -141,3 +121,64 @@ class StreamWatch(Reader):
         )
         lag = {stream: max(count - claimed[stream], 0) for stream, count in records.items()}
         return StreamFigures(records, lag, arrivals_per_s, sufficient, necessary)
+
+
+class StreamWatch:
+    """Looks at the ends of the logs of all jobs that are led, in one request: an actor of its own.
+
+    Args:
+        log: Kafka.
+        roster: Where it is published what each job needs, in one packet.
+        logger: Of the process.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self, log: Log, roster: Roster, logger: EventLogger, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._source = log
+        self._roster = roster
+        self._outage = Outage(logger, "streams")
+        self._roster_outage = Outage(logger, "roster")
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._watched = dict[str, _Watched]()
+
+    def follow(self, job: str, epoch: int, first: Positions, measuring: Measuring) -> None:
+        """Look after a job from its next turn on, until `forget`."""
+        with self._lock:
+            self._watched[job] = _Watched(epoch, first, measuring)
+
+    def forget(self, job: str) -> None:
+        """It is led no longer."""
+        with self._lock:
+            self._watched.pop(job, None)
+
+    def turn(self) -> float:
+        """Look, tell each job, and publish; returns when to come again."""
+        with self._lock:
+            watched = list(self._watched.values())
+        now = self._clock()
+        due = [each for each in watched if now >= each.look_at]
+        if due:
+            self._look(due, now)
+        demands = [each.demand(now) for each in watched]
+        try:
+            self._roster.put([demand for demand in demands if demand is not None])
+            self._roster_outage.over()
+        except DollError as error:  # workers stay where they are
+            self._roster_outage.met(error)
+        return self._clock() + PUBLISH_S
+
+    def close(self) -> None:
+        """There is nothing of its own."""
+
+    def _look(self, due: list[_Watched], now: float) -> None:
+        try:
+            ends = self._source.ends({partition for each in due for partition in each.first})
+            self._outage.over()
+        except DollError as error:
+            self._outage.met(error)
+            ends = {}
+        for each in due:
+            each.saw(ends, now)

@@ -7,6 +7,7 @@ out on Kafka and on the board.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import ExitStack
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from common.errors import UnavailableError
 from common.ports import Fetched, OutOfRange
 from common.telemetry import Outage, StageTimes
 from common.topics import control_topic, group_name
+from services.worker.time_lag import TimeLag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -82,8 +84,11 @@ class Stream:
         self._id = worker
         self._machine = Worker(worker, settings)
         self._codec = codec
-        self._reader = log.stream(group_name(job), streams, worker, hold=hold)
-        self._writer = log.writer()
+        with ExitStack() as undo:
+            self._writer = log.writer()
+            undo.callback(self._writer.close)
+            self._reader = log.stream(group_name(job), streams, worker, hold=hold)
+            undo.pop_all()
         self._control = control_topic(job)
         self._clock = clock
         self._board = board
@@ -92,6 +97,7 @@ class Stream:
         self._log = logger
         self._measures = measures
         self._traces = traces
+        self._time_lag = TimeLag(streams, logger, measures)
         self._committed: Mapping[Partition, int] = {}
         self._kafka_outage = Outage(logger, "kafka")
         self._board_outage = Outage(logger, "board")
@@ -113,7 +119,9 @@ class Stream:
             self._feed(events.Tick())
         wait_s = min(max(self._machine.due() - self._clock(), 0.0), POLL_S)
         try:
-            happened = self._reader.poll(min(self._machine.room, POLL_RECORDS), wait_s)
+            happened = self._reader.poll(
+                min(self._machine.room, POLL_RECORDS), wait_s, self._machine.batch_size
+            )
             if happened:
                 self._kafka_outage.over()
             else:
@@ -124,6 +132,8 @@ class Stream:
         for event in happened:
             self._take(event)
         self._report_deliveries()
+        if self._time_lag.due(self._clock()):
+            self._time_lag.look(self._reader.lag())
 
     def resize(self, batch_size: int, bound: int, group_size: int) -> None:
         """Announce batches of `batch_size`, for groups of K, from now on; up to `bound` wait."""
@@ -135,14 +145,19 @@ class Stream:
         self._feed(events.Leaving())
 
     def close(self) -> None:
-        """Leave the group and send what is announced."""
-        self._reader.close()
-        if not self._writer.flush(FLUSH_S):
-            self._log.warning(
-                "announcements_unsent", reason="Kafka is away; their records are free"
-            )
-        self._writer.close()
-        self._times.tell(self._log)
+        """Leave the group and send what is announced.
+
+        Raises:
+            DeliveryError: If an announcement was refused; everything is closed nevertheless.
+        """
+        with ExitStack() as closing:
+            closing.callback(self._times.tell, self._log)
+            closing.callback(self._writer.close)
+            self._reader.close()
+            if not self._writer.flush(FLUSH_S):
+                self._log.warning(
+                    "announcements_unsent", reason="Kafka is away; their records are free"
+                )
 
     # --- what happens -------------------------------------------------------------------------
 
@@ -153,8 +168,10 @@ class Stream:
                 self._feed(event)
             case events.Revoked(partitions):
                 self._log.info("partitions_revoked", partitions=",".join(map(str, partitions)))
+                self._time_lag.revoke(partitions)
                 self._feed(event)
             case Fetched():
+                self._time_lag.read(event)
                 self._feed(events.Decoded(self._decode(event)))
             case OutOfRange(partition, bounds):
                 position = self._machine.position(partition)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from common.adapters.kafka_log import KafkaLog
 from common.testing.log import MemoryLog
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _ROOT = Path(__file__).parents[2]
 _TRANSACTION_TIMEOUT_S = 10.0
 _REQUEST_TIMEOUT_S = 2.0  # tests ask a broker that is away
+_PREFETCH_KB = 1_024  # little, so that some thousand records do not fit
 _ids = count()
 
 
@@ -60,6 +62,12 @@ class Rig(Protocol):
 
     def come_back(self) -> None:
         """It does again, with everything that it acknowledged."""
+
+    def delete_topic(self, topic: str) -> None:
+        """Somebody deletes a topic; not of the embedded broker, which cannot."""
+
+    def limit_records(self, topic: str, max_bytes: int) -> None:
+        """A topic takes no larger records; not of the embedded broker, which cannot."""
 
     def kill_member(self, group: str, topic: str, survivor: Callable[[], object]) -> None:
         """Let another member join, call `survivor` until it has, and kill it without a word."""
@@ -93,6 +101,14 @@ class MemoryRig:
     def come_back(self) -> None:
         """See `Rig`."""
         self.log.come_back()
+
+    def delete_topic(self, topic: str) -> None:
+        """See `Rig`."""
+        self.log.delete_topic(topic)
+
+    def limit_records(self, topic: str, max_bytes: int) -> None:
+        """See `Rig`."""
+        self.log.limit_records(topic, max_bytes)
 
     def kill_member(self, group: str, topic: str, survivor: Callable[[], object]) -> None:
         """See `Rig`."""
@@ -166,7 +182,9 @@ class EmbeddedRig(KafkaRig):
     can_hold = False
 
     def __init__(self, kafka: EmbeddedKafka) -> None:
-        super().__init__(replace(kafka.settings, request_timeout_s=_REQUEST_TIMEOUT_S))
+        super().__init__(
+            replace(kafka.settings, request_timeout_s=_REQUEST_TIMEOUT_S, prefetch_kb=_PREFETCH_KB)
+        )
         self._control = kafka.control
 
     def expire(self, partition: Partition, below: int) -> None:
@@ -180,6 +198,14 @@ class EmbeddedRig(KafkaRig):
     def come_back(self) -> None:
         """See `Rig`."""
         self._control.set_up(up=True)
+
+    def delete_topic(self, topic: str) -> None:
+        """See `Rig`."""
+        pytest.skip(f"the embedded broker cannot delete {topic}")
+
+    def limit_records(self, topic: str, max_bytes: int) -> None:
+        """See `Rig`."""
+        pytest.skip(f"the embedded broker cannot limit the records of {topic} to {max_bytes} bytes")
 
 
 class ApacheRig(KafkaRig):
@@ -196,14 +222,14 @@ class ApacheRig(KafkaRig):
                 hold_timeout_ms=60_000,
                 fetch_wait_ms=20,
                 request_timeout_s=_REQUEST_TIMEOUT_S,
+                prefetch_kb=_PREFETCH_KB,
             )
         )
         self._kafka = kafka
 
     def expire(self, partition: Partition, below: int) -> None:
         """See `Rig`."""
-        admin = AdminClient({"bootstrap.servers": self._settings.bootstrap})
-        for done in admin.delete_records([TopicPartition(*partition, below)]).values():
+        for done in self._admin.delete_records([TopicPartition(*partition, below)]).values():
             done.result()
 
     def go_away(self) -> None:
@@ -213,6 +239,24 @@ class ApacheRig(KafkaRig):
     def come_back(self) -> None:
         """See `Rig`."""
         self._kafka.restart()
+
+    def delete_topic(self, topic: str) -> None:
+        """See `Rig`."""
+        self._admin.delete_topics([topic])[topic].result()
+
+    def limit_records(self, topic: str, max_bytes: int) -> None:
+        """See `Rig`."""
+        limit = ConfigEntry(
+            "max.message.bytes",
+            str(max_bytes),
+            incremental_operation=AlterConfigOpType.SET,
+        )
+        changed = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[limit])
+        self._admin.incremental_alter_configs([changed])[changed].result()
+
+    @cached_property
+    def _admin(self) -> AdminClient:  # whose answers come only as long as there is a reference
+        return AdminClient({"bootstrap.servers": self._settings.bootstrap})
 
 
 # A member in a process of its own, because only a process can die without leaving its group.
@@ -259,6 +303,12 @@ def rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
 )
 def group_rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
     """Every log, with every protocol that its groups have."""
+    return rigs(request.param)
+
+
+@pytest.fixture(params=["memory", pytest.param("apache", marks=pytest.mark.kafka)])
+def owned_rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
+    """Every log whose topics can be deleted and limited: not the embedded broker's."""
     return rigs(request.param)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -274,6 +276,61 @@ def test_a_deleted_job_does_not_come_back_because_somebody_wrote_it_at_that_mome
     with pytest.raises(ConflictError, match="theirs counts"):
         JobBook(log).want("digits", "stopped", "4 updates applied")
     assert JobBook(log).read() == {}
+
+
+def test_a_conflict_is_found_though_another_thread_reads_with_the_same_book_meanwhile() -> None:
+    log = RacingLog()
+    with_streams(log)
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    readers = [threading.Thread(target=book.read) for _ in range(3)]
+
+    def meanwhile() -> None:
+        JobBook(log).change("digits", {"group_size": 5}, "theirs")
+        for reader in readers:
+            reader.start()
+
+    log.meanwhile = meanwhile
+    with pytest.raises(ConflictError, match="theirs counts"):
+        book.want("digits", "paused", "mine")
+    for reader in readers:
+        reader.join()
+    assert book.get("digits").spec.group_size == 5
+
+
+def test_one_book_serves_many_threads(log: MemoryLog) -> None:
+    book, names = JobBook(log), [f"digits-{number}" for number in range(6)]
+    for name in names:
+        book.submit(parse_job(TEXT.replace("name: digits", f"name: {name}")))
+
+    def work(name: str) -> None:
+        for size in range(2, 8):
+            book.change(name, {"group_size": size}, "the test says so")
+            book.hold(name, f"at {size}")
+            assert book.get(name).spec.group_size == size
+            book.want(name, "running", "goes on")
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 20.0
+    while {record.revision for record in book.refresh(1.0).values()} != {6}:
+        assert time.monotonic() < until
+    for thread in threads:
+        thread.join()
+    assert book.read() == JobBook(log).read()
+
+
+def test_who_waits_for_news_is_woken_by_another_thread_that_has_read_them(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.read()
+    seen = list[str]()
+    waiting = threading.Thread(target=lambda: seen.extend(book.refresh(60.0)))
+    waiting.start()
+    JobBook(log).submit(parse_job(TEXT))
+    book.read()
+    waiting.join(20.0)
+    assert seen == ["digits"]
 
 
 def test_whoever_writes_after_me_is_no_conflict() -> None:

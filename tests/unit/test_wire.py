@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,6 +38,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Address, Partition, Span, address_of
+from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import FutureFormatError, WireError
 
 if TYPE_CHECKING:
@@ -137,6 +139,26 @@ failures = st.builds(
 )
 farewells = st.builds(Farewell, workers, models, offsets | st.just(()))
 
+durations = st.floats(0, 1e9)
+demands = st.builds(
+    JobDemand,
+    names,
+    counts,
+    counts,
+    durations,
+    durations,
+    st.integers(1, 2**40),
+    st.floats(1e-3, 1e3),
+    st.booleans(),
+    counts,
+    durations,
+    texts,
+)
+several = st.lists(texts, max_size=3).map(tuple)
+placements = st.builds(
+    WorkerPlacement, workers, counts, texts, durations, st.booleans(), several, several, texts
+)
+
 
 class Way(NamedTuple):
     """One kind of message, there and back."""
@@ -151,7 +173,11 @@ WAYS = {
     "audit": Way(wire.encode_audit, wire.decode_audit, audits),
     "standing": Way(wire.encode_standing, wire.decode_standing, standings),
     "trigger": Way(wire.encode_trigger, wire.decode_trigger, triggers),
-    "reply": Way(wire.encode_reply, wire.decode_reply, gradients | failures | farewells),
+    "reply": Way(
+        partial(wire.encode_reply, "digits"), wire.decode_reply, gradients | failures | farewells
+    ),
+    "job demand": Way(wire.encode_demand, wire.decode_demand, demands),
+    "worker placement": Way(wire.encode_placement, wire.decode_placement, placements),
 }
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 
@@ -168,7 +194,7 @@ def told(way: Way, data: bytes) -> str:
 # --- there and back ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["claim", "audit", "standing", "trigger"])
+@pytest.mark.parametrize("kind", sorted(WAYS.keys() - {"reply"}))
 @given(data=st.data())
 def test_a_message_comes_back_as_it_was(kind: str, data: st.DataObject) -> None:
     message = data.draw(WAYS[kind].messages)
@@ -177,13 +203,14 @@ def test_a_message_comes_back_as_it_was(kind: str, data: st.DataObject) -> None:
 
 @given(failures | farewells)
 def test_a_failure_or_a_farewell_comes_back_as_it_was(reply: Failed | Farewell) -> None:
-    assert wire.decode_reply(wire.encode_reply(reply)) == reply
+    assert wire.decode_reply(wire.encode_reply("digits", reply)) == ("digits", reply)
 
 
 @given(gradients)
 def test_a_gradient_comes_back_bit_by_bit_as_an_aligned_read_only_view(gradient: Gradient) -> None:
-    data = wire.encode_reply(gradient)
-    back = wire.decode_reply(data)
+    data = wire.encode_reply("digits", gradient)
+    job, back = wire.decode_reply(data)
+    assert job == "digits"
     assert isinstance(back, Gradient)
     for field in set(Gradient.__struct_fields__) - {"vector"}:
         assert getattr(back, field) == getattr(gradient, field)
@@ -356,6 +383,7 @@ UPDATE = UpdateApplied(3, 1, (BATCH,), 10, 0.5)
 MODEL = ModelId(3, 0)
 VECTOR = np.ones(2, np.float32)
 GRADIENT = Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 0.1, VECTOR)
+WIRED = wire.encode_reply("digits", GRADIENT)
 
 NONSENSE = {
     "an empty address": ("claim", SpanExpired(WorkerId("w"), ()), "SpanExpired.address"),
@@ -470,6 +498,21 @@ NONSENSE = {
         Standing(3, 5, {Partition("t", 0): -1}, 5, 0, 0, {}),
         "Standing.claimed[t[0]]",
     ),
+    "a job of no name": ("job demand", JobDemand(""), "JobDemand.job"),
+    "a backlog below nothing": ("job demand", JobDemand("a", backlog=-1), "JobDemand.backlog"),
+    "endless arrivals": (
+        "job demand",
+        JobDemand("a", arrivals_per_s=float("inf")),
+        "JobDemand.arrivals_per_s",
+    ),
+    "a weight of nothing": ("job demand", JobDemand("a", weight=0.0), "JobDemand.weight"),
+    "no partitions": ("job demand", JobDemand("a", most_workers=0), "JobDemand.most_workers"),
+    "a placement of nobody": ("worker placement", WorkerPlacement(""), "WorkerPlacement.worker"),
+    "a stay of no number": (
+        "worker placement",
+        WorkerPlacement("w1", stay_s=float("nan")),
+        "WorkerPlacement.stay_s",
+    ),
     "a trigger without a number": (
         "trigger",
         UpdateTrigger(TriggerId(3, 0), MODEL, ()),
@@ -537,17 +580,21 @@ def test_nonsense_is_never_written(kind: str, message: object, reason: str) -> N
         ),
         ("audit", wire.encode_audit(UPDATE).replace(b'"samples":10', b'"samples":-4'), ["-4"]),
         ("audit", b"{", ["audit"]),
-        ("reply", wire.encode_reply(GRADIENT)[:-1], ["Gradient.vector is 7 bytes", "4 for each"]),
-        ("reply", wire.encode_reply(GRADIENT)[:3], ["frame: 3 bytes"]),
-        ("reply", wire.encode_reply(GRADIENT)[:20], ["ends after 20 bytes"]),
         (
             "reply",
-            wire.encode_reply(Failed(WorkerId("w"), MODEL, (7,), "raised")) + b"tail",
+            WIRED[:-1],
+            ["Gradient.vector is 7 bytes", "4 for each"],
+        ),
+        ("reply", WIRED[:3], ["frame: 3 bytes"]),
+        ("reply", WIRED[:20], ["ends after 20 bytes"]),
+        (
+            "reply",
+            wire.encode_reply("digits", Failed(WorkerId("w"), MODEL, (7,), "raised")) + b"tail",
             ["followed by 4 bytes"],
         ),
         (
             "reply",
-            wire.encode_reply(Failed(WorkerId("w"), MODEL, (7,), "raised")).replace(
+            wire.encode_reply("digits", Failed(WorkerId("w"), MODEL, (7,), "raised")).replace(
                 b"raised", b"boring"
             ),
             ["boring", "$.reason"],

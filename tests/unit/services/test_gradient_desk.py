@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from common.core.messages import (
+    MOST_TRACEBACK,
     Batch,
     Failed,
     FailedReason,
@@ -28,10 +29,11 @@ from common.learning.codecs import Codec, make_codec
 from common.learning.fields import Field
 from common.learning.gradients import GradientComputer, GradientSum
 from common.learning.tasks import build_model
+from common.log_lines import fields_of
 from common.metrics.serving import Pulse
 from common.metrics.worker import WorkerMetrics
 from common.telemetry import event_logger
-from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
 from common.testing.counting import CountingTask
 from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
 W = WorkerId("w1")
 MODEL = ModelId(3, 7)
+REPLICA = "c1-4711"
 RECORDS = 10
 WALL_S = 4e9  # later than any time of a test
 IDS = tuple(range(RECORDS))
@@ -58,6 +61,7 @@ class World:
 
     log: MemoryLog
     board: MemoryBoard
+    boards: MemoryBoards
     cache: BatchCache
     desk: GradientDesk
     codec: Codec
@@ -68,16 +72,26 @@ class World:
         """What a scrape sees of the job."""
         return self.metrics.meters.registry.get_sample_value(name, {"job_name": "job", **labels})
 
+    def replies(self, timeout_s: float = 0.0) -> list[Reply]:
+        """What was sent to the leader."""
+        return [reply for _, reply in self.boards.replies(REPLICA).pop(10, timeout_s)]
+
     def order(self, *batches: Batch, number: int = 1, weights: bytes | None = None) -> Reply:
         """Order a gradient, carry it out, and return what came of it."""
         order = Order(W, batches)
-        self.board.post_trigger(UpdateTrigger(TriggerId(3, number), MODEL, (order,), weights))
+        self.board.post_trigger(
+            UpdateTrigger(TriggerId(3, number), MODEL, (order,), weights, REPLICA)
+        )
         self.desk.turn()
-        [reply] = self.board.pop_replies(3, 10, 1.0)
+        [reply] = self.replies(1.0)
         return reply
 
 
-def make_world(poison: int = -1, computer: type[GradientComputer] = GradientComputer) -> World:
+def make_world(
+    poison: int = -1,
+    computer: type[GradientComputer] = GradientComputer,
+    task: CountingTask | None = None,
+) -> World:
     log = MemoryLog()
     log.create_topic("s", 1)
     codec = make_codec("tensor", [Field("id", "int64")])
@@ -85,8 +99,9 @@ def make_world(poison: int = -1, computer: type[GradientComputer] = GradientComp
     for number, value in enumerate(codec.encode({"id": np.array(IDS)})):
         writer.append("s", b"garbage" if number == 4 else value)
     assert writer.flush(1.0)
-    board = MemoryBoard(MemoryRedis(lambda: 0.0), "job")
-    task = CountingTask(RECORDS, poison)
+    redis = MemoryRedis(lambda: 0.0)
+    board, boards = MemoryBoard(redis, "job"), MemoryBoards(redis)
+    task = task or CountingTask(RECORDS, poison)
     cache = BatchCache(1 << 20)
     metrics, tracer = WorkerMetrics(), MemoryTracer()
     desk = GradientDesk(
@@ -103,7 +118,7 @@ def make_world(poison: int = -1, computer: type[GradientComputer] = GradientComp
         wait=lambda _: None,
         round_began=lambda: None,
     )
-    return World(log, board, cache, desk, codec, metrics, tracer)
+    return World(log, board, boards, cache, desk, codec, metrics, tracer)
 
 
 @pytest.fixture
@@ -183,6 +198,46 @@ def test_a_batch_on_which_the_task_raises_is_named_alone() -> None:
     assert failure(world.order(batch(0, 2, offset=1), batch(7, 8, offset=2))) == ("raised", (2,))
 
 
+def test_what_the_task_raises_is_sent_with_its_traceback_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = make_world(poison=7)
+    publish(world)
+    tracebacks = set[str]()
+    for number in range(1, 4):
+        reply = world.order(batch(7, 8, offset=number), number=number)
+        assert isinstance(reply, Failed)
+        assert reply.detail.startswith("ValueError: record 7 is poison (counting.py, line ")
+        assert reply.detail.endswith(", in forward)")
+        assert reply.traceback.endswith("ValueError: record 7 is poison\n")
+        assert len(reply.traceback) <= MOST_TRACEBACK
+        tracebacks.add(reply.traceback)
+    [told] = [fields_of(record) for record in caplog.records]
+    assert tracebacks == {told["traceback"]}
+    assert world.told("doll_gradients_failed_total", reason="raised") == 3
+
+
+class MeanTask(CountingTask):
+    """Forgets that losses are per sample."""
+
+    def losses(self, outputs: torch.Tensor, _records: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """One number."""
+        return outputs.mean()
+
+
+def test_a_mean_instead_of_a_loss_per_sample_is_the_tasks_fault_not_the_batchs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = make_world(task=MeanTask(RECORDS))
+    publish(world)
+    for number in range(1, 4):
+        reply = world.order(batch(0, 2, offset=1), batch(7, 9, offset=2), number=number)
+        assert failure(reply) == ("task", (1, 2))
+        assert isinstance(reply, Failed)
+        assert reply.detail.startswith("losses has shape (): one value per sample is needed, (2,)")
+    assert caplog.messages == ["no_gradient"]
+
+
 def test_a_loss_that_is_not_finite_is_named_with_its_batch(world: World) -> None:
     weights = np.zeros(RECORDS, np.float32)
     weights[9] = np.inf
@@ -193,18 +248,18 @@ def test_a_loss_that_is_not_finite_is_named_with_its_batch(world: World) -> None
 def test_a_desk_that_leaves_gives_back_what_is_not_begun_and_begins_nothing(world: World) -> None:
     orders = (Order(W, (batch(0, 1, offset=1),)), Order(W, (batch(1, 2, offset=2),)))
     publish(world)
-    world.board.post_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, orders))
+    world.board.post_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, orders, None, REPLICA))
     world.desk.turn()
     world.desk.leave()
     world.desk.turn()
-    gradient, farewell = world.board.pop_replies(3, 10, 1.0)
+    gradient, farewell = world.replies(1.0)
     assert used(gradient) == [0]
     assert farewell == Farewell(W, MODEL)
 
 
 def test_a_desk_that_never_heard_of_a_leader_leaves_without_a_word(world: World) -> None:
     world.desk.leave()
-    assert world.board.pop_replies(3, 10, 0.0) == []
+    assert world.replies() == []
 
 
 def test_each_order_is_counted_by_what_came_of_it(world: World) -> None:
@@ -257,11 +312,11 @@ def test_what_is_asked_for_again_while_it_is_slowly_computed_is_computed_once() 
     numbers = iter(range(2, 9))
     AskedAgain.post = staticmethod(
         lambda: world.board.post_trigger(
-            UpdateTrigger(TriggerId(3, next(numbers)), MODEL, (order,))
+            UpdateTrigger(TriggerId(3, next(numbers)), MODEL, (order,), None, REPLICA)
         )
     )
-    world.board.post_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, (order,)))
+    world.board.post_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, (order,), None, REPLICA))
     for _ in range(3):
         world.desk.turn()
 
-    assert [used(reply) for reply in world.board.pop_replies(3, 10, 0.0)] == [[0]]
+    assert [used(reply) for reply in world.replies()] == [[0]]
