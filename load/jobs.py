@@ -1,5 +1,6 @@
 """Many jobs on one coordinator: what they cost, and how workers spread over them.
 
+python load/jobs.py --only idle       # exits 1 where a hundred idle jobs cost too much
 python load/jobs.py --only spread     # exits 1 where a small job waits too long for a worker
 """
 
@@ -16,13 +17,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 from common.errors import UserError
 from common.testing.counting import ENTRYPOINT
 from load import report
+from load.jobs_idle import measure_idle
 from load.jobs_spread import measure_spread
 from load.stack import NotMeasuredError, servers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PARTS = {"spread": measure_spread}
+PARTS = {"idle": measure_idle, "spread": measure_spread}
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
