@@ -1,5 +1,6 @@
 """Many jobs on one coordinator: what they cost, and how workers spread over them.
 
+python load/jobs.py --only idle       # exits 1 where a hundred idle jobs cost too much
 python load/jobs.py --only spread     # exits 1 where a small job waits too long for a worker
 python load/jobs.py --only submit     # exits 1 where `doll job submit` takes long beside many jobs
 """
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 from common.errors import UserError
 from common.testing.counting import ENTRYPOINT
 from load import report
+from load.jobs_idle import IdleFound, measure_idle
 from load.jobs_spread import SpreadFound, measure_spread
 from load.jobs_submit import SubmitFound, measure_submit
 from load.stack import NotMeasuredError, servers
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 
     from load.stack import Servers
 
-PARTS: dict[str, Callable[[Servers, Path, int], SpreadFound | SubmitFound]] = {
+PARTS: dict[str, Callable[[Servers, Path, int], IdleFound | SpreadFound | SubmitFound]] = {
+    "idle": measure_idle,
     "spread": measure_spread,
     "submit": measure_submit,
 }
