@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from common.errors import UserError
 from common.jobs.store import encode_job
 from services.cli.outside import system_of
+from services.cli.requeue import replay, requeue
 from services.cli.watch import watch
 
 if TYPE_CHECKING:
@@ -172,6 +173,8 @@ def delete(context: typer.Context, job: Name) -> None:
 
 
 app.command()(watch)
+app.command()(requeue)
+app.command()(replay)
 
 
 def _want(context: typer.Context, job: str, wanted: Wanted, reason: str) -> None:

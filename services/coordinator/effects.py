@@ -8,6 +8,7 @@ the exchange that all jobs share: its answers come as news.
 from __future__ import annotations
 
 import traceback
+from functools import partial
 from math import inf
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_NO_MODEL = (UserError, MemoryError, SystemExit)  # what a task's code may come to
 INLINE_BYTES = 64 << 10  # a model up to here travels inside its trigger: one round trip less
 UPLOAD_S = 60.0  # for the last checkpoint of a job that ends
 FLUSH_S = 5.0
@@ -281,11 +283,9 @@ class Effects:
                     reason=reason,
                 )
             case do.FindSnapshots(source):
-                self._role = "candidate"
-                yield self._prepared() or self.leadership.find(source)
+                yield from self._find(source)
             case do.RestoreSnapshot(snapshot):
-                self._trainer, self._in_hand = self._new_trainer(), None
-                yield self.leadership.restore(snapshot, self._trainer)
+                yield self._restore(snapshot)
             case do.Begin(epoch, snapshot):
                 self._begin(epoch, snapshot)
             case do.StepDown(reason):
@@ -364,38 +364,40 @@ class Effects:
 
     # --- from candidate to leader, and back ------------------------------------------------------
 
-    def _prepared(self) -> events.CoordinatorEvent | None:
-        """Make the genesis model, where that was not done; what keeps us from it."""
-        if self._make_trainer is not None:
-            return None
-        settings = self._replica.settings
+    def _find(self, source: events.Source) -> Iterator[events.CoordinatorEvent]:
+        """Make the genesis model, where that was not done, and find snapshots."""
+        self._role = "candidate"
         try:
-            self._make_trainer = trainer_of(self._spec, settings.tasks, settings.max_model_mb)
+            if self._make_trainer is None:
+                settings = self._replica.settings
+                self._make_trainer = trainer_of(self._spec, settings.tasks, settings.max_model_mb)
+                self._unable_pause_s = UNABLE_S[0]
         except TaskMissingError as error:
-            return self._unable(str(error))
-        except (UserError, MemoryError, SystemExit) as error:  # what a task's code may come to
-            told = str(error) if isinstance(error, UserError) else type(error).__name__
-            detail = "".join(traceback.format_exception(error)).rstrip()
-            return events.Trouble(f"the model cannot be made: {told}", detail)
-        self._unable_pause_s = UNABLE_S[0]
-        return None
+            self._leave_to_others(str(error))
+        except _NO_MODEL as error:
+            yield _trouble(error)
+        else:
+            yield self.leadership.find(source)
 
-    def _unable(self, reason: str) -> events.CannotLead:
-        """Leave the job to replicas that have its task, for a while."""
+    def _leave_to_others(self, reason: str) -> None:
+        """Give the lease back, and ask for none for a while: other replicas may have the task."""
         self._unable_until = monotonic() + self._unable_pause_s
         self._unable_pause_s = min(2 * self._unable_pause_s, UNABLE_S[1])
         if self._changes("unable", reason):
             self._log.error("job_left_to_others", reason=reason)
-        try:
-            self._board.put_unable(self._replica.name, reason, UNABLE_TTL_S)
-        except UnavailableError as error:
-            self._outage.met(error)
-        return events.CannotLead(reason)
+        self._stand_by()
+        self._release_lease()
+        self._board.put_unable(self._replica.name, reason, UNABLE_TTL_S)
 
-    def _new_trainer(self) -> Trainer:
+    def _restore(self, snapshot: Snapshot) -> events.CoordinatorEvent:
+        """Take the weights of a snapshot in hand."""
         if self._make_trainer is None:
-            raise AssertionError("it is made before snapshots are found")
-        return self._make_trainer()
+            raise AssertionError("the model is made before snapshots are found")
+        try:
+            self._trainer, self._in_hand = self._make_trainer(), None
+        except _NO_MODEL as error:
+            return _trouble(error)
+        return self.leadership.restore(snapshot, self._trainer)
 
     def _begin(self, epoch: int, snapshot: Snapshot) -> None:
         self._role, self._make_trainer = "leader", None
@@ -419,11 +421,13 @@ class Effects:
 
     def _append(self, record: AuditRecord) -> Iterator[events.CoordinatorEvent]:
         """Write a decision; one that cannot be written must not be believed."""
+        delivered = partial(self._delivered, record) if isinstance(record, Lead) else None
         try:
-            self._writer.append(updates_topic(self._job), wire.encode_audit(record))
+            self._writer.append(
+                updates_topic(self._job), wire.encode_audit(record), on_delivered=delivered
+            )
         except UnavailableError as error:
-            self._log.warning("decision_not_written", reason=str(error))
-            yield events.CannotLead(f"a decision could not be written: {error}")
+            yield events.AttemptFailed(f"a decision could not be written: {error}")
             return
         except UnknownTopicError:
             yield events.Trouble(missing(updates_topic(self._job)))
@@ -435,6 +439,9 @@ class Effects:
                 version=record.base.version,
                 after=record.after,
             )
+
+    def _delivered(self, lead: Lead, _offset: int) -> None:
+        self.leadership.hear(self.leadership.number, events.LeadDelivered(lead.candidate))
 
     # --- what a leader leaves --------------------------------------------------------------------
 
@@ -530,3 +537,9 @@ class Effects:
         """A step apart has failed; for any thread."""
         self._fault = fault
         self._wake()
+
+
+def _trouble(error: BaseException) -> events.Trouble:
+    told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    detail = "".join(traceback.format_exception(error)).rstrip()
+    return events.Trouble(f"the model cannot be made: {told}", detail)

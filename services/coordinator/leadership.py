@@ -139,7 +139,7 @@ class Leadership:
         try:
             found = self._snapshots(source)
             self._check_logs(found)
-            begin = min((stored.snapshot.updates_position for stored in found), default=None)
+            begin = min((stored.snapshot.reads_from for stored in found), default=None)
             updates, position = self._read_updates(begin)
         except UnknownTopicError as error:
             return events.Trouble(self._missing(str(error)))
@@ -214,6 +214,8 @@ class Leadership:
             weights = stored.trainer()
         except CorruptError:  # the store has told why
             return events.SnapshotTorn(snapshot)
+        except UnavailableError as error:
+            return events.AttemptFailed(f"{stored.title} cannot be read now: {error}")
         try:
             if weights:
                 trainer.restore(weights)

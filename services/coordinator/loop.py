@@ -196,6 +196,8 @@ def protocol_settings(record: JobRecord) -> CoordinatorSettings:
         on_missing=spec.on_missing,
         deadline_floor_s=spec.deadline_floor_s,
         strikes=spec.strikes,
+        poison_in_a_row=spec.poison_in_a_row,
+        poison_share=spec.poison_share,
         stop_updates=spec.stop.updates,
         stop_loss=spec.stop.loss,
         stop_at=None

@@ -91,6 +91,8 @@ def test_bounds_follow_what_is_appended_and_what_expires(rig: Rig, fresh: str) -
     assert rig.log.bounds(partition) == Bounds(0, 10)
     rig.expire(partition, 4)
     assert rig.log.bounds(partition) == Bounds(4, 10)
+    assert rig.log.starts([partition]) == {partition: 4}
+    assert rig.log.ends([partition]) == {partition: 10}
 
 
 def test_a_position_by_time_is_the_first_record_that_is_not_older(rig: Rig, fresh: str) -> None:

@@ -36,7 +36,7 @@ def test_workers_of_a_drained_job_go_to_one_with_a_backlog_and_a_pinned_one_stay
     second = make(name="spread-second", records=20_000, seconds=SLOW_S)
     first.start("coordinator", "c1")
     for name in sorted(FREE):
-        first.start("worker", name, job=None)
+        first.start_free_worker(name)
     first.start("worker", PINNED)
     first.produce(400)
     await_condition(first.drained, "the first job is drained")

@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from contextlib import closing, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition, cimpl
 from confluent_kafka.admin import AdminClient
@@ -47,7 +47,7 @@ _METADATA_RETRY_S = 0.02
 # Waits of the first questions: brokers that do not let us in say so within half a second or, where
 # all are busy, two.
 _FIRST_WAITS_S = (1.0, 2.0)
-_ENDS_S = 0.5  # for a leader to be elected; who asks for many waits no longer for one of them
+_OFFSETS_S = 0.5  # for a leader to be elected; who asks for many waits no longer for one of them
 
 
 class KafkaLog:
@@ -144,17 +144,15 @@ class KafkaLog:
         Raises:
             UnavailableError: If the broker is away.
         """
-        ends: Positions = {}
-        left, until = set(partitions), time.monotonic() + _ENDS_S
-        self._meet_admin({place.topic for place in left})
-        while left:
-            away = self._ask_ends(left, ends)
-            if away is not None and not ends:
-                raise as_ours(away, f"ends of {len(left)} partitions")
-            if away is None or time.monotonic() > until:
-                break
-            time.sleep(_METADATA_RETRY_S)
-        return ends
+        return self._offsets("end", partitions)
+
+    def starts(self, partitions: Collection[Partition]) -> Positions:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+        return self._offsets("start", partitions)
 
     def stream(
         self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
@@ -238,20 +236,36 @@ class KafkaLog:
                     self._admin_met = True
                 return
 
-    def _ask_ends(self, left: set[Partition], ends: Positions) -> KafkaError | None:
-        """Move those that are known from `left` to `ends`, and leave those out that do not exist.
+    def _offsets(
+        self, which: Literal["start", "end"], partitions: Collection[Partition]
+    ) -> Positions:
+        found: Positions = {}
+        left, until = set(partitions), time.monotonic() + _OFFSETS_S
+        self._meet_admin({place.topic for place in left})
+        while left:
+            why = self._ask_offsets(which, left, found)
+            if why is not None and not found:
+                raise as_ours(why, f"{which}s of {len(left)} partitions")
+            if why is None or time.monotonic() > until:
+                break
+            time.sleep(_METADATA_RETRY_S)
+        return found
+
+    def _ask_offsets(
+        self, which: Literal["start", "end"], left: set[Partition], found: Positions
+    ) -> KafkaError | None:
+        """Move those that are known from `left` to `found`; leave those out that do not exist.
 
         Returns:
             Why one is still left, if one is.
         """
         why: KafkaError | None = None
-        timeout_s = self._settings.request_timeout_s
-        question = OffsetsQuestion(self._admin, left, "end", timeout_s)
-        for partition, found in question.answers().items():
-            if isinstance(found, int):
-                ends[partition] = found
-            elif not self._is_missing(partition, found):
-                why = found  # such as a leader that was elected this moment
+        question = OffsetsQuestion(self._admin, left, which, self._settings.request_timeout_s)
+        for partition, answer in question.answers().items():
+            if isinstance(answer, int):
+                found[partition] = answer
+            elif not self._is_missing(partition, answer):
+                why = answer  # such as a leader that was elected this moment
                 continue
             left.discard(partition)
         return why

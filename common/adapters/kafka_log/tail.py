@@ -25,6 +25,7 @@ from common.adapters.kafka_log.client import (
     Complaints,
     arrival_s,
     as_ours,
+    cause_of,
     made,
     place_of,
 )
@@ -270,8 +271,8 @@ class _TailConsumer:
         fault: OutsideError = OutsideError("the log was closed while somebody read from it")
         try:
             self._read_on()
-        except OutsideError as error:  # nothing that this client can recover from
-            fault = error
+        except KafkaException as raised:  # nothing that this client can recover from
+            fault = OutsideError(f"reading: {cause_of(raised)}")
         finally:  # whatever happened: nobody may wait for ever
             with self._lock:
                 self._ending = True
@@ -290,7 +291,6 @@ class _TailConsumer:
             if messages:
                 messages += self._client.consume(_MANY_RECORDS, 0)
             self._distribute(cast("list[Record]", messages))
-            self._complaints.raise_fatal("reading")
             self._tell_trouble()
             self._examine()
 
