@@ -68,6 +68,8 @@ class JobSpec(Part):
     memory_mib: Count = 256  # of batches that a worker keeps decoded; past it only addresses stay
     deadline_floor_s: Positive = 0.5  # shortest time that a worker gets for its part of an update
     strikes: Count = 5  # deaths, errors or non-finite results of a batch alone, until quarantine
+    # Skipped or quarantined, of the last 10,000 records: above it the job's state is "degraded".
+    degraded_share: float = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     autocast: bool = False
     provisioning: ProvisioningSpec | None = None

@@ -367,6 +367,12 @@ class Board(Protocol):
     def is_leased(self) -> bool:
         """Whether anybody holds the lease: what somebody who only looks may know of leaders."""
 
+    def put_unable(self, replica: str, reason: str, ttl_s: float) -> None:
+        """Say for `ttl_s` why a coordinator leaves the job to others; an empty reason: it can."""
+
+    def unable(self) -> dict[str, str]:
+        """Why coordinators leave the job to others, by their names."""
+
     def put_snapshot(self, epoch: int, data: bytes) -> None:
         """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
 

@@ -289,6 +289,35 @@ class RedisBoard:
         """Whether anybody holds the lease: what somebody who only looks may know of leaders."""
         return bool(self._server.ask(("EXISTS", self._keys + "lease"))[0])
 
+    # --- who cannot lead -------------------------------------------------------------------------
+
+    def put_unable(self, replica: str, reason: str, ttl_s: float) -> None:
+        """Say for `ttl_s` why a coordinator leaves the job to others; an empty reason: it can."""
+        key, index = self._unable(replica), self._keys + "unable"
+        if reason:
+            self._server.ask(
+                ("SET", key, reason, "PX", _milliseconds(ttl_s)), ("SADD", index, replica)
+            )
+        else:
+            self._server.ask(("UNLINK", key), ("SREM", index, replica))
+
+    def unable(self) -> dict[str, str]:
+        """Why coordinators leave the job to others, by their names."""
+        index = self._keys + "unable"
+        names = sorted(self._members(index, bytes.decode))
+        if not names:
+            return {}
+        reasons = self._server.ask(("MGET", *map(self._unable, names)))[0]
+        found = dict(zip(names, reasons, strict=True))
+        gone = [name for name, reason in found.items() if reason is None]
+        if gone:  # one that says so again right now says it once more, long before it runs out
+            self._server.ask(("SREM", index, *gone))
+        return {
+            name: reason.decode(errors="replace")
+            for name, reason in found.items()
+            if reason is not None
+        }
+
     # --- snapshots -------------------------------------------------------------------------------
 
     def put_snapshot(self, epoch: int, data: bytes) -> None:
@@ -326,6 +355,9 @@ class RedisBoard:
 
     def _alive(self, worker: WorkerId) -> str:
         return f"{self._keys}alive:{worker}"
+
+    def _unable(self, replica: str) -> str:
+        return f"{self._keys}unable:{replica}"
 
     def _snapshot(self, epoch: int) -> str:
         return f"{self._keys}snapshot:{epoch}"

@@ -39,6 +39,7 @@ class Notices:
     standing: bytes | None = None
     beats: dict[WorkerId, tuple[str, float]] = field(default_factory=dict)  # status, until when
     lease: tuple[str, float] | None = None  # holder, until when
+    unable: dict[str, tuple[str, float]] = field(default_factory=dict)  # reason, until when
     snapshots: dict[int, bytes] = field(default_factory=dict)  # by epoch
 
 
@@ -226,6 +227,21 @@ class MemoryBoard:
         with self._server.changed:
             lease = self._notices().lease
             return lease is not None and self._server.clock() < lease[1]
+
+    def put_unable(self, replica: str, reason: str, ttl_s: float) -> None:
+        """Say for `ttl_s` why a coordinator leaves the job to others; an empty reason: it can."""
+        with self._server.changed:
+            unable = self._notices().unable
+            unable.pop(replica, None)
+            if reason:
+                unable[replica] = reason, self._server.clock() + ttl_s
+
+    def unable(self) -> dict[str, str]:
+        """Why coordinators leave the job to others, by their names."""
+        with self._server.changed:
+            now = self._server.clock()
+            unable = self._notices().unable
+            return {name: reason for name, (reason, until) in unable.items() if now < until}
 
     def put_snapshot(self, epoch: int, data: bytes) -> None:
         """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import HTTPConnection
 
+    from common.book import Unreadable
     from common.config import Settings
     from common.jobs.store import JobBook, JobRecord
     from common.keys import Keys
@@ -80,6 +81,11 @@ class Service:
     def jobs(self) -> Mapping[str, JobRecord]:
         """All jobs by name, as last read."""
         return self._books.jobs
+
+    @property
+    def unreadable(self) -> Mapping[str, Unreadable]:
+        """Records of jobs that do not parse, as last read, by their keys."""
+        return self._books.unreadable
 
     @property
     def keys(self) -> Keys:

@@ -266,7 +266,7 @@ class Effects:
             if record is None or record.wanted == "stopped":
                 return
             if record.revision == revision:
-                self._book.want(self._job, "stopped", reason)
+                self._book.finish(self._job, reason)
             else:  # its deadline may be another: whoever begins with it anew decides
                 self._log.info("job_goes_on", reason="it was changed meanwhile")
         except ConflictError as error:  # likewise

@@ -49,8 +49,13 @@ def test_a_job_is_created_with_all_defaults_and_where_it_begins(world: World) ->
     assert told["spec"]["strikes"] == 5
     places = [("clinic-a", 0), ("clinic-a", 1), ("clinic-b", 0), ("clinic-b", 1)]
     assert told["first"] == [[stream, partition, 0] for stream, partition in places]
-    shown = world.get("/v1/jobs/digits")
-    assert shown | {"progress": None} == told | {"progress": None}
+    assert (told["state"], told["why"]) == (
+        "waiting for a coordinator",
+        "nobody has looked at it yet",
+    )
+    shown, seen = world.get("/v1/jobs/digits"), {"progress": None, "why": ""}
+    assert shown | seen == told | seen
+    assert shown["why"] == "nobody leads digits yet: `doll coordinator` starts one"
     assert JobBook(world.log).get("digits").spec.task.name == "image-classifier"
 
 
@@ -217,7 +222,7 @@ def test_jobs_are_listed_by_name_page_by_page(world: World) -> None:
         after = page["next"]
     assert found == names
     assert [job["id"] for job in world.get("/v1/jobs?wanted=paused")["jobs"]] == ["b"]
-    assert world.get("/v1/jobs?after=e") == {"jobs": [], "next": None}
+    assert world.get("/v1/jobs?after=e") == {"jobs": [], "unreadable": [], "next": None}
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x", "wanted=happy"])
