@@ -28,6 +28,13 @@ OUT_OF_RANGE = frozenset(
         KafkaError.OFFSET_OUT_OF_RANGE,
     }
 )
+UNKNOWN = frozenset(  # said of a partition by a broker, or by the client after it has asked one
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 -- likewise
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 -- likewise
+    }
+)
 _REFUSED = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -78,6 +85,11 @@ class Record(Protocol):
 def arrival_s(record: Record) -> float:
     """The record's timestamp in Kafka."""
     return record.timestamp()[1] / 1e3
+
+
+def place_of(record: Record) -> tuple[str, int]:
+    """Topic and partition that a message is in, or about."""
+    return record.topic(), record.partition()
 
 
 def as_ours(error: KafkaError, doing: str) -> OutsideError:

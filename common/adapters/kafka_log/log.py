@@ -1,4 +1,8 @@
-"""Kafka as the `Log` port: topics and their bounds, and the makers of readers and writers."""
+"""Kafka as the `Log` port: topics and their bounds, and the makers of readers and writers.
+
+However many tails and writers a process has, it has one consumer for all tails, one producer for
+all writers, one client that asks about topics, and one that makes them and asks about many at once.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +13,34 @@ from contextlib import closing, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition, cimpl
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
-from common.adapters.kafka_log.client import Complaints, as_ours, cause_of, made
+from common.adapters.kafka_log.client import UNKNOWN, Complaints, as_ours, cause_of, made
+from common.adapters.kafka_log.offsets import OffsetsQuestion
 from common.adapters.kafka_log.settings import client_properties, reader_properties
 from common.adapters.kafka_log.spans import KafkaSpanReader
 from common.adapters.kafka_log.stream import KafkaStreamReader
-from common.adapters.kafka_log.tail import KafkaTail
-from common.adapters.kafka_log.writer import KafkaWriter
+from common.adapters.kafka_log.tail import Tails
+from common.adapters.kafka_log.writer import KafkaWriter, SharedProducer
 from common.core.spans import Partition, Span
 from common.errors import ExpiredError, UnavailableError, UnknownTopicError
-from common.ports import Bounds
+from common.ports import WRITER_BYTES, Bounds, NewTopic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from confluent_kafka.admin._metadata import TopicMetadata
 
     from common.adapters.kafka_log.settings import KafkaSettings
+    from common.adapters.kafka_log.tail import KafkaTail
+    from common.core.messages import Positions
 
 _METADATA_RETRY_S = 0.02
 # Waits of the first questions: brokers that do not let us in say so within half a second or, where
 # all are busy, two.
 _FIRST_WAITS_S = (1.0, 2.0)
+_ENDS_S = 0.5  # for a leader to be elected; who asks for many waits no longer for one of them
 
 
 class KafkaLog:
@@ -44,23 +51,32 @@ class KafkaLog:
         self._lock = threading.Lock()  # two threads must not both make the client
         self._complaints = Complaints()
         self._let_in = False  # a broker has answered
+        self._admin_met = False  # likewise, of the other client
+        self._tails = Tails(settings, lambda: self._admin)
+        self._producer: SharedProducer | None = None
 
     def create_topic(
         self, topic: str, partitions: int, *, kept_forever: bool = False, compacted: bool = False
     ) -> None:
+        """See the port."""
+        self.create_topics([NewTopic(topic, partitions, kept_forever, compacted)])
+
+    def create_topics(self, wanted: Sequence[NewTopic]) -> None:
         """See the port.
 
         Raises:
             UnavailableError: If the broker is away.
             OutsideError: If the broker refuses, or does not let us in.
         """
+        missing = [topic for topic in wanted if not self._exists(topic.name)]
+        if not missing:
+            return
         if self._settings.topic_maker is not None:
-            self._settings.topic_maker(topic, partitions)
+            for topic in missing:
+                self._settings.topic_maker(topic.name, topic.partitions)
         else:
-            if not self._let_in:
-                self._metadata(topic, f"creating topic {topic}")  # the client below would only wait
-            self._create_by_admin(topic, partitions, kept_forever=kept_forever, compacted=compacted)
-        self._await_topic(topic)
+            self._create(missing)
+        self._await_topics({topic.name for topic in missing})
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
         """See the port.
@@ -115,6 +131,24 @@ class KafkaLog:
             raise as_ours(found.error, f"position in {partition} by time")
         return found.offset if found.offset >= 0 else bounds.end
 
+    def ends(self, partitions: Collection[Partition]) -> Positions:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+        ends: Positions = {}
+        left, until = set(partitions), time.monotonic() + _ENDS_S
+        self._meet_admin({place.topic for place in left})
+        while left:
+            away = self._ask_ends(left, ends)
+            if away is not None and not ends:
+                raise as_ours(away, f"ends of {len(left)} partitions")
+            if away is None or time.monotonic() > until:
+                break
+            time.sleep(_METADATA_RETRY_S)
+        return ends
+
     def stream(
         self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
     ) -> KafkaStreamReader:
@@ -125,13 +159,40 @@ class KafkaLog:
         """See the port."""
         return KafkaSpanReader(self._settings)
 
-    def tail(self, partition: Partition, position: int) -> KafkaTail:
+    def tail(
+        self, partition: Partition, position: int, on_ready: Callable[[], None] | None = None
+    ) -> KafkaTail:
         """See the port."""
-        return KafkaTail(self._settings, partition, position)
+        return self._tails.open(partition, position, on_ready)
 
-    def writer(self) -> KafkaWriter:
+    def writer(
+        self,
+        *,
+        waits: bool = True,
+        max_bytes: int = WRITER_BYTES,
+        on_ready: Callable[[], None] | None = None,
+    ) -> KafkaWriter:
         """See the port."""
-        return KafkaWriter(self._settings, self.partitions)
+        with self._lock:
+            if self._producer is None or self._producer.fault is not None:
+                self._producer = SharedProducer(self._settings)
+            producer = self._producer
+        return KafkaWriter(
+            producer,
+            self._settings,
+            self.partitions,
+            waits=waits,
+            max_bytes=max_bytes,
+            on_ready=on_ready,
+        )
+
+    def close(self) -> None:
+        """See the port."""
+        self._tails.close()
+        with self._lock:
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
 
     @property
     def _client(self) -> Consumer:
@@ -143,6 +204,50 @@ class KafkaLog:
         # A consumer, because a producer's questions may create topics.
         properties = reader_properties(self._settings) | {"error_cb": self._complaints}
         return made(Consumer, properties)
+
+    @property
+    def _admin(self) -> AdminClient:
+        with self._lock:
+            return self._made_admin
+
+    @cached_property
+    def _made_admin(self) -> AdminClient:
+        return made(AdminClient, client_properties(self._settings))
+
+    def _exists(self, topic: str) -> bool:
+        try:
+            return bool(self.partitions(topic))
+        except UnknownTopicError:
+            return False
+
+    def _meet_admin(self, topics: Collection[str]) -> None:
+        """Let the admin client find the brokers: by itself, its first question takes 3 s."""
+        if self._admin_met:
+            return
+        for topic in topics:
+            if self._exists(topic):  # or asking for it would create it
+                with suppress(KafkaException):
+                    self._admin.list_topics(topic, timeout=self._settings.request_timeout_s)
+                    self._admin_met = True
+                return
+
+    def _ask_ends(self, left: set[Partition], ends: Positions) -> KafkaError | None:
+        """Move those that are known from `left` to `ends`, and leave those out that do not exist.
+
+        Returns:
+            Why one is still left, if one is.
+        """
+        why: KafkaError | None = None
+        timeout_s = self._settings.request_timeout_s
+        question = OffsetsQuestion(self._admin, left, "end", timeout_s)
+        for partition, found in question.answers().items():
+            if isinstance(found, int):
+                ends[partition] = found
+            elif found.code() not in UNKNOWN:  # such as a leader that was elected this moment
+                why = found
+                continue
+            left.discard(partition)
+        return why
 
     def _metadata(self, topic: str, doing: str) -> TopicMetadata:
         """Ask about a topic; at first not for long, to hear early who does not let us in."""
@@ -166,41 +271,45 @@ class KafkaLog:
         found: TopicMetadata = metadata.topics[topic]
         return found
 
-    def _create_by_admin(
-        self, topic: str, partitions: int, *, kept_forever: bool, compacted: bool
-    ) -> None:
-        config = {
-            **({"retention.ms": "-1"} if kept_forever else {}),
-            **({"cleanup.policy": "compact"} if compacted else {}),
-        }
-        admin = made(AdminClient, client_properties(self._settings))
-        wanted = NewTopic(
-            topic,
-            num_partitions=partitions,
-            replication_factor=self._settings.replication_factor,
-            config=config,
+    def _create(self, wanted: Sequence[NewTopic]) -> None:
+        answers = self._admin.create_topics(
+            [
+                cimpl.NewTopic(
+                    topic.name,
+                    num_partitions=topic.partitions,
+                    replication_factor=self._settings.replication_factor,
+                    config={
+                        **({"retention.ms": "-1"} if topic.kept_forever else {}),
+                        **({"cleanup.policy": "compact"} if topic.compacted else {}),
+                    },
+                )
+                for topic in wanted
+            ],
+            request_timeout=self._settings.request_timeout_s,
         )
-        answers = admin.create_topics([wanted], request_timeout=self._settings.request_timeout_s)
-        try:
-            answers[topic].result()
-        except KafkaException as raised:
-            error = cause_of(raised)
-            if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise as_ours(error, f"creating topic {topic}") from raised
+        for topic, answer in answers.items():
+            try:
+                answer.result()
+            except KafkaException as raised:
+                error = cause_of(raised)
+                if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:  # since a moment
+                    raise as_ours(error, f"creating topic {topic}") from raised
 
-    def _await_topic(self, topic: str) -> None:
-        """Wait until every partition of a topic can be asked for its bounds."""
+    def _await_topics(self, topics: Collection[str]) -> None:
+        """Wait until all partitions of new topics can be asked for their ends."""
         deadline = time.monotonic() + self._settings.request_timeout_s
         while True:
             try:
-                for partition in self.partitions(topic):
-                    self.bounds(partition)
-            except (UnknownTopicError, UnavailableError) as error:
-                if time.monotonic() > deadline:
-                    raise UnavailableError(f"topic {topic} was made but is not usable") from error
-                time.sleep(_METADATA_RETRY_S)
-            else:
+                places = {place for topic in topics for place in self.partitions(topic)}
+                missing: Collection[object] = places - self.ends(places).keys()
+            except (UnknownTopicError, UnavailableError):
+                missing = topics
+            if not missing:
                 return
+            if time.monotonic() > deadline:
+                names = ", ".join(sorted(map(str, missing)))
+                raise UnavailableError(f"made, but not usable yet: {names}")
+            time.sleep(_METADATA_RETRY_S)
 
     def _search_time(self, partition: Partition, bounds: Bounds, timestamp_s: float) -> int:
         """Find a position by reading single records; their timestamps must not go back."""

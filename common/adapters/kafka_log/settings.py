@@ -34,8 +34,7 @@ class KafkaSettings:
     # A fetch waits so long for new records, and what is placed or resumed meanwhile waits for it;
     # Kafka's default is 500. The embedded broker needs 10: it does not wake a waiting fetch.
     fetch_wait_ms: int = 100
-    prefetch_kb: int = 16_384  # bounds the memory of each reader
-    send_queue_kb: int = 65_536  # bounds the memory of each writer
+    prefetch_kb: int = 16_384  # bounds the memory of each consumer
     linger_ms: float = 1.0
     close_timeout_s: float = 5.0  # a writer that closes waits so long for the broker
     request_timeout_s: float = 10.0  # metadata, bounds, creation of topics
@@ -80,6 +79,16 @@ def reader_properties(settings: KafkaSettings) -> dict[str, Any]:
     }
 
 
+def tail_properties(settings: KafkaSettings) -> dict[str, Any]:
+    """Properties of the consumer that all tails share."""
+    return {
+        **reader_properties(settings),
+        # A topic that is gone is not taken for one that is about to appear for so long; what is
+        # said of it then is looked into. The default is 30 s.
+        "topic.metadata.propagation.max.ms": 10_000,
+    }
+
+
 def member_properties(
     settings: KafkaSettings, group: str, member: str, *, hold: bool
 ) -> dict[str, Any]:
@@ -109,7 +118,9 @@ def writer_properties(settings: KafkaSettings) -> dict[str, Any]:
         "acks": "all",
         "message.timeout.ms": 0,  # for ever: an indicator of unknown fate is never given up
         "linger.ms": settings.linger_ms,
-        "queue.buffering.max.kbytes": settings.send_queue_kb,
+        # Each writer has a bound of its own: one that is full must not stop the others.
+        "queue.buffering.max.kbytes": 2_147_483_647,
+        "queue.buffering.max.messages": 0,
         "partitioner": "murmur2_random",  # what Java clients do with a key
         "sticky.partitioning.linger.ms": 0,  # without a key: spread record by record
     }

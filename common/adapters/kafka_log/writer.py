@@ -1,46 +1,137 @@
-"""Appends records: idempotent, in order, retried for ever, and never wrong about what arrived."""
+"""Appends records: idempotent, in order, retried for ever, and never wrong about what arrived.
+
+All writers of a process share one producer. Its thread runs the client's callbacks, which only put
+down whose record arrived where; each writer runs what is due of its own.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from common.adapters.kafka_log.client import Complaints, cause_of, made
 from common.adapters.kafka_log.settings import writer_properties
-from common.errors import DeliveryError
+from common.errors import DeliveryError, OutsideError, RecordTooLargeError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from confluent_kafka import KafkaError, Message
+    from confluent_kafka import Message
 
     from common.adapters.kafka_log.settings import KafkaSettings
 
 _LOGGER = logging.getLogger(__name__)
 
 _ANY_PARTITION = -1  # the client's number for "let the partitioner choose"
-_FULL_QUEUE_WAIT_S = 0.1
+_SERVE_S = 0.05  # how late the thread notices that it shall end
+_RECORD_BYTES = 200  # that the client keeps of a record besides its key, value and headers
+
+
+class SharedProducer:
+    """One producer and its thread; ended by `close`, or by a fault that it cannot recover from."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self.fault: DeliveryError | None = None  # of all of its writers
+        self._close_timeout_s = settings.close_timeout_s
+        self._complaints = Complaints()
+        self.client = made(Producer, writer_properties(settings) | {"error_cb": self._complaints})
+        self._moved = set[KafkaWriter]()  # whose records were reported since the last look
+        self._writers = set[KafkaWriter]()
+        self._lock = threading.Lock()  # guards the set of writers
+        self._ending = False
+        self._thread = threading.Thread(target=self._serve, name="kafka-producer", daemon=True)
+        self._thread.start()
+
+    def add(self, writer: KafkaWriter) -> None:
+        """Tell this writer of a fault."""
+        with self._lock:
+            self._writers.add(writer)
+
+    def drop(self, writer: KafkaWriter) -> None:
+        """Tell this writer nothing more."""
+        with self._lock:
+            self._writers.discard(writer)
+
+    def reported(self, writer: KafkaWriter) -> None:
+        """One of this writer's records has been reported; called by the client, in the thread."""
+        self._moved.add(writer)
+
+    def close(self) -> None:
+        """Give up what does not arrive soon, and end the thread."""
+        left: int = self.client.flush(self._close_timeout_s)
+        if left:
+            _LOGGER.warning("producer_closed_with_undelivered_records count=%d", left)
+            self.client.purge()
+        self._ending = True
+        self._thread.join()
+        self._fail(DeliveryError("the log was closed while somebody wrote to it"))
+
+    def _serve(self) -> None:
+        while not self._ending and self.fault is None:
+            self.client.poll(_SERVE_S)
+            moved, self._moved = self._moved, set()
+            for writer in moved:
+                writer.tell()
+            try:
+                self._complaints.raise_fatal("writing")
+            except OutsideError as error:
+                self._fail(DeliveryError(str(error)))
+                self.client.purge()
+        self.client.poll(0)
+
+    def _fail(self, fault: DeliveryError) -> None:
+        self.fault = fault
+        with self._lock:
+            writers = tuple(self._writers)
+        for writer in writers:
+            writer.tell()
 
 
 class KafkaWriter:
-    """The `Writer` port on a producer.
+    """The `Writer` port: its own count, callbacks and failure, on a producer that others share.
 
     Args:
-        settings: Where Kafka is.
+        producer: The shared one.
+        settings: How patient to be.
         check_topic: Raises where a topic does not exist; a producer would ask the broker to create
             it. Called once per topic.
+        waits: Whether `append` waits for room.
+        max_bytes: Room for undelivered records.
+        on_ready: Called by the producer's thread when `poll` has something to do.
     """
 
-    def __init__(self, settings: KafkaSettings, check_topic: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        producer: SharedProducer,
+        settings: KafkaSettings,
+        check_topic: Callable[[str], object],
+        *,
+        waits: bool,
+        max_bytes: int,
+        on_ready: Callable[[], None] | None,
+    ) -> None:
+        self._producer = producer
         self._close_timeout_s = settings.close_timeout_s
         self._check_topic = check_topic
+        self._waits = waits
+        self._max_bytes = max_bytes
+        self._on_ready = on_ready
         self._checked: set[str] = set()
+        # The first of each pair is changed by this writer's thread only, the second by the
+        # producer's.
+        self._appended = self._reported = 0
+        self._appended_bytes = self._reported_bytes = 0
+        self._due = deque["Callable[[], None]"]()
         self._failure: DeliveryError | None = None
-        self._complaints = Complaints()
-        properties = writer_properties(settings) | {"error_cb": self._complaints}
-        self._client = made(Producer, properties)
+        self._news = threading.Event()
+        producer.add(self)
 
     def append(
         self,
@@ -51,39 +142,44 @@ class KafkaWriter:
         key: bytes | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
         on_delivered: Callable[[int], None] | None = None,
+        on_failed: Callable[[DeliveryError], None] | None = None,
     ) -> None:
         """See the port.
 
         Raises:
-            DeliveryError: If this record or an earlier one can not be delivered.
+            RecordTooLargeError: If no topic takes so large a record.
+            DeliveryError: If an earlier record can not be delivered.
             UnknownTopicError: If there is no such topic.
-            UnavailableError: If the broker is away and the topic has never been seen.
+            UnavailableError: If the broker is away and the topic has never been seen, or if there
+                is no room and this writer does not wait.
         """
         self._raise_failure()
         if topic not in self._checked:
             self._check_topic(topic)
             self._checked.add(topic)
-        while True:
-            try:
-                self._client.produce(
-                    topic,
-                    value,
-                    key,
-                    _ANY_PARTITION if partition is None else partition,
-                    self._reporter(on_delivered),
-                    headers=list(headers) or None,
-                )
-            except BufferError:
-                self._client.poll(_FULL_QUEUE_WAIT_S)
-                self._raise_failure()
-            except KafkaException as raised:
-                raise DeliveryError(f"{topic} refuses a record: {cause_of(raised)}") from raised
-            else:
-                return
+        size = _RECORD_BYTES + len(value or b"") + len(key or b"")
+        size += sum(len(name) + len(content) for name, content in headers)
+        self._await_room(topic, size)
+        self._appended += 1  # before the report of it may come
+        self._appended_bytes += size
+        try:
+            self._producer.client.produce(
+                topic,
+                value,
+                key,
+                _ANY_PARTITION if partition is None else partition,
+                partial(self._report, size, on_delivered, on_failed),
+                headers=list(headers) or None,
+            )
+        except KafkaException as raised:
+            self._appended -= 1
+            self._appended_bytes -= size
+            raise _refusal(topic, cause_of(raised)) from raised
 
     def poll(self) -> None:
         """See the port."""
-        self._client.poll(0)
+        while self._due:
+            self._due.popleft()()
         self._raise_failure()
 
     def flush(self, timeout_s: float) -> bool:
@@ -92,36 +188,74 @@ class KafkaWriter:
         Raises:
             DeliveryError: If a record's delivery failed for good.
         """
-        left: int = self._client.flush(timeout_s)
-        self._raise_failure()
-        return left == 0
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._news.clear()
+            appended = self._appended
+            reported = appended == self._reported
+            self.poll()  # whose callbacks may append
+            if reported and appended == self._appended:
+                return True
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._news.wait(left_s)
 
     def close(self) -> None:
         """See the port; what is not delivered within the settings' time is given up and logged."""
-        left: int = self._client.flush(self._close_timeout_s)
+        with suppress(DeliveryError):
+            self.flush(self._close_timeout_s)
+        left = self._appended - self._reported
         if left:
             _LOGGER.warning("writer_closed_with_undelivered_records count=%d", left)
-            self._client.purge()
-            self._client.flush(self._close_timeout_s)
+        self._producer.drop(self)
 
-    def _reporter(
-        self, on_delivered: Callable[[int], None] | None
-    ) -> Callable[[KafkaError | None, Message], None]:
-        if on_delivered is None:
-            return self._report
+    def tell(self) -> None:
+        """Wake whoever waits for reports; called by the producer's thread."""
+        self._news.set()
+        if self._on_ready is not None and (self._due or self._failure or self._producer.fault):
+            self._on_ready()
 
-        def report(error: KafkaError | None, message: Message) -> None:
-            self._report(error, message)
-            if error is None:
-                on_delivered(cast("int", message.offset()))  # a delivered message has one
+    def _await_room(self, topic: str, size: int) -> None:
+        while True:
+            self._news.clear()
+            queued = self._appended_bytes - self._reported_bytes
+            if queued == 0 or queued + size <= self._max_bytes:
+                return
+            if not self._waits:
+                raise UnavailableError(
+                    f"{topic}: Kafka has not taken {queued} bytes that were written before"
+                )
+            self._news.wait()
+            self._raise_failure()
 
-        return report
-
-    def _report(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None and self._failure is None:
-            self._failure = DeliveryError(f"a record for {message.topic()} is lost: {error}")
+    def _report(
+        self,
+        size: int,
+        on_delivered: Callable[[int], None] | None,
+        on_failed: Callable[[DeliveryError], None] | None,
+        error: KafkaError | None,
+        message: Message,
+    ) -> None:
+        """What became of a record; called by the client, in the producer's thread."""
+        if error is None:
+            if on_delivered is not None:  # a delivered message has an offset
+                self._due.append(partial(on_delivered, cast("int", message.offset())))
+        elif on_failed is not None:
+            self._due.append(partial(on_failed, _refusal(str(message.topic()), error)))
+        elif self._failure is None:
+            self._failure = _refusal(str(message.topic()), error)
+        self._reported += 1
+        self._reported_bytes += size
+        self._producer.reported(self)
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        self._complaints.raise_fatal("writing")
+        failure = self._failure or self._producer.fault
+        if failure is not None:
+            raise failure
+
+
+def _refusal(topic: str, error: KafkaError) -> DeliveryError:
+    if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        return RecordTooLargeError(f"{topic} does not take so large a record: {error.str()}")
+    return DeliveryError(f"a record for {topic} is lost: {error}")
