@@ -24,9 +24,10 @@ from common.traces.spec import TraceSpec
 from common.tracing import NoTracer
 
 if TYPE_CHECKING:
+    from common.adapters.redis_access import RedisAccess
     from common.config import Settings
     from common.market import Market
-    from common.ports import Blobs, Board, Log, Notices
+    from common.ports import Blobs, Board, Boards, Log, Notices
     from common.renting import Fleet, Prices
     from common.tracing import Tracer
 
@@ -74,17 +75,32 @@ def open_board(settings: Settings, job: str) -> Board:
     Raises:
         UserError: If the settings name a file that cannot be used.
     """
-    from common.adapters.redis_access import RedisAccess  # noqa: PLC0415 -- see above
     from common.adapters.redis_board import RedisBoard  # noqa: PLC0415 -- see above
 
-    access = RedisAccess(
+    return RedisBoard(settings.redis, job, access=_redis_access(settings))
+
+
+def open_boards(settings: Settings) -> Boards:
+    """Open the notice boards of all jobs in Redis, over connections that they share.
+
+    Raises:
+        UserError: If the settings name a file that cannot be used.
+    """
+    from common.adapters.redis_exchange import RedisBoards  # noqa: PLC0415 -- see above
+
+    return RedisBoards(settings.redis, access=_redis_access(settings))
+
+
+def _redis_access(settings: Settings) -> RedisAccess:
+    from common.adapters.redis_access import RedisAccess  # noqa: PLC0415 -- see above
+
+    return RedisAccess(
         username=settings.redis_username,
         password=settings.redis_password,
         ca=settings.redis_ca,
         cert=settings.redis_cert,
         key=settings.redis_key,
     )
-    return RedisBoard(settings.redis, job, access=access)
 
 
 def open_blobs(settings: Settings) -> Blobs:

@@ -330,17 +330,8 @@ class Board(Protocol):
     def triggers(self, after: TriggerId, timeout_s: float) -> list[UpdateTrigger]:
         """Wait for triggers with an id above `after`, oldest first; empty when none came."""
 
-    def push_reply(self, reply: Reply) -> None:
-        """Append a gradient or a failure to the list of its model's epoch."""
-
-    def pop_replies(self, epoch: int, max_replies: int, timeout_s: float) -> list[Reply]:
-        """Take what workers sent to this epoch's leader; waits for the first one only.
-
-        The vectors of gradients are read-only views of the bytes received.
-        """
-
-    def drop_replies(self, below_epoch: int) -> None:
-        """Forget what was sent to earlier leaders."""
+    def push_reply(self, reply: Reply, to: str) -> None:
+        """Send a gradient, a failure or a farewell to the replica of this name: see `Replies`."""
 
     def put_standing(self, standing: Standing) -> bool:
         """Write the leader's standing; False where none was there."""
@@ -368,10 +359,10 @@ class Board(Protocol):
         """Whether anybody holds the lease: what somebody who only looks may know of leaders."""
 
     def put_unable(self, replica: str, reason: str, ttl_s: float) -> None:
-        """Say for `ttl_s` why a coordinator leaves the job to others; an empty reason: it can."""
+        """Say, for so long, why this replica cannot lead the job: others may be able to."""
 
     def unable(self) -> dict[str, str]:
-        """Why coordinators leave the job to others, by their names."""
+        """Why replicas cannot lead the job, by their names."""
 
     def put_snapshot(self, epoch: int, data: bytes) -> None:
         """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
@@ -381,6 +372,84 @@ class Board(Protocol):
 
     def wipe(self) -> None:
         """Forget everything of this job."""
+
+    def close(self) -> None:
+        """Let go of all connections."""
+
+
+class Replies(Protocol):
+    """What workers of all jobs sent to one replica of the coordinator. For one thread at a time.
+
+    What does not parse is left out, logged and counted in `rejected`.
+    """
+
+    @property
+    def rejected(self) -> int:
+        """Messages read so far that did not parse."""
+
+    def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
+        """Take replies, each with the job that it is about; waits for the first one only.
+
+        The vectors of gradients are read-only views of the bytes received.
+
+        Raises:
+            UnavailableError: If the server is away.
+        """
+
+
+class Exchange(Protocol):
+    """What the leaders of many jobs ask again and again, in few packets. Shared between threads.
+
+    Each call returns at once. Its answer, or why there is none, is told later, perhaps before the
+    call returns, by a thread that must not be held up; what was asked of one job is answered in
+    that order. Of two that ask the same of one job before the first is sent, the later one alone is
+    sent and answered: it asks for what counts now.
+
+    Args of all:
+        job: The job's id.
+        tell: Gets the answer of the board's method of the same name.
+        soon: Send it at once. Otherwise it waits a little, for others to go in the same packet.
+    """
+
+    def hold_lease(
+        self,
+        job: str,
+        holder: str,
+        ttl_s: float,
+        tell: Callable[[bool | Exception], None],
+        *,
+        soon: bool,
+    ) -> None:
+        """See `Board`."""
+
+    def release_lease(self, job: str, holder: str) -> None:
+        """See `Board`; nobody is told, and it is always sent soon."""
+
+    def put_standing(
+        self, job: str, standing: Standing, tell: Callable[[bool | Exception], None], *, soon: bool
+    ) -> None:
+        """See `Board`."""
+
+    def alive(
+        self, job: str, tell: Callable[[dict[WorkerId, str] | Exception], None], *, soon: bool
+    ) -> None:
+        """See `Board`."""
+
+    def close(self) -> None:
+        """Send what waits, then end."""
+
+
+class Boards(Protocol):
+    """The boards of all jobs, over connections that they share. May be shared between threads."""
+
+    def board(self, job: str) -> Board:
+        """Open a job's board; to close it lets go of its own only."""
+
+    def replies(self, replica: str) -> Replies:
+        """Open what is sent to a replica."""
+
+    def exchange(self) -> Exchange:
+        """Open an exchange."""
 
     def close(self) -> None:
         """Let go of all connections."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from common.checkpoints import Checkpoint, CheckpointStore
 
-FORMAT = 1  # of the protocol's part: the latest that this program knows
+FORMAT = 2  # of the protocol's part: the latest that this program knows
 _PROTOCOL, _TRAINER = "protocol.msgpack", "trainer.safetensors"
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -122,8 +122,14 @@ def in_hand(saved: Saved) -> Stored:
     return Stored(f"the hot snapshot {told(saved.name)}", saved.snapshot, lambda: saved.trainer)
 
 
+def _format_of(snapshot: Snapshot) -> int:
+    """The oldest format of which a program must be: 2 names bad records together by reason."""
+    return 2 if any(batch.skipped for batch in snapshot.waiting) else 1
+
+
 def _encode(snapshot: Snapshot) -> bytes:
-    return msgspec.msgpack.encode(_Protocol(FORMAT, msgspec.Raw(msgspec.msgpack.encode(snapshot))))
+    protocol = _Protocol(_format_of(snapshot), msgspec.Raw(msgspec.msgpack.encode(snapshot)))
+    return msgspec.msgpack.encode(protocol)
 
 
 def _decode(data: bytes | memoryview, title: str) -> Snapshot:

@@ -99,22 +99,28 @@ def _refuse_address(address: Address) -> NoReturn:
 def _check_batch(batch: BatchReady | Batch) -> None:
     _check_worker(batch.worker)
     _check_address(batch.address)
-    if batch.skipped:
-        _check_skipped(batch)
-    room = sum(span.end - span.start for span in batch.address) - len(batch.skipped)
+    left_out = _check_skipped(batch) if batch.skipped else 0
+    room = sum(span.end - span.start for span in batch.address) - left_out
     _need(0 <= batch.samples <= room, "samples", batch.samples, f"0 to {room}, what its spans hold")
 
 
-def _check_skipped(batch: BatchReady | Batch) -> None:
+def _check_skipped(batch: BatchReady | Batch) -> int:
+    """Look at the bad records of a batch; returns how many they are."""
     spans = {span.place: span for span in batch.address}
-    seen = set()
+    seen = set[tuple[Partition, int]]()
+    records = 0
     for skipped in batch.skipped:
         place = Partition(skipped.topic, skipped.partition)
         span = spans.get(place)
-        inside = span is not None and span.start <= skipped.offset < span.end
-        _need(inside, "skipped", skipped, "an offset inside the batch's own spans")
-        _need((place, skipped.offset) not in seen, "skipped", skipped, "each offset once")
-        seen.add((place, skipped.offset))
+        forward = all(gap > 0 for gap in skipped.gaps)
+        _need(forward, "skipped", skipped, "gaps of at least 1 between its offsets")
+        last = skipped.offset + sum(skipped.gaps)
+        inside = span is not None and span.start <= skipped.offset <= last < span.end
+        _need(inside, "skipped", skipped, "offsets inside the batch's own spans")
+        records += skipped.records
+        seen.update((place, offset) for offset in skipped.offsets)
+        _need(len(seen) == records, "skipped", skipped, "each offset once")
+    return records
 
 
 def check_claim(claim: Claim) -> None:
@@ -158,6 +164,8 @@ def check_audit(record: AuditRecord) -> None:
             _check_metrics("metrics", record.metrics)
             _check_count("revision", record.revision)
             _check_seconds("gradient_s", record.gradient_s)
+            for stream, records in record.skipped.items():
+                _check_count(f"skipped[{stream!r}]", records)
         case Quarantined():
             _check_count("epoch", record.epoch)
             _check_batches((record.batch,))

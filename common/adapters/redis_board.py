@@ -7,30 +7,39 @@ Only commands of Redis 6.2 and no scripts: correctness never depends on what is 
     doll:{job}:offered                    name and weights of one model, for evaluators
     doll:{job}:triggers                   stream with ids <epoch>-<number>
     doll:{job}:standing
-    doll:{job}:gradients:<epoch>          list of replies      doll:{job}:gradients   its epochs
+    doll:{job}:unable:<replica>           why, expires         doll:{job}:unable      their names
     doll:{job}:alive:<worker>             status, expires      doll:{job}:workers     their names
                                           and a channel of this name, to which the worker listens
     doll:{job}:snapshot:<epoch>           newest of a leader   doll:{job}:snapshots   its epochs
     doll:{job}:lease                      who may try to lead
+
+What workers of all its jobs answer to a replica is one list, so that one connection waits for it:
+
+    doll:{replica}:replies
 """
 
 from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from common import wire
 from common.adapters.redis_access import RedisAccess
-from common.adapters.redis_server import Attendance, RedisServer
+from common.adapters.redis_server import Attendance, RedisServer, connect
 from common.core.messages import ModelId, Reply, Standing, TriggerId, UpdateTrigger, WorkerId
 from common.errors import OutsideError
 from common.rejections import Rejections
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable
+
+    import redis
+
+    from common.adapters.redis_server import Command
 
 T = TypeVar("T")
+Steps: TypeAlias = "Generator[tuple[Command, ...], list[Any], T]"  # returns a T
 
 _MODELS_KEPT = 4  # of one leader: a late reader of the round before still finds its weights
 _TRIGGERS_KEPT = 100  # a worker that is further behind has nothing to add to those rounds
@@ -56,18 +65,27 @@ class RedisBoard:
         job: The job's id.
         timeout_s: After so long without an answer the server counts as away.
         access: As whom we come, and whom we trust, beyond what the URL says.
+        shared: Connections to use in place of its own.
 
     Raises:
         UserError: If the URL or a file of `access` cannot be used.
     """
 
     def __init__(
-        self, url: str, job: str, timeout_s: float = 5.0, access: RedisAccess = _OPEN
+        self,
+        url: str,
+        job: str,
+        timeout_s: float = 5.0,
+        access: RedisAccess = _OPEN,
+        shared: redis.Redis | None = None,
     ) -> None:
+        self._job = job
         self._keys = f"doll:{{{job}}}:"
         self._wait_s = timeout_s / 2  # one blocking command; longer waits are several of them
         self._rejections = Rejections()
-        self._server = RedisServer(url, self._keys, self._reject_key, timeout_s, access)
+        self._shared = shared is not None
+        client = connect(url, timeout_s, access) if shared is None else shared
+        self._server = RedisServer(client, self._keys, self._reject_key)
         self._attendances = dict[WorkerId, Attendance]()
 
     @property
@@ -79,7 +97,8 @@ class RedisBoard:
         """Let go of all connections."""
         for attendance in self._attendances.values():
             attendance.end()
-        self._server.close()
+        if not self._shared:
+            self._server.close()
 
     # --- models ----------------------------------------------------------------------------------
 
@@ -164,49 +183,24 @@ class RedisBoard:
 
     # --- replies ---------------------------------------------------------------------------------
 
-    def push_reply(self, reply: Reply) -> None:
-        """Append a gradient or a failure to the list of its model's epoch."""
-        key = self._gradients(reply.model.epoch)
+    def push_reply(self, reply: Reply, to: str) -> None:
+        """Append to the list of the replica; it vanishes with those that nobody takes."""
+        key = _replies(to)
         self._server.ask(
-            ("RPUSH", key, wire.encode_reply(reply)),
+            ("RPUSH", key, wire.encode_reply(self._job, reply)),
             ("PEXPIRE", key, _REPLIES_TTL_MS),
-            ("SADD", self._keys + "gradients", reply.model.epoch),
         )
-
-    def pop_replies(self, epoch: int, max_replies: int, timeout_s: float) -> list[Reply]:
-        """Take what workers sent to this epoch's leader; waits for the first one only."""
-        key = self._gradients(epoch)
-        deadline = time.monotonic() + timeout_s
-        while True:
-            left_s = deadline - time.monotonic()
-            if left_s > 0:
-                # in one packet: the second command is served once the first one has its answer
-                first, others = self._server.ask(
-                    ("BLPOP", key, f"{max(_SHORTEST_S, min(left_s, self._wait_s)):.3f}"),
-                    ("LPOP", key, max_replies - 1),
-                )
-            else:
-                first, others = None, self._server.ask(("LPOP", key, max_replies))[0]
-            received = [first[1]] if first else []
-            received += others or []
-            parsed = (self._rejections.parse("reply", wire.decode_reply, each) for each in received)
-            found = [reply for reply in parsed if reply is not None]
-            if found or left_s <= 0:
-                return found
-
-    def drop_replies(self, below_epoch: int) -> None:
-        """Forget what was sent to earlier leaders."""
-        index = self._keys + "gradients"
-        old = [epoch for epoch in self._epochs(index) if epoch < below_epoch]
-        if old:
-            self._server.ask(("UNLINK", *map(self._gradients, old)), ("SREM", index, *old))
 
     # --- standing --------------------------------------------------------------------------------
 
     def put_standing(self, standing: Standing) -> bool:
         """Write the leader's standing; False where none was there."""
+        return self.follow(self.putting_standing(standing))
+
+    def putting_standing(self, standing: Standing) -> Steps[bool]:
+        """`put_standing`, in steps."""
         key = self._keys + "standing"
-        before = self._server.ask(("SET", key, wire.encode_standing(standing), "GET"))[0]
+        before = (yield (("SET", key, wire.encode_standing(standing), "GET"),))[0]
         return before is not None
 
     def get_standing(self) -> Standing | None:
@@ -231,27 +225,33 @@ class RedisBoard:
 
     def alive(self) -> dict[WorkerId, str]:
         """Status of every worker whose beat has not run out, and whose process is there."""
+        return self.follow(self.looking_for_workers())
+
+    def looking_for_workers(self) -> Steps[dict[WorkerId, str]]:
+        """`alive`, in steps."""
         index = self._keys + "workers"
-        workers = self._members(index, lambda name: WorkerId(name.decode()))
+        names = (yield (("SMEMBERS", index),))[0]
+        workers = yield from self._parsed_members(index, names, lambda it: WorkerId(it.decode()))
         if not workers:
             return {}
-        statuses = dict(zip(workers, self._beats(workers), strict=True))
+        beats = yield from self._beats(workers)
+        statuses = dict(zip(workers, beats, strict=True))
         gone = [worker for worker, status in statuses.items() if status is None]
         if gone:
             # One of them may beat right now. A beat is set before its name is added: either its
             # name is added after we removed it, or we see the beat and add the name again.
-            self._server.ask(("SREM", index, *gone))
-            again = zip(gone, self._beats(gone), strict=True)
+            yield (("SREM", index, *gone),)
+            again = zip(gone, (yield from self._beats(gone)), strict=True)
             back = {worker: status for worker, status in again if status is not None}
             if back:
-                self._server.ask(("SADD", index, *back))
+                yield (("SADD", index, *back),)
                 statuses.update(back)
         return {worker: status for worker, status in statuses.items() if status}
 
-    def _beats(self, workers: list[WorkerId]) -> list[str | None]:
+    def _beats(self, workers: list[WorkerId]) -> Steps[list[str | None]]:
         """Statuses in the same order: None where a beat has run out, "" for who is not there."""
         keys = [self._alive(worker) for worker in workers]
-        values, listeners = self._server.ask(("MGET", *keys), ("PUBSUB", "NUMSUB", *keys))
+        values, listeners = yield (("MGET", *keys), ("PUBSUB", "NUMSUB", *keys))
         there = listeners[1::2]  # after each channel's name the number of those who listen
         return [
             None if value is None else self._status(value, listens=bool(count))
@@ -273,17 +273,30 @@ class RedisBoard:
 
     def hold_lease(self, holder: str, ttl_s: float) -> bool:
         """Take or prolong the lease that says who may try to lead; False if another holds it."""
+        return self.follow(self.holding_lease(holder, ttl_s))
+
+    def holding_lease(self, holder: str, ttl_s: float) -> Steps[bool]:
+        """`hold_lease`, in steps."""
         key, ttl_ms = self._keys + "lease", _milliseconds(ttl_s)
-        taken, current = self._server.ask(("SET", key, holder, "NX", "PX", ttl_ms), ("GET", key))
+        take = ("SET", key, holder, "NX", "PX", ttl_ms)
+        taken, current = yield (take, ("GET", key))
         if taken:
             return True
-        return current == holder.encode() and bool(self._server.ask(("PEXPIRE", key, ttl_ms))[0])
+        if current != holder.encode():
+            return False
+        # Where it ran out since the answer above, nobody has it, unless somebody is faster now.
+        prolonged, taken = yield (("PEXPIRE", key, ttl_ms), take)
+        return bool(prolonged or taken)
 
     def release_lease(self, holder: str) -> None:
         """Give the lease back, if it is still this holder's."""
+        self.follow(self.releasing_lease(holder))
+
+    def releasing_lease(self, holder: str) -> Steps[None]:
+        """`release_lease`, in steps."""
         key = self._keys + "lease"
-        if self._server.ask(("GET", key))[0] == holder.encode():
-            self._server.ask(("UNLINK", key))
+        if (yield (("GET", key),))[0] == holder.encode():
+            yield (("UNLINK", key),)
 
     def is_leased(self) -> bool:
         """Whether anybody holds the lease: what somebody who only looks may know of leaders."""
@@ -292,29 +305,26 @@ class RedisBoard:
     # --- who cannot lead -------------------------------------------------------------------------
 
     def put_unable(self, replica: str, reason: str, ttl_s: float) -> None:
-        """Say for `ttl_s` why a coordinator leaves the job to others; an empty reason: it can."""
-        key, index = self._unable(replica), self._keys + "unable"
-        if reason:
-            self._server.ask(
-                ("SET", key, reason, "PX", _milliseconds(ttl_s)), ("SADD", index, replica)
-            )
-        else:
-            self._server.ask(("UNLINK", key), ("SREM", index, replica))
+        """Say, for so long, why this replica cannot lead the job: others may be able to."""
+        self._server.ask(
+            ("SET", self._unable(replica), reason, "PX", _milliseconds(ttl_s)),
+            ("SADD", self._keys + "unable", replica),
+        )
 
     def unable(self) -> dict[str, str]:
-        """Why coordinators leave the job to others, by their names."""
+        """Why replicas cannot lead the job, by their names."""
         index = self._keys + "unable"
-        names = sorted(self._members(index, bytes.decode))
-        if not names:
+        replicas = self._members(index, bytes.decode)
+        if not replicas:
             return {}
-        reasons = self._server.ask(("MGET", *map(self._unable, names)))[0]
-        found = dict(zip(names, reasons, strict=True))
-        gone = [name for name, reason in found.items() if reason is None]
-        if gone:  # one that says so again right now says it once more, long before it runs out
+        reasons = self._server.ask(("MGET", *map(self._unable, replicas)))[0]
+        found = dict(zip(replicas, reasons, strict=True))
+        gone = [replica for replica, reason in found.items() if reason is None]
+        if gone:  # one that says it again just now is seen at its next time
             self._server.ask(("SREM", index, *gone))
         return {
-            name: reason.decode(errors="replace")
-            for name, reason in found.items()
+            replica: reason.decode(errors="replace")
+            for replica, reason in found.items()
             if reason is not None
         }
 
@@ -350,9 +360,6 @@ class RedisBoard:
     def _model(self, model: ModelId) -> str:
         return f"{self._keys}model:{model.epoch}:{model.version}"
 
-    def _gradients(self, epoch: int) -> str:
-        return f"{self._keys}gradients:{epoch}"
-
     def _alive(self, worker: WorkerId) -> str:
         return f"{self._keys}alive:{worker}"
 
@@ -367,17 +374,95 @@ class RedisBoard:
 
     def _members(self, index: str, parse: Callable[[bytes], T]) -> list[T]:
         """The members of a set that parse; the others are taken out of it."""
+        members = self._server.ask(("SMEMBERS", index))[0]
+        return self.follow(self._parsed_members(index, members, parse))
+
+    def _parsed_members(
+        self, index: str, members: Iterable[bytes], parse: Callable[[bytes], T]
+    ) -> Steps[list[T]]:
         found = []
-        for member in self._server.ask(("SMEMBERS", index))[0]:
+        for member in members:
             try:
                 found.append(parse(member))
             except ValueError as error:
                 self._rejections.reject("name", f"{member[:40]!r} in {index}: {error}")
-                self._server.ask(("SREM", index, member))
+                yield (("SREM", index, member),)
         return found
+
+    # --- in steps --------------------------------------------------------------------------------
+
+    # A call that an exchange makes for many jobs is a generator: it yields the commands of a step
+    # and gets their answers, so that one packet can hold a step of each.
+
+    def follow(self, steps: Steps[T]) -> T:
+        """Make a call alone, a packet for each step."""
+        try:
+            commands = next(steps)
+            while True:
+                commands = steps.send(self._server.ask(*commands))
+        except StopIteration as done:
+            answer: T = done.value
+            return answer
+
+    def judged(self, commands: tuple[Command, ...], answers: list[Any]) -> list[Any]:
+        """The answers that commands of a step got in a packet with others'.
+
+        Raises:
+            UnavailableError: If the server is busy.
+            OutsideError: If it refused a command.
+        """
+        return self._server.judged(commands, answers)
 
     def _reject_key(self, key: str) -> None:
         self._rejections.reject("type", f"{key} holds another type than a job's")
+
+
+class RedisReplies:
+    """What workers sent to one replica (`common.ports.Replies`).
+
+    Args:
+        shared: Connections, shared with others.
+        replica: Its name.
+        timeout_s: After so long without an answer the server counts as away.
+    """
+
+    def __init__(self, shared: redis.Redis, replica: str, timeout_s: float = 5.0) -> None:
+        self._key = _replies(replica)
+        self._wait_s = timeout_s / 2
+        self._rejections = Rejections()
+        self._server = RedisServer(shared, self._key, self._reject_key)
+
+    @property
+    def rejected(self) -> int:
+        """Messages read so far that did not parse."""
+        return self._rejections.count
+
+    def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
+        """Take replies, each with its job; waits for the first one only."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s > 0:
+                # in one packet: the second command is served once the first one has its answer
+                first, others = self._server.ask(
+                    ("BLPOP", self._key, f"{max(_SHORTEST_S, min(left_s, self._wait_s)):.3f}"),
+                    ("LPOP", self._key, max_replies - 1),
+                )
+            else:
+                first, others = None, self._server.ask(("LPOP", self._key, max_replies))[0]
+            received = [first[1]] if first else []
+            received += others or []
+            parsed = (self._rejections.parse("reply", wire.decode_reply, each) for each in received)
+            found = [each for each in parsed if each is not None]
+            if found or left_s <= 0:
+                return found
+
+    def _reject_key(self, key: str) -> None:
+        self._rejections.reject("type", f"{key} holds another type than replies")
+
+
+def _replies(replica: str) -> str:
+    return f"doll:{{{replica}}}:replies"
 
 
 def _entry(trigger: TriggerId) -> str:

@@ -12,7 +12,7 @@ from common.adapters.redis_access import AWAY, RedisAccess, client_of, fault
 from common.errors import OutsideError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 Argument: TypeAlias = str | bytes | memoryview | int | float
 Command: TypeAlias = tuple[Argument, ...]
@@ -22,40 +22,44 @@ _READ_SIZE = 1 << 18  # bytes; a 1 MB model arrives in a few reads instead of in
 _BUSY = ("BUSY", "MISCONF", "NOREPLICAS")  # errors without a class of their own that may pass
 
 
-class RedisServer:
-    """One server's pool of connections; may be shared between threads.
-
-    Each call has one of the connections to itself, so a call that waits never holds up another.
+def connect(url: str, timeout_s: float, access: RedisAccess) -> redis.Redis:
+    """Make a pool of connections; the server is not asked yet.
 
     Args:
         url: `redis://host:port/db`, `rediss://...` or `unix://path`.
-        prefix: Every key of the caller begins so.
-        on_foreign_key: Hears of each such key that held another type than the caller's.
         timeout_s: After so long without an answer the server counts as away.
         access: As whom we come, and whom we trust.
 
     Raises:
         UserError: If the URL or a file of `access` cannot be used.
     """
+    return client_of(
+        url,
+        access,
+        timeout_s,
+        socket_read_size=_READ_SIZE,
+        # hiredis reads; its writer copies a large value three times (1.3 ms for 1 MB, not 0.3)
+        command_packer=PythonRespSerializer(_LARGE, _as_bytes),
+    )
+
+
+class RedisServer:
+    """One server's pool of connections; may be shared between threads.
+
+    Each call has one of the connections to itself, so a call that waits never holds up another.
+
+    Args:
+        client: As `connect` makes it; several may share one.
+        prefix: Every key of the caller begins so.
+        on_foreign_key: Hears of each such key that held another type than the caller's.
+    """
 
     def __init__(
-        self,
-        url: str,
-        prefix: str,
-        on_foreign_key: Callable[[str], None],
-        timeout_s: float,
-        access: RedisAccess,
+        self, client: redis.Redis, prefix: str, on_foreign_key: Callable[[str], None]
     ) -> None:
+        self._redis = client
         self._prefix = prefix
         self._on_foreign_key = on_foreign_key
-        self._redis = client_of(
-            url,
-            access,
-            timeout_s,
-            socket_read_size=_READ_SIZE,
-            # hiredis reads; its writer copies a large value three times (1.3 ms for 1 MB, not 0.3)
-            command_packer=PythonRespSerializer(_LARGE, _as_bytes),
-        )
 
     def ask(self, *commands: Command) -> list[Any]:
         """Send commands in one packet and return their answers.
@@ -66,12 +70,36 @@ class RedisServer:
             UnavailableError: If the server is away or busy.
             OutsideError: If it does not accept our name or password, or refused a command.
         """
-        answers = self._send(commands)
+        return self.judged(commands, self.send(commands))
+
+    def send(self, commands: Iterable[Command]) -> list[Any]:
+        """Answers as they come; where a command was refused, its error stands in its place.
+
+        Raises:
+            UnavailableError: If the server is away.
+            OutsideError: If it does not accept our name or password.
+        """
+        pipeline: Any = self._redis.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        try:
+            answers: list[Any] = pipeline.execute(raise_on_error=False)
+        except redis.RedisError as error:
+            raise fault(self._redis, error)  # noqa: B904 -- it knows what it came from
+        return answers
+
+    def judged(self, commands: Sequence[Command], answers: list[Any]) -> list[Any]:
+        """The answers that commands got in a packet, as `ask` returns them.
+
+        Raises:
+            UnavailableError: If the server is busy.
+            OutsideError: If it refused a command.
+        """
         for number, (command, answer) in enumerate(zip(commands, answers, strict=True)):
             if isinstance(answer, redis.ResponseError) and "WRONGTYPE" in str(answer):
                 key = next(str(part) for part in command if str(part).startswith(self._prefix))
                 self._on_foreign_key(key)
-                answers[number] = self._send((("UNLINK", key), command))[1]
+                answers[number] = self.send((("UNLINK", key), command))[1]
         for command, answer in zip(commands, answers, strict=True):
             if isinstance(answer, redis.RedisError):
                 if isinstance(answer, redis.exceptions.NoPermissionError):
@@ -88,17 +116,6 @@ class RedisServer:
     def close(self) -> None:
         """Let go of all connections."""
         self._redis.close()
-
-    def _send(self, commands: Iterable[Command]) -> list[Any]:
-        """Answers as they come; where a command was refused, its error stands in its place."""
-        pipeline: Any = self._redis.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
-        try:
-            answers: list[Any] = pipeline.execute(raise_on_error=False)
-        except redis.RedisError as error:
-            raise fault(self._redis, error)  # noqa: B904 -- it knows what it came from
-        return answers
 
 
 class Attendance:

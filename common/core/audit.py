@@ -70,13 +70,13 @@ def audit(
         if not decision.accepted or claim is None:
             continue
         if isinstance(claim, BatchReady):
-            skipped += len(claim.skipped)
+            skipped += sum(left_out.records for left_out in claim.skipped)
         else:
             expired += claim.address
         if decision.batch is None:
             spans += claim.address
         else:
-            accepted[offset] = decision.batch
+            accepted[offset] = decision.batch.without_skipped()
 
     settled = set[int]()
     for what, batches in (
@@ -86,7 +86,7 @@ def audit(
         for batch in batches:
             if batch.offset in settled:
                 flaws.append(Flaw("used twice", f"batch {batch.offset} again in {what}"))
-            if accepted.get(batch.offset) != batch:
+            if accepted.get(batch.offset) != batch.without_skipped():
                 flaws.append(Flaw("never claimed", f"batch {batch.offset} of {what}"))
             settled.add(batch.offset)
             spans += batch.address

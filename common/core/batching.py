@@ -9,19 +9,42 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from common.core.messages import Skipped
 from common.core.spans import Partition, Span, address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from common.core.messages import Skipped
     from common.core.spans import Address
 
-MAX_SKIPPED = 1000  # a batch closes at this many bad records: an indicator stays under about 100 kB
+# What one record in Kafka may hold. Clients refuse to write one of more than 1,000,000 bytes and
+# brokers one of more than 1,048,588; the rest is for metrics and a traceback.
+RECORD_BYTES = 900_000
+SKIPPED_BYTES = 200_000  # of a claim; a batch is closed at so many bytes of bad records
+MAX_SKIPPED = 1000  # or at so many of them: their dead letters are written in one go
+REASON_CHARACTERS = 200  # the rest of it is in the record, which its dead letter has
+ADDRESSES_BYTES = 600_000  # of all batches of an update together: each has its K-th part
+BATCH_BYTES = 200  # of a batch in an update without its address: numbers, and who claimed it
+_SPAN_BYTES = 70  # of a span without its topic: 2 positions of 19 digits, a partition, punctuation
+_OFFSET_BYTES = 21  # of one more bad record: the gap to the one before, of 19 digits at most
+_ESCAPED_BYTES = (
+    6  # of a character at most: JSON writes a control character as backslash, u, 4 digits
+)
+
+
+def span_bytes(topic: str) -> int:
+    """How many bytes a span of a topic takes in a record, at most."""
+    return _SPAN_BYTES + len(topic)  # Kafka's names are of letters, digits, dot, _ and -
+
+
+def most_group_size(topics: Iterable[str]) -> int:
+    """The largest K of which an update still fits into a record of Kafka, whatever its batches."""
+    return RECORD_BYTES // (BATCH_BYTES + max(map(span_bytes, topics)))
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -29,7 +52,7 @@ class Run(msgspec.Struct, frozen=True):
 
     partition: Partition
     offsets: Sequence[int]  # of the records that decoded, increasing
-    skipped: tuple[Skipped, ...]  # of those that did not, increasing offsets
+    skipped: tuple[Skipped, ...]  # those that did not, each alone, increasing offsets
     first_arrival_s: float
     last_arrival_s: float
 
@@ -39,7 +62,7 @@ class Cut(msgspec.Struct, frozen=True):
 
     address: Address
     counts: tuple[int, ...]  # samples per span, in the order of the address
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[Skipped, ...]  # by span and reason
     first_arrival_s: float
     last_arrival_s: float
 
@@ -56,9 +79,37 @@ class _Open:
     start: int
     end: int
     samples: int = 0
-    skipped: list[Skipped] = field(default_factory=list)
+    skipped: dict[str, list[int]] = field(default_factory=dict)  # offsets by reason, increasing
+    skipped_records: int = 0
+    skipped_bytes: int = 0
     first_arrival_s: float = 0.0
     last_arrival_s: float = 0.0
+
+    def skip(self, partition: Partition, records: Iterable[Skipped]) -> None:
+        """Take in records that did not decode."""
+        for record in records:
+            reason = record.reason[:REASON_CHARACTERS]
+            self.skipped_bytes += _bytes_of(partition, reason, known=reason in self.skipped)
+            self.skipped_records += 1
+            self.skipped.setdefault(reason, []).append(record.offset)
+
+    def named(self, partition: Partition) -> tuple[Skipped, ...]:
+        """What a claim says of those."""
+        return tuple(
+            Skipped(*partition, offsets[0], reason, tuple(b - a for a, b in pairwise(offsets)))
+            for reason, offsets in self.skipped.items()
+        )
+
+
+def _is_full(records: int, size: int) -> bool:
+    """Whether so many bad records, of so many bytes, close a batch."""
+    return records >= MAX_SKIPPED or size >= SKIPPED_BYTES
+
+
+def _bytes_of(partition: Partition, reason: str, *, known: bool) -> int:
+    """How many bytes a bad record adds to a claim, at most."""
+    named = 0 if known else span_bytes(partition.topic) + _ESCAPED_BYTES * len(reason)
+    return named + _OFFSET_BYTES
 
 
 class Batcher:
@@ -67,20 +118,21 @@ class Batcher:
     Args:
         batch_size: b >= 1, samples in a batch.
         linger_s: Close a partial batch this long after its first record; None for never.
+        group_size: K >= 1, batches whose addresses must fit into one record of an update.
 
     Raises:
-        ValueError: If `batch_size` is less than 1.
+        ValueError: If `batch_size` or `group_size` is less than 1.
     """
 
-    def __init__(self, batch_size: int, linger_s: float | None = None) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        self._batch_size = batch_size
+    def __init__(self, batch_size: int, linger_s: float | None = None, group_size: int = 1) -> None:
         self._linger_s = linger_s
+        self._set_sizes(batch_size, group_size)
         self._positions = dict[Partition, int]()
         self._open = dict[Partition, _Open]()
         self._samples = 0
-        self._skipped = 0
+        self._skipped = 0  # bad records in the open batch
+        self._skipped_bytes = 0  # that these take in a claim
+        self._spans_bytes = 0  # likewise the open batch's address
         self._opened_at = 0.0
 
     @property
@@ -107,7 +159,9 @@ class Batcher:
         part = self._open.pop(partition, None)
         if part is not None:
             self._samples -= part.samples
-            self._skipped -= len(part.skipped)
+            self._skipped -= part.skipped_records
+            self._skipped_bytes -= part.skipped_bytes
+            self._spans_bytes -= span_bytes(partition.topic)
 
     def add(self, run: Run, now: float) -> tuple[Cut, ...]:
         """Take in a run; returns the batches that it completes, oldest first.
@@ -126,27 +180,27 @@ class Batcher:
         if begin < position:
             raise ValueError(f"{run.partition} gave offset {begin} below its position {position}")
         cuts = list[Cut]()
+        if self._is_too_wide_with(run):
+            cuts.append(self._close())
         i = j = 0  # samples and skipped records of the run taken in so far
         while i < len(offsets) or j < len(skipped):
             end, i_next, j_next = self._next_end(run, i, j)
             self._extend(run, (i, i_next), (j, j_next), end, now)
             i, j = i_next, j_next
-            if self._samples >= self._batch_size or self._skipped >= MAX_SKIPPED:
+            if self._samples >= self._batch_size or _is_full(self._skipped, self._skipped_bytes):
                 cuts.append(self._close())
         return tuple(cuts)
 
-    def resize(self, batch_size: int) -> Cut | None:
-        """Make batches of this size from now on.
+    def resize(self, batch_size: int, group_size: int = 1) -> Cut | None:
+        """Make batches of this size from now on, for groups of that size.
 
         Returns:
             The open batch, closed as it is, where it holds as many samples already.
 
         Raises:
-            ValueError: If `batch_size` is less than 1.
+            ValueError: If `batch_size` or `group_size` is less than 1.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        self._batch_size = batch_size
+        self._set_sizes(batch_size, group_size)
         return self._close() if self._samples >= batch_size else None
 
     def due(self) -> float | None:
@@ -163,15 +217,44 @@ class Batcher:
         """Position up to which the run fits into the open batch, as (position, i, j)."""
         offsets, skipped = run.offsets, run.skipped
         last_good = i + self._batch_size - self._samples - 1  # the sample that would fill the batch
-        last_bad = j + MAX_SKIPPED - self._skipped - 1
         full_at = offsets[last_good] if last_good < len(offsets) else None
         if not skipped:  # the common road
             end = offsets[-1] + 1 if full_at is None else full_at + 1
             return end, min(last_good + 1, len(offsets)), 0
-        bad_at = skipped[last_bad].offset if last_bad < len(skipped) else None
+        bad_at = self._full_of_skipped_at(run.partition, skipped, j)
         ends = [x for x in (full_at, bad_at) if x is not None]
         end = min(ends) + 1 if ends else max([*offsets[-1:], skipped[-1].offset]) + 1
         return end, bisect_left(offsets, end), bisect_left(skipped, end, key=lambda s: s.offset)
+
+    def _set_sizes(self, batch_size: int, group_size: int) -> None:
+        if batch_size < 1 or group_size < 1:
+            raise ValueError(
+                f"batch_size and group_size must be at least 1, got {batch_size} and {group_size}"
+            )
+        self._batch_size = batch_size
+        self._address_bytes = ADDRESSES_BYTES // group_size
+
+    def _is_too_wide_with(self, run: Run) -> bool:
+        """Whether one more partition would make the open batch's address too long for a record."""
+        if not self._open or run.partition in self._open or not (run.offsets or run.skipped):
+            return False
+        return self._spans_bytes + span_bytes(run.partition.topic) > self._address_bytes
+
+    def _full_of_skipped_at(
+        self, partition: Partition, skipped: Sequence[Skipped], j: int
+    ) -> int | None:
+        """Offset of the bad record, from the j-th on, with which the open batch is full of them."""
+        records, size = self._skipped, self._skipped_bytes
+        part = self._open.get(partition)
+        reasons = set(part.skipped) if part is not None else set[str]()
+        for record in skipped[j : j + MAX_SKIPPED]:
+            reason = record.reason[:REASON_CHARACTERS]
+            size += _bytes_of(partition, reason, known=reason in reasons)
+            records += 1
+            reasons.add(reason)
+            if _is_full(records, size):
+                return record.offset
+        return None
 
     def _extend(
         self, run: Run, good: tuple[int, int], bad: tuple[int, int], end: int, now: float
@@ -186,28 +269,34 @@ class Batcher:
             start = self._positions[run.partition]
             first_s = run.first_arrival_s + slope_s * good[0]
             part = self._open[run.partition] = _Open(start, end, first_arrival_s=first_s)
+            self._spans_bytes += span_bytes(run.partition.topic)
         part.end = self._positions[run.partition] = end
         part.samples += good[1] - good[0]
-        part.skipped += run.skipped[bad[0] : bad[1]]
+        if bad[1] > bad[0]:
+            before = part.skipped_bytes
+            part.skip(run.partition, run.skipped[bad[0] : bad[1]])
+            self._skipped += bad[1] - bad[0]
+            self._skipped_bytes += part.skipped_bytes - before
         part.last_arrival_s = run.first_arrival_s + slope_s * max(good[1] - 1, 0)
         self._samples += good[1] - good[0]
-        self._skipped += bad[1] - bad[0]
 
     def _close(self) -> Cut:
         if len(self._open) == 1:  # the common road
             ((place, part),) = self._open.items()
-            self._open = {}
-            self._samples = self._skipped = 0
+            self._empty()
             address = (Span(*place, part.start, part.end),)
-            counts, skipped = (part.samples,), tuple(part.skipped)
+            counts, skipped = (part.samples,), part.named(place)
             return Cut(address, counts, skipped, part.first_arrival_s, part.last_arrival_s)
         parts = sorted(self._open.items())
-        self._open = {}
-        self._samples = self._skipped = 0
+        self._empty()
         return Cut(
             address=address_of(Span(*p, part.start, part.end) for p, part in parts),
             counts=tuple(part.samples for _, part in parts),
-            skipped=tuple(s for _, part in parts for s in part.skipped),
+            skipped=tuple(named for place, part in parts for named in part.named(place)),
             first_arrival_s=min(part.first_arrival_s for _, part in parts),
             last_arrival_s=max(part.last_arrival_s for _, part in parts),
         )
+
+    def _empty(self) -> None:
+        self._open = {}
+        self._samples = self._skipped = self._skipped_bytes = self._spans_bytes = 0

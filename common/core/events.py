@@ -73,6 +73,7 @@ class SizesChanged(msgspec.Struct, frozen=True):
 
     batch_size: int  # b
     bound: int  # batches announced and not settled
+    group_size: int = 1  # K
 
 
 class Leaving(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ through Kafka and survives; the rest travels through Redis and may vanish (docs/
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple, NewType, TypeAlias
 
 import msgspec
@@ -44,12 +45,27 @@ class TriggerId(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """A record inside a span that does not decode; every reader of the span leaves it out."""
+    """Records inside a span that do not decode; every reader of the span leaves them out.
+
+    A claim names those of one partition that fail for the same reason together: a thousand records
+    that were written by one broken program take a few kilobytes.
+    """
 
     topic: str
     partition: int
-    offset: int
+    offset: int  # of the first
     reason: str
+    gaps: tuple[int, ...] = ()  # from each to the next: 8 and 13 follow offset 7 by gaps of 1 and 5
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Of all of them, increasing."""
+        return tuple(accumulate((self.offset, *self.gaps)))
+
+    @property
+    def records(self) -> int:
+        """How many they are."""
+        return 1 + len(self.gaps)
 
 
 class BatchReady(msgspec.Struct, frozen=True, tag="batch"):
@@ -82,6 +98,10 @@ class Batch(msgspec.Struct, frozen=True):
     samples: int
     skipped: tuple[Skipped, ...] = ()
 
+    def without_skipped(self) -> Batch:
+        """The batch as an update names it: which records did not decode stands in its claim."""
+        return msgspec.structs.replace(self, skipped=()) if self.skipped else self
+
 
 # --- the updates topic: what leaders decide --------------------------------------------------
 
@@ -102,13 +122,14 @@ class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
 
     epoch: int
     version: int  # J, after this update
-    batches: tuple[Batch, ...]  # K of them, unless `short` says why not
+    batches: tuple[Batch, ...]  # K of them, unless `short` says why not; `without_skipped`
     samples: int
     loss: float  # mean per sample at the weights before the update (prequential)
     metrics: dict[str, float] = {}  # task metrics, mean per sample, likewise
     short: str = ""  # why fewer than K batches: "linger", "missing", or ""
     revision: int = 0  # of the job's settings, K among them, that it was made under
     gradient_s: float = 0.0  # mean compute time of one batch's gradient
+    skipped: dict[str, int] = {}  # records of the batches that did not decode, by stream
 
 
 class Quarantined(msgspec.Struct, frozen=True, tag="quarantined"):
@@ -177,6 +198,7 @@ class UpdateTrigger(msgspec.Struct, frozen=True):
     model: ModelId
     orders: tuple[Order, ...]
     weights: bytes | None = None  # a small model travels inside; a large one is fetched by its id
+    reply_to: str = ""  # the replica that leads: where gradients go
 
 
 class Gradient(msgspec.Struct, frozen=True, tag="gradient"):

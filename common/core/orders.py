@@ -25,6 +25,7 @@ class Compute(msgspec.Struct, frozen=True):
     model: ModelId
     batches: tuple[Batch, ...]
     weights: bytes | None  # where they travelled inside the trigger
+    reply_to: str = ""  # the replica that asked
 
 
 class Orders:
@@ -34,6 +35,7 @@ class Orders:
         self._worker = worker
         self._heard = TriggerId(-1, 0)
         self._model: ModelId | None = None  # of the newest trigger
+        self._reply_to = ""  # the replica that posted it
         self._queue = deque[Compute]()
         self._under_way: Compute | None = None
         self._left = False
@@ -42,6 +44,11 @@ class Orders:
     def heard(self) -> TriggerId:
         """The newest trigger taken in: where to listen on."""
         return self._heard
+
+    @property
+    def reply_to(self) -> str:
+        """The replica that leads, as far as is known; empty where none was heard of."""
+        return self._reply_to
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -52,12 +59,13 @@ class Orders:
             if trigger.id <= self._heard:
                 continue
             self._heard, self._model = trigger.id, trigger.model
+            self._reply_to = trigger.reply_to
             if self._queue and self._queue[0].model != trigger.model:
                 self._queue.clear()
             for order in trigger.orders:
                 if order.worker != self._worker:
                     continue
-                compute = Compute(trigger.model, order.batches, trigger.weights)
+                compute = Compute(trigger.model, order.batches, trigger.weights, trigger.reply_to)
                 if not self._knows(compute):
                     self._queue.append(compute)
 

@@ -7,7 +7,7 @@ exactly its batches. Who computes them does not matter, so work is handed out ag
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -204,16 +204,21 @@ class Round:
             short: Why they are fewer than K, empty where they are not.
             revision: Of the settings that it was made under.
         """
+        skipped = Counter[str]()
+        for batch in self.counted:
+            for left_out in batch.skipped:
+                skipped[left_out.topic] += left_out.records
         return UpdateApplied(
             epoch=epoch,
             version=self.model.version + 1,
-            batches=self.counted,
+            batches=tuple(batch.without_skipped() for batch in self.counted),
             samples=self.samples,
             loss=self.loss_sum / self.samples,
             metrics={name: total / self.samples for name, total in self.metric_sums.items()},
             short=short,
             revision=revision,
             gradient_s=self.seconds / len(self._counted),
+            skipped=dict(skipped),
         )
 
     def excuse(self, worker: WorkerId, offsets: Iterable[int]) -> None:

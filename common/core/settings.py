@@ -15,6 +15,7 @@ class WorkerSettings:
         int  # batches announced and not settled; at least K, so that one survivor can fill a group
     )
     batch_linger_s: float | None = None  # close a partial batch after this; None: never (the paper)
+    group_size: int = 1  # K: the addresses of so many batches must fit into one record
     beat_s: float = 0.3  # between signs of life; a beat's validity is a few of these
     standing_s: float = 0.1  # between looks at the standing while all goes well
     standing_hungry_s: float = 0.01  # while the worker waits for a position or for room

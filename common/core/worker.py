@@ -48,7 +48,7 @@ class Worker:
     def __init__(self, worker: WorkerId, settings: WorkerSettings) -> None:
         self._id = worker
         self._settings = settings
-        self._batcher = Batcher(settings.batch_size, settings.batch_linger_s)
+        self._batcher = Batcher(settings.batch_size, settings.batch_linger_s, settings.group_size)
         # Partitions that the group gave to this worker, and what `claimed` must be of each while
         # nobody else moves it; None until it is placed.
         self._own = dict[Partition, int | None]()
@@ -129,9 +129,11 @@ class Worker:
                     yield from self._stand(standing)
             case events.RoundBegan():
                 self._news = True
-            case events.SizesChanged(batch_size, bound) if not self._leaving:
-                self._settings = replace(self._settings, batch_size=batch_size, bound=bound)
-                full = self._batcher.resize(batch_size)
+            case events.SizesChanged(batch_size, bound, group_size) if not self._leaving:
+                self._settings = replace(
+                    self._settings, batch_size=batch_size, bound=bound, group_size=group_size
+                )
+                full = self._batcher.resize(batch_size, group_size)
                 if full is not None:
                     yield from self._announce(full)
             case events.Leaving():

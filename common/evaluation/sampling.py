@@ -25,7 +25,7 @@ class Piece(NamedTuple):
     """Consecutive records to read back."""
 
     span: Span
-    skipped: frozenset[int]  # offsets in it that every reader leaves out
+    skipped: frozenset[int]  # offsets in it that every reader leaves out, where the update says so
 
 
 def sample(batches: Iterable[Batch], most: int) -> dict[str, tuple[Piece, ...]]:
@@ -42,10 +42,10 @@ def sample(batches: Iterable[Batch], most: int) -> dict[str, tuple[Piece, ...]]:
     for batch in batches:
         for span in batch.address:
             skipped = frozenset(
-                each.offset
+                offset
                 for each in batch.skipped
                 if (each.topic, each.partition) == (span.topic, span.partition)
-                and span.start <= each.offset < span.end
+                for offset in each.offsets
             )
             if len(skipped) < span.end - span.start:
                 found.setdefault(span.topic, []).append(Piece(span, skipped))

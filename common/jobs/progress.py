@@ -31,7 +31,15 @@ from common.trail import Trail
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from common.core.messages import AuditRecord, Batch, Claim, ModelId, Positions, Standing
+    from common.core.messages import (
+        AuditRecord,
+        Batch,
+        Claim,
+        ModelId,
+        Positions,
+        Skipped,
+        Standing,
+    )
     from common.core.spans import Partition, Span
     from common.jobs.store import JobRecord
 
@@ -399,28 +407,42 @@ class Claims:
         if decision.batch is not None:
             self.batches += 1
             self.offsets += _lengths(claim.address)
-        self._take(claim)
+        self._take(claim.samples, _skips(claim.skipped))
 
-    def use(self, batches: Iterable[Batch]) -> None:
-        """Learn of batches from an update, where claims cannot be decided."""
-        for batch in batches if self._ledger is None else ():
-            if batch.offset not in self._used:
-                self._used[batch.offset] = None
-                self._take(batch)
+    def use(self, update: UpdateApplied) -> None:
+        """Learn what was skipped from an update, where claims cannot be decided."""
+        if self._ledger is not None:
+            return
+        seen = [batch.offset in self._used for batch in update.batches]
+        self._used |= dict.fromkeys(batch.offset for batch in update.batches)
         while len(self._used) > RECENT_RECORDS:
             del self._used[next(iter(self._used))]
+        if any(seen):
+            return  # it was taken back, and made again of the same records
+        # Programs before format 2 said it of each batch.
+        of_batches = _skips(each for batch in update.batches for each in batch.skipped)
+        self._take(update.samples, Counter(update.skipped) + of_batches)
 
-    def _take(self, batch: BatchReady | Batch) -> None:
-        offsets, skipped = batch.samples + len(batch.skipped), len(batch.skipped)
-        if skipped:
-            self.skipped += Counter(each.topic for each in batch.skipped)
-        self._recent.append((offsets, skipped))
+    def _take(self, samples: int, skipped: Counter[str]) -> None:
+        bad = skipped.total()
+        if bad:
+            self.skipped += skipped
+        offsets = samples + bad
+        self._recent.append((offsets, bad))
         self._recent_offsets += offsets
-        self._recent_skipped += skipped
+        self._recent_skipped += bad
         while self._recent_offsets - self._recent[0][0] >= RECENT_RECORDS:
-            offsets, skipped = self._recent.popleft()
+            offsets, bad = self._recent.popleft()
             self._recent_offsets -= offsets
-            self._recent_skipped -= skipped
+            self._recent_skipped -= bad
+
+
+def _skips(skipped: Iterable[Skipped]) -> Counter[str]:
+    """Records that did not decode, by stream."""
+    found = Counter[str]()
+    for each in skipped:
+        found[each.topic] += each.records
+    return found
 
 
 # --- the datastreams ------------------------------------------------------------------------------
@@ -613,7 +635,7 @@ class JobProgress:
                     self._recent = Recent()
                 self.columns.append(record, written_s)
                 self._recent.add(record, seen_s)
-                self._claims.use(record.batches)
+                self._claims.use(record)
             case Quarantined():
                 self._quarantined += 1
                 self._dead += _lengths(record.batch.address)

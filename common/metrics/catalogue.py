@@ -22,6 +22,31 @@ BUILD = gauge(
     *("worker", "coordinator", "provisioner", "evaluator", "admin"),
 )
 
+# --- processes that have many jobs: what is said of each, whatever becomes of it ---------------
+
+JOB_FAULTS = counter(
+    "doll_job_faults_total",
+    "faults",
+    ("job_name", "kind"),
+    "That ended this process's part in a job, which it then began anew: an exception (fault), or a"
+    " server that was away (unavailable).",
+    *("coordinator",),
+)
+SLOW_TURNS = counter(
+    "doll_slow_turns_total",
+    "turns",
+    _JOB,
+    "In which a job had one of the process's few threads for longer than it should.",
+    *("coordinator",),
+)
+LONGEST_TURN = gauge(
+    "doll_longest_turn_seconds",
+    "seconds",
+    _JOB,
+    "The longest of these turns since the process began with the job.",
+    *("coordinator",),
+)
+
 # --- workers: records to batches, batches to gradients ---------------------------------------
 
 RECORDS_READ = counter(

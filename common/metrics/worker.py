@@ -78,8 +78,8 @@ class JobMeasures:
             self._announced.inc()
             for span, count in zip(claim.address, counts, strict=True):
                 self._read[span.topic].inc(count)
-            for record in claim.skipped:
-                self._skipped[record.topic].inc()
+            for left_out in claim.skipped:
+                self._skipped[left_out.topic].inc(left_out.records)
         else:
             for span in claim.address:
                 self._expired[span.topic].inc(span.end - span.start)

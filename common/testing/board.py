@@ -10,7 +10,7 @@ import threading
 import time
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from common import wire
 from common.core.messages import ModelId, TriggerId, WorkerId
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from common.core.messages import Reply, Standing, UpdateTrigger
+
+T = TypeVar("T")
 
 _MODELS_KEPT = 4  # these four as in Redis
 _TRIGGERS_KEPT = 100
@@ -35,11 +37,10 @@ class Notices:
     models: dict[ModelId, bytes] = field(default_factory=dict)
     offered: bytes | None = None
     triggers: dict[TriggerId, bytes] = field(default_factory=dict)  # ascending
-    gradients: dict[int, list[bytes]] = field(default_factory=dict)  # by epoch
+    unable: dict[str, tuple[str, float]] = field(default_factory=dict)  # why, until when
     standing: bytes | None = None
     beats: dict[WorkerId, tuple[str, float]] = field(default_factory=dict)  # status, until when
     lease: tuple[str, float] | None = None  # holder, until when
-    unable: dict[str, tuple[str, float]] = field(default_factory=dict)  # reason, until when
     snapshots: dict[int, bytes] = field(default_factory=dict)  # by epoch
 
 
@@ -54,6 +55,7 @@ class MemoryRedis:
         self.clock = clock
         self.changed = threading.Condition()  # guards all that follows
         self.jobs: dict[str, Notices] = {}
+        self.replies = dict[str, list[bytes]]()  # by replica
         self.away = False
 
     def kill(self) -> None:
@@ -75,8 +77,123 @@ class MemoryRedis:
         """Go on from such a copy, as after a failover to that replica."""
         with self.changed:
             self.jobs = deepcopy(copy)
+            self.replies.clear()
             self.away = False
             self.changed.notify_all()
+
+    def waited(self, deadline: float) -> bool:
+        """Wait for a change, with the lock in hand; False where it is too late for that."""
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        self.changed.wait(left_s)
+        return True
+
+
+class MemoryBoards:
+    """The boards of all jobs in a `MemoryRedis`; may be shared between threads."""
+
+    def __init__(self, server: MemoryRedis) -> None:
+        self._server = server
+
+    def board(self, job: str) -> MemoryBoard:
+        """Open a job's board."""
+        return MemoryBoard(self._server, job)
+
+    def replies(self, replica: str) -> MemoryReplies:
+        """Open what is sent to a replica."""
+        return MemoryReplies(self._server, replica)
+
+    def exchange(self) -> MemoryExchange:
+        """Open an exchange."""
+        return MemoryExchange(self.board)
+
+    def close(self) -> None:
+        """There are no connections."""
+
+
+class MemoryReplies:
+    """What workers sent to one replica (`common.ports.Replies`)."""
+
+    def __init__(self, server: MemoryRedis, replica: str) -> None:
+        self._server = server
+        self._replica = replica
+        self._rejections = Rejections()
+
+    @property
+    def rejected(self) -> int:
+        """Messages read so far that did not parse."""
+        return self._rejections.count
+
+    def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
+        """Take replies, each with its job; waits for the first one only."""
+        deadline = time.monotonic() + timeout_s
+        with self._server.changed:
+            while True:
+                if self._server.away:
+                    raise UnavailableError("the server is away")
+                waiting = self._server.replies.get(self._replica, [])
+                taken, waiting[:] = waiting[:max_replies], waiting[max_replies:]
+                parsed = (self._rejections.parse("reply", wire.decode_reply, it) for it in taken)
+                found = [each for each in parsed if each is not None]
+                if found or not self._server.waited(deadline):
+                    return found
+
+
+class MemoryExchange:
+    """Asks the boards of many jobs (`common.ports.Exchange`): here each at once, by itself."""
+
+    def __init__(self, open_board: Callable[[str], MemoryBoard]) -> None:
+        self._open_board = open_board
+
+    def hold_lease(
+        self,
+        job: str,
+        holder: str,
+        ttl_s: float,
+        tell: Callable[[bool | Exception], None],
+        *,
+        soon: bool,  # noqa: ARG002 -- everything is sent soon here
+    ) -> None:
+        """Take or prolong the lease; told whether it is ours."""
+        _told(lambda: self._open_board(job).hold_lease(holder, ttl_s), tell)
+
+    def release_lease(self, job: str, holder: str) -> None:
+        """Give the lease back; nobody is told."""
+        _told(lambda: self._open_board(job).release_lease(holder), lambda _: None)
+
+    def put_standing(
+        self,
+        job: str,
+        standing: Standing,
+        tell: Callable[[bool | Exception], None],
+        *,
+        soon: bool,  # noqa: ARG002 -- likewise
+    ) -> None:
+        """Write the standing; told whether one was there."""
+        _told(lambda: self._open_board(job).put_standing(standing), tell)
+
+    def alive(
+        self,
+        job: str,
+        tell: Callable[[dict[WorkerId, str] | Exception], None],
+        *,
+        soon: bool,  # noqa: ARG002 -- likewise
+    ) -> None:
+        """Look for workers; told who is alive, and how."""
+        _told(self._open_board(job).alive, tell)
+
+    def close(self) -> None:
+        """Nothing waits."""
+
+
+def _told(ask: Callable[[], T], tell: Callable[[T | Exception], None]) -> None:
+    answer: T | Exception
+    try:
+        answer = ask()
+    except UnavailableError as error:
+        answer = error
+    tell(answer)
 
 
 class MemoryBoard:
@@ -141,35 +258,17 @@ class MemoryBoard:
             while True:
                 newer = {it: data for it, data in self._notices().triggers.items() if it > after}
                 found = self._parsed(newer.values())
-                if found or not self._waited(deadline):
+                if found or not self._server.waited(deadline):
                     return found
                 after = max(newer, default=after)  # garbage alone: go on behind it
 
-    def push_reply(self, reply: Reply) -> None:
-        """Append a gradient or a failure to the list of its model's epoch."""
-        data = wire.encode_reply(reply)
+    def push_reply(self, reply: Reply, to: str) -> None:
+        """Append to the list of the replica."""
+        data = wire.encode_reply(self._job, reply)
         with self._server.changed:
-            self._notices().gradients.setdefault(reply.model.epoch, []).append(data)
+            self._notices()
+            self._server.replies.setdefault(to, []).append(data)
             self._server.changed.notify_all()
-
-    def pop_replies(self, epoch: int, max_replies: int, timeout_s: float) -> list[Reply]:
-        """Take what workers sent to this epoch's leader; waits for the first one only."""
-        deadline = time.monotonic() + timeout_s
-        with self._server.changed:
-            while True:
-                waiting = self._notices().gradients.get(epoch, [])
-                taken, waiting[:] = waiting[:max_replies], waiting[max_replies:]
-                parsed = (self._rejections.parse("reply", wire.decode_reply, it) for it in taken)
-                found = [reply for reply in parsed if reply is not None]
-                if found or not self._waited(deadline):
-                    return found
-
-    def drop_replies(self, below_epoch: int) -> None:
-        """Forget what was sent to earlier leaders."""
-        with self._server.changed:
-            gradients = self._notices().gradients
-            for epoch in [epoch for epoch in gradients if epoch < below_epoch]:
-                del gradients[epoch]
 
     def put_standing(self, standing: Standing) -> bool:
         """Write the leader's standing; False where none was there."""
@@ -229,19 +328,15 @@ class MemoryBoard:
             return lease is not None and self._server.clock() < lease[1]
 
     def put_unable(self, replica: str, reason: str, ttl_s: float) -> None:
-        """Say for `ttl_s` why a coordinator leaves the job to others; an empty reason: it can."""
+        """Say, for so long, why this replica cannot lead the job."""
         with self._server.changed:
-            unable = self._notices().unable
-            unable.pop(replica, None)
-            if reason:
-                unable[replica] = reason, self._server.clock() + ttl_s
+            self._notices().unable[replica] = (reason, self._server.clock() + ttl_s)
 
     def unable(self) -> dict[str, str]:
-        """Why coordinators leave the job to others, by their names."""
+        """Why replicas cannot lead the job, by their names."""
         with self._server.changed:
-            now = self._server.clock()
-            unable = self._notices().unable
-            return {name: reason for name, (reason, until) in unable.items() if now < until}
+            unable, now = self._notices().unable, self._server.clock()
+            return {replica: why for replica, (why, until) in unable.items() if now < until}
 
     def put_snapshot(self, epoch: int, data: bytes) -> None:
         """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
@@ -273,14 +368,6 @@ class MemoryBoard:
         if self._server.away:
             raise UnavailableError("the server is away")
         return self._server.jobs.setdefault(self._job, Notices())
-
-    def _waited(self, deadline: float) -> bool:
-        """Wait for a change; False where it is too late for that."""
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            return False
-        self._server.changed.wait(left_s)
-        return True
 
     def _parsed(self, data: Iterable[bytes]) -> list[UpdateTrigger]:
         parsed = (self._rejections.parse("trigger", wire.decode_trigger, each) for each in data)

@@ -11,21 +11,21 @@ import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
-from common import wire
 from common.core.messages import Quarantined, Skipped
 from common.core.spans import Span
 from common.errors import ExpiredError, UnavailableError
 from common.telemetry import Outage
-from common.topics import dead_letter_topic
+from services.coordinator.letters import Letter, letter_of, letters_of, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from common.metrics.leading import JobMetrics
     from common.ports import Log, SpanReader, Writer
     from common.telemetry import EventLogger
 
 READ_S = 5.0
+READ_RECORDS = 100  # at once: Kafka's records are of a megabyte at most, good ones between them too
 RETRY_S = 0.5
 FLUSH_S = 5.0
 
@@ -91,59 +91,59 @@ class DeadLetters:
 
     def _deliver(self, letters: Letters, spans: SpanReader, writer: Writer) -> None:
         """Write until Kafka has them; what comes twice is known by its offset."""
+        self._tell(letters)
         while not self._closed.is_set():
             try:
-                if isinstance(letters, Quarantined):
-                    self._write_batch(letters, writer)
-                    count = len(letters.batch.address)
-                else:
-                    self._write_records(letters, spans, writer)
-                    count = len(letters)
-                if writer.flush(FLUSH_S):
-                    self._metrics.dead_lettered(count)
+                if write(written(letters, spans), writer, FLUSH_S):
+                    self._metrics.dead_lettered(_count(letters))
                     self._outage.over()
                     return
             except UnavailableError as error:
                 self._outage.met(error)
                 self._closed.wait(RETRY_S)
 
-    def _write_records(self, bad: tuple[Skipped, ...], spans: SpanReader, writer: Writer) -> None:
-        self._log.info("dead_letters", records=len(bad), topic=bad[0].topic, reason=bad[0].reason)
-        for place in sorted({(record.topic, record.partition) for record in bad}):
-            here = [record for record in bad if (record.topic, record.partition) == place]
-            span = Span(*place, here[0].offset, here[-1].offset + 1)
+    def _tell(self, letters: Letters) -> None:
+        if isinstance(letters, Quarantined):
+            batch, reason = letters.batch.offset, letters.reason
+            self._log.error("batch_quarantined", epoch=letters.epoch, batch=batch, reason=reason)
+        else:
+            records, first = _count(letters), letters[0]
+            self._log.info("dead_letters", records=records, topic=first.topic, reason=first.reason)
+
+
+def written(letters: Letters, spans: SpanReader) -> Iterator[Letter]:
+    """The letters themselves, with what Kafka still has of the records.
+
+    Raises:
+        UnavailableError: If the records cannot be read now.
+    """
+    if isinstance(letters, Quarantined):
+        yield from letters_of(letters)
+        return
+    for record in letters:
+        for offsets in _close_together(record.offsets):
+            span = Span(record.topic, record.partition, offsets[0], offsets[-1] + 1)
             try:
                 fetched = spans.read(span, READ_S)
                 values = dict(zip(fetched.offsets, fetched.values, strict=True))
             except ExpiredError:
                 values = {}  # retention was faster: the letters still say which records they were
-            for record in here:
-                writer.append(
-                    dead_letter_topic(record.topic),
-                    values.get(record.offset),
-                    headers=_headers(record.reason, *place, record.offset),
-                )
-
-    def _write_batch(self, record: Quarantined, writer: Writer) -> None:
-        self._log.error(
-            "batch_quarantined",
-            epoch=record.epoch,
-            batch=record.batch.offset,
-            reason=record.reason,
-        )
-        for span in record.batch.address:
-            headers = _headers(record.reason, span.topic, span.partition, span.start)
-            writer.append(
-                dead_letter_topic(span.topic),
-                wire.encode_audit(record),
-                headers=(*headers, ("end", str(span.end).encode())),
-            )
+            for offset in offsets:
+                yield letter_of(record, offset, values.get(offset))
 
 
-def _headers(reason: str, topic: str, partition: int, offset: int) -> tuple[tuple[str, bytes], ...]:
-    return (
-        ("reason", reason.encode()),
-        ("topic", topic.encode()),
-        ("partition", str(partition).encode()),
-        ("offset", str(offset).encode()),
-    )
+def _close_together(offsets: Sequence[int]) -> Iterator[list[int]]:
+    """Increasing offsets in groups, each of which is read at once, with what lies between them."""
+    group = [offsets[0]]
+    for offset in offsets[1:]:
+        if offset - group[0] >= READ_RECORDS:
+            yield group
+            group = []
+        group.append(offset)
+    yield group
+
+
+def _count(letters: Letters) -> int:
+    if isinstance(letters, Quarantined):
+        return len(letters.batch.address)
+    return sum(record.records for record in letters)

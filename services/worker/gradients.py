@@ -109,7 +109,7 @@ class GradientDesk:
             reply = self._carry_out(compute)
             if isinstance(reply, Gradient) and reply.seconds > SLOW_S:
                 self._listen(0.0)  # who asked for it again meanwhile has it now
-            sent = self._send(reply)
+            sent = self._send(reply, compute.reply_to)
             with self._lock:
                 self._orders.done()
             self._traces.answered(compute, heard_s, reply, sent=sent)
@@ -134,20 +134,20 @@ class GradientDesk:
             finish: Whether there is time to finish the order under way.
         """
         with self._lock:
-            farewell = self._orders.leave(finish=finish)
+            farewell, reply_to = self._orders.leave(finish=finish), self._orders.reply_to
         if farewell is not None:
-            self._send(farewell)
+            self._send(farewell, reply_to)
 
     def close(self) -> None:
         """Let go of the reader."""
         self._spans.close()
         self._times.tell(self._log)
 
-    def _send(self, reply: Reply) -> bool:
+    def _send(self, reply: Reply, to: str) -> bool:
         """A reply that gets lost is asked for again, by the deadline of its round."""
         started = perf_counter()
         try:
-            self._board.push_reply(reply)
+            self._board.push_reply(reply, to)
         except UnavailableError as error:
             self._board_outage.met(error)
             return False
@@ -221,7 +221,7 @@ class GradientDesk:
 
     def _read_back(self, batch: Batch) -> Columns:
         """Read an address from Kafka, without exactly those records that its indicator skipped."""
-        skipped = {(s.topic, s.partition, s.offset) for s in batch.skipped}
+        skipped = {(s.topic, s.partition, o) for s in batch.skipped for o in s.offsets}
         parts = list[Columns]()
         try:
             for span in batch.address:

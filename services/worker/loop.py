@@ -90,7 +90,9 @@ class JobWorker:
         self._stream = Stream(
             worker,
             spec.name,
-            WorkerSettings(spec.batch_size, spec.waiting_bound, spec.batch_linger_s),
+            WorkerSettings(
+                spec.batch_size, spec.waiting_bound, spec.batch_linger_s, spec.group_size
+            ),
             codec=codec,
             log=log,
             board=board,
@@ -145,8 +147,8 @@ class JobWorker:
     def _follow(self, spec: JobSpec) -> None:
         """The owner may have changed the job: b counts from the next batch on."""
         before, self._spec = self._spec, spec
-        sizes = spec.batch_size, spec.waiting_bound
-        if sizes != (before.batch_size, before.waiting_bound):
+        sizes = spec.batch_size, spec.waiting_bound, spec.group_size
+        if sizes != (before.batch_size, before.waiting_bound, before.group_size):
             self._stream.resize(*sizes)
 
     def _leave(self) -> None:

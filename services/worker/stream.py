@@ -125,10 +125,10 @@ class Stream:
             self._take(event)
         self._report_deliveries()
 
-    def resize(self, batch_size: int, bound: int) -> None:
-        """Announce batches of `batch_size` from now on, up to `bound` that wait."""
+    def resize(self, batch_size: int, bound: int, group_size: int) -> None:
+        """Announce batches of `batch_size`, for groups of K, from now on; up to `bound` wait."""
         self._log.info("batches_resized", batch_size=batch_size, bound=bound)
-        self._feed(events.SizesChanged(batch_size, bound))
+        self._feed(events.SizesChanged(batch_size, bound, group_size))
 
     def leave(self) -> None:
         """Stop reading and say so; the group is left with `close`."""

@@ -50,7 +50,7 @@ class BatchTraces:
             sent_s,
             worker=worker,
             records=claim.samples,
-            skipped=len(claim.skipped),
+            skipped=sum(left_out.records for left_out in claim.skipped),
         )
 
         def delivered() -> None:

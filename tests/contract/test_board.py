@@ -7,8 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -22,110 +21,27 @@ from common.core.messages import (
     Gradient,
     ModelId,
     Order,
-    Standing,
     TriggerId,
     UpdateTrigger,
     WorkerId,
 )
-from common.core.spans import Partition, Span
+from common.core.spans import Span
 from common.errors import UnavailableError
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import HandClock
+from tests.contract.board_fixtures import REPLICA, WORKER, Server, standing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from common.embedded.redis import EmbeddedRedis
-    from common.ports import Board
+    from common.ports import Board, Boards, Replies
 
-pytest_plugins = ["tests.redis_servers"]
+pytest_plugins = ["tests.redis_servers", "tests.contract.board_fixtures"]
 
 LONG_S = 20.0  # for what must happen: a test that waits so long has failed
-WORKER, OTHER = WorkerId("w1"), WorkerId("w2")
+OTHER = WorkerId("w2")
 MODEL = ModelId(3, 17)
-PARTITION = Partition("clicks", 0)
-
-
-# --- the three servers ---------------------------------------------------------------------------
-
-
-class Server(Protocol):
-    """What the suite does to a server behind the board's back."""
-
-    def board(self) -> Board:
-        """Another process's view of the same job."""
-
-    def litter(self, garbage: bytes) -> None:
-        """Put garbage wherever the job looks."""
-
-    def kill(self) -> None:
-        """End it at once."""
-
-    def restart(self) -> None:
-        """Bring it back empty."""
-
-
-@dataclass
-class _InMemory:
-    redis: MemoryRedis
-    job: str
-
-    def board(self) -> Board:
-        return MemoryBoard(self.redis, self.job)
-
-    def litter(self, garbage: bytes) -> None:
-        notices = self.redis.jobs[self.job]
-        notices.standing = garbage
-        notices.gradients[3] = [garbage]
-        notices.triggers[TriggerId(2**60, 1)] = garbage
-        notices.beats[WORKER] = (garbage.decode("latin-1"), float("inf"))
-        notices.offered = garbage
-
-    def kill(self) -> None:
-        self.redis.kill()
-
-    def restart(self) -> None:
-        self.redis.restart()
-
-
-@dataclass
-class _InRedis:
-    redis: EmbeddedRedis
-    job: str
-
-    def board(self) -> Board:
-        return RedisBoard(self.redis.url, self.job)
-
-    def litter(self, garbage: bytes) -> None:
-        with redis.Redis.from_url(self.redis.url) as client:
-            client.set(f"doll:{{{self.job}}}:standing", garbage)
-            client.rpush(f"doll:{{{self.job}}}:gradients:3", garbage)
-            client.xadd(f"doll:{{{self.job}}}:triggers", {"trigger": garbage}, f"{2**60}-1")
-            client.sadd(f"doll:{{{self.job}}}:workers", WORKER, garbage)
-            client.set(f"doll:{{{self.job}}}:alive:{WORKER}", garbage)
-            client.set(f"doll:{{{self.job}}}:offered", garbage)
-
-    def kill(self) -> None:
-        self.redis.kill()
-
-    def restart(self) -> None:
-        self.redis.restart()
-
-
-@pytest.fixture(params=["memory", "embedded", pytest.param("system", marks=pytest.mark.redis)])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    job = f"job-{request.node.name}"
-    if request.param == "memory":
-        yield _InMemory(MemoryRedis(), job)
-    else:
-        running: EmbeddedRedis = request.getfixturevalue(f"{request.param}_redis")
-        yield _InRedis(running, job)
-        running.restart()
-
-
-@pytest.fixture
-def board(server: Server) -> Board:
-    return server.board()
 
 
 # --- what is said --------------------------------------------------------------------------------
@@ -145,10 +61,6 @@ def failure(offset: int = 7, epoch: int = 3) -> Failed:
 
 def gradient(vector: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Gradient:
     return Gradient(WORKER, MODEL, (7, 8), 20, 3.5, {"accuracy": 12.0}, 0.02, vector)
-
-
-def standing(cpos: int) -> Standing:
-    return Standing(3, cpos, {PARTITION: 80}, cpos, 0, 2, {PARTITION: 70})
 
 
 def eventually(holds: Callable[[], bool]) -> None:
@@ -262,85 +174,76 @@ def test_a_waiting_reader_is_woken_by_the_next_trigger(server: Server) -> None:
 # --- replies -------------------------------------------------------------------------------------
 
 
-def test_replies_are_taken_in_order_and_once(board: Board) -> None:
-    sent = [failure(offset) for offset in range(5)]
-    for reply in sent:
-        board.push_reply(reply)
-    assert board.pop_replies(3, 3, LONG_S) == sent[:3]
-    assert board.pop_replies(3, 1, LONG_S) == sent[3:4]
-    assert board.pop_replies(3, 9, 0) == sent[4:]
-    assert board.pop_replies(3, 9, 0) == []
+def test_replies_are_taken_in_order_and_once_each_with_its_job(
+    server: Server, board: Board, boards: Boards, replies: Replies
+) -> None:
+    other = boards.board("another")
+    sent = [(server.job, failure(offset)) for offset in range(4)]
+    for _, reply in sent[:3]:
+        board.push_reply(reply, REPLICA)
+    other.push_reply(failure(7), REPLICA)
+    board.push_reply(sent[3][1], REPLICA)
+    assert replies.pop(3, LONG_S) == sent[:3]
+    assert replies.pop(1, LONG_S) == [("another", failure(7))]
+    assert replies.pop(9, 0) == sent[3:]
+    assert replies.pop(9, 0) == []
 
 
-def test_many_are_taken_at_once(board: Board) -> None:
+def test_many_are_taken_at_once(board: Board, replies: Replies) -> None:
     for offset in range(50):
-        board.push_reply(failure(offset))
-    assert len(board.pop_replies(3, 100, LONG_S)) == 50
+        board.push_reply(failure(offset), REPLICA)
+    assert len(replies.pop(100, LONG_S)) == 50
 
 
-def test_a_gradient_arrives_as_a_read_only_view(board: Board) -> None:
+def test_a_gradient_arrives_as_a_read_only_view(board: Board, replies: Replies) -> None:
     vector = np.arange(300_000, dtype=np.float32)
-    board.push_reply(gradient(vector))
-    [received] = board.pop_replies(3, 10, LONG_S)
+    board.push_reply(gradient(vector), REPLICA)
+    [(_, received)] = replies.pop(10, LONG_S)
     assert isinstance(received, Gradient)
     assert np.array_equal(received.vector, vector)
     assert not received.vector.flags.writeable
     assert received.vector.base is not None
 
 
-def test_every_leader_has_its_own_replies(board: Board) -> None:
-    board.push_reply(failure(1, epoch=3))
-    board.push_reply(failure(2, epoch=5))
-    assert board.pop_replies(5, 10, LONG_S) == [failure(2, epoch=5)]
-    assert board.pop_replies(3, 10, LONG_S) == [failure(1, epoch=3)]
+def test_every_replica_has_its_own_replies(board: Board, boards: Boards) -> None:
+    board.push_reply(failure(1), "c1")
+    board.push_reply(failure(2), "c2")
+    assert [reply for _, reply in boards.replies("c2").pop(10, LONG_S)] == [failure(2)]
+    assert [reply for _, reply in boards.replies("c1").pop(10, LONG_S)] == [failure(1)]
 
 
-def test_replies_to_earlier_leaders_are_dropped(board: Board) -> None:
-    for epoch in (0, 3, 5, 7):
-        board.push_reply(failure(epoch=epoch))
-    board.drop_replies(5)
-    left = [len(board.pop_replies(epoch, 10, 0)) for epoch in (0, 3, 5, 7)]
-    assert left == [0, 0, 1, 1]
+def test_waiting_for_replies_ends_with_none(replies: Replies) -> None:
+    assert replies.pop(10, 0) == []
+    assert replies.pop(10, 0.0001) == []
+    assert replies.pop(1, 0.02) == []
 
 
-def test_waiting_for_replies_ends_with_none(board: Board) -> None:
-    assert board.pop_replies(3, 10, 0) == []
-    assert board.pop_replies(3, 10, 0.0001) == []
-    assert board.pop_replies(3, 1, 0.02) == []
-
-
-def test_a_waiting_leader_is_woken_by_the_first_reply(server: Server) -> None:
+def test_a_waiting_replica_is_woken_by_the_first_reply(server: Server, replies: Replies) -> None:
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(server.board().pop_replies, 3, 10, LONG_S)
-        server.board().push_reply(failure())
-        assert waiting.result(LONG_S) == [failure()]
+        waiting = pool.submit(replies.pop, 10, LONG_S)
+        server.board().push_reply(failure(), REPLICA)
+        assert waiting.result(LONG_S) == [(server.job, failure())]
 
 
-def test_each_reply_reaches_one_of_two_takers(server: Server) -> None:
-    def take_all(board: Board) -> list[Failed]:
-        taken: list[Failed] = []
-        while popped := board.pop_replies(3, 2, 0.05):
-            taken += [reply for reply in popped if isinstance(reply, Failed)]
-        return taken
-
-    for offset in range(100):
-        server.board().push_reply(failure(offset))
-    with ThreadPoolExecutor() as pool:
-        shares = list(pool.map(take_all, [server.board(), server.board()]))
-    offsets = [reply.batches[0] for share in shares for reply in share]
-    assert sorted(offsets) == list(range(100))
+def test_replies_that_nobody_takes_vanish(embedded_redis: EmbeddedRedis) -> None:
+    with redis.Redis.from_url(embedded_redis.url) as client:
+        RedisBoard(embedded_redis.url, "a").push_reply(failure(), "ghost")
+        assert 0 < client.pttl("doll:{ghost}:replies") <= 600_000
 
 
-def test_a_waiting_call_does_not_hold_up_others_on_the_same_board(board: Board) -> None:
+def test_a_waiting_call_does_not_hold_up_others_on_the_same_connections(
+    server: Server, boards: Boards, replies: Replies
+) -> None:
+    board = boards.board(server.job)
     with ThreadPoolExecutor() as pool:
         for_trigger = pool.submit(board.triggers, TriggerId(0, 0), LONG_S)
-        for_reply = pool.submit(board.pop_replies, 3, 10, LONG_S)
+        for_reply = pool.submit(replies.pop, 10, LONG_S)
         board.put_standing(standing(4))
         assert board.get_standing() == standing(4)
         assert not for_trigger.done()
         assert not for_reply.done()
-        board.push_reply(failure())
-        assert for_reply.result(LONG_S) == [failure()]
+        board.push_reply(failure(), REPLICA)
+        assert for_reply.result(LONG_S) == [(server.job, failure())]
         board.post_trigger(trigger(3, 1))
         assert for_trigger.result(LONG_S) == [trigger(3, 1)]
 
@@ -450,7 +353,7 @@ def test_whoever_looks_sees_whether_there_is_a_lease(server: Server) -> None:
     eventually(lambda: not visitor.is_leased())
 
 
-def test_whoever_cannot_lead_says_why_until_it_can(server: Server) -> None:
+def test_whoever_cannot_lead_says_why_for_a_while(server: Server) -> None:
     one, two, visitor = server.board(), server.board(), server.board()
     assert visitor.unable() == {}
     one.put_unable("c1", "task x is not in DOLL_TASKS", LONG_S * 10)
@@ -460,13 +363,10 @@ def test_whoever_cannot_lead_says_why_until_it_can(server: Server) -> None:
         "c1": "task y is not in DOLL_TASKS",
         "c2": "its task cannot be imported: \N{SNOWMAN}",
     }
-    two.put_unable("c2", "", LONG_S * 10)
-    two.put_unable("c2", "", LONG_S * 10)
-    assert visitor.unable() == {"c1": "task y is not in DOLL_TASKS"}
     one.put_unable("c1", "for a moment", 0.03)
-    eventually(lambda: visitor.unable() == {})
+    eventually(lambda: "c1" not in visitor.unable())
     one.put_unable("c1", "again", LONG_S * 10)
-    assert visitor.unable() == {"c1": "again"}
+    assert visitor.unable()["c1"] == "again"
 
 
 def test_prolonging_a_lease_counts_from_now(server: Server) -> None:
@@ -514,7 +414,7 @@ def say_everything(board: Board) -> None:
     board.put_model(MODEL, b"weights.")
     board.offer_model(MODEL, b"offered.")
     board.post_trigger(trigger(3, 1))
-    board.push_reply(failure())
+    board.put_unable("c2", "task x is not in DOLL_TASKS", LONG_S)
     board.put_standing(standing(4))
     board.beat(WORKER, "alive", LONG_S * 10)
     board.hold_lease("one", LONG_S * 10)
@@ -526,19 +426,19 @@ def hear_everything(board: Board) -> tuple[object, ...]:
         board.get_model(MODEL),
         board.offered_model(),
         board.triggers(TriggerId(0, 0), 0),
-        board.pop_replies(3, 10, 0),
+        board.unable(),
         board.get_standing(),
         board.alive(),
         board.snapshots(),
     )
 
 
-SILENCE: tuple[object, ...] = (None, None, [], [], None, {}, [])
+SILENCE: tuple[object, ...] = (None, None, [], {}, None, {}, [])
 EVERYTHING = (
     b"weights.",
     (MODEL, b"offered."),
     [trigger(3, 1)],
-    [failure()],
+    {"c2": "task x is not in DOLL_TASKS"},
     standing(4),
     {WORKER: "alive"},
     [b"snapshot"],
@@ -600,7 +500,8 @@ def test_a_reader_waiting_on_a_server_that_is_killed_hears_of_it(server: Server)
         board = server.board()
         board.put_standing(standing(4))
         for_trigger = pool.submit(board.triggers, TriggerId(0, 0), LONG_S)
-        for_reply = pool.submit(board.pop_replies, 3, 10, LONG_S)
+        replies = server.boards().replies(REPLICA)
+        for_reply = pool.submit(replies.pop, 10, LONG_S)
         server.kill()
         assert isinstance(for_trigger.exception(LONG_S), UnavailableError)
         assert isinstance(for_reply.exception(LONG_S), UnavailableError)
@@ -614,31 +515,29 @@ def test_a_reader_waiting_on_a_server_that_is_killed_hears_of_it(server: Server)
 def test_garbage_is_left_out_and_counted(server: Server, garbage: bytes) -> None:
     board = server.board()
     say_everything(board)
-    board.drop_replies(100)
     server.litter(garbage)
-    board.push_reply(failure())
     assert hear_everything(board) == (
         b"weights.",
         None,
         [trigger(3, 1)],
-        [failure()],
+        {"c2": "task x is not in DOLL_TASKS"},
         None,
         {},
         [b"snapshot"],
     )
-    assert board.rejected >= 4
+    assert board.rejected >= 3
 
 
-def test_garbage_alone_does_not_end_a_wait(server: Server) -> None:
+def test_garbage_alone_does_not_end_a_wait(server: Server, replies: Replies) -> None:
     board = server.board()
     board.put_standing(standing(4))
     server.litter(b"garbage")
     with ThreadPoolExecutor() as pool:
-        for_reply = pool.submit(board.pop_replies, 3, 10, LONG_S)
+        for_reply = pool.submit(replies.pop, 10, LONG_S)
         for_trigger = pool.submit(board.triggers, TriggerId(0, 0), LONG_S)
-        eventually(lambda: board.rejected == 2)
-        board.push_reply(failure())
-        assert for_reply.result(LONG_S) == [failure()]
+        eventually(lambda: board.rejected == replies.rejected == 1)
+        board.push_reply(failure(), REPLICA)
+        assert for_reply.result(LONG_S) == [(server.job, failure())]
         board.post_trigger(UpdateTrigger(TriggerId(2**61, 1), MODEL, ()))
         assert [each.id.epoch for each in for_trigger.result(LONG_S)] == [2**61]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common import wire
+from common.core.batching import MAX_SKIPPED, Batcher, Cut, Run, most_group_size
 from common.core.messages import (
     GENESIS,
     Batch,
@@ -67,6 +70,10 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
     offsets = draw(st.sets(st.integers(span.start, span.end - 1), max_size=3))
     room = sum(each.end - each.start for each in address) - len(offsets)
     skipped = tuple(Skipped(*span.place, offset, draw(texts)) for offset in offsets)
+    if draw(st.booleans()) and offsets:  # all together
+        first, *rest = sorted(offsets)
+        gaps = tuple(b - a for a, b in pairwise((first, *rest)))
+        skipped = (Skipped(*span.place, first, draw(texts), gaps),)
     samples = draw(st.integers(0, room))
     return {"worker": draw(workers), "address": address, "samples": samples, "skipped": skipped}
 
@@ -94,6 +101,7 @@ audits = (
         texts,
         counts,
         st.floats(0, 1e9),
+        st.dictionaries(names, counts, max_size=2),
     )
     | st.builds(Quarantined, counts, batches, texts)
     | st.builds(
@@ -203,8 +211,8 @@ def test_claims_and_audit_records_can_be_read_by_any_kafka_tool() -> None:
 @given(data=st.data())
 def test_a_record_of_a_later_format_is_no_garbage(kind: str, data: st.DataObject) -> None:
     whole = WAYS[kind].encode(data.draw(WAYS[kind].messages))
-    later = whole[:-1] + b',"format":2,"more":[]}'
-    with pytest.raises(FutureFormatError, match="of format 2, expected at most 1"):
+    later = whole[:-1] + b',"format":3,"more":[]}'
+    with pytest.raises(FutureFormatError, match="of format 3, expected at most 2"):
         WAYS[kind].decode(later)
 
 
@@ -220,10 +228,83 @@ def test_what_only_mentions_a_format_is_garbage(data: bytes) -> None:
     assert not isinstance(refused.value, FutureFormatError)
 
 
+def test_a_record_says_a_later_format_only_where_an_older_program_would_misread_it() -> None:
+    # That program reads four parts of a bad record, and compares updates with claims part by part.
+    plain = Batch(7, WorkerId("w"), (Span("clicks", 0, 10, 20),), 9)
+    torn = msgspec.structs.replace(plain, skipped=(Skipped("clicks", 0, 12, "torn"),))
+    update = UpdateApplied(0, 1, (plain,), 9, 0.5)
+    of_torn = msgspec.structs.replace(update, skipped={"clicks": 1})
+    said = [
+        format_in(wire.encode_claim(BatchReady(plain.worker, plain.address, 9, each.skipped)))
+        for each in (plain, torn)
+    ]
+    assert said == [1, 2]
+    assert [format_in(wire.encode_audit(each)) for each in (update, of_torn)] == [1, 2]
+    assert format_in(wire.encode_audit(Quarantined(0, plain, "poison"))) == 1
+    assert format_in(wire.encode_audit(Quarantined(0, torn, "poison"))) == 2
+
+
+def format_in(data: bytes) -> int:
+    found = msgspec.json.decode(data).get("format", 1)
+    assert isinstance(found, int)
+    return found
+
+
+def test_bad_records_of_older_programs_are_read_one_by_one() -> None:
+    whole = (
+        b'{"type":"batch","worker":"w","address":[["clicks",0,10,20]],"samples":8,'
+        b'"skipped":[["clicks",0,12,"torn"],["clicks",0,17,"no label"]]}'
+    )
+    claim = wire.decode_claim(whole)
+    assert isinstance(claim, BatchReady)
+    assert claim.skipped == (Skipped("clicks", 0, 12, "torn"), Skipped("clicks", 0, 17, "no label"))
+    assert [each.offsets for each in claim.skipped] == [(12,), (17,)]
+
+
 def test_fields_that_may_be_ignored_are() -> None:
     claim = SpanExpired(WorkerId("format"), (Span("clicks", 0, 10, 20),))
     more = wire.encode_claim(claim)[:-1] + b',"more":1,"format":1}'
     assert wire.decode_claim(more) == claim
+
+
+# --- what fits into Kafka ------------------------------------------------------------------------
+
+KAFKA_BYTES = 1_000_000  # a producer refuses more, unless told otherwise
+
+
+@pytest.mark.parametrize("group_size", [1, 30, most_group_size(["t" * 249])])
+@pytest.mark.parametrize("reason", ["torn", "\x01"])
+def test_the_largest_claims_and_the_update_of_a_whole_group_of_them_fit_into_kafka(
+    group_size: int, reason: str
+) -> None:
+    # 3,000 partitions of the longest name, at the end of their logs; each bad record is another's.
+    batcher = Batcher(10**6, None, group_size)
+    cuts = list[Cut]()
+    for index in range(3000):
+        place, start = Partition("t" * 249, index), 2**62
+        batcher.place(place, start)
+        bad = tuple(Skipped(*place, start + n, f"{index}.{n} {reason * 300}") for n in range(3))
+        cuts += batcher.add(Run(place, (start + 3,), bad, 0.0, 0.0), now=0.0)
+    claims = [
+        BatchReady(WorkerId("w" * 60), cut.address, cut.samples, cut.skipped, 1e9 / 3, 1e9 / 3)
+        for cut in cuts
+    ]
+    largest = max(claims, key=lambda claim: len(wire.encode_claim(claim)))
+    assert len(wire.encode_claim(largest)) < KAFKA_BYTES
+    widest = max(claims, key=lambda claim: len(claim.address))
+    update = UpdateApplied(
+        2**62,
+        2**62,
+        tuple(
+            Batch(2**62 + n, widest.worker, widest.address, widest.samples)
+            for n in range(group_size)
+        ),
+        group_size,
+        0.5,
+        {f"metric-{n}": 1 / 3 for n in range(20)},
+        skipped={"t" * 249: group_size * MAX_SKIPPED},
+    )
+    assert len(wire.encode_audit(update)) < KAFKA_BYTES
 
 
 # --- nothing else gets through -------------------------------------------------------------------
@@ -291,6 +372,31 @@ NONSENSE = {
         "claim",
         BatchReady(WorkerId("w"), (SPAN,), 1, (Skipped("clicks", 0, 20, "no json"),)),
         "inside the batch's own spans",
+    ),
+    "skipped records that go on elsewhere": (
+        "claim",
+        BatchReady(WorkerId("w"), (SPAN,), 1, (Skipped("clicks", 0, 18, "no json", (1, 1)),)),
+        "inside the batch's own spans",
+    ),
+    "skipped records that go back": (
+        "claim",
+        BatchReady(WorkerId("w"), (SPAN,), 1, (Skipped("clicks", 0, 18, "no json", (-2,)),)),
+        "gaps of at least 1",
+    ),
+    "a skipped record twice": (
+        "claim",
+        BatchReady(
+            WorkerId("w"),
+            (SPAN,),
+            1,
+            (Skipped("clicks", 0, 12, "torn", (5,)), Skipped("clicks", 0, 17, "no label")),
+        ),
+        "each offset once",
+    ),
+    "more skipped records than there are": (
+        "audit",
+        UpdateApplied(0, 1, (), 1, 0.5, skipped={"clicks": -1}),
+        "UpdateApplied.",
     ),
     "a nameless worker": ("claim", BatchReady(WorkerId(""), (SPAN,), 1), "BatchReady.worker"),
     "a name that is not Unicode": (

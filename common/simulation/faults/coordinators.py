@@ -198,7 +198,7 @@ class SimulatedCoordinator:
             case do.PublishSnapshot(snapshot, checkpoint):
                 self._publish(snapshot, checkpoint=checkpoint)
             case do.DeadLetterRecords(skipped):
-                places = {(world.partitions[s.partition], s.offset) for s in skipped}
+                places = {(world.partitions[s.partition], o) for s in skipped for o in s.offsets}
                 self._write_letter(lambda: world.dead_letters.update(places))
             case do.DeadLetterBatch(record):
                 world.say(f"{self.name} quarantines", record.batch, record.reason)

@@ -74,6 +74,18 @@ def test_a_clean_pair_of_topics_has_no_flaw() -> None:
     )
 
 
+def test_an_update_need_not_say_which_records_did_not_decode() -> None:
+    # As it is written, as programs before format 2 wrote it, and of records that its claim has not.
+    bad = (Skipped("s", 0, 3, "torn", (1,)),)
+    control: list[Claim | None] = [BatchReady(A, (span(P, 0, 10),), 8, bad)]
+    plain = Batch(0, A, (span(P, 0, 10),), 8)
+    for named in (plain, replace(plain, skipped=bad)):
+        found = audit_of(control, LEAD, update(1, named))
+        assert (found.trained, found.skipped, found.flaws) == (8, 2, ())
+    found = audit_of(control, LEAD, update(1, replace(plain, samples=7)))
+    assert found.flaws == (Flaw("never claimed", "batch 0 of version 1"),)
+
+
 def test_takeovers_and_what_they_took_back_are_counted() -> None:
     # offset  0     1        2        3        4            5        6
     # record  Lead  J=1 {0}  J=2 {1}  Lead(0)  J=3 of 0     J=2 {2}  Lead(0)

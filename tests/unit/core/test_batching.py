@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.batching import MAX_SKIPPED, Batcher, Cut, Run
+from common.core.batching import (
+    ADDRESSES_BYTES,
+    MAX_SKIPPED,
+    REASON_CHARACTERS,
+    RECORD_BYTES,
+    SKIPPED_BYTES,
+    Batcher,
+    Cut,
+    Run,
+    most_group_size,
+    span_bytes,
+)
 from common.core.messages import Skipped
+from common.core.spans import Partition
 from tests.unit.core.examples import P, Q, span
-
-if TYPE_CHECKING:
-    from common.core.spans import Partition
 
 BEGIN = {P: 0, Q: 100}
 
@@ -34,8 +44,12 @@ def run(partition: Partition, good: range, bad: range = range(0)) -> Run:
     return Run(partition, good, tuple(skipped(partition, offset) for offset in bad), 0.0, 0.0)
 
 
-def placed(batch_size: int, linger_s: float | None = None) -> Batcher:
-    batcher = Batcher(batch_size, linger_s)
+def bad_records(cut: Cut) -> int:
+    return sum(each.records for each in cut.skipped)
+
+
+def placed(batch_size: int, linger_s: float | None = None, group_size: int = 1) -> Batcher:
+    batcher = Batcher(batch_size, linger_s, group_size)
     for partition, position in BEGIN.items():
         batcher.place(partition, position)
     return batcher
@@ -130,7 +144,7 @@ def test_a_thousand_bad_records_close_a_batch(chunk: int) -> None:
         end = min(start + chunk, 2 * MAX_SKIPPED + 500)
         cuts += batcher.add(run(P, range(0), bad=range(start, end)), now=0.0)
 
-    assert [len(cut.skipped) for cut in cuts] == [MAX_SKIPPED, MAX_SKIPPED]
+    assert [bad_records(cut) for cut in cuts] == [MAX_SKIPPED, MAX_SKIPPED]
     assert [cut.samples for cut in cuts] == [2, 0]
     assert cuts[1].address == (span(P, MAX_SKIPPED, 2 * MAX_SKIPPED),)
 
@@ -148,6 +162,66 @@ def test_bad_records_of_a_dropped_partition_close_nothing() -> None:
     batcher.add(run(P, range(0), bad=range(MAX_SKIPPED - 1)), now=0.0)
     batcher.drop(P)
     assert batcher.add(run(Q, range(0), bad=range(100, 100 + MAX_SKIPPED - 1)), now=0.0) == ()
+
+
+def test_bad_records_are_named_together_by_partition_and_reason() -> None:
+    batcher = placed(2)
+    torn = [Skipped(*P, offset, "torn") for offset in (0, 1, 4)]
+    batcher.add(Run(P, (), (*torn, Skipped(*P, 5, "no label")), 0.0, 0.0), now=0.0)
+    (cut,) = batcher.add(run(Q, range(101, 103), bad=range(100, 101)), now=0.0)
+
+    assert cut.skipped == (
+        Skipped(*P, 0, "torn", (1, 3)),
+        Skipped(*P, 5, "no label"),
+        skipped(Q, 100),
+    )
+    assert cut.skipped[0].offsets == (0, 1, 4)
+
+
+@pytest.mark.parametrize("chunk", [1, 13, 5000])
+def test_a_batch_closes_before_its_bad_records_fill_a_record_of_kafka(chunk: int) -> None:
+    batcher, cuts = placed(10**6), list[Cut]()
+    bad = [Skipped(*P, offset, f"{offset} {'x' * 1000}") for offset in range(5000)]  # all different
+    for start in range(0, 5000, chunk):
+        cuts += batcher.add(Run(P, (), tuple(bad[start : start + chunk]), 0.0, 0.0), now=0.0)
+
+    assert cuts
+    assert len({bad_records(cut) for cut in cuts}) == 1
+    assert all(len(each.reason) == REASON_CHARACTERS for each in cuts[0].skipped)
+    assert len(msgspec.json.encode(cuts[0].skipped)) < SKIPPED_BYTES
+
+
+@pytest.mark.parametrize("group_size", [1, 20, 1000])
+def test_the_addresses_of_a_group_fit_into_one_record(group_size: int) -> None:
+    # One record of each of 12,000 partitions, all of which one batch could hold.
+    topic = "t" * 200
+    batcher, cuts = Batcher(10**6, None, group_size), list[Cut]()
+    for index in range(12_000):
+        place = Partition(topic, index)
+        batcher.place(place, 2**62)
+        cuts += batcher.add(run(place, range(2**62, 2**62 + 1)), now=0.0)
+
+    longest = max(len(msgspec.json.encode(cut.address)) for cut in cuts)
+    assert longest * group_size < ADDRESSES_BYTES
+    assert all(cut.samples == cuts[0].samples for cut in cuts)
+    left = batcher.close()
+    assert left is not None
+    assert sum(cut.samples for cut in (*cuts, left)) == 12_000  # nothing is lost
+
+
+def test_a_batch_of_one_partition_never_lacks_room() -> None:
+    batcher = placed(3, group_size=10**9)
+    (first,) = batcher.add(run(P, range(3)), now=0.0)
+    assert first.samples == 3
+    assert batcher.add(run(P, range(3, 5)), now=0.0) == ()
+    (early,) = batcher.add(run(Q, range(100, 101)), now=0.0)  # not both partitions at once
+    assert early.address == (span(P, 3, 5),)
+
+
+def test_the_largest_group_fits_into_one_record() -> None:
+    topics = ("short", "l" * 249)
+    assert most_group_size(topics) * (span_bytes("l" * 249) + 200) <= RECORD_BYTES
+    assert most_group_size(topics) > 1000
 
 
 @st.composite
@@ -181,21 +255,21 @@ def chunked(reads: list[Read], breaks: list[bool]) -> list[Run]:
     ]
 
 
-def cut_all(batch_size: int, runs: list[Run]) -> tuple[list[Cut], Cut | None]:
+def cut_all(batch_size: int, runs: list[Run], group_size: int = 1) -> tuple[list[Cut], Cut | None]:
     """The full batches, and the partial one that is left."""
-    batcher = placed(batch_size)
+    batcher = placed(batch_size, group_size=group_size)
     return [cut for each in runs for cut in batcher.add(each, now=0.0)], batcher.close()
 
 
-@given(readings(), st.integers(1, 5), st.data())
+@given(readings(), st.integers(1, 5), st.sampled_from([1, 10**6]), st.data())
 def test_any_chunking_of_the_same_records_gives_the_same_batches(
-    reads: list[Read], batch_size: int, data: st.DataObject
+    reads: list[Read], batch_size: int, group_size: int, data: st.DataObject
 ) -> None:
     size = len(reads)
     breaks = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
-    one_by_one = cut_all(batch_size, chunked(reads, [True] * size))
-    assert cut_all(batch_size, chunked(reads, breaks)) == one_by_one
-    assert cut_all(batch_size, chunked(reads, [False] * size)) == one_by_one
+    one_by_one = cut_all(batch_size, chunked(reads, [True] * size), group_size)
+    assert cut_all(batch_size, chunked(reads, breaks), group_size) == one_by_one
+    assert cut_all(batch_size, chunked(reads, [False] * size), group_size) == one_by_one
 
 
 @given(readings(), st.integers(1, 5))
@@ -216,7 +290,8 @@ def test_batches_tile_what_was_read_and_count_what_decodes(
             assert count == sum(read.good for read in here)
             inside += here
         assert cut.samples == sum(cut.counts)
-        assert cut.skipped == tuple(skipped(r.partition, r.offset) for r in inside if not r.good)
+        left_out = [(s.topic, s.partition, o) for s in cut.skipped for o in s.offsets]
+        assert left_out == [(*r.partition, r.offset) for r in inside if not r.good]
     for partition, begin in BEGIN.items():
         last = max((r.offset + 1 for r in reads if r.partition == partition), default=begin)
         assert end[partition] == last

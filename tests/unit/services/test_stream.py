@@ -125,7 +125,7 @@ def test_a_smaller_b_closes_the_open_batch_that_holds_as_many() -> None:
     bench = Bench()
     bench.stand(cpos=0, claimed=0)
     bench.turn()
-    bench.stream.resize(batch_size=RECORDS, bound=2)
+    bench.stream.resize(batch_size=RECORDS, bound=2, group_size=1)
     bench.turn()
     [claim] = bench.claims()
     assert claim.samples == RECORDS
@@ -139,7 +139,7 @@ def test_what_is_announced_is_counted_once_by_stream() -> None:
     assert bench.told("doll_worker_reading") == 0
     bench.stand(cpos=0, claimed=0)
     bench.turn()
-    bench.stream.resize(batch_size=RECORDS, bound=4)
+    bench.stream.resize(batch_size=RECORDS, bound=4, group_size=1)
     assert bench.told("doll_worker_reading") == 1
     bench.produce(b"garbage", *make_codec("tensor", [Field("id", "int64")]).encode(TWO))
     bench.turn()

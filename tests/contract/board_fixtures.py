@@ -1,0 +1,131 @@
+"""The servers on which boards are held to their contract: memory, embedded Redis, the system's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+import redis
+
+from common.adapters.redis_board import RedisBoard
+from common.adapters.redis_exchange import RedisBoards
+from common.core.messages import Standing, TriggerId, WorkerId
+from common.core.spans import Partition
+from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.embedded.redis import EmbeddedRedis
+    from common.ports import Board, Boards, Replies
+
+WORKER = WorkerId("w1")
+REPLICA = "c1-4711"
+PARTITION = Partition("clicks", 0)
+
+
+class Server(Protocol):
+    """What the suite does to a server behind the board's back."""
+
+    job: str
+
+    def board(self) -> Board:
+        """Another process's view of the same job."""
+
+    def boards(self) -> Boards:
+        """Another process's view of all jobs."""
+
+    def litter(self, garbage: bytes) -> None:
+        """Put garbage wherever the job looks."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def restart(self) -> None:
+        """Bring it back empty."""
+
+
+@dataclass
+class _InMemory:
+    redis: MemoryRedis
+    job: str
+
+    def board(self) -> Board:
+        return MemoryBoard(self.redis, self.job)
+
+    def boards(self) -> Boards:
+        return MemoryBoards(self.redis)
+
+    def litter(self, garbage: bytes) -> None:
+        notices = self.redis.jobs[self.job]
+        notices.standing = garbage
+        self.redis.replies[REPLICA] = [garbage]
+        notices.triggers[TriggerId(2**60, 1)] = garbage
+        notices.beats[WORKER] = (garbage.decode("latin-1"), float("inf"))
+        notices.offered = garbage
+
+    def kill(self) -> None:
+        self.redis.kill()
+
+    def restart(self) -> None:
+        self.redis.restart()
+
+
+@dataclass
+class _InRedis:
+    redis: EmbeddedRedis
+    job: str
+
+    def board(self) -> Board:
+        return RedisBoard(self.redis.url, self.job)
+
+    def boards(self) -> Boards:
+        return RedisBoards(self.redis.url)
+
+    def litter(self, garbage: bytes) -> None:
+        with redis.Redis.from_url(self.redis.url) as client:
+            client.set(f"doll:{{{self.job}}}:standing", garbage)
+            client.rpush(f"doll:{{{REPLICA}}}:replies", garbage)
+            client.xadd(f"doll:{{{self.job}}}:triggers", {"trigger": garbage}, f"{2**60}-1")
+            client.sadd(f"doll:{{{self.job}}}:workers", WORKER, garbage)
+            client.set(f"doll:{{{self.job}}}:alive:{WORKER}", garbage)
+            client.set(f"doll:{{{self.job}}}:offered", garbage)
+
+    def kill(self) -> None:
+        self.redis.kill()
+
+    def restart(self) -> None:
+        self.redis.restart()
+
+
+@pytest.fixture(params=["memory", "embedded", pytest.param("system", marks=pytest.mark.redis)])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    job = f"job-{request.node.name}"
+    if request.param == "memory":
+        yield _InMemory(MemoryRedis(), job)
+    else:
+        running: EmbeddedRedis = request.getfixturevalue(f"{request.param}_redis")
+        yield _InRedis(running, job)
+        running.restart()
+
+
+@pytest.fixture
+def board(server: Server) -> Board:
+    return server.board()
+
+
+@pytest.fixture
+def boards(server: Server) -> Iterator[Boards]:
+    boards = server.boards()
+    yield boards
+    boards.close()
+
+
+@pytest.fixture
+def replies(boards: Boards) -> Replies:
+    return boards.replies(REPLICA)
+
+
+def standing(cpos: int) -> Standing:
+    return Standing(3, cpos, {PARTITION: 80}, cpos, 0, 2, {PARTITION: 70})

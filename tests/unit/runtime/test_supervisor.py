@@ -1,0 +1,409 @@
+"""Many jobs on few threads: what one of them does or suffers is nothing to the others."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator  # noqa: TC003 -- a dataclass reads it
+from dataclasses import dataclass, field
+from io import StringIO
+from itertools import count
+from math import inf
+from queue import SimpleQueue
+from time import monotonic
+
+import pytest
+
+from common.errors import CorruptError, UnavailableError
+from common.log_lines import line_formatter
+from common.metrics.meters import Meters
+from common.metrics.serving import Pulses
+from common.metrics.supervision import SupervisionMetrics
+from common.runtime.supervisor import Actor, Fault, Make, Patience, Supervised, Supervisor
+from common.telemetry import event_logger
+from common.testing.clock import HandClock
+
+PATIENCE_S = 30.0
+AT_ONCE = Patience(first_s=0.0, longest_s=0.0)
+
+
+@dataclass
+class _Script:
+    """An actor that does what it is told, one entry of the queue for each turn."""
+
+    turns: SimpleQueue[float | BaseException | None] = field(default_factory=SimpleQueue)
+    had: SimpleQueue[int] = field(default_factory=SimpleQueue)  # the number of each turn
+    closed: threading.Event = field(default_factory=threading.Event)
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def turn(self) -> float | None:
+        self.had.put(next(self.numbers))
+        told = inf if self.turns.empty() else self.turns.get()
+        if isinstance(told, BaseException):
+            raise told
+        return told
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class _House:
+    """A supervisor, and all that it tells."""
+
+    def __init__(
+        self,
+        patience: Patience = AT_ONCE,
+        threads: int = 2,
+        clock: Callable[[], float] = monotonic,
+        **more: float,
+    ) -> None:
+        self.pulses = Pulses()
+        self.meters = Meters("coordinator")
+        self.lines = StringIO()
+        logger = logging.getLogger("tests.supervisor")
+        logger.handlers = [logging.StreamHandler(self.lines)]
+        logger.handlers[0].setFormatter(line_formatter("json", {}, colours=False))
+        logger.setLevel("INFO")
+        logger.propagate = False
+        metrics = SupervisionMetrics(self.meters)
+        told = event_logger("tests.supervisor")
+        self.supervisor = Supervisor(
+            metrics, self.pulses, told, threads=threads, patience=patience, clock=clock, **more
+        )
+
+    def told(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.lines.getvalue().splitlines()]
+
+    def count(self, name: str, **labels: str) -> float | None:
+        return self.meters.registry.get_sample_value(name, labels)
+
+
+class _Counts:
+    """Sees what it was told, and that nobody else is inside."""
+
+    def __init__(self, awaited: int) -> None:
+        self.awaited = awaited
+        self.told = SimpleQueue[int]()
+        self.inside = threading.Lock()
+        self.seen = 0
+        self.done = threading.Event()
+
+    def turn(self) -> float | None:
+        assert self.inside.acquire(blocking=False), "two turns at once"
+        while not self.told.empty():
+            self.told.get()
+            self.seen += 1
+        if self.seen == self.awaited:
+            self.done.set()
+        self.inside.release()
+        return inf
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(name="house")
+def _house() -> Iterator[_House]:
+    house = _House()
+    yield house
+    assert house.supervisor.close(PATIENCE_S)
+
+
+def making(*actors: Actor, faults: SimpleQueue[Fault | None] | None = None) -> Make:
+    left = iter(actors)
+
+    def make(_wake: object, fault: Fault | None) -> Actor:
+        if faults is not None:
+            faults.put(fault)
+        return next(left)
+
+    return make
+
+
+def turns(actor: _Script, number: int) -> None:
+    """Wait until the actor has begun so many turns."""
+    for _ in range(number):
+        actor.had.get(timeout=PATIENCE_S)
+
+
+def test_a_job_has_a_turn_when_it_begins_and_whenever_it_is_woken(house: _House) -> None:
+    actor = _Script()
+
+    job = house.supervisor.begin("digits", making(actor))
+    turns(actor, 1)
+    job.wake()
+
+    turns(actor, 1)
+
+
+def test_a_job_has_a_turn_when_its_time_has_come(house: _House) -> None:
+    actor = _Script()
+    actor.turns.put(monotonic() + 0.01)
+    actor.turns.put(monotonic() + 0.02)
+
+    house.supervisor.begin("digits", making(actor))
+
+    turns(actor, 3)
+
+
+def test_a_job_that_is_over_is_closed_and_has_no_further_turn(house: _House) -> None:
+    actor = _Script()
+    actor.turns.put(None)
+
+    job = house.supervisor.begin("digits", making(actor))
+
+    assert job.ended.wait(PATIENCE_S)
+    job.wake()
+    assert actor.closed.is_set()
+    assert actor.had.qsize() == 1
+
+
+def test_a_job_that_is_ended_is_closed(house: _House) -> None:
+    actor = _Script()
+    job = house.supervisor.begin("digits", making(actor))
+    turns(actor, 1)
+
+    job.end()
+
+    assert job.ended.wait(PATIENCE_S)
+    assert actor.closed.is_set()
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), MemoryError(), SystemExit(3)])
+def test_an_exception_ends_its_own_actor_and_another_one_is_made(
+    house: _House, error: BaseException
+) -> None:
+    bad, after, innocent = _Script(), _Script(), _Script()
+    bad.turns.put(error)
+    faults = SimpleQueue[Fault | None]()
+    other = house.supervisor.begin("innocent", making(innocent))
+    turns(innocent, 1)
+
+    house.supervisor.begin("digits", making(bad, after, faults=faults))
+
+    turns(after, 1)
+    assert bad.closed.is_set()
+    assert faults.get() is None
+    fault = faults.get()
+    assert fault is not None
+    assert fault.error is error
+    assert type(error).__name__ in fault.detail
+    other.wake()
+    turns(innocent, 1)
+    assert not innocent.closed.is_set()
+    assert house.count("doll_job_faults_total", job_name="digits", kind="fault") == 1
+    assert house.count("doll_job_faults_total", job_name="innocent", kind="fault") == 0
+
+
+def test_who_cannot_even_be_made_is_tried_again(house: _House) -> None:
+    actor = _Script()
+    tries = count()
+
+    def make(_wake: object, _fault: Fault | None) -> Actor:
+        if next(tries) < 3:
+            raise RuntimeError("cannot be made")
+        return actor
+
+    house.supervisor.begin("digits", make)
+
+    turns(actor, 1)
+
+
+def test_what_cannot_be_closed_is_told_and_made_anew_nevertheless(house: _House) -> None:
+    class Sticky(_Script):
+        def close(self) -> None:
+            raise OSError("sticks")
+
+    sticky, after = Sticky(), _Script()
+    sticky.turns.put(KeyError("x"))
+
+    house.supervisor.begin("digits", making(sticky, after))
+
+    turns(after, 1)
+    assert "job_not_closed" in [line["event"] for line in house.told()]
+
+
+def test_a_fault_says_how_many_there_were_in_a_row(house: _House) -> None:
+    errors = [KeyError("a"), UnavailableError("away"), KeyError("b"), ValueError("c")]
+    actors = [_Script() for _ in range(5)]
+    for actor, error in zip(actors, errors, strict=False):
+        actor.turns.put(error)
+    faults = SimpleQueue[Fault | None]()
+
+    house.supervisor.begin("digits", making(*actors, faults=faults))
+    turns(actors[-1], 1)
+
+    got = [faults.get() for _ in range(5)]
+    assert [(fault.in_a_row, fault.alike) for fault in got if fault is not None] == [
+        (1, 1),  # KeyError
+        (1, 1),  # a server that is away is no fault of anybody's: the one before stands
+        (2, 2),
+        (3, 1),
+    ]
+
+
+def test_the_same_exception_is_logged_once_with_its_traceback(house: _House) -> None:
+    actors = [_Script() for _ in range(4)]
+    for number, actor in enumerate(actors[:3]):
+        actor.turns.put(CorruptError("torn") if number == 2 else KeyError(number))
+
+    house.supervisor.begin("digits", making(*actors))
+    turns(actors[-1], 1)
+
+    told = [line for line in house.told() if line["event"] == "job_failed"]
+    assert [line["reason"] for line in told] == ["KeyError: 0", "torn"]
+    assert "in turn" in str(told[0]["traceback"])
+    assert told[0]["job"] == "digits"
+
+
+def test_a_server_that_is_away_is_no_failure_but_waited_for(house: _House) -> None:
+    actor, after = _Script(), _Script()
+    actor.turns.put(UnavailableError("Kafka is away"))
+
+    house.supervisor.begin("digits", making(actor, after))
+    turns(after, 1)
+
+    (line,) = house.told()
+    assert (line["event"], line["level"], line["reason"]) == (
+        *("job_waits", "warning"),
+        "Kafka is away",
+    )
+    assert house.count("doll_job_faults_total", job_name="digits", kind="unavailable") == 1
+
+
+def test_pauses_double_up_to_a_bound() -> None:
+    patience = Patience(first_s=1.0, longest_s=60.0)
+
+    assert [patience.pause_s(number) for number in (1, 2, 3, 6, 7, 10_000)] == [
+        *(1.0, 2.0, 4.0, 32.0),
+        *(60.0, 60.0),
+    ]
+
+
+def test_who_was_well_for_a_while_begins_with_the_shortest_pause_again() -> None:
+    house = _House()
+    house.supervisor.close(PATIENCE_S)
+    job = house.supervisor.begin("digits", making(_Script()))
+    patience = Patience()
+    pauses = []
+    for lasted_s in (1.0, 1.0, 61.0, 1.0):
+        job.began_at = 1000.0
+        pauses.append(job.failed(KeyError("x"), 1000.0 + lasted_s, patience))
+
+    assert pauses == [(1.0, True), (2.0, False), (1.0, True), (2.0, False)]
+
+
+def test_it_waits_before_another_actor_is_made() -> None:
+    clock = HandClock()
+    house = _House(Patience(first_s=5.0), threads=1, clock=clock)
+    bad, after, other = _Script(), _Script(), _Script()
+    bad.turns.put(KeyError("x"))
+    job = house.supervisor.begin("digits", making(bad, after))
+    assert bad.closed.wait(PATIENCE_S)
+
+    job.wake()  # in vain: it is too early
+    house.supervisor.begin("other", making(other))
+    turns(other, 1)  # on the only thread, after the one above
+
+    assert after.had.empty()
+    clock.advance(5.0)
+    job.wake()
+    turns(after, 1)
+    house.supervisor.close(PATIENCE_S)
+
+
+def test_a_turn_that_hangs_stops_nobody_and_makes_the_process_ill() -> None:
+    clock = HandClock()
+    house = _House(threads=2, clock=clock, hangs_s=100.0)
+    hanging, release = threading.Event(), threading.Event()
+
+    class Hangs(_Script):
+        def turn(self) -> float | None:
+            hanging.set()
+            release.wait(PATIENCE_S)
+            return inf
+
+    other = _Script()
+    house.supervisor.begin("digits", making(Hangs()))
+    assert hanging.wait(PATIENCE_S)
+    clock.advance(101.0)
+
+    job = house.supervisor.begin("other", making(other))
+    turns(other, 1)
+    job.wake()
+    turns(other, 1)
+
+    assert house.pulses.complaint() == "a turn of job digits has not turned for 101 s"
+    told = [line for line in house.told() if line["event"] == "turns_crowded"]
+    assert [line["long_turns_of"] for line in told] == ["digits"]
+    release.set()
+    assert house.supervisor.close(PATIENCE_S)
+    assert house.pulses.complaint() == ""
+
+
+def test_a_slow_turn_is_counted_and_the_longest_named() -> None:
+    clock = HandClock()
+    house = _House(threads=1, clock=clock, slow_s=0.05)
+
+    class Slow(_Script):
+        def turn(self) -> float | None:
+            clock.advance(0.25 if self.had.empty() else 0.125)
+            return super().turn()
+
+    actor, other = Slow(), _Script()
+    actor.turns.put(clock())  # another turn at once
+    house.supervisor.begin("digits", making(actor))
+    house.supervisor.begin("other", making(other))
+    turns(other, 1)  # on the only thread
+
+    assert house.count("doll_slow_turns_total", job_name="digits") == 2
+    assert house.count("doll_longest_turn_seconds", job_name="digits") == 0.25
+    assert house.count("doll_slow_turns_total", job_name="other") == 0
+    assert house.supervisor.close(PATIENCE_S)
+    assert house.count("doll_slow_turns_total", job_name="digits") is None
+
+
+def test_no_wake_up_is_lost_and_no_job_is_ever_in_two_threads() -> None:
+    house = _House(threads=4)
+    rounds, jobs = 2000, 6
+
+    actors = [_Counts(2 * rounds) for _ in range(jobs)]
+    handles = [
+        house.supervisor.begin(f"job-{number}", making(actor))
+        for number, actor in enumerate(actors)
+    ]
+
+    def tell() -> None:
+        for number in range(rounds):
+            for actor, handle in zip(actors, handles, strict=True):
+                actor.told.put(number)
+                handle.wake()
+
+    tellers = [threading.Thread(target=tell) for _ in range(2)]
+    for teller in tellers:
+        teller.start()
+
+    assert all(actor.done.wait(PATIENCE_S) for actor in actors)
+    for teller in tellers:
+        teller.join(PATIENCE_S)
+    assert not [line for line in house.told() if line["event"] == "job_failed"]
+    assert house.supervisor.close(PATIENCE_S)
+
+
+def test_at_its_end_all_jobs_are_closed_also_those_that_wait_for_another_try() -> None:
+    house = _House(Patience(first_s=1e6, longest_s=1e6))
+    well, bad = _Script(), _Script()
+    bad.turns.put(KeyError("x"))
+    ended: list[Supervised] = [
+        house.supervisor.begin("well", making(well)),
+        house.supervisor.begin("bad", making(bad)),
+    ]
+    assert bad.closed.wait(PATIENCE_S)
+    turns(well, 1)
+
+    assert house.supervisor.close(PATIENCE_S)
+
+    assert well.closed.is_set()
+    assert all(job.ended.is_set() for job in ended)
+    assert house.supervisor.begin("late", making(_Script())).ended.is_set()

@@ -1,0 +1,157 @@
+"""Turns of jobs: never two of one job at once, no wake-up lost, nobody passed over."""
+
+from math import inf
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from common.runtime.turns import Turns
+
+JOBS = st.sampled_from("abcd")
+
+
+def test_a_job_has_its_first_turn_at_once() -> None:
+    turns = Turns[str]()
+
+    turns.add("a")
+
+    assert turns.next(0.0) == "a"
+
+
+def test_a_job_is_not_given_out_again_before_its_turn_is_over() -> None:
+    turns = Turns[str]()
+    turns.add("a")
+    turns.next(0.0)
+
+    turns.wake("a")
+
+    assert turns.next(1.0) is None
+
+
+def test_a_wake_up_during_a_turn_makes_another_one_follow() -> None:
+    turns = Turns[str]()
+    turns.add("a")
+    turns.next(0.0)
+    turns.wake("a")
+
+    turns.done("a", inf)
+
+    assert turns.next(0.0) == "a"
+
+
+def test_wake_ups_between_two_turns_are_one() -> None:
+    turns = Turns[str]()
+    turns.add("a")
+    turns.next(0.0)
+    turns.done("a", inf)
+
+    assert [turns.wake("a"), turns.wake("a")] == [True, False]
+    turns.next(0.0)
+    turns.done("a", inf)
+
+    assert turns.next(0.0) is None
+
+
+def test_who_was_woken_is_not_called_once_more_at_the_time_that_it_had_named_before() -> None:
+    turns = Turns[str]()
+    turns.add("a")
+    turns.next(0.0)
+    turns.done("a", 5.0)
+    turns.wake("a")
+    turns.next(1.0)
+    turns.done("a", inf)
+
+    assert turns.next(6.0) is None
+
+
+def test_times_that_no_longer_count_do_not_pile_up() -> None:
+    turns = Turns[str]()
+    turns.add("a")
+    for turn in range(10_000):
+        turns.next(0.0)
+        turns.done("a", 1e6 + turn)
+        turns.wake("a")
+
+    assert len(turns._dues) < 100  # noqa: SLF001 -- memory is what this test is about
+
+
+def test_who_is_forgotten_is_woken_in_vain() -> None:
+    turns = Turns[str]()
+    turns.add("a")
+    turns.next(0.0)
+
+    turns.forget("a")
+
+    assert not turns.wake("a")
+    assert turns.next(9.0) is None
+
+
+class _TurnsInAnyOrder(RuleBasedStateMachine):
+    """The rules of the game against a plain list of what everybody is owed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = Turns[str]()
+        self.now = 0.0
+        self.running = set[str]()
+        self.owed = dict[str, float]()  # since when a job is to have a turn; inf: not at all
+        self.due = dict[str, float]()
+
+    @rule(job=JOBS)
+    def add(self, job: str) -> None:
+        if job not in self.due:
+            self.turns.add(job)
+            self.owed[job], self.due[job] = self.now, inf
+
+    @rule(job=JOBS)
+    def wake(self, job: str) -> None:
+        self.turns.wake(job)
+        if job in self.due:
+            self.owed[job] = min(self.owed[job], self.now)
+
+    @rule(seconds=st.sampled_from((0.0, 1.0, 3.0)))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def next(self) -> None:
+        job = self.turns.next(self.now)
+        for each, due in self.due.items():
+            if each not in self.running and due <= self.now:
+                self.owed[each] = min(self.owed[each], due)
+        ready = {each for each in self.due.keys() - self.running if self.owed[each] < inf}
+        assert (job in ready) if ready else (job is None)
+        if job is not None:
+            self.running.add(job)
+            self.owed[job] = self.due[job] = inf
+
+    @precondition(lambda self: self.running)
+    @rule(after=st.sampled_from((-1.0, 0.0, 2.0, inf)), which=st.randoms(use_true_random=False))
+    def done(self, after: float, which: object) -> None:
+        job = which.choice(sorted(self.running))  # type: ignore[attr-defined]  # of `random.Random`
+        self.running.remove(job)
+        self.turns.done(job, self.now + after)
+        self.due[job] = self.now + after
+
+    @precondition(lambda self: self.running)
+    @rule()
+    def forget(self) -> None:
+        job = min(self.running)
+        self.running.remove(job)
+        self.turns.forget(job)
+        del self.due[job], self.owed[job]
+
+    @invariant()
+    def nobody_waits_longer_than_is_said(self) -> None:
+        waiting = [
+            due
+            for job, due in self.due.items()
+            if job not in self.running and self.owed[job] == inf
+        ]
+        assert self.turns.due() <= min(waiting, default=inf)
+        assert len(self.turns) == len(self.due)
+
+
+TestTurnsInAnyOrder = _TurnsInAnyOrder.TestCase
+TestTurnsInAnyOrder.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

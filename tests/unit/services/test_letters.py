@@ -1,0 +1,139 @@
+"""Dead letters: each says where its record is, and has as much of it as Kafka takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.core.messages import Batch, Quarantined, Skipped, WorkerId
+from common.core.spans import Partition, Span
+from common.errors import DeliveryError, RecordTooLargeError, UnknownTopicError
+from common.ports import NewTopic
+from common.testing.log import MemoryLog
+from services.coordinator.dead_letters import READ_RECORDS, written
+from services.coordinator.letters import Letter, letter_of, letters_of, write
+
+if TYPE_CHECKING:
+    from common.ports import LogRecord
+
+STREAM = Partition("clicks", 0)
+LETTERS = Partition("clicks.dlq", 0)
+TORN = Skipped("clicks", 0, 7, "torn", (1, 5))
+WAIT_S = 5.0
+
+
+def kafka(limit: int | None = None) -> MemoryLog:
+    log = MemoryLog()
+    log.create_topics([NewTopic("clicks", 1), NewTopic("clicks.dlq", 1)])
+    if limit is not None:
+        log.limit_records("clicks.dlq", limit)
+    return log
+
+
+def delivered(log: MemoryLog) -> list[LogRecord]:
+    return log.tail(LETTERS, 0).read(10_000, 0.0)
+
+
+def test_a_letter_says_where_its_record_is_and_why() -> None:
+    letter = letter_of(TORN, 8, b"value")
+    assert (letter.topic, letter.value) == ("clicks.dlq", b"value")
+    assert dict(letter.headers) == {
+        "reason": b"torn",
+        "topic": b"clicks",
+        "partition": b"0",
+        "offset": b"8",
+    }
+
+
+def test_a_batch_has_a_letter_for_each_of_its_spans() -> None:
+    batch = Batch(4, WorkerId("w"), (Span("clicks", 0, 0, 9), Span("views", 2, 5, 6)), 10)
+    letters = list(letters_of(Quarantined(0, batch, "poison: " + "x" * 10**6)))
+    assert [letter.topic for letter in letters] == ["clicks.dlq", "views.dlq"]
+    assert [dict(letter.headers)["end"] for letter in letters] == [b"9", b"6"]
+    assert all(len(dict(letter.headers)["reason"]) < 10_000 for letter in letters)
+
+
+@given(st.binary(max_size=300))
+def test_a_letter_that_is_shortened_has_less_and_less_and_says_how_much_it_was(
+    value: bytes,
+) -> None:
+    letter: Letter | None = letter_of(TORN, 7, value)
+    before = len(value) + 1
+    while letter is not None:
+        assert letter.value is not None
+        assert value.startswith(letter.value)
+        assert len(letter.value) < before
+        headers = dict(letter.headers)
+        whole = len(letter.value) == len(value)
+        assert headers.get("truncated") == (None if whole else str(len(value)).encode())
+        assert headers["offset"] == b"7"
+        before, letter = len(letter.value), letter.shortened()
+    assert before == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "least"),
+    [(None, 700_000), (600_000, 450_000), (1_000, 750), (10, 0)],
+    ids=["the client's limit", "the topic's limit", "a small limit", "no room but for the address"],
+)
+def test_of_a_record_that_is_too_large_as_much_is_written_as_is_taken(
+    limit: int | None, least: int
+) -> None:
+    # A Java producer writes up to 1,048,576 bytes; no client of ours writes more than 1,000,000.
+    log, value = kafka(limit), bytes(range(256)) * 4062  # 1,039,872 bytes
+    letters = [letter_of(TORN, 7, b"small"), letter_of(TORN, 8, value), letter_of(TORN, 13, None)]
+    assert write(letters, log.writer(), WAIT_S)
+
+    small, empty, cut = delivered(log)
+    assert (small.value, empty.value) == (b"small", None)
+    assert cut.value is not None
+    assert least <= len(cut.value) <= (limit or 1_000_000)
+    assert value.startswith(cut.value)
+
+
+def test_a_letter_that_cannot_be_delivered_for_another_reason_is_a_fault() -> None:
+    log, letters = kafka(), [letter_of(TORN, 7, b"value")]
+    log.delete_topic("clicks.dlq")
+    with pytest.raises((DeliveryError, UnknownTopicError)) as raised:
+        write(letters, log.writer(), WAIT_S)
+    assert not isinstance(raised.value, RecordTooLargeError)
+
+
+def test_letters_that_do_not_arrive_in_time_are_not_taken_for_delivered() -> None:
+    log = kafka()
+    writer = log.writer()
+    log.go_away()
+    assert not write([letter_of(TORN, 7, b"value")], writer, 0.0)
+    log.come_back()
+    assert writer.flush(WAIT_S)
+    assert [record.value for record in delivered(log)] == [b"value"]  # and once more where retried
+
+
+@given(st.sets(st.integers(0, 5 * READ_RECORDS), min_size=1, max_size=40))
+def test_bad_records_are_read_back_a_few_at_a_time(bad: set[int]) -> None:
+    log = kafka()
+    writer = log.writer()
+    for offset in range(5 * READ_RECORDS + 1):
+        writer.append("clicks", str(offset).encode())
+    assert writer.flush(WAIT_S)
+    first, *rest = sorted(bad)
+    gaps = tuple(b - a for a, b in zip((first, *rest), rest, strict=False))
+    letters = list(written((Skipped(*STREAM, first, "torn", gaps),), log.spans()))
+
+    assert [letter.value for letter in letters] == [str(offset).encode() for offset in sorted(bad)]
+    assert [int(dict(letter.headers)["offset"]) for letter in letters] == sorted(bad)
+
+
+def test_of_records_that_expired_the_address_is_left() -> None:
+    log = kafka()
+    writer = log.writer()
+    for _ in range(20):
+        writer.append("clicks", b"value")
+    assert writer.flush(WAIT_S)
+    log.expire(STREAM, 10)
+    letters = list(written((Skipped(*STREAM, 3, "torn", (12,)),), log.spans()))
+    assert [int(dict(letter.headers)["offset"]) for letter in letters] == [3, 15]
+    assert letters[0].value is None
