@@ -71,7 +71,7 @@ class Trail:
         """
         unseen = self._unseen_leader(record)
         if unseen is not None:
-            self._history = History(unseen.epoch, unseen, offset)
+            self._history = History(unseen.epoch, unseen, offset, self._history.poison)
         counts = self._history.feed(offset, record)
         if counts and self.version >= self._forget_at:
             self._history.forget_before(self.version - _REMEMBERED)

@@ -25,7 +25,9 @@ from common.core.messages import (
     Gradient,
     ModelId,
     Quarantined,
+    Replayed,
     Reply,
+    Requeued,
     Standing,
     UpdateApplied,
     UpdateTrigger,
@@ -66,9 +68,12 @@ FORMAT = 2  # of the records in Kafka: the latest that this program knows
 def format_of(message: object) -> int:
     """The oldest format of which a program must be to read a record in Kafka.
 
-    Format 2 names bad records together by reason, and updates leave them to the claims.
+    Format 2 names bad records together by reason, and updates leave them to the claims. It takes
+    batches out of quarantine, or makes it final.
     """
     match message:
+        case Requeued() | Replayed():
+            return 2
         case BatchReady(skipped=skipped) if skipped:
             return 2
         case UpdateApplied(batches=batches, skipped=skipped) if skipped or _any_skipped(batches):
@@ -167,7 +172,7 @@ _AUDIT = Codec(
     "audit",
     msgspec.json.Decoder(AuditRecord),
     check_audit,
-    ("lead", "update", "quarantined", "evaluated", "drifted"),
+    ("lead", "update", "quarantined", "requeued", "replayed", "evaluated", "drifted"),
 )
 _STANDING = Codec("standing", msgspec.msgpack.Decoder(Standing), check_standing)
 _TRIGGER = Codec("trigger", msgspec.msgpack.Decoder(UpdateTrigger), check_trigger)

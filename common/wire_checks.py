@@ -10,18 +10,22 @@ import reprlib
 from typing import TYPE_CHECKING, NoReturn
 
 from common.core.messages import (
+    MOST_TRACEBACK,
     AuditRecord,
     Batch,
     BatchReady,
     Claim,
     Drifted,
     Evaluated,
+    Failed,
     Farewell,
     Gradient,
     Lead,
     ModelId,
     Quarantined,
+    Replayed,
     Reply,
+    Requeued,
     Standing,
     UpdateApplied,
     UpdateTrigger,
@@ -149,7 +153,7 @@ def _check_batches(batches: tuple[Batch, ...]) -> None:
 
 
 def check_audit(record: AuditRecord) -> None:
-    """Refuse a decision that no leader can have made, and an evaluation of nothing."""
+    """Refuse a decision that nobody can have made, and an evaluation of nothing."""
     match record:
         case Lead():
             _check_count("after", record.after, -1)
@@ -169,6 +173,10 @@ def check_audit(record: AuditRecord) -> None:
         case Quarantined():
             _check_count("epoch", record.epoch)
             _check_batches((record.batch,))
+        case Requeued() | Replayed():
+            _check_batches((record.batch,))
+            _need(bool(record.by), "by", record.by, "who asked for it")
+            _check_finite("at_s", record.at_s)
         case Evaluated():
             check_model("model", record.model)
             _check_finite("at_s", record.at_s)
@@ -220,3 +228,6 @@ def check_reply(reply: Reply) -> None:
         _check_finite("loss_sum", reply.loss_sum)
         _check_metrics("metric_sums", reply.metric_sums)
         _check_seconds("seconds", reply.seconds)
+    if isinstance(reply, Failed):
+        length = len(reply.traceback)
+        _need(length <= MOST_TRACEBACK, "traceback", length, f"at most {MOST_TRACEBACK} characters")

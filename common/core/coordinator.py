@@ -203,7 +203,7 @@ class Coordinator:
             yield from self._lead_read(offset, record, now, counts=counts)
         elif counts and self._leader is not None and record is not None:
             history.forget_before(history.head.version)  # a Lead that goes back ends it all anyway
-            yield from self._leader.audit_read(offset, record, now)
+            yield from self._leader.audit_read(record, now)
 
     def _lead_read(
         self, offset: int, lead: Lead, now: float, *, counts: bool
@@ -221,13 +221,12 @@ class Coordinator:
         if self._history is None:
             raise AssertionError("only a candidate begins to lead")
         self._candidacy = None
-        quarantined = self._history.quarantined
-        self._leader = Leader(epoch, snapshot, quarantined, self._settings, now)
+        self._leader = Leader(epoch, snapshot, self._history, self._settings, now)
         self._alive_at = now
         yield do.Begin(epoch, snapshot)
         if self._settings.learning_rate is not None:
             yield do.SetLearningRate(self._settings.learning_rate)
-        yield from self._leader.begin(quarantined.values(), now)
+        yield from self._leader.begin(now)
         yield from self._leader.want(self._wanted, now)
 
     # --- and back ----------------------------------------------------------------------------

@@ -2,13 +2,17 @@
 
 Several processes may have believed that they lead; their records interleave in the topic. This
 fold, and nothing else, says who led when, which updates made the model and which batches are
-quarantined for ever. The coordinator, `doll audit` and a takeover all use it.
+quarantined. The coordinator, `doll audit` and a takeover all use it.
 
     offset   0        1      2      3        4      5
     record   Lead(-1) J=1    J=2    Lead(0)  J=3    J=2
                                     base J=1 of 0   of 3
     epoch    0        0      0      3        3      3
     path     -        1      1 2    1        1      1 2'     J=3 of epoch 0 comes too late: void
+
+A quarantine outlives every Lead. An operator may end it (`Requeued`), or make it final before its
+records are produced anew (`Replayed`): of the two, what comes first counts, and then the other does
+not. Batches are compared by value: a record about one that was not quarantined changes nothing.
 """
 
 from __future__ import annotations
@@ -17,15 +21,20 @@ from typing import TYPE_CHECKING
 
 from common.core.messages import (
     GENESIS,
+    Batch,
     Drifted,
     Evaluated,
     Lead,
     ModelId,
     Quarantined,
+    Replayed,
+    Requeued,
     UpdateApplied,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from common.core.messages import AuditRecord
 
 
@@ -36,13 +45,22 @@ class History:
         epoch: Offset of the Lead in force at `position`, -1 for none.
         base: The last effective update at `position`: where this reader's knowledge begins.
         position: Offset of the next record to feed.
+        poison: Batches that are quarantined at `position` and may be taken back.
     """
 
-    def __init__(self, epoch: int = -1, base: ModelId = GENESIS, position: int = 0) -> None:
+    def __init__(
+        self,
+        epoch: int = -1,
+        base: ModelId = GENESIS,
+        position: int = 0,
+        poison: Iterable[Batch] = (),
+    ) -> None:
         self._epoch = epoch
         self._path = [base]
         self._position = position
         self._quarantined = dict[int, Quarantined]()
+        self._poison = {batch.offset: batch for batch in poison}
+        self._requeued = dict[int, Batch]()
         self._base_lost = False
 
     @property
@@ -72,8 +90,18 @@ class History:
 
     @property
     def quarantined(self) -> dict[int, Quarantined]:
-        """Quarantined batches by control offset; a copy."""
+        """Batches that it saw quarantined, and that still are, by control offset; a copy."""
         return dict(self._quarantined)
+
+    @property
+    def poison(self) -> tuple[Batch, ...]:
+        """Quarantined batches that an operator may take back or replay, oldest quarantine first."""
+        return tuple(self._poison.values())
+
+    @property
+    def requeued(self) -> dict[int, Batch]:
+        """Batches that it saw taken back, and not quarantined since, likewise; a copy."""
+        return dict(self._requeued)
 
     def feed(self, offset: int, record: AuditRecord | None) -> bool:
         """Fold the record at `offset` (None: does not parse); True where it counts.
@@ -91,8 +119,12 @@ class History:
                 return self._update(record)
             case Quarantined():
                 return self._quarantine(record)
+            case Requeued():
+                return self._requeue(record.batch)
+            case Replayed():
+                return self._finalise(record.batch)
             case Evaluated() | Drifted() | None:
-                return False  # no decision of a leader
+                return False  # no decision
 
     def forget_before(self, version: int) -> None:
         """Let go of updates older than `version`, which nobody will go back behind any more."""
@@ -117,7 +149,25 @@ class History:
         return True
 
     def _quarantine(self, record: Quarantined) -> bool:
-        if record.epoch != self._epoch or record.batch.offset in self._quarantined:
+        offset = record.batch.offset
+        if record.epoch != self._epoch or offset in self._quarantined or offset in self._poison:
             return False
-        self._quarantined[record.batch.offset] = record
+        self._quarantined[offset] = record
+        self._requeued.pop(offset, None)
+        if not record.expired:
+            self._poison[offset] = record.batch
+        return True
+
+    def _requeue(self, batch: Batch) -> bool:
+        if not self._finalise(batch):
+            return False
+        self._quarantined.pop(batch.offset, None)
+        self._requeued[batch.offset] = batch
+        return True
+
+    def _finalise(self, batch: Batch) -> bool:
+        """Nobody can take it back from now on."""
+        if self._poison.get(batch.offset) != batch:
+            return False
+        del self._poison[batch.offset]
         return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from common.core import commands as do
-from common.core.failures import judge
+from common.core.failures import PoisonLimits, judge
 from common.core.goal import Goal
 from common.core.grouping import Grouper
 from common.core.ledger import Ledger
@@ -19,8 +19,10 @@ from common.core.messages import (
     Gradient,
     ModelId,
     Quarantined,
+    Requeued,
     Standing,
     TriggerId,
+    UpdateApplied,
     UpdateTrigger,
     WorkerId,
 )
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from common.core.commands import CoordinatorCommand
     from common.core.events import Wanted
+    from common.core.history import History
     from common.core.messages import AuditRecord, Batch, Claim, Failed, Reply
     from common.core.settings import CoordinatorSettings
 
@@ -43,7 +46,7 @@ class Leader:
     Args:
         epoch: Offset of its Lead record.
         snapshot: What it starts from.
-        quarantined: Batches settled since that snapshot was taken, by control offset.
+        history: What the updates topic says since that snapshot; its owner feeds it.
         settings: The job's.
         now: When it begins.
     """
@@ -52,7 +55,7 @@ class Leader:
         self,
         epoch: int,
         snapshot: Snapshot,
-        quarantined: Mapping[int, Quarantined],
+        history: History,
         settings: CoordinatorSettings,
         now: float,
     ) -> None:
@@ -62,15 +65,22 @@ class Leader:
         self._made = snapshot.made
         self._samples = snapshot.samples
         self._ledger = Ledger(snapshot.claimed, snapshot.control_position)
+        self._history = history
+        requeued = history.requeued
         # Their claims may lie above the snapshot's control position and be replayed only now. What
         # this leader publishes before that must name them: its successor's history begins later.
-        self._quarantined = {*quarantined, *snapshot.quarantined}
-        self._grouper = Grouper(b for b in snapshot.waiting if b.offset not in self._quarantined)
+        self._quarantined = {*history.quarantined, *snapshot.quarantined} - requeued.keys()
+        waiting = {batch.offset: batch for batch in snapshot.waiting}
+        # What was taken back since waits too, unless its claim is still to be replayed.
+        waiting |= {o: b for o, b in requeued.items() if o < snapshot.control_position}
+        self._grouper = Grouper(b for o, b in waiting.items() if o not in self._quarantined)
         self._returned = set(snapshot.returned)
         self._suspects = Suspects(settings.strikes, snapshot.strikes)
+        self._suspects.clear(self._quarantined | requeued.keys())
+        self._poison = PoisonLimits(settings.poison_in_a_row, settings.poison_share)
         self._times = GradientTimes(settings.deadline_floor_s)
         self._liveness = Liveness(settings.beats_grace_s)
-        self._publisher = Publisher(settings, snapshot, epoch + 1, now)
+        self._publisher = Publisher(settings, snapshot, history, now)
         self._settled = snapshot.settled
         self._round: Round | None = None
         self._triggers = 0
@@ -91,12 +101,12 @@ class Leader:
         """What it has decided of claims; to be read alone."""
         return self._ledger
 
-    def begin(self, quarantined: Iterable[Quarantined], now: float) -> Iterator[CoordinatorCommand]:
+    def begin(self, now: float) -> Iterator[CoordinatorCommand]:
         """The first commands; dead letters that an earlier leader owed are written again."""
         yield do.PublishModel(self.model)
         yield self._standing(now)
         yield do.LookForWorkers()
-        for record in quarantined:
+        for record in self._history.quarantined.values():
             yield do.DeadLetterBatch(record)
         # At once: a successor then finds one of the leader in force, unless the board was wiped.
         yield from self._take_snapshot(now, checkpoint=False)
@@ -146,18 +156,21 @@ class Leader:
         if self._round is not None:
             for worker in sorted(departures.left):
                 self._round.release(worker)
-            for worker in sorted(departures.lost):
-                for batch in self._round.vanish(worker):
-                    yield from self._quarantine(batch, "poison: its workers died of it")
+        for worker in sorted(departures.lost):
+            if self._round is None:
+                break  # nothing is in anybody's hands, or no more: the job is held
+            for batch in self._round.vanish(worker):
+                yield from self._quarantine(batch, "poison: its workers died of it")
         yield from self._advance(now)
 
-    def audit_read(
-        self, offset: int, record: AuditRecord, now: float
-    ) -> Iterator[CoordinatorCommand]:
-        """An own audit record was read back as valid."""
-        if isinstance(record, Quarantined):
-            yield do.DeadLetterBatch(record)
-        yield from self._published(self._publisher.read_back(offset))
+    def audit_read(self, record: AuditRecord, now: float) -> Iterator[CoordinatorCommand]:
+        """A record of the updates topic counts: an own one, or an operator's."""
+        if isinstance(record, Requeued):
+            yield from self._requeue(record.batch, now)
+        elif isinstance(record, UpdateApplied | Quarantined):
+            if isinstance(record, Quarantined):
+                yield do.DeadLetterBatch(record)
+            yield from self._published(self._publisher.read_back())
         yield from self._advance(now)
 
     def board_wiped(self, now: float) -> Iterator[CoordinatorCommand]:
@@ -172,6 +185,8 @@ class Leader:
 
     def want(self, wanted: Wanted, now: float) -> Iterator[CoordinatorCommand]:
         """The owner wants the job running, paused or stopped."""
+        if wanted != self._wanted:
+            self._poison.forget()  # whoever resumes a job means to see how it does now
         self._wanted = wanted
         if wanted == "stopped":
             yield from self._finish_job("stopped by its owner", now)
@@ -183,11 +198,11 @@ class Leader:
         self._goal.put_off(settings.stop_at)
         yield from self._advance(now)
 
-    def hold(self, reason: str) -> Iterator[CoordinatorCommand]:
+    def hold(self, reason: str, detail: str = "") -> Iterator[CoordinatorCommand]:
         """Stop until a person resumes the job; no data is thrown away."""
         self._wanted = "paused"
         yield from self._abandon_round()
-        yield do.Hold(reason)
+        yield do.Hold(reason, detail)
 
     def tick(self, now: float) -> Iterator[CoordinatorCommand]:
         """Time has passed."""
@@ -257,7 +272,8 @@ class Leader:
         """Bring the round in flight forward; finishes it, and begins the next, where due."""
         missing = self._settings.group_size - len(round_)
         if missing > 0 and len(self._grouper):
-            round_.fill(self._grouper.take(missing))
+            having = (*round_.todo, *round_.counted)
+            round_.fill(self._grouper.take(missing, having))
         if round_.todo:
             orders = round_.orders(now, self._liveness.trusted(now))
             if orders:
@@ -285,6 +301,7 @@ class Leader:
         self._samples += update.samples
         self._returned.difference_update(batch.offset for batch in update.batches)
         self._goal.observe(update.loss)
+        self._poison.applied(len(update.batches))
         yield do.Apply(update)
         yield self._publisher.append(update)
         yield do.PublishModel(self.model)
@@ -306,17 +323,36 @@ class Leader:
         verdict = judge(failed, round_, self._settings.group_size)
         if failed.reason == "model_missing":
             yield do.PublishModel(round_.model)
-        if verdict.diverged:
-            yield from self.hold(f"{verdict.diverged}; lower the learning rate and start again")
+        if verdict.hold:
+            yield from self.hold(verdict.hold, failed.traceback)
             return
         for batch in verdict.hopeless:
-            yield from self._quarantine(batch, verdict.reason)
+            yield from self._quarantine(batch, verdict.reason, failed.traceback)
 
-    def _quarantine(self, batch: Batch, reason: str) -> Iterator[CoordinatorCommand]:
+    def _quarantine(
+        self, batch: Batch, reason: str, traceback: str = ""
+    ) -> Iterator[CoordinatorCommand]:
         if self._round is None or self._round.settle(batch.offset) is None:
-            return
+            return  # it has its gradient by now, or the job is held
         self._returned.discard(batch.offset)
-        yield self._publisher.append(Quarantined(self._epoch, batch, reason))
+        record = Quarantined(self._epoch, batch, reason)
+        yield self._publisher.append(record)
+        too_many = "" if record.expired else self._poison.quarantined()
+        if too_many:
+            yield from self.hold(
+                f"{too_many} are {reason}; mend the task or its data, take the batches back with"
+                " `doll job requeue`, and resume the job",
+                traceback,
+            )
+
+    def _requeue(self, batch: Batch, now: float) -> Iterator[CoordinatorCommand]:
+        """An operator took a batch back: it waits, or will when its claim is replayed."""
+        self._quarantined.discard(batch.offset)
+        self._publisher.requeue(batch)
+        if batch.offset < self._ledger.position:
+            self._grouper.add(batch)
+            self._moved_at = now
+            yield self._standing(now)
 
     def _proceed(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
         """`on_missing: proceed`: apply what came; each batch is put back once, then awaited."""
@@ -358,7 +394,7 @@ class Leader:
         return Snapshot(
             by=self._epoch,
             made=self._made,
-            updates_position=-1,  # known when it is published
+            updates_position=-1,  # known when it is published, as is what is poison then
             control_position=self._ledger.position,
             claimed=self._ledger.claimed,
             waiting=self._unsettled(),

@@ -133,11 +133,40 @@ class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
 
 
 class Quarantined(msgspec.Struct, frozen=True, tag="quarantined"):
-    """A batch that can never be used: settled without training, never taken back."""
+    """A batch that cannot be used: settled without training. No Lead takes this back."""
 
     epoch: int
-    batch: Batch
+    batch: Batch  # whole: if an operator takes it back, it waits again from this record alone
     reason: str  # "poison: ..." or "expired"
+
+    @property
+    def expired(self) -> bool:
+        """Whether its records are gone, so that nobody can take it back."""
+        return self.reason == "expired"
+
+
+class Requeued(msgspec.Struct, frozen=True, tag="requeued"):
+    """An operator takes a batch out of quarantine: it waits for an update again.
+
+    Counts if exactly this batch is quarantined as poison and was not replayed; no Lead takes it
+    back. An operator's record has no epoch: it is of no leader.
+    """
+
+    batch: Batch
+    by: str  # who asked, for people
+    at_s: float  # since 1970
+
+
+class Replayed(msgspec.Struct, frozen=True, tag="replayed"):
+    """An operator is about to produce a batch's records anew: its quarantine is final.
+
+    Counts if exactly this batch is quarantined as poison and was not replayed before. Whoever wrote
+    it produces the records only once it counts.
+    """
+
+    batch: Batch
+    by: str  # likewise
+    at_s: float  # likewise
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
@@ -165,7 +194,9 @@ class Drifted(msgspec.Struct, frozen=True, tag="drifted"):
     after: float  # of the window that is left
 
 
-AuditRecord: TypeAlias = Lead | UpdateApplied | Quarantined | Evaluated | Drifted
+AuditRecord: TypeAlias = (
+    Lead | UpdateApplied | Quarantined | Requeued | Replayed | Evaluated | Drifted
+)
 
 # --- Redis: fast, and allowed to vanish ------------------------------------------------------
 
@@ -223,7 +254,9 @@ FailedReason: TypeAlias = Literal[
     "expired",  # Kafka will never give them again: quarantine
     "raised",  # the task raised on this data
     "not_finite",  # loss or gradient is not finite
+    "task",  # the task is wrong whatever the data: the job is held, no batch is to blame
 ]
+MOST_TRACEBACK = 4000  # characters of a traceback that a worker sends: its end says where
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -233,7 +266,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     model: ModelId
     batches: tuple[int, ...]  # the batches the reason is about
     reason: FailedReason
-    detail: str = ""
+    detail: str = ""  # one line
+    traceback: str = ""  # of the exception, at most `MOST_TRACEBACK` characters
 
 
 class Farewell(msgspec.Struct, frozen=True, tag="farewell"):

@@ -10,7 +10,8 @@ import msgspec
 from common.core.commands import AppendAudit, CopyWeights, PublishSnapshot
 
 if TYPE_CHECKING:
-    from common.core.messages import Quarantined, UpdateApplied
+    from common.core.history import History
+    from common.core.messages import Batch, Quarantined, UpdateApplied
     from common.core.settings import CoordinatorSettings
     from common.core.snapshots import Snapshot
 
@@ -43,17 +44,17 @@ class Publisher:
     Args:
         settings: How often.
         snapshot: Where this leader began.
-        updates_position: Offset after its Lead record.
+        history: What is read of the updates topic, its Lead record included; somebody feeds it.
         now: When.
     """
 
     def __init__(
-        self, settings: CoordinatorSettings, snapshot: Snapshot, updates_position: int, now: float
+        self, settings: CoordinatorSettings, snapshot: Snapshot, history: History, now: float
     ) -> None:
         self._settings = settings
+        self._history = history
         self._appended = 0
         self._read = 0
-        self._updates_position = updates_position  # the audit is read and valid up to here
         self._pending: _Pending | None = None
         version, position = snapshot.made.version, snapshot.control_position
         self._hot = _Mark(now, version, position)
@@ -74,11 +75,27 @@ class Publisher:
         self._appended += 1
         return AppendAudit(record)
 
-    def read_back(self, offset: int) -> tuple[PublishSnapshot, ...]:
+    def read_back(self) -> tuple[PublishSnapshot, ...]:
         """The oldest unread record was read back as valid; publishes what waited for it."""
         self._read += 1
-        self._updates_position = offset + 1
         return self._publish()
+
+    def requeue(self, batch: Batch) -> None:
+        """A batch was taken out of quarantine: in a copy that is published later it waits, too.
+
+        The record that says so will be below that snapshot's position, so nobody reads it again.
+        """
+        pending = self._pending
+        if pending is None:
+            return
+        copied = pending.snapshot
+        if batch.offset < copied.control_position:
+            waiting = (*copied.waiting, batch)
+            copied = msgspec.structs.replace(copied, waiting=tuple(sorted(waiting, key=_age)))
+        else:  # its claim is replayed after a takeover, and then it must not be left out
+            rest = tuple(offset for offset in copied.quarantined if offset != batch.offset)
+            copied = msgspec.structs.replace(copied, quarantined=rest)
+        self._pending = _Pending(copied, pending.checkpoint, pending.after)
 
     def due(self) -> float | None:
         """When the next snapshot is due by time alone."""
@@ -138,9 +155,15 @@ class Publisher:
         self._pending = None
         # Exactly here, neither earlier nor later, the history's head is what the weights contain.
         snapshot = msgspec.structs.replace(
-            pending.snapshot, updates_position=self._updates_position
+            pending.snapshot,
+            updates_position=self._history.position,
+            poison=self._history.poison,
         )
         return (PublishSnapshot(snapshot, pending.checkpoint),)
+
+
+def _age(batch: Batch) -> int:
+    return batch.offset
 
 
 def _reached(value: float, every: float | None) -> bool:

@@ -221,9 +221,13 @@ class Round:
             skipped=dict(skipped),
         )
 
-    def excuse(self, worker: WorkerId, offsets: Iterable[int]) -> None:
-        """Take an order back without blame: the worker leaves, or could not get data or model."""
-        self._drop(worker, offsets)
+    def excuse(self, worker: WorkerId, offsets: Iterable[int]) -> bool:
+        """Take an order back without blame: the worker leaves, or could not get data or model.
+
+        Returns:
+            Whether it had any of these batches in hand.
+        """
+        return self._drop(worker, offsets)
 
     def accuse(self, worker: WorkerId, offsets: Iterable[int]) -> tuple[Batch, ...]:
         """Take an order back, blaming these batches of it; returns those that are poison now."""
@@ -310,7 +314,8 @@ class Round:
         poison = [o for o in sorted(offsets) if self._suspects.blame(o, alone=o in alone)]
         return tuple(self._todo[offset] for offset in poison)
 
-    def _drop(self, worker: WorkerId, offsets: Iterable[int]) -> None:
+    def _drop(self, worker: WorkerId, offsets: Iterable[int]) -> bool:
         """Void a worker's orders that hold any of these batches: one message answers an order."""
-        offsets = set(offsets)
+        offsets, before = set(offsets), len(self._hands)
         self._hands = [h for h in self._hands if h.worker != worker or not (h.offsets & offsets)]
+        return len(self._hands) < before

@@ -36,6 +36,8 @@ class CoordinatorSettings:
     on_missing: Literal["redispatch", "proceed"] = "redispatch"
     deadline_floor_s: float = 0.5  # shortest time that a worker gets for its part of a round
     strikes: int = 5
+    poison_in_a_row: int = 3  # poison batches without an update between them that hold the job
+    poison_share: float = 0.1  # of the last hundred settled batches; more poison holds it, too
     stop_updates: int | None = None
     stop_loss: float | None = None  # on the mean prequential loss of recent updates
     stop_at: float | None = None  # on the clock that `now` comes from
@@ -48,4 +50,5 @@ class CoordinatorSettings:
     lease_ttl_s: float = 1.0  # how long a dead leader is waited for
     standing_s: float = 0.1
     alive_s: float = 0.05  # between looks at the workers' beats: how late a death is noticed
+    calm_s: float = 0.5  # instead of both, while no worker lives and no round is in flight
     beats_grace_s: float = 1.5  # all beats gone for this long: the workers are

@@ -33,11 +33,19 @@ class Snapshot(msgspec.Struct, frozen=True):
     quarantined: tuple[int, ...] = ()  # by earlier leaders, above `control_position`: see `Leader`
     samples: int = 0  # trained since the job began
     losses: tuple[float, ...] = ()  # of the last updates, mean per sample each, oldest first
+    # Quarantined batches that an operator may still take back. None: an older program wrote this
+    # snapshot, and only the updates topic knows.
+    poison: tuple[Batch, ...] | None = None
 
     @property
     def rank(self) -> tuple[int, int, int]:
         """Later is better: by leader, then by version, then by how much audit it has seen."""
         return (self.by, self.made.version, self.updates_position)
+
+    @property
+    def reads_from(self) -> int:
+        """Where in the updates topic a reader begins who begins with this snapshot."""
+        return 0 if self.poison is None else self.updates_position
 
     @property
     def loss(self) -> float | None:
@@ -56,7 +64,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 def genesis(first: Positions) -> Snapshot:
     """The snapshot that can always be made again, from the job's specification alone."""
-    return Snapshot(-1, GENESIS, 0, 0, dict(first))
+    return Snapshot(-1, GENESIS, 0, 0, dict(first), poison=())
 
 
 def choose(
@@ -66,16 +74,23 @@ def choose(
 
     Args:
         snapshots: Some that could be read.
-        updates: The updates topic, offsets ascending, from their lowest `updates_position` on.
+        updates: The updates topic, offsets ascending, from their lowest `reads_from` on.
 
     Returns:
         None if not even one holds; the genesis always does.
     """
     for snapshot in sorted(snapshots, key=lambda s: s.rank, reverse=True):
-        history = History(snapshot.by, snapshot.made, snapshot.updates_position)
-        for offset, record in updates:
-            if offset >= snapshot.updates_position:
-                history.feed(offset, record)
+        begin, poison = snapshot.updates_position, snapshot.poison
+        if poison is None:
+            poison = _read(History(), [each for each in updates if each[0] < begin]).poison
+        history = History(snapshot.by, snapshot.made, begin, poison)
+        _read(history, [each for each in updates if each[0] >= begin])
         if not history.base_lost:
             return snapshot, history
     return None
+
+
+def _read(history: History, updates: Iterable[tuple[int, AuditRecord | None]]) -> History:
+    for offset, record in updates:
+        history.feed(offset, record)
+    return history

@@ -25,7 +25,7 @@ from math import isnan, nan
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from common.core.ledger import Ledger
-from common.core.messages import BatchReady, Lead, Quarantined, UpdateApplied
+from common.core.messages import BatchReady, Lead, Quarantined, Requeued, UpdateApplied
 from common.trail import Trail
 
 if TYPE_CHECKING:
@@ -585,8 +585,8 @@ class JobProgress:
         self._ends = Ends(record.spec.streams, record.first)
         self._quarantined = 0
         self._dead = Counter[str]()  # offsets of quarantined batches, by stream
-        # Samples trained before it, and its own: the last ones, of one sample at least each.
-        self._quarantines = deque[tuple[int, int]](maxlen=RECENT_RECORDS)
+        # By control offset samples trained before it, and its own, of which it has one at least.
+        self._quarantines = dict[int, tuple[int, int]]()
 
     @property
     def version(self) -> int:
@@ -639,7 +639,13 @@ class JobProgress:
             case Quarantined():
                 self._quarantined += 1
                 self._dead += _lengths(record.batch.address)
-                self._quarantines.append((self.columns.samples, record.batch.samples))
+                self._quarantines[record.batch.offset] = self.columns.samples, record.batch.samples
+                while len(self._quarantines) > RECENT_RECORDS:
+                    del self._quarantines[next(iter(self._quarantines))]
+            case Requeued():
+                self._quarantined -= 1
+                self._dead.subtract(_lengths(record.batch.address))
+                self._quarantines.pop(record.batch.offset, None)
         return True
 
     def feed_claim(self, offset: int, claim: Claim | None) -> None:
@@ -804,7 +810,7 @@ class JobProgress:
         """Samples quarantined among the last `RECENT_RECORDS` settled, and how many those are."""
         trained = self.columns.samples
         quarantined = 0
-        for before, samples in reversed(self._quarantines):
+        for before, samples in reversed(self._quarantines.values()):
             if trained - before + quarantined >= RECENT_RECORDS:
                 break
             quarantined += samples

@@ -26,6 +26,8 @@ from common.core.messages import (
     ModelId,
     Order,
     Quarantined,
+    Replayed,
+    Requeued,
     Skipped,
     SpanExpired,
     Standing,
@@ -104,6 +106,8 @@ audits = (
         st.dictionaries(names, counts, max_size=2),
     )
     | st.builds(Quarantined, counts, batches, texts)
+    | st.builds(Requeued, batches, names, finite)
+    | st.builds(Replayed, batches, names, finite)
     | st.builds(
         Evaluated,
         models,
@@ -129,7 +133,7 @@ gradients = st.builds(
     Gradient, workers, models, offsets, counts, finite, metrics, st.floats(0, 1e9), vectors
 )
 failures = st.builds(
-    Failed, workers, models, offsets, st.sampled_from(["raised", "expired"]), texts
+    Failed, workers, models, offsets, st.sampled_from(["raised", "expired", "task"]), texts, texts
 )
 farewells = st.builds(Farewell, workers, models, offsets | st.just(()))
 
@@ -214,6 +218,15 @@ def test_a_record_of_a_later_format_is_no_garbage(kind: str, data: st.DataObject
     later = whole[:-1] + b',"format":3,"more":[]}'
     with pytest.raises(FutureFormatError, match="of format 3, expected at most 2"):
         WAYS[kind].decode(later)
+
+
+@pytest.mark.parametrize("kind", [Requeued, Replayed])
+def test_older_programs_do_not_ignore_what_ends_or_seals_a_quarantine(
+    kind: type[Requeued | Replayed],
+) -> None:
+    batch = Batch(7, WorkerId("w1"), (Span("clicks", 0, 10, 20),), 10)
+
+    assert wire.encode_audit(kind(batch, "ada", 1.0)).endswith(b',"format":2}')
 
 
 def test_a_record_of_a_later_format_may_be_of_a_kind_that_nobody_knows() -> None:
@@ -486,6 +499,11 @@ NONSENSE = {
         "reply",
         Gradient(WorkerId("w"), MODEL, (7,), 10, 1.0, {}, 0.1, np.ones(2)),
         "float64",
+    ),
+    "a long traceback": (
+        "reply",
+        Failed(WorkerId("w"), MODEL, (7,), "raised", "", "x" * 4001),
+        "Failed.traceback is 4001, expected at most 4000 characters",
     ),
     "a failure of nothing": ("reply", Failed(WorkerId("w"), MODEL, (), "raised"), "Failed.batches"),
 }

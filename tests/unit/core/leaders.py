@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from common.core.history import History
-from common.core.messages import GENESIS, Lead, ModelId, Quarantined, UpdateApplied
+from common.core.messages import (
+    GENESIS,
+    Lead,
+    ModelId,
+    Quarantined,
+    Replayed,
+    Requeued,
+    UpdateApplied,
+)
 from tests.unit.core.examples import batch
 
 if TYPE_CHECKING:
@@ -45,7 +53,8 @@ def play(steps: Iterable[tuple[str, int, int]]) -> Topic:
     """Let candidates and leaders append what an honest process may append, at any time.
 
     A candidate has read the topic up to some point and starts from an update that was effective
-    there; a leader goes on although it may have been deposed; records come again.
+    there; a leader goes on although it may have been deposed; records come again. Operators take
+    batches back and replay them, whether or not they are quarantined.
     """
     topic: Topic = []
     believers = list[Believer]()
@@ -61,7 +70,12 @@ def play(steps: Iterable[tuple[str, int, int]]) -> Topic:
             topic.append(update(leader.epoch, leader.version, two))
         elif step == "quarantine" and believers:
             leader = believers[-1 - one % min(len(believers), 3)]
-            topic.append(Quarantined(leader.epoch, batch(two), "poison: raised"))
+            reason = "expired" if one % 5 == 0 else "poison: raised"
+            topic.append(Quarantined(leader.epoch, batch(two % 5), reason))
+        elif step == "requeue":
+            topic.append(Requeued(batch(two % 5), "ada", float(one)))
+        elif step == "replay":
+            topic.append(Replayed(batch(two % 5), "ada", float(one)))
         elif step == "again" and topic:
             topic.append(topic[one % len(topic)])
         elif step == "garbage":
@@ -80,6 +94,9 @@ steps = st.lists(
                 "update",
                 "update",
                 "quarantine",
+                "quarantine",
+                "requeue",
+                "replay",
                 "again",
                 "garbage",
             ]

@@ -1,6 +1,7 @@
 """The grouping rule against a naive reference: who is in the next group, and in which order."""
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,8 @@ from hypothesis import strategies as st
 
 from common.core.grouping import Grouper
 from common.core.messages import Batch, WorkerId
+from common.core.spans import Span
+from common.core.turns import FLOOR
 from tests.unit.core.examples import A, B, C, batch
 
 
@@ -82,3 +85,117 @@ def test_no_batch_is_used_twice_and_the_oldest_is_always_in_the_next_group(
             waiting = [one for one in waiting if one not in group]
         assert list(grouper.batches) == sorted(waiting, key=lambda one: one.offset)
         assert len(grouper) == len(waiting)
+
+
+# --- several streams -----------------------------------------------------------------------------
+
+
+def of_streams(offset: int, worker: WorkerId, **records: int) -> Batch:
+    """A batch of so many records of each of these streams."""
+    spans = [Span(stream, 0, offset * 100, offset * 100 + n) for stream, n in records.items()]
+    return Batch(offset, worker, tuple(sorted(spans)), sum(records.values()))
+
+
+def named(batches: Iterable[Batch]) -> str:
+    """The first stream of each batch, in order."""
+    return "".join(batch.address[0].topic for batch in batches)
+
+
+def test_streams_take_turns_however_old_the_batches_of_one_are() -> None:
+    waiting = [of_streams(o, A, **{"a" if o < 20 else "b": 10}) for o in range(40)]
+    grouper = Grouper(waiting)
+
+    for _ in range(5):
+        group = grouper.take(8)
+        assert Counter(named(group)) == {"a": 4, "b": 4}
+        assert named(group)[0] == "a"  # the oldest of all
+
+
+def test_within_a_stream_the_oldest_leads_and_workers_rank_before_streams() -> None:
+    # control offset   0  1  2  3  4
+    # worker           a  a  b  b  c      rank 0: one each of a, b, c
+    # stream           x  x  x  y  x
+    streams = "xxxyx"
+    workers = [A, A, B, B, C]
+    grouper = Grouper(of_streams(o, workers[o], **{streams[o]: 10}) for o in range(5))
+
+    assert [taken.offset for taken in grouper.take(3)] == [0, 3, 4]
+
+
+def test_a_refill_goes_on_with_the_mix_of_its_group() -> None:
+    # Without the batches that the group has, each refill would take the oldest: all of stream a.
+    grouper = Grouper(of_streams(o, A, **{"a" if o < 20 else "b": 10}) for o in range(40))
+    group = list(grouper.take(1))
+    while len(group) < 20:
+        group += grouper.take(1, group)
+
+    assert Counter(named(group)) == {"a": 10, "b": 10}
+
+
+def test_a_refill_asks_first_whom_the_group_asks_least() -> None:
+    grouper = Grouper([batch(0, A), batch(1, A), batch(2, B)])
+
+    assert [taken.offset for taken in grouper.take(1, [batch(9, A)])] == [2]
+
+
+def test_a_batch_of_several_streams_counts_for_each_by_its_part_of_it() -> None:
+    # Half of each mixed batch is of b already: so b's own batches come half as often as a's would.
+    mixed = [of_streams(o, A, a=51, b=49) for o in range(100)]
+    grouper = Grouper([*mixed, *(of_streams(o, A, b=100) for o in range(100, 200))])
+
+    group = [len(each.address) for each in grouper.take(90)]
+
+    assert 30 <= group.count(2) <= 60
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 20), st.integers(2, 5))
+def test_a_trickle_gets_its_floor_and_the_oldest_is_always_in(
+    random: object, group_size: int, streams: int
+) -> None:
+    choose = random.choice  # type: ignore[attr-defined]  # a Random: hypothesis does not say so
+    grouper, offset, groups = Grouper(), 0, list[tuple[Batch, ...]]()
+    late = f"s{streams}"
+    for _ in range(60):
+        while len(grouper) < 6 * group_size:  # one batch of the trickle behind each full queue
+            busy = f"s{choose(range(streams))}"
+            grouper.add(of_streams(offset, choose([A, B, C]), **{busy: 10}))
+            offset += 1
+        grouper.add(of_streams(offset, choose([A, B, C]), **{late: 10}))
+        offset += 1
+        oldest = grouper.oldest
+        groups.append(grouper.take(group_size))
+        assert groups[-1][0].offset == oldest
+        assert len(groups[-1]) == group_size
+
+    trickle = sum(each.address[0].topic == late for group in groups for each in group)
+    fair = FLOOR / (streams + 1) * group_size * len(groups)
+    assert trickle >= min(fair / 2, len(groups) / 2) - 4
+
+
+def naive(waiting: Sequence[Batch], ranks: Counter[WorkerId], stream: str | None) -> Batch:
+    """The oldest of a stream among those of the workers that the group asks least."""
+    least = min(ranks[each.worker] for each in waiting)
+    here = [each for each in waiting if ranks[each.worker] == least]
+    return min(
+        (each for each in here if stream in {None, each.address[0].topic}), key=lambda b: b.offset
+    )
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([A, B, C]), st.sampled_from("xyz")), max_size=40),
+    st.integers(1, 12),
+    st.integers(0, 3),
+)
+def test_whoever_is_taken_is_the_oldest_of_its_stream_of_those_asked_least(
+    batches: list[tuple[WorkerId, str]], count: int, had: int
+) -> None:
+    waiting = [of_streams(o, w, **{s: 10}) for o, (w, s) in enumerate(batches)]
+    having, waiting = waiting[:had], waiting[had:]
+    ranks = Counter(each.worker for each in having)
+
+    for number, taken in enumerate(Grouper(waiting).take(count, having)):
+        stream = taken.address[0].topic if number or having else None
+        expected = min(waiting, key=lambda b: b.offset) if stream is None else None
+        assert taken == (expected or naive(waiting, ranks, stream))
+        ranks[taken.worker] += 1
+        waiting.remove(taken)

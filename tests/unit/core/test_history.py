@@ -5,7 +5,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common.core.history import History
-from common.core.messages import GENESIS, Lead, ModelId, Quarantined, UpdateApplied
+from common.core.messages import (
+    GENESIS,
+    Batch,
+    Lead,
+    ModelId,
+    Quarantined,
+    Replayed,
+    Requeued,
+    UpdateApplied,
+)
+from common.core.spans import Span
 from tests.unit.core.examples import batch
 from tests.unit.core.leaders import Topic, read, topics, update
 
@@ -58,6 +68,64 @@ def test_a_quarantine_outlives_the_updates_around_it() -> None:
     assert set(history.quarantined) == {7}
 
 
+POISON = Quarantined(0, batch(7), "poison: raised")
+REQUEUED, REPLAYED = Requeued(batch(7), "ada", 1.0), Replayed(batch(7), "bob", 2.0)
+
+
+def test_an_operator_takes_a_batch_back_and_no_lead_undoes_it() -> None:
+    assert read([Lead(-1, GENESIS, "c1"), POISON]).poison == (batch(7),)
+
+    history = read([Lead(-1, GENESIS, "c1"), POISON, REQUEUED, Lead(0, GENESIS, "c2")])
+    assert (history.epoch, history.quarantined, history.poison) == (3, {}, ())
+    assert history.requeued == {7: batch(7)}
+
+
+def test_what_was_taken_back_may_be_quarantined_and_taken_back_again() -> None:
+    history = read([Lead(-1, GENESIS, "c1"), POISON, REQUEUED])
+
+    assert history.feed(3, POISON)
+    assert (set(history.quarantined), history.requeued) == ({7}, {})
+    assert history.feed(4, REQUEUED)
+    assert (history.quarantined, set(history.requeued)) == ({}, {7})
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(REQUEUED, REPLAYED), (REPLAYED, REQUEUED), (REPLAYED, REPLAYED)]
+)
+def test_of_a_requeue_and_a_replay_only_the_first_counts(
+    first: Requeued | Replayed, second: Requeued | Replayed
+) -> None:
+    history = read([Lead(-1, GENESIS, "c1"), POISON])
+
+    assert history.feed(2, first)
+    assert not history.feed(3, second)
+    assert not history.feed(4, REQUEUED)
+    assert set(history.quarantined) == (set() if first == REQUEUED else {7})
+
+
+OTHER = Batch(7, batch(7).worker, (Span("s", 0, 70, 79),), 9)
+
+
+@pytest.mark.parametrize(
+    "record", [Requeued(batch(8), "ada", 1.0), Requeued(OTHER, "ada", 1.0), Replayed(OTHER, "b", 1)]
+)
+def test_a_batch_that_is_not_quarantined_exactly_so_cannot_be_taken_back(
+    record: Requeued | Replayed,
+) -> None:
+    history = read([Lead(-1, GENESIS, "c1"), POISON])
+
+    assert not history.feed(2, record)
+    assert (set(history.quarantined), history.requeued) == ({7}, {})
+
+
+def test_what_expired_cannot_be_taken_back() -> None:
+    history = read([Lead(-1, GENESIS, "c1"), Quarantined(0, batch(7), "expired")])
+
+    assert not history.feed(2, REQUEUED)
+    assert not history.feed(3, REPLAYED)
+    assert history.poison == ()
+
+
 def test_a_reader_learns_that_its_own_base_was_taken_back() -> None:
     reader = History(epoch=0, base=ModelId(0, 5), position=6)
     reader.feed(6, Lead(0, ModelId(0, 3), "c2"))
@@ -71,6 +139,9 @@ def test_no_record_is_fed_twice() -> None:
 
     with pytest.raises(ValueError, match="audit record 3 comes after 3 was fed"):
         history.feed(3, None)
+
+
+OPERATORS = (Requeued, Replayed)  # whose records count whoever leads
 
 
 def effective(topic: Topic) -> tuple[int, list[ModelId]]:
@@ -99,14 +170,42 @@ def test_the_fold_is_what_its_definition_says(topic: Topic) -> None:
 
 
 @given(topics)
+def test_each_batch_is_quarantined_as_the_last_record_that_counted_about_it_says(
+    topic: Topic,
+) -> None:
+    history, last = History(), dict[int, Quarantined | Requeued | Replayed]()
+    first = dict[int, Quarantined]()  # since the batch was last taken back
+    for offset, record in enumerate(topic):
+        if history.feed(offset, record) and isinstance(record, Quarantined | Requeued | Replayed):
+            before = last.get(record.batch.offset)
+            if isinstance(record, Quarantined):
+                assert before is None or isinstance(before, Requeued)
+                first[record.batch.offset] = record
+            else:
+                assert isinstance(before, Quarantined)
+                assert not before.expired
+            last[record.batch.offset] = record
+
+    back = {offset for offset, record in last.items() if isinstance(record, Requeued)}
+    assert set(history.requeued) == back
+    assert history.quarantined == {o: record for o, record in first.items() if o not in back}
+    poison = {o for o, r in last.items() if isinstance(r, Quarantined) and not r.expired}
+    assert {batch.offset for batch in history.poison} == poison
+
+
+@given(topics)
 def test_late_and_repeated_records_of_deposed_leaders_change_nothing(topic: Topic) -> None:
     history = read(topic)
-    late = [record for record in topic if getattr(record, "epoch", None) != history.epoch]
-    before = (history.epoch, history.path, history.quarantined)
+    late = [
+        record
+        for record in topic
+        if getattr(record, "epoch", None) != history.epoch and not isinstance(record, OPERATORS)
+    ]
+    before = (history.epoch, history.path, history.quarantined, history.poison)
     for record in late:
         history.feed(history.position, record)
 
-    assert (history.epoch, history.path, history.quarantined) == before
+    assert (history.epoch, history.path, history.quarantined, history.poison) == before
 
 
 @given(topics, st.integers(0, 40))
@@ -118,9 +217,12 @@ def test_readers_that_start_at_different_points_agree_on_what_follows(
 ) -> None:
     whole = read(topic)
     then = read(topic[:start])
-    later = read(topic, History(then.epoch, then.head, then.position))
+    later = read(topic, History(then.epoch, then.head, then.position, then.poison))
 
     assert later.epoch == whole.epoch
+    assert set(later.poison) == set(whole.poison)
+    assert later.quarantined.items() <= whole.quarantined.items()
+    assert later.requeued.items() <= whole.requeued.items()
     assert later.base_lost == (then.head not in whole.path)
     if not later.base_lost:
         assert later.path == whole.path[whole.path.index(then.head) :]

@@ -54,7 +54,8 @@ def test_a_leader_begins_with_its_model_its_standing_and_a_look_at_the_workers()
     assert standing == do.PutStanding(Standing(0, 0, FIRST, 0, 0, 0, FIRST))
     assert look == do.LookForWorkers()
     assert copy == do.CopyWeights()
-    assert publish == do.PublishSnapshot(Snapshot(0, GENESIS, 1, 0, FIRST), checkpoint=False)
+    first = Snapshot(0, GENESIS, 1, 0, FIRST, poison=())
+    assert publish == do.PublishSnapshot(first, checkpoint=False)
 
 
 def test_the_kth_batch_begins_a_round_and_its_last_gradient_makes_the_update() -> None:

@@ -9,7 +9,16 @@ import pytest
 from common.core import commands as do
 from common.core import events
 from common.core.goal import LOSS_WINDOW
-from common.core.messages import GENESIS, Failed, FailedReason, Lead, ModelId, Order, Quarantined
+from common.core.messages import (
+    GENESIS,
+    Failed,
+    FailedReason,
+    Lead,
+    ModelId,
+    Order,
+    Quarantined,
+    WorkerId,
+)
 from common.core.snapshots import Snapshot
 from tests.unit.core.bench import QUIET, Bench
 from tests.unit.core.examples import FIRST, A, B, C, P, answer, batch, of_kind, the
@@ -65,6 +74,142 @@ def test_a_batch_whose_workers_die_of_it_is_poison() -> None:
     assert bench.standing.waiting == 2
     bench.tick(0.1)
     assert bench.standing.waiting == 1
+
+
+# --- so much poison that it is the task ----------------------------------------------------------
+
+TRACEBACK = "Traceback ...\n  File \"my_tasks.py\", line 12, in losses\nKeyError: 'lable'"
+
+
+def raise_on_all(bench: Bench, most: int = 1000) -> int:
+    """Let the task raise on whatever is asked, until nothing more is; returns the quarantined."""
+    answered = set[object]()
+    for _ in range(most):
+        triggers = [c.trigger for c in of_kind(bench.said, do.PostTrigger)]
+        orders = [(t.id, order) for t in triggers for order in t.orders]
+        todo = [(key, order) for key, order in orders if (key, order.worker) not in answered]
+        if not todo:
+            break
+        answered |= {(key, order.worker) for key, order in todo}
+        failures = tuple(
+            Failed(o.worker, bench.model, (o.batches[0].offset,), "raised", "KeyError", TRACEBACK)
+            for _, o in todo
+        )
+        bench.feed(events.RepliesRead(failures))
+        bench.read_updates()
+    return len([r for r in bench.updates if isinstance(r, Quarantined)])
+
+
+WORKERS = tuple(WorkerId(f"w{number}") for number in range(20))
+
+
+@pytest.mark.parametrize("strikes", [0, 1, 5])
+@pytest.mark.parametrize("workers", [1, 4, 20])
+def test_a_task_that_raises_on_everything_holds_the_job_after_three_batches(
+    strikes: int, workers: int
+) -> None:
+    # All batches of a group of 20 are suspects, in up to 20 workers' hands at once.
+    bench = leading(replace(QUIET, group_size=20, strikes=strikes), *WORKERS[:workers])
+    bench.announce(*WORKERS, *WORKERS)
+
+    assert raise_on_all(bench) == 3
+
+    hold = the(bench.said, do.Hold)
+    assert hold.reason.startswith("3 batches in a row are poison: raised: KeyError; mend the task")
+    assert hold.detail == TRACEBACK
+    bench.tick(100.0)  # what is still in somebody's hands is overdue: nobody is asked again
+    assert raise_on_all(bench) == 3
+    assert bench.standing.waiting == 37
+
+
+def test_a_job_that_was_held_for_poison_and_resumed_may_meet_as_much_again() -> None:
+    bench = leading(replace(QUIET, strikes=0, group_size=2))
+    bench.announce(*WORKERS)
+    assert raise_on_all(bench) == 3
+
+    for times in (2, 3):
+        bench.feed(events.WantedChanged("paused"))  # as the jobs topic has it
+        bench.feed(events.WantedChanged("running"))
+        assert raise_on_all(bench) == 3 * times
+        assert len(of_kind(bench.said, do.Hold)) == times
+
+
+def test_an_update_between_them_makes_poison_batches_no_row() -> None:
+    bench = leading(replace(QUIET, strikes=0, group_size=1, poison_in_a_row=2))
+    for _ in range(10):
+        bench.announce(A, B)
+        fail(bench, bench.orders[0], "raised")
+        bench.compute()
+        bench.read_updates()
+
+    assert of_kind(bench.said, do.Hold) == []
+
+
+def test_more_than_a_tenth_of_the_last_hundred_holds_the_job() -> None:
+    bench = leading(replace(QUIET, strikes=0, group_size=1))
+    for number in range(1, 12):
+        assert of_kind(bench.said, do.Hold) == []
+        bench.announce(*[A] * 9)
+        fail(bench, bench.orders[0], "raised")
+        for _ in range(8):
+            bench.compute()
+            bench.read_updates()
+        assert (number <= 10) == (of_kind(bench.said, do.Hold) == [])
+
+    assert the(bench.said, do.Hold).reason.startswith("11 of the last 91 batches are poison")
+
+
+def test_a_tenth_of_the_last_hundred_holds_no_job_however_long_it_lasts() -> None:
+    bench = leading(replace(QUIET, strikes=0, group_size=1))
+    for _ in range(30):
+        bench.announce(*[A] * 10)
+        fail(bench, bench.orders[0], "raised")
+        for _ in range(9):
+            bench.compute()
+            bench.read_updates()
+
+    assert of_kind(bench.said, do.Hold) == []
+
+
+def test_batches_that_kill_their_workers_count_as_poison_too() -> None:
+    bench = leading(replace(QUIET, strikes=0, group_size=2, poison_in_a_row=2))
+    bench.announce(A, B)
+    bench.see(C)  # A and B died, each of its batch alone
+
+    assert the(bench.said, do.Hold).reason.startswith(
+        "2 batches in a row are poison: its workers died of it"
+    )
+
+
+def test_expired_batches_hold_no_job() -> None:
+    bench = leading(replace(QUIET, group_size=1))
+    bench.announce(*[A] * 20)
+    for _ in range(20):
+        fail(bench, bench.orders[0], "expired")
+        bench.read_updates()
+
+    assert of_kind(bench.said, do.Hold) == []
+
+
+def test_a_task_that_is_wrong_whatever_the_data_holds_the_job_at_once() -> None:
+    bench = leading(replace(QUIET, strikes=0))
+    bench.announce(A, B)
+    order = bench.orders[0]
+    failed = Failed(order.worker, bench.model, (0,), "task", "losses has shape ()", TRACEBACK)
+
+    said = bench.feed(events.RepliesRead((failed,)))
+
+    hold = the(said, do.Hold)
+    assert hold.reason == "the task is wrong: losses has shape (); mend it and resume the job"
+    assert hold.detail == TRACEBACK
+    assert of_kind(bench.updates, Quarantined) == []
+    # It comes again, late: A was replaced by C, which has the task mended, and the job resumed.
+    bench.feed(events.WantedChanged("paused"))
+    bench.see(B, C)
+    bench.feed(events.WantedChanged("running"))
+    assert of_kind(bench.feed(events.RepliesRead((failed,))), do.Hold) == []
+    bench.compute()
+    assert the(bench.said, do.Apply).update.version == 1
 
 
 @pytest.mark.parametrize("reason", ["model_missing", "unreadable"])

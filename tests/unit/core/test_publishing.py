@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as with_
 
 from common.core import commands as do
+from common.core.history import History
 from common.core.messages import ModelId, Quarantined, UpdateApplied
 from common.core.publishing import Publisher
 from common.core.snapshots import genesis
@@ -26,8 +27,17 @@ AFTER_LEAD = EPOCH + 1
 HOT = replace(QUIET, hot_every_s=1.0)
 
 
-def publisher(settings: CoordinatorSettings = QUIET, now: float = 0.0) -> Publisher:
-    return Publisher(settings, genesis(FIRST), AFTER_LEAD, now)
+class Audit(Publisher):
+    """A publisher whose history is fed what it reads back."""
+
+    def __init__(self, settings: CoordinatorSettings = QUIET, now: float = 0.0) -> None:
+        self.history = History(EPOCH, position=AFTER_LEAD)
+        super().__init__(settings, genesis(FIRST), self.history, now)
+
+    def read(self, offset: int) -> tuple[do.PublishSnapshot, ...]:
+        """Read the oldest unread record back, at this offset."""
+        self.history.feed(offset, None)
+        return self.read_back()
 
 
 def at(version: int, control_position: int = 0) -> Snapshot:
@@ -46,50 +56,50 @@ def update(version: int) -> UpdateApplied:
 def test_a_snapshot_waits_until_its_audit_was_read_back() -> None:
     # updates   4: Lead   5: J=1   6: other's   7: J=2   8: J=3
     # copied                              ^ after J=2, so published at 7 + 1
-    audit = publisher()
+    audit = Audit()
     audit.append(update(1))
     audit.append(update(2))
     assert audit.take(at(2), 0.0, checkpoint=False) == (do.CopyWeights(),)
     audit.append(update(3))
     assert audit.pending
 
-    assert audit.read_back(5) == ()
+    assert audit.read(5) == ()
     published = do.PublishSnapshot(with_(at(2), updates_position=8), checkpoint=False)
-    assert audit.read_back(7) == (published,)
+    assert audit.read(7) == (published,)
     assert not audit.pending
-    assert audit.read_back(8) == ()
+    assert audit.read(8) == ()
     assert audit.unread == 0
 
 
 def test_a_snapshot_with_nothing_unread_is_published_at_once() -> None:
-    audit = publisher()
+    audit = Audit()
     first = the(audit.take(at(0, control_position=3), 0.0, checkpoint=True), do.PublishSnapshot)
     assert first.snapshot.updates_position == AFTER_LEAD
 
     audit.append(Quarantined(EPOCH, batch(1), "expired"))
-    assert audit.read_back(9) == ()
+    assert audit.read(9) == ()
     then = the(audit.take(at(0, control_position=4), 0.0, checkpoint=True), do.PublishSnapshot)
     assert then.snapshot.updates_position == 10
 
 
 def test_a_newer_copy_takes_the_place_of_one_that_still_waits() -> None:
-    audit = publisher()
+    audit = Audit()
     audit.append(update(1))
     audit.take(at(1), 0.0, checkpoint=False)
     audit.append(update(2))
     audit.take(at(2), 0.0, checkpoint=True)
 
-    assert audit.read_back(5) == ()
-    published = the(audit.read_back(6), do.PublishSnapshot)
+    assert audit.read(5) == ()
+    published = the(audit.read(6), do.PublishSnapshot)
     assert published == do.PublishSnapshot(with_(at(2), updates_position=7), checkpoint=True)
 
 
 def test_a_checkpoint_that_still_waits_stays_one_when_a_newer_copy_replaces_it() -> None:
-    audit = publisher()
+    audit = Audit()
     audit.append(update(1))
     audit.take(at(1), 0.0, checkpoint=True)
     audit.take(at(1, 7), 0.1, checkpoint=False)
-    (published,) = audit.read_back(AFTER_LEAD)
+    (published,) = audit.read(AFTER_LEAD)
     assert (published.checkpoint, published.snapshot.control_position) == (True, 7)
 
 
@@ -97,7 +107,7 @@ def test_a_checkpoint_that_still_waits_stays_one_when_a_newer_copy_replaces_it()
 def test_what_is_published_contains_exactly_the_audit_below_its_position(
     steps: list[str],
 ) -> None:
-    audit, version = publisher(), 0
+    audit, version = Audit(), 0
     topic = [0] * AFTER_LEAD  # the version after each record of the updates topic
     own, read = list[int](), 0
     for step in steps:
@@ -112,7 +122,7 @@ def test_what_is_published_contains_exactly_the_audit_below_its_position(
                 topic.append(version)
             case "read" if read < len(own):
                 read += 1
-                published = of_kind(audit.read_back(own[read - 1]), do.PublishSnapshot)
+                published = of_kind(audit.read(own[read - 1]), do.PublishSnapshot)
             case "copy":
                 copied = audit.take(at(version), 0.0, checkpoint=False)
                 published = of_kind(copied, do.PublishSnapshot)
@@ -131,7 +141,7 @@ def test_nothing_is_due_while_nothing_is_new() -> None:
     # version  0          1      1
     # due      no: again  not    hot
     #          at 2.0     yet
-    audit = publisher(HOT)
+    audit = Audit(HOT)
     assert audit.due() == 1.0
     assert audit.consider(1.0, version=0, control_position=0) is None
     assert audit.due() == 2.0
@@ -140,11 +150,11 @@ def test_nothing_is_due_while_nothing_is_new() -> None:
 
 
 def test_accepted_batches_are_news_too() -> None:
-    assert publisher(HOT).consider(1.0, version=0, control_position=1) == "hot"
+    assert Audit(HOT).consider(1.0, version=0, control_position=1) == "hot"
 
 
 def test_a_snapshot_begins_a_new_interval() -> None:
-    audit = publisher(HOT)
+    audit = Audit(HOT)
     audit.take(at(1), 0.7, checkpoint=False)
     assert audit.due() == pytest.approx(1.7)
     assert audit.consider(1.6, version=2, control_position=0) is None
@@ -153,12 +163,12 @@ def test_a_snapshot_begins_a_new_interval() -> None:
 
 
 def test_none_is_due_while_one_waits() -> None:
-    audit = publisher(HOT)
+    audit = Audit(HOT)
     audit.append(update(1))
     audit.take(at(1), 1.0, checkpoint=False)
     assert audit.due() is None
     assert audit.consider(9.0, version=2, control_position=0) is None
-    audit.read_back(5)
+    audit.read(5)
     assert audit.consider(9.0, version=2, control_position=0) == "hot"
 
 
@@ -177,13 +187,13 @@ def test_none_is_due_while_one_waits() -> None:
 def test_intervals_are_of_time_of_updates_or_of_control_records(
     settings: CoordinatorSettings, kind: str | None
 ) -> None:
-    audit = publisher(settings)
+    audit = Audit(settings)
     assert audit.consider(4.9, version=2, control_position=49) is None
     assert audit.consider(5.0, version=3, control_position=50) == kind
 
 
 def test_a_checkpoint_is_a_hot_snapshot_too_but_not_the_other_way_round() -> None:
-    audit = publisher(replace(QUIET, hot_every_updates=2, checkpoint_every_updates=3))
+    audit = Audit(replace(QUIET, hot_every_updates=2, checkpoint_every_updates=3))
     assert audit.consider(0.0, version=2, control_position=0) == "hot"
     audit.take(at(2), 0.0, checkpoint=False)
     assert audit.consider(0.0, version=3, control_position=0) == "checkpoint"

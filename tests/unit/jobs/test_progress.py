@@ -21,6 +21,8 @@ from common.core.messages import (
     Lead,
     Positions,
     Quarantined,
+    Replayed,
+    Requeued,
     Skipped,
     SpanExpired,
     Standing,
@@ -95,6 +97,9 @@ def story(seed: int, length: int) -> Story:
             if append(Lead(after, base, "c")):
                 epochs.append(len(updates) - 1)
                 settled = {v: made for v, made in settled.items() if v <= base.version}
+        elif what < 0.98 and history.quarantined:
+            given_up = chance.choice([each.batch for each in history.quarantined.values()])
+            append(chance.choice([Requeued, Requeued, Replayed])(given_up, "olga", 1.0))
         else:
             append(None)
     ends = {place: end + chance.randint(0, 6) for place, end in ledger.claimed.items()}

@@ -1,0 +1,249 @@
+"""What an operator takes back waits again exactly once, whoever leads and whatever was copied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace as with_
+
+from common.core import commands as do
+from common.core import events
+from common.core.messages import (
+    GENESIS,
+    AuditRecord,
+    Lead,
+    ModelId,
+    Quarantined,
+    Replayed,
+    Requeued,
+)
+from common.core.snapshots import Snapshot, choose
+from tests.unit.core.bench import QUIET, Bench
+from tests.unit.core.examples import FIRST, A, B, C, P, batch, gradient, ready, span, the
+from tests.unit.core.leaders import Topic, update
+from tests.unit.core.test_leader import asked, leading
+from tests.unit.core.test_leader_trouble import fail
+
+if TYPE_CHECKING:
+    from common.core.settings import CoordinatorSettings
+
+LAX = replace(QUIET, strikes=0, poison_in_a_row=100, poison_share=1.0)
+FIRST_LEAD = Lead(-1, GENESIS, "c0#1")
+# Batches 0 and 1 are claimed of P, 20 records; 1 is poison.
+POISON = Quarantined(0, batch(1, B), "poison: raised: why")
+REQUEUED = Requeued(batch(1, B), "ada", 1.0)
+REPLAYED = Replayed(batch(1, B), "ada", 1.0)
+CLAIMS = [ready(A, span(P, 0, 10)), ready(B, span(P, 10, 20))]
+# Of the leader of epoch 0: what it published when it had read two claims, and the quarantine.
+BEHIND = Snapshot(0, GENESIS, 2, 2, FIRST | {P: 20}, waiting=(batch(0, A),), poison=(batch(1, B),))
+AHEAD = with_(BEHIND, updates_position=1, waiting=(batch(0, A), batch(1, B)), poison=())
+
+
+def quarantining(settings: CoordinatorSettings = LAX) -> Bench:
+    """A leader of two batches, the second of which raised and was quarantined."""
+    bench = leading(settings)
+    bench.announce(A, B)
+    fail(bench, bench.orders[1], "raised")
+    return bench
+
+
+def updating() -> Bench:
+    """Then a third batch makes the group whole: an update, a copy; none of it is read back."""
+    bench = quarantining(replace(LAX, hot_every_updates=1))
+    bench.announce(C)
+    replies = tuple(gradient(w, bench.model, [batch(o, w)]) for w, o in ((A, 0), (C, 2)))
+    bench.feed(events.RepliesRead(replies))
+    assert bench.updates[1:] == [POISON, the(bench.said, do.Apply).update]
+    assert bench.published == []
+    return bench
+
+
+def successor(snapshot: Snapshot, *updates: AuditRecord) -> Bench:
+    """Who leads after a leader of epoch 0 that wrote these records and published that snapshot."""
+    bench = Bench(LAX, updates=[FIRST_LEAD, *updates], control=list(CLAIMS), name="c2")
+    bench.lead(snapshot)
+    bench.see(A, B)
+    bench.read_control()
+    return bench
+
+
+def waiting(bench: Bench) -> dict[object, list[int]]:
+    """What it asks of whom."""
+    return {order.worker: [b.offset for b in order.batches] for order in bench.orders}
+
+
+def test_a_batch_that_was_taken_back_is_trained_as_if_it_were_new() -> None:
+    bench = quarantining()
+    bench.read_updates()
+    bench.updates.append(REQUEUED)
+
+    said = bench.read_updates()
+
+    assert asked(said) == {C: [1]}  # B was asked in vain
+    replies = tuple(gradient(w, bench.model, [batch(o, h)]) for w, o, h in ((A, 0, A), (C, 1, B)))
+    said = bench.feed(events.RepliesRead(replies))
+    assert the(said, do.Apply).update.batches == (batch(0, A), batch(1, B))
+
+
+def test_a_batch_that_was_taken_back_may_be_quarantined_again_and_taken_back_again() -> None:
+    bench = quarantining()
+    for _ in range(3):
+        bench.read_updates()
+        bench.updates.append(REQUEUED)
+        said = bench.read_updates()
+        assert list(asked(said).values()) == [[1]]
+        fail(bench, bench.orders[0], "raised")
+
+    assert bench.updates.count(POISON) == 4
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Requeued(batch(0, A), "ada", 1.0),  # it waits
+        Requeued(batch(7, A), "ada", 1.0),  # nobody claimed it
+        Requeued(with_(batch(1, B), samples=9), "ada", 1.0),  # another batch at that offset
+        REPLAYED,
+    ],
+)
+def test_nothing_else_is_taken_back(record: AuditRecord) -> None:
+    bench = quarantining()
+    bench.read_updates()
+    bench.updates.append(record)
+    bench.read_updates()
+
+    assert waiting(bench) == {A: [0], B: [1]}  # as it was first asked
+    bench.tick(0.1)
+    assert bench.standing.waiting == 1
+
+
+def test_a_requeue_that_comes_twice_counts_once() -> None:
+    bench = quarantining()
+    bench.read_updates()
+    bench.updates += [REQUEUED, REQUEUED]
+    bench.read_updates()
+
+    assert bench.standing.waiting == 2
+
+
+def test_what_was_replayed_cannot_be_taken_back() -> None:
+    bench = quarantining()
+    bench.read_updates()
+    bench.updates += [REPLAYED, REQUEUED]
+    bench.read_updates()
+    bench.tick(0.1)
+
+    assert bench.standing.waiting == 1
+
+
+# --- takeovers -----------------------------------------------------------------------------------
+
+
+def test_a_new_leader_knows_what_was_taken_back_after_the_snapshot() -> None:
+    # updates   0: Lead   1: poison b1   2: requeued b1   3: Lead
+    # snapshot                         ^ without b1
+    assert successor(BEHIND, POISON, REQUEUED).standing.waiting == 2
+
+
+def test_what_was_quarantined_and_taken_back_after_the_snapshot_waits_once() -> None:
+    # updates   0: Lead   1: poison b1   2: requeued b1   3: Lead
+    # snapshot          ^ b1 waits in it
+    assert successor(AHEAD, POISON, REQUEUED).standing.waiting == 2
+
+
+@pytest.mark.parametrize("snapshot", [BEHIND, AHEAD])
+def test_a_new_leader_hears_of_a_requeue_of_what_an_earlier_one_quarantined(
+    snapshot: Snapshot,
+) -> None:
+    bench = successor(snapshot, POISON)
+    assert bench.standing.waiting == 1
+    bench.updates.append(REQUEUED)
+    bench.read_updates()
+
+    assert bench.standing.waiting == 2
+
+
+@pytest.mark.parametrize("heard", ["before it leads", "before its claim", "after its claim"])
+def test_a_batch_whose_claim_is_still_to_be_replayed_waits_once(heard: str) -> None:
+    # The snapshot knows that b1 is quarantined, but its control position is below b1's claim.
+    snapshot = with_(
+        BEHIND,
+        control_position=1,
+        claimed=FIRST | {P: 10},
+        quarantined=(1,),
+        waiting=(batch(0, A),),
+    )
+    before = [REQUEUED] if heard == "before it leads" else []
+    bench = Bench(LAX, updates=[FIRST_LEAD, POISON, *before], control=list(CLAIMS), name="c2")
+    bench.lead(snapshot)
+    if heard == "after its claim":
+        bench.read_control()
+        assert bench.standing.waiting == 1
+    if not before:
+        bench.updates.append(REQUEUED)
+        bench.read_updates()
+    bench.read_control()
+
+    assert bench.standing.waiting == 2
+
+
+def test_a_requeue_forgets_the_strikes() -> None:
+    snapshot = with_(AHEAD, strikes={1: 7})
+    bench = successor(snapshot, POISON, REQUEUED)
+    bench.read_updates()
+
+    said = bench.feed(events.WantedChanged("stopped"))
+    assert the(said, do.PublishSnapshot).snapshot.strikes == {}
+
+
+# --- copies that are not published yet -----------------------------------------------------------
+
+
+def test_in_a_copy_that_is_published_later_the_batch_waits_too() -> None:
+    # updates   0: Lead   1: poison b1   2: requeued b1   3: J=1 of b0 b2
+    # copied                                                            ^ without b1
+    bench = updating()
+    bench.updates.insert(2, REQUEUED)
+    bench.read_updates()
+
+    (snapshot,) = bench.published
+    assert snapshot.updates_position == 4
+    assert (snapshot.waiting, snapshot.poison) == ((batch(1, B),), ())
+
+
+def test_a_snapshot_names_what_may_still_be_taken_back() -> None:
+    bench = updating()
+    bench.read_updates()
+
+    (snapshot,) = bench.published
+    assert (snapshot.waiting, snapshot.poison) == ((), (batch(1, B),))
+    later = Bench(LAX, updates=[*bench.updates, REQUEUED], control=list(bench.control), name="c2")
+    later.lead(snapshot)
+    assert later.standing.waiting == 1
+
+
+def test_a_requeue_is_no_own_record_that_a_copy_waits_for() -> None:
+    bench = updating()
+    bench.updates.insert(2, REQUEUED)
+    bench.read_updates(2)  # the quarantine and the requeue, not the update
+    assert bench.published == []
+
+    bench.read_updates()
+    assert bench.published[0].made == ModelId(0, 1)
+
+
+# --- snapshots of older programs -----------------------------------------------------------------
+
+
+def test_from_an_older_programs_snapshot_the_topic_is_read_from_its_beginning() -> None:
+    older = with_(BEHIND, poison=None)
+    assert (older.reads_from, BEHIND.reads_from) == (0, 2)
+
+    topic: Topic = [FIRST_LEAD, POISON, update(0, 1), REQUEUED]
+    choice = choose([older], list(enumerate(topic)))
+
+    assert choice is not None
+    assert choice[1].requeued == {1: batch(1, B)}
+    assert successor(older, POISON, REQUEUED).standing.waiting == 2

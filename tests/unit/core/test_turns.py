@@ -1,0 +1,101 @@
+"""Whose turn it is: shares by weight, a floor for the light, nobody saves up or pays for ever."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.core.turns import FLOOR, MOST_TURNS, Turns, level
+
+weights = st.dictionaries(
+    st.sampled_from(["a", "b", "c", "d", "e"]), st.floats(0.01, 1000), min_size=1
+)
+
+
+def served(turns: Turns[str], shares: dict[str, float], count: int) -> str:
+    """Who is served by `count` turns in a row."""
+    order = ""
+    for _ in range(count):
+        chosen = turns.choose(shares)
+        assert chosen is not None
+        turns.pay(chosen, shares)
+        order += chosen
+    return order
+
+
+def test_turns_of_the_light_lie_between_those_of_the_heavy() -> None:
+    assert served(Turns(), {"a": 2, "b": 1}, 9) == "aba" * 3
+
+
+def test_nobody_has_a_turn_where_nobody_has_weight() -> None:
+    turns = Turns[str]()
+    turns.pay("a", {})
+
+    assert turns.choose({}) is None
+    assert turns.choose({"a": 0}) is None
+    assert turns.choose({"a": 1}, among=["b"]) is None
+    assert level({}) == {}
+
+
+@given(weights, st.integers(1, 300))
+def test_everybody_is_served_its_share_at_any_time(shares: dict[str, float], count: int) -> None:
+    total = sum(shares.values())
+
+    for key, times in Counter(served(Turns(), shares, count)).items():
+        assert abs(times - count * shares[key] / total) < len(shares)
+
+
+@given(weights, st.integers(1, 50), st.randoms())
+def test_the_order_in_which_they_are_named_does_not_matter(
+    shares: dict[str, float], count: int, random: Random
+) -> None:
+    names = list(shares)
+    random.shuffle(names)
+
+    assert served(Turns(), shares, count) == served(Turns(), {n: shares[n] for n in names}, count)
+
+
+def test_who_comes_back_after_an_absence_has_saved_up_nothing() -> None:
+    turns = Turns[str]()
+    served(turns, {"a": 1, "b": 1}, 3)
+    served(turns, {"a": 1, "b": 0}, 100)
+
+    assert Counter(served(turns, {"a": 1, "b": 1}, 10)) == {"a": 5, "b": 5}
+
+
+def test_who_could_not_be_served_does_not_take_all_turns_afterwards() -> None:
+    turns, shares = Turns[str](), {"a": 1.0, "b": 1.0}
+    for _ in range(100):
+        assert turns.choose(shares, among=["a"]) == "a"
+        turns.pay("a", shares)
+
+    order = served(turns, shares, 30)
+    assert order[-10:] == "ab" * 5
+    assert order.index("a") <= 2 * MOST_TURNS
+
+
+def test_a_turn_may_be_shared_and_a_short_one_costs_less() -> None:
+    turns, shares = Turns[str](), {"a": 1.0, "b": 1.0, "c": 1.0}
+    turns.pay({"a": 0.5, "b": 0.5}, shares)
+    assert turns.choose(shares) == "c"
+
+    short = Turns[str]()
+    short.pay("a", shares, cost=0.25)
+    short.pay("b", shares, cost=1)
+    assert short.choose(shares, among=["a", "b"]) == "a"
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.integers(0, 10**6), min_size=1))
+def test_nobody_gets_less_than_a_fifth_of_an_even_share(backlogs: dict[str, int]) -> None:
+    shares = level(backlogs)
+    total = sum(shares.values())
+
+    for key, share in shares.items():
+        assert share / total >= FLOOR / len(shares) * (1 - 1e-9)
+        assert share / total == pytest.approx(
+            (1 - FLOOR) * backlogs[key] / max(sum(backlogs.values()), 1) + FLOOR / len(shares)
+            if any(backlogs.values())
+            else 1 / len(shares)
+        )
