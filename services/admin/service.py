@@ -7,7 +7,7 @@ from time import time
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from common.errors import NotFoundError, OutsideError, UserError
-from common.metrics.api import ApiMetrics
+from common.metrics.api import ApiMetrics, ShownJob
 from common.metrics.serving import Pulse
 from common.price_list import market_of, minimum_billing_s
 from services.admin.books import Books
@@ -21,7 +21,7 @@ from services.admin.told import Heads
 from services.admin.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from starlette.requests import HTTPConnection
 
@@ -60,7 +60,7 @@ class Service:
         self.job_plans = Turns("reading a job", PLANS_AT_ONCE, READ_S)
         self.questions = Turns("asking for a plan", QUESTIONS_AT_ONCE, ASK_S)
         self.streams = Streams(outside.settings.api_streams)
-        self.metrics = ApiMetrics(lambda: self.streams.open)
+        self.metrics = ApiMetrics(lambda: self.streams.open, self._shown_jobs)
         self.pulse = Pulse(what="the event loop")
         self._lock = threading.Lock()
         self._log: Log | None = None
@@ -150,6 +150,14 @@ class Service:
             turns.close()
         self._servers.close()
         self._books.close()
+
+    def _shown_jobs(self) -> Iterator[ShownJob]:
+        """How each job is that is followed: asked in a thread of scrapes, or by a request."""
+        now = self.clock()
+        for job, follower in self.followers.following().items():
+            with follower.view() as view:
+                numbers, state = view.job.numbers(now), view.job.state(now)
+            yield ShownJob(job, state.word, numbers.lag, numbers.skipped, numbers.quarantined)
 
     def _minimum_billing_s(self) -> dict[str, float]:
         """What machines cost at least, by pool, as far as the market file says."""

@@ -90,6 +90,16 @@ class Followers:
         follower.check()
         return follower
 
+    def following(self) -> dict[str, Follower]:
+        """Those who follow a job that is not stopped, and know all that had happened before."""
+        with self._lock:
+            jobs = self._sources.jobs()
+            return {
+                job: each
+                for job, each in self._followers.items()
+                if each.ready and job in jobs and followed(jobs[job])
+            }
+
     async def known(self, jobs: Collection[str]) -> dict[str, Follower]:
         """Those who follow these jobs and know all that had happened before.
 

@@ -17,6 +17,7 @@ from common.topics import JOBS
 from services.admin.examples import JOB
 from services.admin.jobs import JobPatch
 from tests.unit.admin.conftest import World, problem
+from tests.unit.admin.following.helpers import eventually
 
 if TYPE_CHECKING:
     import httpx
@@ -318,3 +319,26 @@ def test_changes_are_refused_while_kafka_is_away_and_jobs_are_shown(digits: Worl
     assert problem(answer, 503)
     assert int(answer.headers["retry-after"]) > 0
     assert digits.get("/v1/jobs")["jobs"][0]["wanted"] == "running"
+
+
+def test_metrics_say_how_each_job_is_that_is_not_stopped(digits: World) -> None:
+    assert post(digits, name="letters").status_code == 201
+    assert digits.ask("PATCH", "/v1/jobs/digits", json={"wanted": "paused"}).status_code == 200
+
+    def lines() -> set[str]:
+        return set(digits.ask("GET", "/metrics").text.splitlines())
+
+    eventually(
+        lambda: (
+            {
+                'doll_job_state{job_name="digits",state="paused"} 1.0',
+                'doll_job_state{job_name="letters",state="waiting for a coordinator"} 1.0',
+                'doll_job_lag_records{job_name="letters"} 0.0',
+                'doll_job_skipped_records{job_name="letters"} 0.0',
+                'doll_job_quarantined_batches{job_name="letters"} 0.0',
+            }
+            <= lines()
+        )
+    )
+    assert digits.ask("PATCH", "/v1/jobs/letters", json={"wanted": "stopped"}).status_code == 200
+    eventually(lambda: not [line for line in lines() if 'job_name="letters"' in line])
