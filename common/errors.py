@@ -27,6 +27,13 @@ class ConflictError(UserError):
     """What a person wants contradicts what is there, or what somebody else did meanwhile."""
 
 
+class TaskMissingError(UserError):
+    """This process has not got a job's task: not allowed here, or its package is not installed.
+
+    No fault of the job: another process may have it, and this one may get it.
+    """
+
+
 class OutsideError(DollError):
     """Kafka, Redis or object storage did not do what was asked."""
 

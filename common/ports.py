@@ -83,11 +83,20 @@ StreamEvent: TypeAlias = Assigned | Revoked | Fetched | OutOfRange
 class StreamReader(Protocol):
     """One member of the job's consumer group."""
 
-    def poll(self, max_records: int, timeout_s: float) -> tuple[StreamEvent, ...]:
-        """Wait for something to happen; order of events and of records is the broker's.
+    def poll(
+        self, max_records: int, timeout_s: float, run: int | None = None
+    ) -> tuple[StreamEvent, ...]:
+        """Wait for something to happen; order of events, and within a partition, is the broker's.
 
         Rebalances happen inside this call alone. Records of a partition that is revoked, or not yet
-        placed, are never returned after the event that says so.
+        placed, are never returned after the event that says so. Partitions that wait with records
+        are returned in turn, by what each lags: see `common.core.reading`.
+
+        Args:
+            max_records: Return no more than these, over all partitions.
+            timeout_s: Wait no longer.
+            run: Records of one partition in a row, at most, while others wait with some; where it
+                is not said, as many as fit.
 
         Raises:
             UnavailableError: If the broker is away; call again.

@@ -70,6 +70,11 @@ class Worker:
         return max(batches * self._settings.batch_size - self._batcher.samples, 0)
 
     @property
+    def batch_size(self) -> int:
+        """b: samples in a batch."""
+        return self._settings.batch_size
+
+    @property
     def _waiting(self) -> int:
         """How many of its batches may be waiting for an update.
 

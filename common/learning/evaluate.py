@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from common.learning.errors import TaskError
+from common.learning.origin import what_was_raised
+from common.learning.outputs import check_losses, check_metrics, check_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,19 +83,19 @@ def _judged(
     task: Task, model: FlatModel, batch: Mapping[str, torch.Tensor], index: int
 ) -> dict[str, torch.Tensor]:
     """(n,) values of one batch, on the host."""
+    count = len(next(iter(batch.values())))
     try:
         outputs = task.forward(model.module, batch)
-        columns = {"loss": task.losses(outputs, batch), **task.metrics(outputs, batch)}
-        expected = (len(next(iter(batch.values()))),)
-        for name, column in columns.items():
-            _check_shape(name, tuple(column.shape), expected)
+        check_outputs(task, outputs)
+        losses = task.losses(outputs, batch)
+        check_losses(task, losses, count)
+        metrics = task.metrics(outputs, batch)
+        check_metrics(task, metrics, count)
     except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise  # the machine failed, not the data
+    except TaskError:
+        raise  # what it returned was looked at already
     except Exception as error:  # the task is the user's code and may raise anything
-        raise TaskError(index, error) from error
+        raise TaskError(index, what_was_raised(error, task, __name__)) from error
+    columns = {"loss": losses, **metrics}
     return {name: column.to("cpu", torch.float64) for name, column in columns.items()}
-
-
-def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    if found != expected:
-        raise ValueError(f"{name} has shape {found}: one value per record is needed, {expected}")

@@ -16,6 +16,8 @@ from torch.backends import cudnn
 
 from common.errors import UserError
 from common.learning.errors import NotFiniteError, TaskError
+from common.learning.origin import what_was_raised
+from common.learning.outputs import check_losses, check_metrics, check_outputs, check_same_metrics
 from common.learning.parameters import FlatModel
 
 if TYPE_CHECKING:
@@ -102,6 +104,7 @@ class GradientComputer:
 
         Raises:
             TaskError: If the task raises on a batch.
+            WrongTaskError: If what its methods return cannot be used, whatever the batch.
             NotFiniteError: If a loss or the gradient is not finite.
             ValueError: If there is no batch, or one without samples.
             UserError: If the module does not write its buffers in place.
@@ -114,7 +117,10 @@ class GradientComputer:
         with _repeatable(self._device):
             totals = [self._add(index, batch) for index, batch in enumerate(batches)]
         self.model.check_buffers()
-        names, sums = totals[0][0], torch.stack([total for _, total in totals]).tolist()
+        names = totals[0][0]
+        for found, _ in totals:
+            check_same_metrics(self._task, found, names)
+        sums = torch.stack([total for _, total in totals]).tolist()
         for index, row in enumerate(sums):
             if not all(map(math.isfinite, row)):
                 raise NotFiniteError("a loss or metric", index)
@@ -139,13 +145,16 @@ class GradientComputer:
             losses, metrics = self._run(batch)
         except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
             raise  # the machine failed, not the data
+        except TaskError:
+            raise  # what it returned was looked at already
         except Exception as error:  # the task is the user's code and may raise anything
-            raise TaskError(index, error) from error
+            raise TaskError(index, what_was_raised(error, self._task, __name__)) from error
         if self.model.buffer_count:
             moved = self.model.buffers - self._buffers
             self.model.gradient[self.model.parameter_count :].add_(moved, alpha=len(losses))
-        columns = torch.stack([losses, *metrics.values()])
-        return list(metrics), columns.sum(1, dtype=torch.float64)
+        names = sorted(metrics)
+        columns = [losses, *(metrics[name].to(losses.device) for name in names)]
+        return names, torch.stack([column.sum(dtype=torch.float64) for column in columns])
 
     def _run(self, batch: Mapping[str, npt.NDArray[Any]]) -> tuple[Tensor, dict[str, Tensor]]:
         """Pass a batch forward and back; return (n,) losses and metrics."""
@@ -155,16 +164,13 @@ class GradientComputer:
         }
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
             outputs = self._task.forward(self.model.module, records)
+            check_outputs(self._task, outputs)
             losses = self._task.losses(outputs, records)
+        check_losses(self._task, losses, _samples_of(batch))
         torch.autograd.backward(losses.sum())
         with torch.no_grad():
             metrics = self._task.metrics(outputs.detach(), records)
-        for name, column in {"losses": losses, **metrics}.items():
-            if column.shape != (_samples_of(batch),):
-                raise ValueError(
-                    f"{name} has shape {tuple(column.shape)}: one value per sample is needed, "
-                    f"({_samples_of(batch)},)"
-                )
+        check_metrics(self._task, metrics, _samples_of(batch))
         return losses.detach(), metrics
 
 

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as functions
 from torch import Tensor, nn
 
-from common.errors import UserError
+from common.errors import TaskMissingError, UserError
 from common.learning.models import IMAGE_NETWORKS, logistic_regression, multilayer_perceptron
+from common.learning.origin import one_line, what_was_raised
 from common.learning.task_options import (
     ImageClassifierOptions,
     LogisticRegressionOptions,
@@ -40,6 +41,9 @@ class Task(Protocol):
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """(n,) each: values whose mean over the samples is the metric."""
+
+
+_METHODS = ("build", "forward", "losses", "metrics")
 
 
 class Input(NamedTuple):
@@ -143,7 +147,8 @@ def make_task(name: str, options: Mapping[str, object], allowed: Collection[str]
         allowed: Entrypoints that may be imported; nothing else ever is.
 
     Raises:
-        UserError: If there is no such task, it may not be imported, or an option makes no sense.
+        TaskMissingError: If this process may not import it, or it is not installed here.
+        UserError: If there is no such task, it raises, or an option makes no sense.
     """
     if ":" in name:
         return _imported(name, options, allowed)
@@ -154,10 +159,21 @@ def make_task(name: str, options: Mapping[str, object], allowed: Collection[str]
 
 
 def build_model(task: Task, seed: int) -> nn.Module:
-    """Make the network of a task with the weights that belong to a seed, the same everywhere."""
+    """Make the network of a task with the weights that belong to a seed, the same everywhere.
+
+    Raises:
+        UserError: If the task does not make one: it raises, or it is too large for this machine.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return task.build()
+        try:
+            module = task.build()
+        except Exception as error:  # the task is the user's code and may raise anything
+            raised = what_was_raised(error, task, __name__)
+            raise UserError(f"build() of the task raised {raised.summary}") from error
+    if not isinstance(module, nn.Module):
+        raise UserError(f"build() of the task returned a {type(module).__name__}, not a module")
+    return module
 
 
 def check_fields(task: Task, fields: Sequence[Field]) -> None:
@@ -188,11 +204,25 @@ def check_fields(task: Task, fields: Sequence[Field]) -> None:
 def _imported(entrypoint: str, options: Mapping[str, object], allowed: Collection[str]) -> Task:
     if entrypoint not in allowed:
         known = ", ".join(sorted(allowed)) or "none"
-        raise UserError(f"task {entrypoint!r} is not among the allowed entrypoints: {known}")
+        raise TaskMissingError(
+            f"task {entrypoint!r} is not among the allowed entrypoints (DOLL_TASKS): {known}"
+        )
     module_name, _, attribute = entrypoint.partition(":")
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise TaskMissingError(
+            f"task {entrypoint!r} cannot be imported here: {one_line(error)}"
+        ) from error
+    except Exception as error:  # a module is the user's code and may raise anything
+        raise UserError(f"task {entrypoint!r}: importing it raised {one_line(error)}") from error
+    try:
         task: Task = factory(**options)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"task {entrypoint!r} with options {dict(options)}: {error}") from error
+    except Exception as error:  # likewise
+        raise UserError(
+            f"task {entrypoint!r} refuses its options {dict(options)}: {one_line(error)}"
+        ) from error
+    lacking = [name for name in _METHODS if not callable(getattr(task, name, None))]
+    if lacking:
+        raise UserError(f"task {entrypoint!r} has no method {' and no '.join(lacking)}")
     return task

@@ -79,6 +79,14 @@ WORKER_READING = gauge(
     "1: polls its streams; 0: paused, as enough of its batches wait or nobody leads.",
     "worker",
 )
+STREAM_BEHIND = gauge(
+    "doll_stream_behind_seconds",
+    "seconds",
+    _STREAM,
+    "How much older than the median of the worker's other partitions the newest record is that was"
+    " read of the partition furthest behind; 0 where nothing waits.",
+    "worker",
+)
 WORKER_STAGE = Metric(
     "doll_worker_stage_seconds",
     "histogram",
@@ -96,7 +104,7 @@ GRADIENTS_FAILED = counter(
     "doll_gradients_failed_total",
     "messages",
     ("job_name", "reason"),
-    "Orders that gave none: model_missing, unreadable, expired, raised or not_finite.",
+    "Orders that gave none: model_missing, unreadable, expired, raised, not_finite or task.",
     "worker",
 )
 

@@ -40,6 +40,7 @@ class _Instruments:
         self.announced = meters.counter(catalogue.BATCHES_ANNOUNCED)
         self.read_back = meters.counter(catalogue.BATCHES_READ_BACK)
         self.reading = meters.gauge(catalogue.WORKER_READING)
+        self.behind = meters.gauge(catalogue.STREAM_BEHIND)
         self.stages = meters.histogram(catalogue.WORKER_STAGE)
         self.sent = meters.counter(catalogue.GRADIENTS_SENT)
         self.failed = meters.counter(catalogue.GRADIENTS_FAILED)
@@ -63,6 +64,7 @@ class JobMeasures:
         self._announced = it.announced.labels(job)
         self._read_back = it.read_back.labels(job)
         self._reading = it.reading.labels(job)
+        self._behind = {stream: it.behind.labels(job, stream) for stream in streams}
         self._stages = {stage: it.stages.labels(job, stage) for stage in get_args(Stage)}
         self._sent = it.sent.labels(job)
         self._failed = {reason: it.failed.labels(job, reason) for reason in get_args(FailedReason)}
@@ -87,6 +89,10 @@ class JobMeasures:
     def reading(self, *, reading: bool) -> None:
         """It begins to poll its streams, or pauses."""
         self._reading.set(float(reading))
+
+    def behind(self, stream: str, seconds: float) -> None:
+        """How far the partition of a stream that is furthest behind lags the others in time."""
+        self._behind[stream].set(seconds)
 
     def took(self, stage: Stage, seconds: float) -> None:
         """A stage of its work is done."""

@@ -10,6 +10,8 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from common.core.events import Assigned, Revoked
+from common.core.reading import RunsInTurn
+from common.core.spans import Partition
 from common.errors import OutsideError, UnknownTopicError
 from common.ports import Bounds, OutOfRange, StreamEvent
 from common.testing.log_readers import fetched
@@ -17,7 +19,6 @@ from common.testing.log_readers import fetched
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from common.core.spans import Partition
     from common.testing.log import MemoryLog
 
 
@@ -92,10 +93,13 @@ class MemoryStreamReader:
         self._hold = hold
         self._owned: set[Partition] = set()
         self._positions: dict[Partition, int] = {}  # of those that have been placed
+        self._in_turn = RunsInTurn()
         self._paused = False
         self._id = group.join(self, name, hold=hold)
 
-    def poll(self, max_records: int, timeout_s: float) -> tuple[StreamEvent, ...]:
+    def poll(
+        self, max_records: int, timeout_s: float, run: int | None = None
+    ) -> tuple[StreamEvent, ...]:
         """See the port.
 
         Raises:
@@ -106,7 +110,7 @@ class MemoryStreamReader:
             wanted = 0 if self._paused else max_records
             self._rejoin()
             self._log.wait_until(lambda: self._has_news(wanted), timeout_s)
-            return (*self._rebalanced(), *self._read(wanted))
+            return (*self._rebalanced(), *self._read(wanted, run or max(wanted, 1)))
 
     def place(self, positions: Mapping[Partition, int]) -> None:
         """See the port; partitions that are not this member's (any more) are left out."""
@@ -202,18 +206,21 @@ class MemoryStreamReader:
             self._log.changed()
         return events
 
-    def _read(self, wanted: int) -> list[StreamEvent]:
-        events: list[StreamEvent] = []
+    def _read(self, wanted: int, run: int) -> list[StreamEvent]:
+        if wanted < 1:
+            return []
+        events = list[StreamEvent]()
+        here, lags = dict[Partition, int](), dict[Partition, int]()
         for partition in self._readable():
-            if wanted < 1:
-                break
-            stored, position = self._log.stored(partition), self._positions.pop(partition)
-            if not stored.start <= position <= stored.end:
+            stored, position = self._log.stored(partition), self._positions[partition]
+            if stored.start <= position <= stored.end:
+                here[partition] = len(stored.read(position, wanted))
+                lags[partition] = stored.end - position
+            else:
+                del self._positions[partition]
                 events.append(OutOfRange(partition, Bounds(stored.start, stored.end)))
-                continue
-            run = stored.read(position, wanted)
-            wanted -= len(run)
-            # put back at the end, so that no partition keeps the others from being read
-            self._positions[partition] = run[-1].offset + 1
-            events.append(fetched(partition, run))
+        for partition, length in self._in_turn.plan(here, lags, wanted, run):
+            records = self._log.stored(partition).read(self._positions[partition], length)
+            self._positions[partition] = records[-1].offset + 1
+            events.append(fetched(partition, records))
         return events

@@ -10,11 +10,12 @@ import threading
 from time import perf_counter, time
 from typing import TYPE_CHECKING
 
-from common.core.messages import Failed, Gradient
+from common.core.messages import MOST_TRACEBACK, Failed, Gradient
 from common.core.orders import Orders
-from common.errors import CorruptError, ExpiredError, UnavailableError
-from common.learning.errors import NotFiniteError, TaskError
+from common.errors import CorruptError, ExpiredError, UnavailableError, UserError
+from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
 from common.learning.fields import Columns, concatenate
+from common.learning.origin import Origin
 from common.telemetry import Outage, StageTimes
 
 if TYPE_CHECKING:
@@ -39,10 +40,13 @@ READ_BACK_S = 10.0  # for one span; the coordinator's deadline has long given it
 class _NoGradientError(Exception):
     """An order cannot be carried out: which batches, and why."""
 
-    def __init__(self, reason: FailedReason, batches: Sequence[Batch], detail: str) -> None:
+    def __init__(
+        self, reason: FailedReason, batches: Sequence[Batch], detail: str, traceback: str = ""
+    ) -> None:
         super().__init__(detail)
         self.reason: FailedReason = reason
         self.batches = tuple(batch.offset for batch in batches)
+        self.traceback = traceback[-MOST_TRACEBACK:]
 
 
 class GradientDesk:
@@ -96,6 +100,7 @@ class GradientDesk:
         self._loaded: ModelId | None = None
         self._board_outage = Outage(logger, "board")
         self._times = StageTimes()
+        self._told = set[Origin]()  # mistakes of the task that were logged
         self._heard_s = 0.0  # when triggers were heard last, since 1970
 
     def turn(self) -> None:
@@ -164,24 +169,42 @@ class GradientDesk:
             return self._gradient(compute, rows)
         except _NoGradientError as error:
             self._measures.gradient_failed(error.reason)
-            self._log.warning(
-                "no_gradient",
-                epoch=compute.model.epoch,
-                version=compute.model.version,
-                reason=error.reason,
-                detail=str(error),
+            cause = error.__cause__
+            if not isinstance(cause, TaskError) or self._is_new(cause.origin):
+                self._log.warning(
+                    "no_gradient",
+                    epoch=compute.model.epoch,
+                    version=compute.model.version,
+                    reason=error.reason,
+                    detail=str(error),
+                    **({"traceback": error.traceback} if error.traceback else {}),
+                )
+            return Failed(
+                *(self._id, compute.model, error.batches, error.reason, str(error)),
+                error.traceback,
             )
-            return Failed(self._id, compute.model, error.batches, error.reason, str(error))
+
+    def _is_new(self, origin: Origin) -> bool:
+        """Whether this mistake of the task was not told yet: a backlog repeats it by thousands."""
+        if origin in self._told:
+            return False
+        self._told.add(origin)
+        return True
 
     def _gradient(self, compute: Compute, rows: list[Columns]) -> Gradient:
         started = perf_counter()
         try:
             result = self._computer.compute(rows)
-        except (NotFiniteError, TaskError) as error:
-            at = error.batch_index
-            blamed = compute.batches if at is None else compute.batches[at : at + 1]
-            reason: FailedReason = "not_finite" if isinstance(error, NotFiniteError) else "raised"
-            raise _NoGradientError(reason, blamed, str(error)) from error
+        except NotFiniteError as error:
+            raise _NoGradientError(
+                "not_finite", _blamed(compute, error.batch_index), str(error)
+            ) from error
+        except TaskError as error:
+            blamed = _blamed(compute, error.batch_index)
+            reason: FailedReason = "task" if isinstance(error, WrongTaskError) else "raised"
+            raise _NoGradientError(reason, blamed, error.summary, error.traceback) from error
+        except UserError as error:  # the module replaces its buffers
+            raise _NoGradientError("task", compute.batches, str(error)) from error
         self._measures.took("gradient", self._times.add("gradient", started))
         return Gradient(
             worker=self._id,
@@ -240,6 +263,10 @@ class GradientDesk:
         self._measures.read_back()
         self._pulse.beat()  # there may be many, of which each takes seconds
         return concatenate(parts)
+
+
+def _blamed(compute: Compute, index: int | None) -> Sequence[Batch]:
+    return compute.batches if index is None else compute.batches[index : index + 1]
 
 
 def _values(fetched: Fetched, skipped: set[tuple[str, int, int]]) -> list[bytes | None]:

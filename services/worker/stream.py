@@ -20,6 +20,7 @@ from common.errors import UnavailableError
 from common.ports import Fetched, OutOfRange
 from common.telemetry import Outage, StageTimes
 from common.topics import control_topic, group_name
+from services.worker.time_lag import TimeLag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -92,6 +93,7 @@ class Stream:
         self._log = logger
         self._measures = measures
         self._traces = traces
+        self._time_lag = TimeLag(streams, logger, measures)
         self._committed: Mapping[Partition, int] = {}
         self._kafka_outage = Outage(logger, "kafka")
         self._board_outage = Outage(logger, "board")
@@ -113,7 +115,9 @@ class Stream:
             self._feed(events.Tick())
         wait_s = min(max(self._machine.due() - self._clock(), 0.0), POLL_S)
         try:
-            happened = self._reader.poll(min(self._machine.room, POLL_RECORDS), wait_s)
+            happened = self._reader.poll(
+                min(self._machine.room, POLL_RECORDS), wait_s, self._machine.batch_size
+            )
             if happened:
                 self._kafka_outage.over()
             else:
@@ -124,6 +128,8 @@ class Stream:
         for event in happened:
             self._take(event)
         self._report_deliveries()
+        if self._time_lag.due(self._clock()):
+            self._time_lag.look(self._reader.lag())
 
     def resize(self, batch_size: int, bound: int, group_size: int) -> None:
         """Announce batches of `batch_size`, for groups of K, from now on; up to `bound` wait."""
@@ -153,8 +159,10 @@ class Stream:
                 self._feed(event)
             case events.Revoked(partitions):
                 self._log.info("partitions_revoked", partitions=",".join(map(str, partitions)))
+                self._time_lag.revoke(partitions)
                 self._feed(event)
             case Fetched():
+                self._time_lag.read(event)
                 self._feed(events.Decoded(self._decode(event)))
             case OutOfRange(partition, bounds):
                 position = self._machine.position(partition)

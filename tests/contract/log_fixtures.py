@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _ROOT = Path(__file__).parents[2]
 _TRANSACTION_TIMEOUT_S = 10.0
 _REQUEST_TIMEOUT_S = 2.0  # tests ask a broker that is away
+_PREFETCH_KB = 1_024  # little, so that some thousand records do not fit
 _ids = count()
 
 
@@ -166,7 +167,9 @@ class EmbeddedRig(KafkaRig):
     can_hold = False
 
     def __init__(self, kafka: EmbeddedKafka) -> None:
-        super().__init__(replace(kafka.settings, request_timeout_s=_REQUEST_TIMEOUT_S))
+        super().__init__(
+            replace(kafka.settings, request_timeout_s=_REQUEST_TIMEOUT_S, prefetch_kb=_PREFETCH_KB)
+        )
         self._control = kafka.control
 
     def expire(self, partition: Partition, below: int) -> None:
@@ -196,6 +199,7 @@ class ApacheRig(KafkaRig):
                 hold_timeout_ms=60_000,
                 fetch_wait_ms=20,
                 request_timeout_s=_REQUEST_TIMEOUT_S,
+                prefetch_kb=_PREFETCH_KB,
             )
         )
         self._kafka = kafka

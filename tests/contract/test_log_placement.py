@@ -6,6 +6,8 @@ import random
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import pytest
+
 from common.core.events import Assigned
 from common.core.spans import Partition
 from common.ports import Bounds, Fetched, OutOfRange
@@ -162,15 +164,66 @@ def test_out_of_range_is_told_once_and_silent_until_placed_again(rig: Rig, fresh
 
 
 def test_retention_that_overtakes_a_reader_is_out_of_range(rig: Rig, fresh: str) -> None:
-    partition = filled(rig, fresh, 10)
+    rig.log.create_topic(fresh, 1)
+    for _ in range(20):  # more than any reader holds
+        rig.writer.append(fresh, bytes(200_000))
+    assert rig.writer.flush(PATIENCE_S)
+    [partition] = rig.log.partitions(fresh)
     with closing(joined(rig.log, fresh)) as reader:
         reader.place({partition: 2})
         reader.pause()
-        for _ in range(3):  # until nothing fetched is kept
-            assert reader.poll(100, 0.3) == ()
-        rig.expire(partition, 7)
+        assert reader.poll(100, 0.3) == ()
+        rig.expire(partition, 17)
         reader.resume()
-        assert next_event(reader) == OutOfRange(partition, Bounds(7, 10))
+        position, event = 2, next_event(reader)
+        while isinstance(event, Fetched):  # what it held
+            assert event.offsets == list(range(position, event.offsets[-1] + 1))
+            position, event = event.offsets[-1] + 1, next_event(reader)
+        assert event == OutOfRange(partition, Bounds(17, 20))
+
+
+@pytest.mark.parametrize("sizes", [(6_000, 6_000), (9_000, 3_000)])
+def test_a_backlog_is_read_in_turn_by_what_each_partition_lags(
+    rig: Rig, fresh: str, sizes: tuple[int, int]
+) -> None:
+    # The records are written one partition after the other, and fetched so.
+    rig.log.create_topic(fresh, 2)
+    places = rig.log.partitions(fresh)
+    for place, size in zip(places, sizes, strict=True):
+        for i in range(size):
+            rig.writer.append(fresh, b"%d" % i, partition=place.index)
+        assert rig.writer.flush(PATIENCE_S)
+    runs = list[Fetched]()
+    with closing(joined(rig.log, fresh)) as reader:
+        reader.place(dict.fromkeys(places, 0))
+
+        def complete() -> bool:
+            for event in reader.poll(100, 0.1, run=32):
+                assert isinstance(event, Fetched)
+                runs.append(event)
+            return sum(len(run.offsets) for run in runs) == 12_000
+
+        eventually(complete)
+    for place, size in zip(places, sizes, strict=True):
+        found = [offset for run in runs if run.partition == place for offset in run.offsets]
+        assert found == list(range(size))
+    order = [run.partition for run in runs for _ in run.offsets]
+    both = order[: min(order[::-1].index(place) * -1 + len(order) for place in places)]
+    assert len(both) > 8_000
+    share = sizes[1] / 12_000
+    for start in range(0, len(both) - 1_000, 1_000):
+        assert abs(order[start : start + 1_000].count(places[1]) / 1_000 - share) < 0.15
+    assert all(len(run.offsets) <= 32 for run in runs[: len(both) // 100])
+
+
+def test_a_partition_without_records_holds_nobody_up(rig: Rig, fresh: str) -> None:
+    rig.log.create_topic(fresh, 2)
+    full, empty = rig.log.partitions(fresh)
+    rig.writer.append(fresh, b"0", partition=full.index)
+    assert rig.writer.flush(PATIENCE_S)
+    with closing(joined(rig.log, fresh)) as reader:
+        reader.place({full: 0, empty: 0})
+        assert read(reader, full, 1) == [0]
 
 
 def test_placing_what_is_not_owned_does_nothing(rig: Rig, fresh: str) -> None:

@@ -81,6 +81,9 @@ class Record(Protocol):
     def error(self) -> KafkaError | None:
         """What this message says instead of being a record."""
 
+    def __len__(self) -> int:
+        """Bytes of the value."""
+
 
 def arrival_s(record: Record) -> float:
     """The record's timestamp in Kafka."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from common.adapters.kafka_log.client import (
     OUT_OF_RANGE,
@@ -20,9 +20,10 @@ from common.adapters.kafka_log.client import (
     made,
 )
 from common.adapters.kafka_log.cursor import Cursor
-from common.adapters.kafka_log.lull import Lull
+from common.adapters.kafka_log.record_queue import RecordQueue
 from common.adapters.kafka_log.settings import member_properties
 from common.core.events import Assigned, Revoked
+from common.core.reading import RunsInTurn
 from common.core.spans import Partition
 from common.ports import Bounds, Fetched, OutOfRange, StreamEvent
 
@@ -37,6 +38,17 @@ _LOGGER = logging.getLogger(__name__)
 # The client starts an assigned partition in its own time and refuses to seek before that.
 _SEAT_RETRY_S = 0.005
 _MEASURE_TIMEOUT_S = 1.0  # inside `poll`, so not for long
+_END = KafkaError._PARTITION_EOF  # noqa: SLF001 -- the library's name for its own events
+
+_FETCH_RECORDS = 2_000  # taken over from the client at once: some milliseconds
+# One fetch of one partition; smaller ones cost throughput (64 KB a fifth of it, 16 KB half).
+_FETCH_BYTES = 256 << 10
+# What the client fetches ahead of us: for the few milliseconds between two polls. A pause throws
+# it away, so it is small.
+_AHEAD_KB = 2_048
+_FETCHES_HELD = 2  # of each partition at least, so that one is here while the next is on its way
+# How long records wait for those of a partition that has some, but none here, to take their turn.
+_PATIENCE_S = 0.25
 
 
 def _place_of(record: Record) -> tuple[str, int]:
@@ -48,6 +60,11 @@ class KafkaStreamReader:
 
     A partition of this member is in one of three states: silent (no cursor), placed but not yet
     sought at the client (`_unsought`), or flowing. Messages count only of partitions that flow.
+
+    The client gives whole fetches in the order in which they came: thousands of records of one
+    partition, then of the next. So they wait here, in a queue for each, and are given out in turn.
+    A partition whose queue is full is paused at the client; that throws away what was fetched, so
+    it is sought anew when its queue is half empty.
     """
 
     def __init__(
@@ -67,10 +84,18 @@ class KafkaStreamReader:
         self._unmeasured: set[Partition] = set()  # out of range, bounds not yet known
         self._halted: set[Partition] = set()  # out of range: the client will not seek there again
         self._paused = False  # asked for by the caller
-        self._lull = Lull()
-        self._stopped = False  # in effect at the client, after a lull that lasted
+        self._queues: dict[Partition, RecordQueue] = {}  # of those that have a cursor
+        self._full: set[Partition] = set()  # paused at the client
+        self._at_end: set[Partition] = set()  # all there is to read was fetched
+        self._lacking_since: dict[Partition, float] = {}  # not at its end, and nothing is here
+        self._in_turn = RunsInTurn()
+        self._held_bytes = settings.prefetch_kb << 10  # over all partitions
         self._complaints = Complaints()
-        properties = member_properties(settings, group, member, hold=hold)
+        properties = member_properties(settings, group, member, hold=hold) | {
+            "enable.partition.eof": True,  # how else to know that there is nothing to wait for?
+            "fetch.message.max.bytes": _FETCH_BYTES,
+            "queued.max.messages.kbytes": min(_AHEAD_KB, settings.prefetch_kb),
+        }
         self._client = made(Consumer, properties | {"error_cb": self._complaints})
         self._client.subscribe(
             list(topics),
@@ -79,7 +104,9 @@ class KafkaStreamReader:
             on_lost=self._on_revoke,
         )
 
-    def poll(self, max_records: int, timeout_s: float) -> tuple[StreamEvent, ...]:
+    def poll(
+        self, max_records: int, timeout_s: float, run: int | None = None
+    ) -> tuple[StreamEvent, ...]:
         """See the port.
 
         Raises:
@@ -88,15 +115,21 @@ class KafkaStreamReader:
         """
         self._complaints.raise_fatal(self._name)
         wanted = 0 if self._paused else max_records
-        self._stop(stop=self._lull.lasts(wanted))
-        self._seek_unsought()
-        if self._unsought:
-            timeout_s = min(timeout_s, _SEAT_RETRY_S)
-        messages = self._messages(wanted, timeout_s)
-        self._revive_halted()
-        runs = self._runs(messages)
-        self._measure_unmeasured()
-        events, self._events = (*self._events, *runs), []
+        deadline = time.monotonic() + timeout_s
+        wait_s = 0.0  # first of all see what is there
+        while True:
+            came = self._fetch(wait_s)
+            if self._events:
+                break
+            lacking = self._lacking()
+            if wanted > 0 and any(self._queues.values()) and not lacking:
+                return tuple(self._give_out(wanted, run or wanted))
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 and not (came and lacking):
+                break
+            # As long as the client has more at hand, what is lacking may be among it.
+            wait_s = 0.0 if came else max(left_s, 0.0)
+        events, self._events = tuple(self._events), []
         if not events:
             self._complaints.raise_away(self._name)
         return events
@@ -104,10 +137,11 @@ class KafkaStreamReader:
     def place(self, positions: Mapping[Partition, int]) -> None:
         """See the port; partitions that are not this member's (any more) are left out."""
         for partition in self._owned & positions.keys():
+            self._silence(partition)
             self._cursors[partition] = Cursor(partition, positions[partition])
+            self._queues[partition] = RecordQueue()
             self._unmeasured.discard(partition)
             self._unsought.add(partition)
-        self._lull.forget(positions.keys())
         self._seek_unsought()
 
     def pause(self) -> None:
@@ -132,9 +166,12 @@ class KafkaStreamReader:
         """See the port; a partition appears with its first fetch, and stands still while paused."""
         lags = {}
         for partition, cursor in self._cursors.items():
-            _, end = self._client.get_watermark_offsets(TopicPartition(*partition), cached=True)
+            end = -1
+            with suppress(KafkaException):  # not known any more
+                _, end = self._client.get_watermark_offsets(TopicPartition(*partition), cached=True)
+            first = self._queues[partition].first_offset()
             if end >= 0:
-                lags[partition] = max(0, end - cursor.position)
+                lags[partition] = max(0, end - (cursor.position if first is None else first))
         return lags
 
     def close(self) -> None:
@@ -168,22 +205,13 @@ class KafkaStreamReader:
 
     def _silence(self, partition: Partition) -> None:
         self._cursors.pop(partition, None)
+        self._queues.pop(partition, None)
         self._unsought.discard(partition)
-
-    def _stop(self, *, stop: bool) -> None:
-        """Stop or restart the flow at the client; what it had fetched, it fetches again."""
-        if stop == self._stopped:
-            return
-        self._stopped = stop
-        if stop:
-            self._client.pause([TopicPartition(*partition) for partition in self._cursors])
-            self._runs(self._lull.take_all())  # for the errors among them
-        else:
-            self._unsought.update(self._cursors)
+        self._full.discard(partition)
+        self._at_end.discard(partition)
+        self._lacking_since.pop(partition, None)
 
     def _seek_unsought(self) -> None:
-        if self._stopped:
-            return
         for partition in self._unsought - self._halted:
             target = TopicPartition(*partition, self._cursors[partition].position)
             try:
@@ -194,6 +222,20 @@ class KafkaStreamReader:
             self._client.resume([target])
             self._wake(target)
             self._unsought.discard(partition)
+
+    def _regulate(self) -> None:
+        """Pause partitions at the client whose queues are full; begin again with half of one."""
+        if not self._cursors:
+            return
+        full = max(self._held_bytes // len(self._cursors), _FETCHES_HELD * _FETCH_BYTES)
+        for partition, queue in self._queues.items():
+            if partition in self._full:
+                if queue.size_bytes <= full // 2:
+                    self._full.discard(partition)
+                    self._unsought.add(partition)
+            elif queue.size_bytes >= full and partition not in self._unsought:
+                self._client.pause([TopicPartition(*partition)])
+                self._full.add(partition)
 
     def _wake(self, target: TopicPartition) -> None:
         """Make the client fetch at once what was resumed; by itself it may sleep for a second.
@@ -213,8 +255,6 @@ class KafkaStreamReader:
         Only right after `consume`, when no rebalance waits for its callback: the client would take
         these calls for the answer to it.
         """
-        if self._stopped:
-            return
         for partition in self._unsought & self._halted:
             target = TopicPartition(*partition, self._cursors[partition].position)
             try:
@@ -247,36 +287,60 @@ class KafkaStreamReader:
 
     # --- records ---------------------------------------------------------------------------------
 
-    def _messages(self, wanted: int, timeout_s: float) -> list[Record]:
-        """Run callbacks and return records that are wanted, those put aside first."""
-        if wanted < 1 and not self._stopped:
-            self._lull.put(consume(self._client, 1, 0.0))
-            if not self._events:
-                time.sleep(timeout_s)
-            return []
-        count = max(wanted, 1)  # to ask for none would run no callbacks; `_runs` drops what comes
-        aside = self._lull.take(count)
-        if len(aside) == count:
-            return aside
-        wait_s = 0.0 if aside else timeout_s
-        return aside + consume(self._client, count - len(aside), wait_s, lambda: bool(self._events))
+    def _fetch(self, wait_s: float) -> bool:
+        """Run callbacks and take over what the client has; whether there was anything."""
+        self._regulate()
+        self._seek_unsought()
+        if self._unsought:
+            wait_s = min(wait_s, _SEAT_RETRY_S)
+        messages = consume(self._client, _FETCH_RECORDS, wait_s, lambda: bool(self._events))
+        self._revive_halted()
+        self._put(messages)
+        self._measure_unmeasured()
+        return bool(messages)
 
-    def _runs(self, messages: list[Record]) -> list[Fetched]:
-        """Runs of one partition each; after callbacks, so that only what flows now counts."""
-        runs = []
+    def _put(self, messages: list[Record]) -> None:
+        """Queue the records; after callbacks, so that only what flows now counts."""
         for place, group in groupby(messages, key=_place_of):
             run = list(group)
+            ended = False
             if any(record.error() is not None for record in run):
+                last = run[-1].error()
+                ended = last is not None and last.code() == _END
                 run = self._without_errors(run)
             cursor = self._cursors.get(Partition(*place))
-            if self._stopped or cursor is None or cursor.partition in self._unsought or not run:
+            if cursor is None or cursor.partition in self._unsought:
                 continue
-            first, last, again = cursor.take([record.offset() for record in run])
-            if again:
-                self._unsought.add(cursor.partition)
-            if first < last:
-                runs.append(_fetched(cursor.partition, run[first:last]))
-        return runs
+            partition = cursor.partition
+            if run:
+                first, end, again = cursor.take([record.offset() for record in run])
+                if again:
+                    self._unsought.add(partition)
+                if first < end:
+                    self._queues[partition].put(run[first:end])
+            if ended:
+                self._at_end.add(partition)
+            else:
+                self._at_end.discard(partition)
+
+    def _lacking(self) -> bool:
+        """Whether to wait for a partition that has records to read, of which none is here."""
+        now = time.monotonic()
+        lacking = False
+        for partition, queue in self._queues.items():
+            if queue or partition in self._at_end or partition in self._halted:
+                self._lacking_since.pop(partition, None)
+            elif now < self._lacking_since.setdefault(partition, now) + _PATIENCE_S:
+                lacking = True
+        return lacking
+
+    def _give_out(self, wanted: int, run: int) -> list[Fetched]:
+        here = {partition: len(queue) for partition, queue in self._queues.items() if queue}
+        lags = self.lag() if len(here) > 1 else {}
+        return [
+            _fetched(partition, self._queues[partition].take(count))
+            for partition, count in self._in_turn.plan(here, lags, wanted, run)
+        ]
 
     def _without_errors(self, run: list[Record]) -> list[Record]:
         good = []
@@ -289,6 +353,8 @@ class KafkaStreamReader:
                 if partition in self._owned:
                     self._halted.add(partition)
                     self._unmeasured.add(partition)
+            elif error.code() == _END:
+                continue
             else:
                 self._complaints(error)
                 _LOGGER.warning("consumer_error group_member=%r error=%s", self._name, error)

@@ -72,7 +72,7 @@ def test_a_task_that_does_not_judge_each_record_alone_is_refused() -> None:
             return super().losses(outputs, records).mean()
 
     network = nn.Linear(3, 1)
-    with pytest.raises(TaskError, match=r"loss has shape \(\): one value per record is needed"):
+    with pytest.raises(TaskError, match=r"losses has shape \(\): one value per sample is needed"):
         per_record(Averaged(network), FlatModel(network), points(1, 8), 8)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from common.errors import CorruptError, UserError
-from common.learning.errors import NotFiniteError, TaskError
+from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.tasks import build_model
 from tests.unit.learning.examples import (
@@ -25,7 +25,7 @@ from tests.unit.learning.examples import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from common.learning.fields import Columns
 
@@ -156,18 +156,120 @@ def test_what_the_task_raises_is_told_apart_and_names_its_batch() -> None:
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-class MeanLoss(Regression):
-    """Forgets that losses are per sample."""
+class Typo(Regression):
+    """Names a field that there is not."""
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """One number."""
-        return super().losses(outputs, records).mean()
+        """Look for it in a helper of its own."""
+        return (outputs - _labels(records)) ** 2
 
 
-def test_a_task_that_gives_one_loss_for_all_samples_is_told_so() -> None:
+def _labels(records: Mapping[str, Tensor]) -> Tensor:
+    return records["lable"]
+
+
+def test_what_the_task_raises_is_told_with_the_line_of_the_users_code_and_none_of_ours() -> None:
     network = nn.Linear(3, 1)
-    with pytest.raises(TaskError, match="losses has shape"):
-        GradientComputer(MeanLoss(network), network, CPU).compute([points(1, 4)])
+    with pytest.raises(TaskError) as caught:
+        GradientComputer(Typo(network), network, CPU).compute([points(1, 4)])
+    error, line = caught.value, _labels.__code__.co_firstlineno + 1
+    assert error.summary == f"KeyError: 'lable' (test_gradients.py, line {line}, in _labels)"
+    assert error.origin[:3] == ("KeyError", __file__, line)
+    assert "return (outputs - _labels(records)) ** 2" in error.traceback
+    assert error.traceback.endswith("KeyError: 'lable'\n")
+    assert "common/learning" not in error.traceback
+
+
+class Mismatched(Regression):
+    """Raises inside PyTorch."""
+
+    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+        """Logits that are none."""
+        return cross_entropy(outputs, records["y"].long()[:2], reduction="none")
+
+
+def test_what_pytorch_raises_is_told_with_the_line_of_the_task_that_called_it() -> None:
+    network = nn.Linear(3, 1)
+    with pytest.raises(TaskError) as caught:
+        GradientComputer(Mismatched(network), network, CPU).compute([points(1, 4)])
+    assert caught.value.origin.file == __file__
+    assert caught.value.origin.function == "losses"
+
+
+class Returning(Regression):
+    """A task of which each method returns what a test wants."""
+
+    def __init__(
+        self,
+        outputs: Callable[[Tensor], object] = lambda outputs: outputs,
+        losses: Callable[[Tensor], object] = lambda losses: losses,
+        metrics: Callable[[Tensor], object] = lambda error: {"error": error},
+    ) -> None:
+        super().__init__(nn.Linear(3, 1))
+        self._change = outputs, losses, metrics
+
+    def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
+        """As changed."""
+        return cast("Tensor", self._change[0](super().forward(module, records)))
+
+    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+        """As changed."""
+        return cast("Tensor", self._change[1](super().losses(outputs, records)))
+
+    def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As changed."""
+        return cast("dict[str, Tensor]", self._change[2]((outputs - records["y"]).abs()))
+
+
+@pytest.mark.parametrize(
+    ("task", "told", "method"),
+    [
+        (Returning(losses=torch.Tensor.mean), "losses has shape (): one value per", "losses"),
+        (Returning(losses=lambda x: x[:2]), "losses has shape (2,): one value per", "losses"),
+        (Returning(losses=lambda x: x[:, None]), "losses has shape (4, 1)", "losses"),
+        (Returning(losses=lambda x: x > 0), "losses has dtype torch.bool", "losses"),
+        (Returning(losses=lambda x: x.tolist()), "losses is an object of type list", "losses"),
+        (Returning(losses=lambda _: None), "losses is None", "losses"),
+        (
+            Returning(outputs=lambda x: (x, x)),
+            "forward returned an object",
+            "forward",
+        ),
+        (
+            Returning(metrics=lambda x: {"error": x.mean()}),
+            "metric 'error' has shape",
+            "metrics",
+        ),
+        (Returning(metrics=lambda _: {"error": 0.5}), "metric 'error' is an object", "metrics"),
+        (Returning(metrics=lambda x: {7: x}), "metrics has a key 7", "metrics"),
+        (Returning(metrics=lambda x: {"e": x * 1j}), "metric 'e' has dtype torch.compl", "metrics"),
+        (Returning(metrics=lambda x: x), "metrics returned an object of type Tensor", "metrics"),
+    ],
+)
+def test_what_a_method_must_not_return_is_the_tasks_fault_and_no_batchs(
+    task: Returning, told: str, method: str
+) -> None:
+    computer = GradientComputer(task, task.network, CPU)
+    with pytest.raises(WrongTaskError) as caught:
+        computer.compute([points(1, 4)])
+    assert caught.value.batch_index is None
+    assert caught.value.summary.startswith(told)
+    line = getattr(Returning, method).__code__.co_firstlineno
+    assert caught.value.summary.endswith(f" (test_gradients.py, line {line}, in {method})")
+
+
+def test_metrics_that_change_from_batch_to_batch_are_the_tasks_fault() -> None:
+    names = iter(["a", "b"])
+    task = Returning(metrics=lambda x: {next(names): x})
+    with pytest.raises(WrongTaskError, match=r"\['b'\] for one batch and \['a'\] for another"):
+        GradientComputer(task, task.network, CPU).compute([points(1, 4), points(2, 4)])
+
+
+def test_the_order_of_metrics_is_of_no_account() -> None:
+    orders = iter([("a", "b"), ("b", "a")])
+    task = Returning(metrics=lambda x: {name: x + ord(name) for name in next(orders)})
+    found = GradientComputer(task, task.network, CPU).compute([points(1, 4), points(2, 4)])
+    assert found.metric_sums["b"] - found.metric_sums["a"] == pytest.approx(8)
 
 
 class Replacing(nn.Linear):

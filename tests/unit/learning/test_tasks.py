@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
-from common.errors import UserError
+from common.errors import TaskMissingError, UserError
 from common.learning.fields import Field
 from common.learning.task_options import TASK_NAMES
 from common.learning.tasks import build_model, check_fields, make_task
 from tests.unit.learning.examples import Counting, image_task
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 IMAGE = Field("image", "uint8", (1, 8, 8))
 LABEL = Field("label", "int64")
@@ -45,9 +49,66 @@ def test_the_names_of_the_built_in_tasks_are_exported() -> None:
 
 def test_an_entrypoint_is_imported_only_if_it_is_allowed() -> None:
     entrypoint = "tests.unit.learning.examples:Counting"
-    with pytest.raises(UserError, match="not among the allowed"):
+    with pytest.raises(TaskMissingError, match="not among the allowed"):
         make_task(entrypoint, {"ids": 3}, allowed=["tests.unit.learning.examples:Regression"])
     assert make_task(entrypoint, {"ids": 3}, allowed=[entrypoint]) == Counting(ids=3)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("import nothing_of_this_name", "No module named 'nothing_of_this_name'"),
+        ("x = 1", "has no attribute 'Mine'"),
+    ],
+)
+def test_what_is_not_installed_here_is_missing_which_is_no_fault_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, told: str
+) -> None:
+    entrypoint = _module(tmp_path, monkeypatch, source)
+    with pytest.raises(TaskMissingError, match=told):
+        make_task(entrypoint, {}, allowed=[entrypoint])
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("{}['typo']", "importing it raised KeyError: 'typo'"),
+        ("def Mine(: pass", "importing it raised SyntaxError"),
+        ("def Mine(**options): raise RuntimeError('no')", "refuses its options .*RuntimeError: no"),
+        (
+            "class Mine:\n    def build(self): ...\n    losses = 3",
+            "no method forward and no losses",
+        ),
+    ],
+)
+def test_a_task_that_raises_or_lacks_a_method_is_the_users_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, told: str
+) -> None:
+    entrypoint = _module(tmp_path, monkeypatch, source)
+    with pytest.raises(UserError, match=told) as caught:
+        make_task(entrypoint, {}, allowed=[entrypoint])
+    assert not isinstance(caught.value, TaskMissingError)
+
+
+def _module(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> str:
+    """An entrypoint in a module of this source, whose name no other test has."""
+    name = f"{folder.name.replace('-', '_')}_task"
+    (folder / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    return f"{name}:Mine"
+
+
+class Unbuildable(Counting):
+    """Has no model."""
+
+    def build(self) -> nn.Module:
+        """Ask for more memory than there is."""
+        return nn.Linear(2**40, 2**20)
+
+
+def test_a_model_that_cannot_be_built_is_the_users_fault_with_its_line() -> None:
+    with pytest.raises(UserError, match=r"build\(\) of the task raised .*test_tasks.py, line \d+"):
+        build_model(Unbuildable(), seed=0)
 
 
 @pytest.mark.parametrize(

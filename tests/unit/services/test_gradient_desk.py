@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from common.core.messages import (
+    MOST_TRACEBACK,
     Batch,
     Failed,
     FailedReason,
@@ -28,6 +29,7 @@ from common.learning.codecs import Codec, make_codec
 from common.learning.fields import Field
 from common.learning.gradients import GradientComputer, GradientSum
 from common.learning.tasks import build_model
+from common.log_lines import fields_of
 from common.metrics.serving import Pulse
 from common.metrics.worker import WorkerMetrics
 from common.telemetry import event_logger
@@ -77,7 +79,11 @@ class World:
         return reply
 
 
-def make_world(poison: int = -1, computer: type[GradientComputer] = GradientComputer) -> World:
+def make_world(
+    poison: int = -1,
+    computer: type[GradientComputer] = GradientComputer,
+    task: CountingTask | None = None,
+) -> World:
     log = MemoryLog()
     log.create_topic("s", 1)
     codec = make_codec("tensor", [Field("id", "int64")])
@@ -86,7 +92,7 @@ def make_world(poison: int = -1, computer: type[GradientComputer] = GradientComp
         writer.append("s", b"garbage" if number == 4 else value)
     assert writer.flush(1.0)
     board = MemoryBoard(MemoryRedis(lambda: 0.0), "job")
-    task = CountingTask(RECORDS, poison)
+    task = task or CountingTask(RECORDS, poison)
     cache = BatchCache(1 << 20)
     metrics, tracer = WorkerMetrics(), MemoryTracer()
     desk = GradientDesk(
@@ -181,6 +187,46 @@ def test_a_batch_on_which_the_task_raises_is_named_alone() -> None:
     world = make_world(poison=7)
     publish(world)
     assert failure(world.order(batch(0, 2, offset=1), batch(7, 8, offset=2))) == ("raised", (2,))
+
+
+def test_what_the_task_raises_is_sent_with_its_traceback_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = make_world(poison=7)
+    publish(world)
+    tracebacks = set[str]()
+    for number in range(1, 4):
+        reply = world.order(batch(7, 8, offset=number), number=number)
+        assert isinstance(reply, Failed)
+        assert reply.detail.startswith("ValueError: record 7 is poison (counting.py, line ")
+        assert reply.detail.endswith(", in forward)")
+        assert reply.traceback.endswith("ValueError: record 7 is poison\n")
+        assert len(reply.traceback) <= MOST_TRACEBACK
+        tracebacks.add(reply.traceback)
+    [told] = [fields_of(record) for record in caplog.records]
+    assert tracebacks == {told["traceback"]}
+    assert world.told("doll_gradients_failed_total", reason="raised") == 3
+
+
+class MeanTask(CountingTask):
+    """Forgets that losses are per sample."""
+
+    def losses(self, outputs: torch.Tensor, _records: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """One number."""
+        return outputs.mean()
+
+
+def test_a_mean_instead_of_a_loss_per_sample_is_the_tasks_fault_not_the_batchs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = make_world(task=MeanTask(RECORDS))
+    publish(world)
+    for number in range(1, 4):
+        reply = world.order(batch(0, 2, offset=1), batch(7, 9, offset=2), number=number)
+        assert failure(reply) == ("task", (1, 2))
+        assert isinstance(reply, Failed)
+        assert reply.detail.startswith("losses has shape (): one value per sample is needed, (2,)")
+    assert caplog.messages == ["no_gradient"]
 
 
 def test_a_loss_that_is_not_finite_is_named_with_its_batch(world: World) -> None:

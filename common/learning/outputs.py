@@ -1,0 +1,84 @@
+"""What a task's methods must return: a tensor, one loss for each sample, one value of each metric.
+
+A mean instead of a value per sample would be summed with other batches' means and weigh samples
+differently; no batch is to blame for it, as each would show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from common.learning.errors import WrongTaskError
+
+if TYPE_CHECKING:
+    from common.learning.tasks import Task
+
+
+def check_outputs(task: Task, outputs: object) -> None:
+    """Check what `forward` returned.
+
+    Raises:
+        WrongTaskError: If it is no tensor.
+    """
+    if not isinstance(outputs, Tensor):
+        what = f"forward returned {_kind(outputs)}: a tensor is needed"
+        raise WrongTaskError(task, "forward", what)
+
+
+def check_losses(task: Task, losses: object, count: int) -> None:
+    """Check what `losses` returned for `count` samples.
+
+    Raises:
+        WrongTaskError: If it is not (count,) numbers with a fraction.
+    """
+    _check_column(task, "losses", "losses", losses, count)
+    assert isinstance(losses, Tensor)  # noqa: S101 -- checked just now
+    if not losses.dtype.is_floating_point:
+        what = f"losses has dtype {losses.dtype}: float32, float16 or bfloat16 is needed"
+        raise WrongTaskError(task, "losses", what)
+
+
+def check_metrics(task: Task, metrics: object, count: int) -> None:
+    """Check what `metrics` returned for `count` samples.
+
+    Raises:
+        WrongTaskError: If it does not map names to (count,) real numbers.
+    """
+    if not isinstance(metrics, Mapping):
+        what = f"metrics returned {_kind(metrics)}: a dict of tensors is needed, {{}} for none"
+        raise WrongTaskError(task, "metrics", what)
+    for name, column in metrics.items():
+        if not isinstance(name, str):
+            what = f"metrics has a key {name!r}: names of metrics are strings"
+            raise WrongTaskError(task, "metrics", what)
+        _check_column(task, "metrics", f"metric {name!r}", column, count)
+        if column.dtype.is_complex:
+            what = f"metric {name!r} has dtype {column.dtype}: real numbers are needed"
+            raise WrongTaskError(task, "metrics", what)
+
+
+def check_same_metrics(task: Task, names: list[str], first: list[str]) -> None:
+    """Check that a batch has the metrics that the first one has.
+
+    Raises:
+        WrongTaskError: If not.
+    """
+    if names != first:
+        what = f"metrics returned {names} for one batch and {first} for another"
+        raise WrongTaskError(task, "metrics", what)
+
+
+def _check_column(task: Task, method: str, name: str, column: object, count: int) -> None:
+    if not isinstance(column, Tensor):
+        what = f"{name} is {_kind(column)}: a tensor with one value per sample is needed"
+        raise WrongTaskError(task, method, what)
+    if column.shape != (count,):
+        what = f"{name} has shape {tuple(column.shape)}: one value per sample is needed, ({count},)"
+        raise WrongTaskError(task, method, what)
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"an object of type {type(value).__name__}"

@@ -1,0 +1,82 @@
+"""Notices partitions that lag far behind the others in time: a model then learns two ages at once.
+
+Only reported: what is read next never depends on timestamps, see `common.core.reading`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.core.reading import FAR_BEHIND_S, behind_s
+from common.core.spans import Partition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from common.metrics.worker import JobMeasures
+    from common.ports import Fetched
+    from common.telemetry import EventLogger
+
+LOOK_S = 2.0  # between two looks
+
+
+class TimeLag:
+    """The ages of what one worker reads.
+
+    Args:
+        streams: The job's datastreams.
+        logger: Bound to job and worker.
+        measures: Of the job.
+    """
+
+    def __init__(
+        self, streams: tuple[str, ...], logger: EventLogger, measures: JobMeasures
+    ) -> None:
+        self._streams = streams
+        self._log = logger
+        self._measures = measures
+        self._newest_s = dict[Partition, float]()
+        self._far_behind = set[Partition]()
+        self._look_at = float("-inf")
+
+    def read(self, fetched: Fetched) -> None:
+        """Records were read."""
+        self._newest_s[fetched.partition] = fetched.last_arrival_s
+
+    def revoke(self, partitions: Iterable[Partition]) -> None:
+        """Somebody else reads these now."""
+        for partition in partitions:
+            self._newest_s.pop(partition, None)
+            self._far_behind.discard(partition)
+
+    def due(self, now: float) -> bool:
+        """Whether it is time for a look; if so, the next one is due later."""
+        if now < self._look_at:
+            return False
+        self._look_at = now + LOOK_S
+        return True
+
+    def look(self, backlog: Mapping[Partition, int]) -> None:
+        """Compare, and say what has changed.
+
+        Args:
+            backlog: Records that each partition is behind.
+        """
+        behind = behind_s(self._newest_s, backlog)
+        for stream in self._streams:
+            worst_s = max((s for p, s in behind.items() if p.topic == stream), default=0.0)
+            self._measures.behind(stream, worst_s)
+        for partition in self._newest_s:
+            lag_s = behind.get(partition, 0.0)
+            if lag_s > FAR_BEHIND_S and partition not in self._far_behind:
+                self._far_behind.add(partition)
+                self._log.warning(
+                    "partition_far_behind",
+                    partition=str(partition),
+                    behind_s=round(lag_s),
+                    records=backlog[partition],
+                    reason="its records are that much older than those of the other partitions",
+                )
+            elif lag_s <= FAR_BEHIND_S and partition in self._far_behind:
+                self._far_behind.discard(partition)
+                self._log.info("partition_caught_up", partition=str(partition))

@@ -1,0 +1,111 @@
+"""Partitions are read in turn: in short runs, by what each lags, and none is forgotten."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.core.reading import Piece, RunsInTurn, behind_s
+from common.core.spans import Partition
+
+A, B, C = (Partition("s", index) for index in range(3))
+
+
+def order(pieces: list[Piece]) -> list[Partition]:
+    return [piece.partition for piece in pieces for _ in range(piece.records)]
+
+
+def test_a_backlog_of_two_is_read_in_turn_by_what_each_lags() -> None:
+    # 9,000 and 3,000 records behind: about three runs of the one to each of the other.
+    here = {A: 9_000, B: 3_000}
+    given_out = order(RunsInTurn().plan(here, here, 12_000, 32))
+    for start in range(0, 9_000, 1_000):
+        assert 200 <= Counter(given_out[start : start + 1_000])[B] <= 330
+    assert max(len(list(run)) for place, run in groupby(given_out) if place == B) == 32
+
+
+def test_a_trickle_beside_a_large_backlog_has_its_floor() -> None:
+    given_out = order(RunsInTurn().plan({A: 20_000, B: 64}, {}, 640, 32))
+    assert given_out.index(B) <= 320
+    assert Counter(given_out)[B] >= 32
+
+
+def test_who_is_alone_is_given_out_in_one_piece() -> None:
+    assert RunsInTurn().plan({A: 500, B: 0}, {B: 9}, 2_000, 32) == [Piece(A, 500)]
+
+
+def test_who_runs_dry_and_has_more_is_waited_for() -> None:
+    pieces = RunsInTurn().plan({A: 1_000, B: 40}, {A: 1_000, B: 1_000}, 2_000, 32)
+    assert sum(piece.records for piece in pieces if piece.partition == B) == 40
+    assert sum(piece.records for piece in pieces if piece.partition == A) <= 64
+
+
+def test_a_run_that_did_not_fit_is_ended_by_the_next_request() -> None:
+    turns, here = RunsInTurn(), {A: 1_000, B: 1_000}
+    first = turns.plan(here, here, 20, 32)
+    second = turns.plan(here, here, 44, 32)
+    assert [piece.records for piece in first] == [20]
+    assert second[0] == Piece(first[0].partition, 12)
+    assert second[1].partition != first[0].partition
+
+
+def test_the_rest_of_a_run_of_a_partition_that_is_gone_is_forgotten() -> None:
+    turns = RunsInTurn()
+    [begun] = turns.plan({A: 100, B: 100}, {}, 20, 32)
+    others = {place: 100 for place in (A, B, C) if place != begun.partition}
+    assert turns.plan(others, {}, 32, 32)[0].records == 32
+
+
+@given(
+    polls=st.lists(
+        st.tuples(
+            st.dictionaries(st.sampled_from([A, B, C]), st.integers(0, 300), min_size=1),
+            st.integers(0, 200),
+        ),
+        max_size=30,
+    ),
+    lags=st.dictionaries(st.sampled_from([A, B, C]), st.integers(0, 10_000)),
+    run=st.integers(1, 64),
+)
+def test_what_is_given_out_fits_the_room_is_there_and_comes_in_runs(
+    polls: list[tuple[dict[Partition, int], int]], lags: dict[Partition, int], run: int
+) -> None:
+    turns = RunsInTurn()
+    for here, room in polls:
+        pieces = turns.plan(here, lags, room, run)
+        found = sum(piece.records for piece in pieces)
+        if all(lags.get(place, 0) <= count for place, count in here.items()):
+            assert found == min(room, sum(here.values()))
+        assert min(room, sum(here.values()), 1) <= found <= room
+        assert all(piece.records >= 1 for piece in pieces)
+        left = Counter(here)
+        for piece in pieces:
+            others = any(count for place, count in left.items() if place != piece.partition)
+            assert piece.records <= run or not others
+            left[piece.partition] -= piece.records
+            assert left[piece.partition] >= 0
+
+
+@given(
+    weights=st.lists(st.integers(1, 10**6), min_size=2, max_size=8),
+    run=st.integers(1, 64),
+    room=st.integers(1, 2_000),
+)
+def test_nobody_who_has_records_waits_long(weights: list[int], run: int, room: int) -> None:
+    # Each has at least a fifth of an even share: a turn in 5 n, and no more than the four that
+    # somebody may be owed on top.
+    places = [Partition("s", index) for index in range(len(weights))]
+    turns, lags = RunsInTurn(), dict(zip(places, weights, strict=True))
+    given_out = list[Partition]()
+    while len(given_out) < 20 * run * len(places):
+        given_out += order(turns.plan(dict.fromkeys(places, 10**6), lags, room, run))
+    assert set(given_out) == set(places)
+
+
+def test_behind_in_time_is_who_has_a_backlog_and_is_older_than_the_others() -> None:
+    newest_s = {A: 1_000.0, B: 4_000.0, C: 5_000.0}
+    assert behind_s(newest_s, {A: 7, B: 7, C: 0}) == {A: 3_500.0, B: 0.0}
+    assert behind_s({A: 1_000.0}, {A: 7}) == {}
