@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from common import topics
 from common.complaints import complaint, field_names
-from common.errors import UnknownTopicError, UserError
+from common.errors import GivenError, UnknownTopicError, UserError
 from common.job_file import as_json, load_text
 from common.job_parts import (
     BUILT_IN_TASKS,
@@ -203,24 +203,33 @@ def parse_job(text: str, allowed_tasks: Collection[str] = ()) -> JobSpec:
     return spec
 
 
+def check_options(spec: JobSpec) -> None:
+    """Refuse options that make no sense for a built-in task.
+
+    Raises:
+        GivenError: By the field.
+    """
+    if spec.task.name:
+        try:
+            options_of(spec.task.name, spec.task_options)
+        except UserError as error:
+            raise GivenError(("task",), str(error)) from error
+    for option, size in spec.record_sizes.items():
+        given = spec.task.options.get(option, size)
+        if given != size:
+            problem = (
+                f"the records have {size}, got {given}: change the field or the options of the task"
+            )
+            raise GivenError((f"task.{option}",), problem)
+
+
 def check_task(spec: JobSpec, allowed_tasks: Collection[str]) -> None:
     """Refuse a task that is neither built in, with options that make sense, nor allowed.
 
     Raises:
         UserError: Naming it and what is allowed.
     """
-    if spec.task.name:
-        try:
-            options_of(spec.task.name, spec.task_options)
-        except UserError as error:
-            raise UserError(f"job file: {error}") from error
-    for option, size in spec.record_sizes.items():
-        given = spec.task.options.get(option, size)
-        if given != size:
-            raise UserError(
-                f"job file: task.{option}: the records have {size}, got {given}: change the"
-                " field or the options of the task"
-            )
+    check_options(spec)
     entrypoint = spec.task.entrypoint
     if entrypoint and entrypoint not in allowed_tasks:
         raise UserError(

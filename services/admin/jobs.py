@@ -11,8 +11,9 @@ from typing_extensions import TypedDict  # pydantic asks for this one before Pyt
 
 from common.core.events import Wanted  # noqa: TC001 -- FastAPI reads it when run
 from common.errors import ConflictError, UnavailableError, UserError
-from common.job import JobSpec, check_task
+from common.job import JobSpec, check_options
 from common.job_changes import CHANGEABLE, changed_spec
+from common.jobs.check import check_submission
 from common.jobs.progress import UNREAD, resting
 from common.keys import fingerprint
 from common.plans import check_given_back, read_ledger
@@ -102,7 +103,9 @@ async def create(
 ) -> Response:
     """Submit a job; coordinators take it up from there."""
     service = service_of(request)
-    check_task(spec, service.settings.tasks)
+    settings = service.settings
+    check_options(spec)  # before anybody waits for a turn
+    await service.tasks.run(lambda: check_submission(spec, settings.tasks, settings.max_model_mb))
     asked = "" if idempotency_key is None else _fingerprint(caller.name, idempotency_key, spec)
     record, new = await service.write(lambda book: _submit(book, spec, asked))
     if new:

@@ -7,6 +7,7 @@ from time import time
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from common.errors import NotFoundError, OutsideError, UserError
+from common.jobs.check import PATIENCE_S
 from common.metrics.api import ApiMetrics, ShownJob
 from common.metrics.serving import Pulse
 from common.price_list import market_of, minimum_billing_s
@@ -37,6 +38,8 @@ T = TypeVar("T")
 MODELS_AT_ONCE = 2  # read for requests: each is in memory several times
 PLANS_AT_ONCE = 2  # of jobs whose whole history is read for them
 QUESTIONS_AT_ONCE = 2  # to whoever provisions
+TASKS_AT_ONCE = 2  # built for requests, each in a process of its own
+CHECK_S = 2 * PATIENCE_S  # that a request waits
 READ_S = 45.0  # that a request waits: a million updates take half of that
 ASK_S = 20.0  # likewise, as for a change of a job
 
@@ -58,6 +61,7 @@ class Service:
         self.prices = PriceDesk(outside.settings, clock)
         self.models = Turns("reading a model", MODELS_AT_ONCE, READ_S)
         self.job_plans = Turns("reading a job", PLANS_AT_ONCE, READ_S)
+        self.tasks = Turns("checking a task", TASKS_AT_ONCE, CHECK_S)
         self.questions = Turns("asking for a plan", QUESTIONS_AT_ONCE, ASK_S)
         self.streams = Streams(outside.settings.api_streams)
         self.metrics = ApiMetrics(lambda: self.streams.open, self._shown_jobs)
@@ -146,7 +150,7 @@ class Service:
         self.ending.set()
         self.followers.close()
         self.checks.close()
-        for turns in (self.models, self.job_plans, self.questions):
+        for turns in (self.models, self.job_plans, self.tasks, self.questions):
             turns.close()
         self._servers.close()
         self._books.close()

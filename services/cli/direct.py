@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from common.connections import open_prices
 from common.errors import NotFoundError
 from common.job import parse_job
+from common.jobs.check import check_submission
 from common.jobs.progress import UNREAD, resting
 from common.jobs.store import JobBook
 from common.jobs.watching import look_at_jobs
@@ -54,8 +55,7 @@ class Direct:
         """See the protocol."""
         allowed = self._outside.settings.tasks
         spec = parse_job(text, allowed)
-        if spec.task.entrypoint:  # all that a built-in task asks for was checked without torch
-            _try_task(spec, allowed)
+        check_submission(spec, allowed, self._outside.settings.max_model_mb)
         book = self._book()
         if not source:
             return Submitted(book.submit(spec))
@@ -174,13 +174,6 @@ def _line(record: JobRecord, progress: JobProgress | None, now: float) -> JobLin
         quarantined=numbers.quarantined,
         whole=numbers.whole,
     )
-
-
-def _try_task(spec: JobSpec, allowed: Collection[str]) -> None:
-    need_torch(f"{spec.task.entrypoint}, a task of your own,")
-    from common.job_task import task_of  # noqa: PLC0415 -- torch takes seconds to load
-
-    task_of(spec, allowed)
 
 
 def _layout(spec: JobSpec, allowed: Collection[str]) -> Layout:

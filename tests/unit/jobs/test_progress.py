@@ -99,7 +99,8 @@ def story(seed: int, length: int) -> Story:  # noqa: C901 -- one case per record
                 settled = {v: made for v, made in settled.items() if v <= base.version}
         elif what < 0.98 and history.quarantined:
             given_up = chance.choice([each.batch for each in history.quarantined.values()])
-            append(chance.choice([Requeued, Requeued, Replayed])(given_up, "olga", 1.0))
+            taken_back = chance.random() < 0.7
+            append((Requeued if taken_back else Replayed)(given_up, "olga", 1.0))
         else:
             append(None)
     ends = {place: end + chance.randint(0, 6) for place, end in ledger.claimed.items()}
