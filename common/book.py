@@ -13,12 +13,13 @@ came later puts back what it overwrote, and is told.
 
 from __future__ import annotations
 
+import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from common.core.spans import Partition
 from common.errors import ConflictError, ExpiredError, UnavailableError, WireError
-from common.ports import LogRecord
+from common.ports import LogRecord, NewTopic
 from common.telemetry import event_logger
 
 if TYPE_CHECKING:
@@ -42,7 +43,10 @@ class Unreadable(NamedTuple):
 
 
 class Book(Generic[T]):
-    """Reads and writes one such topic; belongs to one thread, like the reader that it makes.
+    """Reads and writes one such topic. May be shared between threads.
+
+    `lock` is for whoever writes what depends on what was read: nobody else reads or writes with
+    this book meanwhile, so that what `write` finds to be new is new to its caller, too.
 
     Args:
         log: Where the topic is; it is made when it is first wanted.
@@ -66,10 +70,13 @@ class Book(Generic[T]):
         self._decode = decode
         self._noun = noun
         self._closed = closed
+        self.lock = threading.RLock()  # guards all that follows
         self._open: Tail | None = None
         self._entries = dict[str, T]()
         self._unreadable = dict[str, Unreadable]()
         self.rejected = 0  # records so far that did not parse
+        self._arrived = threading.Condition()
+        self._arrivals = 0  # times that there was something to read, or that somebody read it
 
     def read(self) -> dict[str, T]:
         """All entries as of now, by name.
@@ -77,13 +84,15 @@ class Book(Generic[T]):
         Raises:
             UnavailableError: If Kafka is away for long.
         """
-        self._catch_up()
-        return dict(self._entries)
+        with self.lock:
+            self._catch_up()
+            return dict(self._entries)
 
     @property
     def unreadable(self) -> dict[str, Unreadable]:
         """Names whose newest record, as last read, does not parse."""
-        return dict(self._unreadable)
+        with self.lock:
+            return dict(self._unreadable)
 
     def refresh(self, timeout_s: float) -> dict[str, T]:
         """Wait up to `timeout_s` for news, then return all entries as known by then.
@@ -91,8 +100,15 @@ class Book(Generic[T]):
         Raises:
             UnavailableError: If Kafka is away.
         """
-        self._take(timeout_s)
-        return dict(self._entries)
+        seen = self._arrivals
+        with self.lock:
+            news = self._take(0.0)
+        if not news and timeout_s > 0:
+            with self._arrived:
+                self._arrived.wait_for(lambda: self._arrivals != seen, timeout_s)
+        with self.lock:
+            self._take(0.0)
+            return dict(self._entries)
 
     def write(self, name: str, value: bytes | None) -> None:
         """Replace the value of a name as this book last read it; None removes it.
@@ -101,24 +117,26 @@ class Book(Generic[T]):
             ConflictError: If somebody else wrote the name in the same moment.
             UnavailableError: If Kafka is away for long.
         """
-        key, own = name.encode(), self._append(name, value)
-        others = [new for new in self._catch_up() if new.key == key and new.offset != own]
-        earlier = [other for other in others if other.offset < own]
-        if not earlier:
-            return  # whoever came later read this one, or puts it back
-        if len(earlier) == len(others):
-            self._append(name, earlier[-1].value)
-            self._catch_up()
+        with self.lock:
+            key, own = name.encode(), self._append(name, value)
+            others = [new for new in self._catch_up() if new.key == key and new.offset != own]
+            earlier = [other for other in others if other.offset < own]
+            if not earlier:
+                return  # whoever came later read this one, or puts it back
+            if len(earlier) == len(others):
+                self._append(name, earlier[-1].value)
+                self._catch_up()
         raise ConflictError(
             f'somebody else wrote the {self._noun} "{name}" in the same moment, and theirs counts;'
             f" look with `doll {self._noun} list`, and try again"
         )
 
     def close(self) -> None:
-        """Let go of the connection."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        """Let go of the reader."""
+        with self.lock:
+            if self._open is not None:
+                self._open.close()
+                self._open = None
 
     def _append(self, name: str, value: bytes | None) -> int:
         """Append a record; returns its offset."""
@@ -160,13 +178,22 @@ class Book(Generic[T]):
             return []
         for record in records:
             self._fold(record)
+        if records:
+            self._tell()
         return records
+
+    def _tell(self) -> None:
+        """Wake whoever waits for news."""
+        with self._arrived:
+            self._arrivals += 1
+            self._arrived.notify_all()
 
     def _tail(self) -> Tail:
         if self._open is None:
-            self._log.create_topic(self._partition.topic, 1, kept_forever=True, compacted=True)
+            topic = NewTopic(self._partition.topic, kept_forever=True, compacted=True)
+            self._log.create_topics([topic])
             start = self._log.bounds(self._partition).start
-            self._open = self._log.tail(self._partition, start)
+            self._open = self._log.tail(self._partition, start, self._tell)
         return self._open
 
     def _fold(self, record: LogRecord) -> None:

@@ -16,7 +16,7 @@
 | DOLL_BLOBS                | `file:///directory` or `s3://bucket/prefix`         | none           |
 | DOLL_S3_ENDPOINT          | URL of an S3 server that is not Amazon's            | none           |
 | DOLL_TASKS                | entrypoints that jobs may name, between commas      | none           |
-| DOLL_MAX_MODEL_MB         | the largest model that a job may have, in MiB       | 16384          |
+| DOLL_MAX_MODEL_MB         | largest model of a job, in MiB                      | 16384          |
 | DOLL_DEVICE               | `auto`, `cpu` or `cuda`, whatever the job says      | the job's      |
 | DOLL_THREADS              | CPU threads of one gradient; 0: all cores           | 0              |
 | DOLL_NOTICES              | where a machine hears of its end: `none` or `ec2`   | none           |

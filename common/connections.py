@@ -12,7 +12,7 @@ import stat
 import tempfile
 import time
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -36,10 +36,10 @@ _MORE_LEAVE_S = 10.0
 
 
 def connect(settings: Settings) -> Outside:
-    """Say how to open what the settings name."""
+    """Say how to open what the settings name; all who open Kafka so share its clients."""
     return Outside(
         settings,
-        open_log=partial(open_log, settings),
+        open_log=cache(partial(open_log, settings)),
         open_board=partial(open_board, settings),
         open_blobs=partial(open_blobs, settings),
     )

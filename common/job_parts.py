@@ -24,6 +24,7 @@ MOST = 2**31 - 1  # of whatever is counted: products of two of them still fit in
 Seconds = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
+Share = Annotated[float, Field(gt=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from common.learning.codecs import Codec, make_codec
 from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import FlatModel, layout_of
+from common.learning.sizes import check_size
 from common.learning.tasks import Task, build_model, check_fields, make_task
 from common.learning.trainer import Trainer
 
@@ -42,13 +43,21 @@ def optimizer_of(spec: JobSpec) -> OptimizerSettings:
     return OptimizerSettings(optimizer.name, optimizer.learning_rate, optimizer.options)
 
 
-def trainer_of(spec: JobSpec, allowed: Collection[str]) -> Callable[[], Trainer]:
+def trainer_of(spec: JobSpec, allowed: Collection[str], max_model_mb: int) -> Callable[[], Trainer]:
     """How to make trainers with the weights of version 0, which the specification determines.
 
+    Args:
+        spec: The job.
+        allowed: Entrypoints that this process may import (DOLL_TASKS).
+        max_model_mb: A model of more MiB is refused (DOLL_MAX_MODEL_MB).
+
     Raises:
-        UserError: If the task or the optimizer cannot be made.
+        TaskMissingError: If this process has not got the task.
+        UserError: If the task or the optimizer cannot be made, or the model is too large.
     """
-    model = FlatModel(build_model(task_of(spec, allowed), spec.seed))
+    task = task_of(spec, allowed)
+    check_size(task, max_model_mb)
+    model = FlatModel(build_model(task, spec.seed))
     weights, parameter_count = model.vector.copy(), model.parameter_count
     optimizer, layout = optimizer_of(spec), layout_of(model.module)
     return lambda: Trainer(weights, parameter_count, optimizer, spec.reduction, layout)

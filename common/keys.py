@@ -48,7 +48,7 @@ class KeyRecord(msgspec.Struct, frozen=True):
 
 
 class KeyBook:
-    """Reads and writes the keys topic; belongs to one thread, like the reader that it makes."""
+    """Reads and writes the keys topic; for one thread."""
 
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
         # Closed: whatever a newer program says of a key, what it replaced must not let anybody in.

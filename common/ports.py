@@ -252,6 +252,9 @@ class Log(Protocol):
             UnavailableError: If the broker is away.
         """
 
+    def starts(self, partitions: Collection[Partition]) -> Positions:
+        """The first retained offset of all partitions at once; otherwise as `ends`."""
+
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
         """The first offset whose record is not older than `timestamp_s`; the end if none is."""
 

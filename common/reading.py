@@ -21,7 +21,7 @@ _PATIENCE_S = 30.0  # without a single record
 
 
 def read_decoded(
-    log: Log, topic: str, decode: Callable[[bytes], T], last: int | None = None
+    log: Log, topic: str, decode: Callable[[bytes], T], last: int | None = None, start: int = 0
 ) -> list[tuple[int, T | None]]:
     """All messages of a topic by offset, or the newest; None stands for what does not parse.
 
@@ -30,6 +30,7 @@ def read_decoded(
         topic: Its first partition is read.
         decode: Raises WireError on what does not parse.
         last: Offsets to go back from the end; None: to the beginning.
+        start: Leave out what is below this offset.
 
     Raises:
         FutureFormatError: If a newer program wrote one of them.
@@ -37,7 +38,7 @@ def read_decoded(
         ExpiredError: If retention deletes what is being read.
     """
     decoded = list[tuple[int, T | None]]()
-    for record in _records(log, topic, last):
+    for record in _records(log, topic, last, start):
         try:
             decoded.append((record.offset, decode(record.value or b"")))
         except FutureFormatError as error:
@@ -49,10 +50,10 @@ def read_decoded(
     return decoded
 
 
-def _records(log: Log, topic: str, last: int | None) -> Iterator[LogRecord]:
+def _records(log: Log, topic: str, last: int | None, start: int) -> Iterator[LogRecord]:
     partition = Partition(topic, 0)
     bounds = log.bounds(partition)
-    start = bounds.start if last is None else max(bounds.start, bounds.end - last)
+    start = max(bounds.start, start, 0 if last is None else bounds.end - last)
     tail = log.tail(partition, start)
     last_s = monotonic()
     try:

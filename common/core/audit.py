@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.history import History
 from common.core.ledger import Ledger
-from common.core.messages import Batch, BatchReady, UpdateApplied
+from common.core.messages import Batch, BatchReady, Lead, Replayed, Requeued, UpdateApplied
 from common.core.spans import Partition, Span
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ class Audit:
     """What the two topics say together."""
 
     updates: tuple[UpdateApplied, ...]  # the effective ones, by version
-    quarantined: tuple[Quarantined, ...]
+    quarantined: tuple[Quarantined, ...]  # those that were not taken back
+    requeued: tuple[Requeued, ...]  # quarantines that operators ended; later ones may follow
+    replayed: tuple[Replayed, ...]  # quarantined for good: their records were produced anew
     expired: tuple[Span, ...]  # claimed after retention had deleted them
     takeovers: int  # Lead records that counted
     taken_back: int  # updates that a later Lead took back, or that came too late
@@ -56,7 +58,7 @@ def audit(
         control: The whole control topic, by offset; None for what does not parse.
         updates: The whole updates topic, likewise.
     """
-    history, effective, lead_count, void = _effective(updates)
+    history, effective, operators, lead_count, void = _effective(updates)
     quarantined = tuple(history.quarantined.values())
     flaws = list[Flaw]()
 
@@ -94,6 +96,8 @@ def audit(
     return Audit(
         updates=tuple(effective),
         quarantined=quarantined,
+        requeued=tuple(record for record in operators if isinstance(record, Requeued)),
+        replayed=tuple(record for record in operators if isinstance(record, Replayed)),
         expired=tuple(expired),
         takeovers=lead_count,
         taken_back=void,
@@ -118,19 +122,25 @@ def _miscounted(updates: Iterable[UpdateApplied]) -> list[Flaw]:
 
 def _effective(
     updates: Iterable[tuple[int, AuditRecord | None]],
-) -> tuple[History, list[UpdateApplied], int, int]:
+) -> tuple[History, list[UpdateApplied], list[Requeued | Replayed], int, int]:
     history, by_name = History(), dict[tuple[int, int], UpdateApplied]()
+    operators = list[Requeued | Replayed]()
     leads = seen = 0
     for offset, record in updates:
         counts = history.feed(offset, record)
-        if isinstance(record, UpdateApplied):
-            seen += 1
-            if counts:
-                by_name[record.epoch, record.version] = record
-        else:
-            leads += counts and record is not None and not hasattr(record, "batch")
+        match record:
+            case UpdateApplied():
+                seen += 1
+                if counts:
+                    by_name[record.epoch, record.version] = record
+            case Lead():
+                leads += counts
+            case Requeued() | Replayed() if counts:
+                operators.append(record)
+            case _:
+                pass
     effective = [by_name[model.epoch, model.version] for model in history.path[1:]]
-    return history, effective, leads, seen - len(effective)
+    return history, effective, operators, leads, seen - len(effective)
 
 
 def _tile(

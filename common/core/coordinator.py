@@ -31,7 +31,11 @@ if TYPE_CHECKING:
     from common.core.settings import CoordinatorSettings
     from common.core.snapshots import Snapshot
 
-CANDIDACY_S = 5.0  # an answer or a Lead that has not come by then will not: try afresh
+SEARCH_S = 5.0  # an answer about snapshots that has not come by then got lost: ask again
+# After the last step of a candidacy (snapshot found, weights in hand, Lead delivered): a next one
+# that has not come by then will not, so try afresh. Long, because nobody else may lead meanwhile,
+# and giving up what is only late costs a search more; what fails says so by an event, at once.
+CANDIDACY_S = 60.0
 RENEWALS = 3  # lease renewals per lifetime: two may fail
 
 
@@ -40,7 +44,7 @@ class _Candidacy:
     """A candidate's base, and how far it is."""
 
     snapshot: Snapshot
-    since: float
+    since: float  # its last step
     mark: str = ""  # of its Lead record, once that is appended
 
 
@@ -84,12 +88,18 @@ class Coordinator:
         return tuple(commands)
 
     def due(self) -> float:
-        """When it wants a `Tick` at the latest."""
+        """When it wants a `Tick` at the latest.
+
+        While its leader is calm that is mostly when the lease is renewed: looks at the workers and
+        standings wait for such a tick, so that a job with nothing to do wakes up seldom.
+        """
         if self.finished or self._held:
             return float("inf")
         times = [self._lease_at + self._settings.lease_ttl_s / RENEWALS]
         if self._leader is not None:
-            times += [self._leader.due(), self._alive_at + self._settings.alive_s]
+            times.append(self._leader.due())
+            if not self._leader.calm:
+                times.append(self._alive_at + self._settings.alive_s)
         return min(times)
 
     def _on(  # noqa: C901, PLR0912 -- one case per event, each a line or two
@@ -104,7 +114,14 @@ class Coordinator:
             case events.SnapshotsFound():
                 yield from self._found(event, now)
             case events.SnapshotRestored():
-                yield from self._stand()
+                yield from self._stand(now)
+            case events.LeadDelivered(candidate):
+                if self._candidacy is not None and self._candidacy.mark == candidate:
+                    self._candidacy.since = now
+            case events.AttemptFailed(reason):
+                if leader is not None or self._candidacy is not None:
+                    yield from self._step_down(reason)
+                    self._searching_since = now  # not again at once
             case events.SnapshotTorn(snapshot):
                 yield from self._torn(snapshot, now)
             case events.UpdatesRead(records):
@@ -119,8 +136,8 @@ class Coordinator:
                 self._settings = settings
                 if leader is not None:
                     yield from leader.change(settings, now)
-            case events.Trouble(reason):
-                yield from self._hold(reason)
+            case events.Trouble(reason, detail):
+                yield from self._hold(reason, detail)
             case events.ControlRead(claims) if leader is not None:
                 yield from leader.control_read(claims, now)
             case events.RepliesRead(replies) if leader is not None:
@@ -141,7 +158,9 @@ class Coordinator:
             self._lease_at = now
             yield do.AskLease()
         if self._leader is not None:
-            if now >= self._alive_at + self._settings.alive_s:
+            settings = self._settings
+            every_s = settings.calm_s if self._leader.calm else settings.alive_s
+            if now >= self._alive_at + every_s:
                 self._alive_at = now
                 yield do.LookForWorkers()
             yield from self._leader.tick(now)
@@ -153,7 +172,7 @@ class Coordinator:
             self._searching_since = None
         elif self._leader is None and self._candidacy is None and not self._held:
             since = self._searching_since
-            if since is None or now - since > CANDIDACY_S:  # the answer may have got lost
+            if since is None or now - since > SEARCH_S:
                 self._searching_since = now
                 yield self._search.begin()
 
@@ -183,11 +202,12 @@ class Coordinator:
             self._searching_since = now
             yield self._search.begin()
 
-    def _stand(self) -> Iterator[CoordinatorCommand]:
+    def _stand(self, now: float) -> Iterator[CoordinatorCommand]:
         """Stand as a candidate: the weights are in hand."""
         if self._candidacy is None or self._candidacy.mark or self._history is None:
             return
         self._candidacies += 1
+        self._candidacy.since = now
         self._candidacy.mark = f"{self._name}#{self._candidacies}"
         snapshot = self._candidacy.snapshot
         yield do.AppendAudit(Lead(self._history.epoch, snapshot.made, self._candidacy.mark))
@@ -231,14 +251,14 @@ class Coordinator:
 
     # --- and back ----------------------------------------------------------------------------
 
-    def _hold(self, reason: str) -> Iterator[CoordinatorCommand]:
+    def _hold(self, reason: str, detail: str) -> Iterator[CoordinatorCommand]:
         """What no machine may decide alone: leave everything as it is, until a person resumes."""
         if self._held:
             return
         if self._wanted == "stopped":
             yield do.Finish(f"stopped by its owner; {reason}", self._settings.revision)
             return
-        yield do.Hold(reason)
+        yield do.Hold(reason, detail)
         yield from self._step_down(reason)
         self._search = Search(self._settings.lease_ttl_s)  # what was torn may be mended till then
         self._held = True

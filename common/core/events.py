@@ -20,7 +20,10 @@ Source: TypeAlias = Literal["hot", "all", "genesis"]  # of snapshots: board; and
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Nothing happened, but `due()` has come."""
+    """Nothing happened, but `due()` has come.
+
+    A tick judges what did not happen in time, so a shell hands in all that it has heard first.
+    """
 
 
 # --- a worker's stream side ------------------------------------------------------------------
@@ -115,6 +118,23 @@ class SnapshotRestored(msgspec.Struct, frozen=True):
     """The weights of the snapshot that was asked for are in hand."""
 
 
+class LeadDelivered(msgspec.Struct, frozen=True):
+    """This process's Lead record stands in the updates topic: it will be read soon."""
+
+    candidate: str  # as the record has it: one of an earlier candidacy says nothing of this one
+
+
+class AttemptFailed(msgspec.Struct, frozen=True):
+    """What this process needs in order to lead failed: it steps down, and may try afresh.
+
+    Weights could not be fetched; or a record for the updates topic was not appended, or nobody
+    knows. The shell owes this, or what the command asked for, to each `RestoreSnapshot` and to each
+    `AppendAudit`.
+    """
+
+    reason: str
+
+
 class SnapshotTorn(msgspec.Struct, frozen=True):
     """They cannot be read: another snapshot must do."""
 
@@ -165,6 +185,7 @@ class Trouble(msgspec.Struct, frozen=True):
     """Something that no machine may decide alone: the job must be held."""
 
     reason: str
+    detail: str = ""  # for a programmer: a traceback
 
 
 CoordinatorEvent: TypeAlias = (
@@ -172,6 +193,8 @@ CoordinatorEvent: TypeAlias = (
     | LeaseAnswered
     | SnapshotsFound
     | SnapshotRestored
+    | LeadDelivered
+    | AttemptFailed
     | SnapshotTorn
     | UpdatesRead
     | ControlRead

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from common.core.settings import CoordinatorSettings
 
 
+REASON_CHARACTERS = 2_000  # of a quarantine: an exception's text may be longer than a record
+
+
 class Leader:
     """A leader's whole state.
 
@@ -95,6 +98,11 @@ class Leader:
     def model(self) -> ModelId:
         """The current weights, as this leader names them."""
         return ModelId(self._epoch, self._made.version)
+
+    @property
+    def calm(self) -> bool:
+        """Whether nobody is there to be asked, and nothing under way: it need not look often."""
+        return self._round is None and not self._liveness.live and not self._finishing
 
     @property
     def ledger(self) -> Ledger:
@@ -209,14 +217,17 @@ class Leader:
         if self._round is not None and (late := self._round.overdue(now)):
             self._liveness.doubt(late, now)
             yield from self._proceed(self._round, now)
-        if now >= self._standing_at + self._settings.standing_s:
+        if now >= self._standing_at + self._standing_every_s():
             yield self._standing(now)
         if reason := self._goal.reached(self._made.version, now):
             yield from self._finish_job(reason, now)
         yield from self._advance(now)
 
     def due(self) -> float:
-        """When `tick` has something to do."""
+        """When `tick` has something to do; while it is calm, its owner's own ticks will do."""
+        stop_at = float("inf") if self._goal.stop_at is None else self._goal.stop_at
+        if self.calm:
+            return stop_at
         times = [self._standing_at + self._settings.standing_s]
         if self._finishing:
             return times[0]  # only the audit is waited for
@@ -226,8 +237,11 @@ class Leader:
         if linger_s is not None and (self._round is not None or len(self._grouper)):
             times.append(max(self._moved_at + linger_s, times[0]))
         snapshot_due = self._publisher.due()
-        times += [t for t in (snapshot_due, self._goal.stop_at) if t is not None]
+        times += [stop_at, *([] if snapshot_due is None else [snapshot_due])]
         return min(times)
+
+    def _standing_every_s(self) -> float:
+        return self._settings.calm_s if self.calm else self._settings.standing_s
 
     # --- what now? ---------------------------------------------------------------------------
 
@@ -335,13 +349,13 @@ class Leader:
         if self._round is None or self._round.settle(batch.offset) is None:
             return  # it has its gradient by now, or the job is held
         self._returned.discard(batch.offset)
-        record = Quarantined(self._epoch, batch, reason)
+        record = Quarantined(self._epoch, batch, reason[:REASON_CHARACTERS])
         yield self._publisher.append(record)
         too_many = "" if record.expired else self._poison.quarantined()
         if too_many:
             yield from self.hold(
-                f"{too_many} are {reason}; mend the task or its data, take the batches back with"
-                " `doll job requeue`, and resume the job",
+                f"{too_many} are {record.reason}; mend the task or its data, take the batches"
+                " back with `doll job requeue`, and resume the job",
                 traceback,
             )
 

@@ -55,6 +55,10 @@ class EmbeddedControl:
         """Do what retention does: the log of a partition starts at `below` from now on."""
         self._ask(f"expire {topic} {partition} {below}")
 
+    def refuse(self, request: int, code: int) -> None:
+        """Let the broker answer the next request of a kind, by its number, with an error."""
+        self._ask(f"refuse {request} {code}")
+
     def set_up(self, *, up: bool) -> None:
         """Let the broker be away (`up=False`) or be back; it keeps its logs."""
         self._ask("up" if up else "down")

@@ -75,6 +75,13 @@ class MockCluster:
         change = self._function(f"rd_kafka_mock_broker_set_{direction}", ctypes.c_int)
         return self._said(change(self._cluster, ctypes.c_int32(_BROKER_ID)))
 
+    def refuse(self, request: int, code: int) -> str:
+        """Answer the next request of a kind (by its number in Kafka's protocol) with an error."""
+        refuse = self._function("rd_kafka_mock_push_request_errors_array", None)
+        errors = (ctypes.c_int * 1)(code)
+        refuse(self._cluster, ctypes.c_int16(request), ctypes.c_size_t(1), errors)
+        return "ok"
+
     def _function(self, name: str, result: type | None) -> ctypes._NamedFuncPointer:
         function = self._library[name]  # a new one at each look-up: its result type is ours alone
         function.restype = result
@@ -101,6 +108,8 @@ class _Control(socketserver.StreamRequestHandler):
                 return self.cluster.create_topic(topic, int(partitions))
             case ["expire", topic, partition, below]:
                 return self.cluster.delete_records(topic, int(partition), int(below))
+            case ["refuse", request, code]:
+                return self.cluster.refuse(int(request), int(code))
             case ["up" | "down" as direction]:
                 return self.cluster.set_up(up=direction == "up")
             case _:

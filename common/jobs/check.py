@@ -47,7 +47,7 @@ class Report(msgspec.Struct, frozen=True):
     """What came of it."""
 
     refused: str = ""  # why no job can have it
-    model_bytes: int | None = None  # None: that could not be told
+    model_mb: float | None = None  # None: that could not be told
 
 
 def check_submission(spec: JobSpec, allowed: Collection[str], max_model_mb: int) -> None:
@@ -63,20 +63,21 @@ def check_submission(spec: JobSpec, allowed: Collection[str], max_model_mb: int)
     """
     check_options(spec)
     if spec.task.name:
-        size: int | None = _BYTES * options_of(spec.task.name, spec.task_options).parameters
+        parameters = options_of(spec.task.name, spec.task_options).parameters
+        size_mb: float | None = parameters * _BYTES / _MIB
     elif spec.task.entrypoint in allowed and find_spec("torch") is not None:
         report = _built_apart(spec, allowed)
         if report.refused:
             raise GivenError(("task",), report.refused)
-        size = report.model_bytes
+        size_mb = report.model_mb
     else:
-        size = None
-    if size is not None and size > max_model_mb * _MIB:
+        size_mb = None
+    if size_mb is not None and size_mb > max_model_mb:
         raise GivenError(
             ("task",),
-            f"its model has {size / _BYTES:,.0f} numbers, which take {size / _MIB:,.0f} MiB; at"
-            f" most {max_model_mb:,} MiB are allowed: make it smaller, or raise DOLL_MAX_MODEL_MB"
-            " here and at the coordinators",
+            f"the model takes {size_mb:,.0f} MiB, more than the {max_model_mb:,} that"
+            " DOLL_MAX_MODEL_MB allows: make it smaller, or allow more, here and at the"
+            " coordinators",
         )
 
 
@@ -106,11 +107,11 @@ def built(order: Order) -> Report:
     # These bring torch.
     from common.job_task import task_of  # noqa: PLC0415 -- see above
     from common.learning.origin import one_line  # noqa: PLC0415 -- likewise
-    from common.learning.size import model_bytes  # noqa: PLC0415 -- likewise
+    from common.learning.sizes import try_model  # noqa: PLC0415 -- likewise
 
     spec = job_from_json(bytes(order.spec))
     try:
-        return Report(model_bytes=model_bytes(task_of(spec, order.allowed), spec.seed))
+        return Report(model_mb=try_model(task_of(spec, order.allowed), spec.seed))
     except TaskMissingError:
         return Report()
     except UserError as error:

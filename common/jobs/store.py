@@ -13,21 +13,34 @@ from msgspec import Meta
 
 from common import topics
 from common.book import Book
+from common.core.batching import most_group_size
 from common.core.events import Wanted  # noqa: TC001 -- msgspec reads it when run
 from common.core.spans import Partition
-from common.errors import ConflictError, NotFoundError, UserError, WireError
+from common.errors import (
+    ConflictError,
+    NotFoundError,
+    UnavailableError,
+    UserError,
+    WireError,
+)
 from common.job import JobSpec, check_streams, job_from_json
 from common.job_changes import Value, changed_spec, differences
+from common.ports import NewTopic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from common.book import Unreadable
     from common.core.messages import Positions
     from common.ports import Log
 
+REASON_CHARACTERS = 2_000  # of what is wanted: one line
 DETAIL_CHARACTERS = 8_000  # of a hold: a long traceback, far below what one record may be
+# Of a job's first record. All that is added later, changes and a hold, is 200,000 at most, and
+# Kafka's producers write 1,000,000: so who holds a job or changes it finds room.
+SUBMITTED_BYTES = 700_000
 CHANGES_KEPT = 50  # of a job, in its record: a record stays small, its topic is compacted
+CHANGE_CHARACTERS = 500  # of the reason of each
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -86,7 +99,7 @@ class _Stored(msgspec.Struct, omit_defaults=True):
 
 
 class JobBook:
-    """Reads and writes the jobs topic; belongs to one thread, like the reader that it makes."""
+    """Reads and writes the jobs topic. May be shared between threads: one for a process will do."""
 
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
         self._log = log
@@ -151,6 +164,7 @@ class JobBook:
                 " in Kafka, so choose another name"
             )
         check_streams(spec, self._log)
+        _check_group(spec)
 
     def submit(self, spec: JobSpec, origin: Origin | None = None, request: str = "") -> JobRecord:
         """Make a job: its topics, its first positions, its record.
@@ -166,13 +180,16 @@ class JobBook:
             UserError: If a stream does not exist.
             UnavailableError: If Kafka is away for long.
         """
-        self.check_new(spec)
-        self._make_topics(spec)
-        first = first_positions(spec, self._log)
-        reason = "submitted" if origin is None else f"submitted, begins with {origin}"
-        record = JobRecord(spec, "running", first, reason, self._clock(), origin, request=request)
-        self._book.write(spec.name, encode_job(record))
-        return record
+        with self._book.lock:
+            self.check_new(spec)
+            first = first_positions(spec, self._log)
+            reason = "submitted" if origin is None else f"submitted, begins with {origin}"
+            now_s = self._clock()
+            record = JobRecord(spec, "running", first, reason, now_s, origin, request=request)
+            data = _new(record)  # before topics are made for a job that there will not be
+            self._make_topics(spec)
+            self._book.write(spec.name, data)
+            return record
 
     def want(self, job: str, wanted: Wanted, reason: str) -> JobRecord:
         """Change what is wanted of a job; a stopped one goes on where it was.
@@ -182,11 +199,13 @@ class JobBook:
             ConflictError: If somebody else wrote it in the same moment.
             UnavailableError: If Kafka is away for long.
         """
-        record = self.get(job)._replace(
-            wanted=wanted, reason=reason, held=False, detail="", finished=False
-        )
-        self._book.write(job, encode_job(record))
-        return record
+        reason = reason[:REASON_CHARACTERS]
+        with self._book.lock:
+            record = self.get(job)._replace(
+                wanted=wanted, reason=reason, held=False, detail="", finished=False
+            )
+            self._book.write(job, encode_job(record))
+            return record
 
     def finish(self, job: str, reason: str) -> JobRecord:
         """End a job that has reached its stop rule; `want` may let it go on all the same.
@@ -196,18 +215,19 @@ class JobBook:
             ConflictError: If somebody else wrote it in the same moment.
             UnavailableError: If Kafka is away for long.
         """
-        record = self.get(job)._replace(
-            wanted="stopped", reason=reason, held=False, detail="", finished=True
-        )
-        self._book.write(job, encode_job(record))
-        return record
+        with self._book.lock:
+            record = self.get(job)._replace(
+                wanted="stopped", reason=reason, held=False, detail="", finished=True
+            )
+            self._book.write(job, encode_job(record))
+            return record
 
     def hold(self, job: str, reason: str, detail: str = "") -> JobRecord:
         """Pause a job for a reason that a person must look at.
 
         Args:
             job: Its name.
-            reason: What is wrong and what to do, one line.
+            reason: What is wrong and what to do, one line; cut off likewise.
             detail: What a programmer wants to see, such as a traceback; its end is cut off where
                 it is longer than `DETAIL_CHARACTERS`.
 
@@ -216,15 +236,16 @@ class JobBook:
             ConflictError: If somebody else wrote it in the same moment.
             UnavailableError: If Kafka is away for long.
         """
-        record = self.get(job)._replace(
-            wanted="paused",
-            reason=reason,
-            held=True,
-            detail=detail[:DETAIL_CHARACTERS],
-            finished=False,
-        )
-        self._book.write(job, encode_job(record))
-        return record
+        with self._book.lock:
+            record = self.get(job)._replace(
+                wanted="paused",
+                reason=reason[:REASON_CHARACTERS],
+                held=True,
+                detail=detail[:DETAIL_CHARACTERS],
+                finished=False,
+            )
+            self._book.write(job, encode_job(record))
+            return record
 
     def change(self, job: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
         """Change settings of a job, of a stopped one too; nothing where nothing differs.
@@ -242,16 +263,19 @@ class JobBook:
             ConflictError: If somebody else wrote it in the same moment.
             UnavailableError: If Kafka is away for long.
         """
-        old = self.get(job)
-        spec = changed_spec(old.spec, changed)
-        differs = differences(old.spec, spec)
-        if not differs:
-            return old
-        change = Change(old.revision + 1, self._clock(), differs, reason)
-        changes = (*old.changes, change)[-CHANGES_KEPT:]
-        record = old._replace(spec=spec, revision=change.revision, changes=changes)
-        self._book.write(job, encode_job(record))
-        return record
+        with self._book.lock:
+            old = self.get(job)
+            spec = changed_spec(old.spec, changed)
+            differs = differences(old.spec, spec)
+            if not differs:
+                return old
+            _check_group(spec)
+            reason = reason[:CHANGE_CHARACTERS]
+            change = Change(old.revision + 1, self._clock(), differs, reason)
+            changes = (*old.changes, change)[-CHANGES_KEPT:]
+            record = old._replace(spec=spec, revision=change.revision, changes=changes)
+            self._book.write(job, encode_job(record))
+            return record
 
     def delete(self, job: str) -> None:
         """Take a stopped job out of the list; its history and its checkpoints stay.
@@ -261,27 +285,29 @@ class JobBook:
             ConflictError: If it is not stopped, or if somebody else wrote it in the same moment.
             UnavailableError: If Kafka is away for long.
         """
-        wanted = self.get(job).wanted
-        if wanted != "stopped":
-            raise ConflictError(
-                f'the job "{job}" is {wanted}: stop it first, with `doll job stop {job}`'
-            )
-        self._book.write(job, None)
+        with self._book.lock:
+            wanted = self.get(job).wanted
+            if wanted != "stopped":
+                raise ConflictError(
+                    f'the job "{job}" is {wanted}: stop it first, with `doll job stop {job}`'
+                )
+            self._book.write(job, None)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Let go of the reader."""
         self._book.close()
 
     def _make_topics(self, spec: JobSpec) -> None:
-        for topic in (topics.control_topic(spec.name), topics.updates_topic(spec.name)):
-            self._log.create_topic(topic, 1, kept_forever=True)
-            if self._log.bounds(Partition(topic, 0)).end > 0:
+        own = (topics.control_topic(spec.name), topics.updates_topic(spec.name))
+        letters = map(topics.dead_letter_topic, spec.streams)
+        self._log.create_topics([NewTopic(name, kept_forever=True) for name in (*own, *letters)])
+        ends = _all(self._log.ends, [Partition(topic, 0) for topic in own])
+        for place, end in ends.items():
+            if end > 0:
                 raise ConflictError(
-                    f'the topic {topic} holds records of an earlier job "{spec.name}": choose'
-                    " another name"
+                    f'the topic {place.topic} holds records of an earlier job "{spec.name}":'
+                    " choose another name"
                 )
-        for stream in spec.streams:
-            self._log.create_topic(topics.dead_letter_topic(stream), 1, kept_forever=True)
 
 
 def first_positions(spec: JobSpec, log: Log) -> Positions:
@@ -290,15 +316,56 @@ def first_positions(spec: JobSpec, log: Log) -> Positions:
     Raises:
         UnavailableError: If Kafka is away.
     """
-    first: Positions = {}
-    for stream in spec.streams:
-        for partition in log.partitions(stream):
-            if spec.start_s is not None:
-                first[partition] = log.position_at(partition, spec.start_s)
-            else:
-                bounds = log.bounds(partition)
-                first[partition] = bounds.end if spec.start_at == "latest" else bounds.start
-    return first
+    places = [place for stream in spec.streams for place in log.partitions(stream)]
+    if spec.start_s is not None:
+        return {place: log.position_at(place, spec.start_s) for place in places}
+    return _all(log.ends if spec.start_at == "latest" else log.starts, places)
+
+
+def _all(
+    ask: Callable[[Collection[Partition]], Positions], places: Collection[Partition]
+) -> Positions:
+    """What Kafka says of partitions that are known to be there.
+
+    Raises:
+        UnavailableError: If it does not say it of all of them.
+    """
+    found = ask(places)
+    if len(found) < len(places):
+        silent = ", ".join(str(place) for place in places if place not in found)
+        raise UnavailableError(f"Kafka does not say where these partitions begin or end: {silent}")
+    return found
+
+
+def _check_group(spec: JobSpec) -> None:
+    """Refuse a K of which the record of an update could not be written.
+
+    Raises:
+        UserError: Saying how large K may be.
+    """
+    most = most_group_size(spec.streams)
+    if spec.group_size > most:
+        raise UserError(
+            f"job file: group_size: must be at most {most}, got {spec.group_size}: the record of"
+            " an update names all of its batches, and Kafka takes a megabyte; take larger batches"
+            " (batch_size) instead of more"
+        )
+
+
+def _new(record: JobRecord) -> bytes:
+    """The first record of a job, that leaves room for what later ones say.
+
+    Raises:
+        UserError: If it is too large.
+    """
+    data = encode_job(record)
+    if len(data) > SUBMITTED_BYTES:
+        raise UserError(
+            f"job file: streams: the job and where its {len(record.first)} partitions begin take"
+            f" {len(data)} bytes in the jobs topic, and {SUBMITTED_BYTES} fit: split it into jobs"
+            " of fewer streams"
+        )
+    return data
 
 
 def encode_job(record: JobRecord) -> bytes:

@@ -45,11 +45,11 @@ class ImageClassifierOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=
         """Numbers of its network; a test holds this and `common.learning.models` together."""
         height, width = self.height, self.width
         if self.fitting == "cnn-small":
-            kernels, hidden = ((16, 3), (32, 3)), (64,)
+            kernels, hidden = ((16, 3), (32, 3)), [64]
             height, width = height // 2, width // 2
         else:
             kernels = ((32, KERNEL), (64, KERNEL))
-            hidden = (168,) if self.fitting == "cnn-28" else (120, 84)
+            hidden = [168] if self.fitting == "cnn-28" else [120, 84]
             for _ in range(2):
                 height, width = (height - KERNEL + 1) // 2, (width - KERNEL + 1) // 2
         count, inputs = 0, self.channels

@@ -150,7 +150,7 @@ class Supervisor:
     """The jobs of one process; may be shared between threads.
 
     Args:
-        metrics: Where failures and slow turns are counted.
+        metrics: Where failures and slow turns are counted; None: nowhere.
         pulses: Of the process: they complain of a turn that hangs.
         logger: Of the process.
         threads: How many turns there are at once.
@@ -162,7 +162,7 @@ class Supervisor:
 
     def __init__(  # noqa: PLR0913 -- the parts of a process, and figures that each differ
         self,
-        metrics: SupervisionMetrics,
+        metrics: SupervisionMetrics | None,
         pulses: Pulses,
         logger: EventLogger,
         *,
@@ -206,7 +206,8 @@ class Supervisor:
             if self._closed:
                 job.ended.set()
             else:
-                self._metrics.follow(name)
+                if self._metrics is not None:
+                    self._metrics.follow(name)
                 self._turns.add(job)
                 self._changed.notify()
         return job
@@ -300,9 +301,9 @@ class Supervisor:
         finally:
             self._pulses.end(job.pulse)
         took_s = self._clock() - began_at
-        if took_s >= self._slow_s:
+        if self._metrics is not None and took_s >= self._slow_s:
             self._metrics.slow_turn(job.name, took_s)
-        if due is None:
+        if self._metrics is not None and due is None:
             self._metrics.forget(job.name)
         return due
 
@@ -310,7 +311,8 @@ class Supervisor:
         """Tell what ended an actor; returns when there will be another."""
         now = self._clock()
         pause_s, news = job.failed(error, now, self._patience)
-        self._metrics.failed(job.name, "unavailable" if _of_the_world(error) else "fault")
+        if self._metrics is not None:
+            self._metrics.failed(job.name, "unavailable" if _of_the_world(error) else "fault")
         if news:
             told = {"job": job.name, "reason": _told(error), "again_in_s": pause_s}
             if _of_the_world(error):
@@ -326,7 +328,8 @@ class Supervisor:
         try:
             actor.close()
         except BaseException as error:  # noqa: BLE001 -- likewise
-            self._metrics.failed(job.name, "fault")
+            if self._metrics is not None:
+                self._metrics.failed(job.name, "fault")
             self._log.error("job_not_closed", job=job.name, reason=_told(error), exc_info=error)
 
     def _notice_crowd(self, now: float) -> None:

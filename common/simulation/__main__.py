@@ -65,6 +65,7 @@ def _report(outcomes: list[Outcome], seconds: float) -> None:
         f"{sum(outcome.updates for outcome in outcomes)} updates",
         f"{sum(outcome.takeovers for outcome in outcomes)} leaders",
         f"{sum(outcome.quarantined for outcome in outcomes)} batches quarantined",
+        f"{sum(outcome.requeued for outcome in outcomes)} taken back",
         f"{sum(outcome.refused for outcome in outcomes)} claims refused",
         f"{seconds:.1f} s",
     )

@@ -114,11 +114,18 @@ class MemoryLog:
 
     def ends(self, partitions: Collection[Partition]) -> Positions:
         """See the port."""
+        return {place: bounds.end for place, bounds in self._bounds_of(partitions).items()}
+
+    def starts(self, partitions: Collection[Partition]) -> Positions:
+        """See the port."""
+        return {place: bounds.start for place, bounds in self._bounds_of(partitions).items()}
+
+    def _bounds_of(self, partitions: Collection[Partition]) -> dict[Partition, Bounds]:
         with self.here():
             return {
-                each: self.stored(each).end
-                for each in partitions
-                if each.index < len(self._topics.get(each.topic, ()))
+                place: self.bounds(place)
+                for place in partitions
+                if place.index < len(self._topics.get(place.topic, ()))
             }
 
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
@@ -279,9 +286,10 @@ class MemoryLog:
         Raises:
             UnknownTopicError: If there is no such partition.
         """
-        if partition not in self.partitions_of(partition.topic):
+        stored = self._topics.get(partition.topic, [])
+        if not 0 <= partition.index < len(stored):
             raise UnknownTopicError(f"there is no {partition}")
-        return self._topics[partition.topic][partition.index]
+        return stored[partition.index]
 
     def partitions_of(self, topic: str) -> tuple[Partition, ...]:
         """All partitions of a topic; the lock must be held.

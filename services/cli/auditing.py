@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from common.core.audit import Audit
-    from common.core.messages import UpdateApplied
+    from common.core.messages import Replayed, Requeued, UpdateApplied
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
@@ -53,6 +53,8 @@ def draw(job: str, audit: Audit, last: int) -> Group:
         "takeovers": max(0, audit.takeovers - 1),
         "updates taken back": audit.taken_back,
         "batches quarantined": len(audit.quarantined),
+        "batches taken back": len(audit.requeued),
+        "batches replayed": len(audit.replayed),
         "records skipped": audit.skipped,
         "spans expired": len(audit.expired),
         "records claimed and not yet used": audit.unsettled,
@@ -101,9 +103,15 @@ def as_data(job: str, audit: Audit) -> dict[str, Any]:
             }
             for each in audit.quarantined
         ],
+        "requeued": [_by_hand(each) for each in audit.requeued],
+        "replayed": [_by_hand(each) for each in audit.replayed],
         "flaws": [{"kind": flaw.kind, "where": flaw.where} for flaw in audit.flaws],
     }
 
 
 def _spans(update: UpdateApplied) -> Iterable[Span]:
     return (span for batch in update.batches for span in batch.address)
+
+
+def _by_hand(record: Requeued | Replayed) -> dict[str, Any]:
+    return {"batch": record.batch.offset, "by": record.by, "at_s": record.at_s}

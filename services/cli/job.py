@@ -16,6 +16,7 @@ from common import topics
 from common.errors import UserError
 from common.jobs.store import encode_job
 from services.cli.outside import system_of
+from services.cli.requeue import replay, requeue
 from services.cli.watch import watch
 from services.cli.watching import at_least, number, printable
 
@@ -200,6 +201,8 @@ def delete(context: typer.Context, job: Name) -> None:
 
 
 app.command()(watch)
+app.command()(requeue)
+app.command()(replay)
 
 
 def _want(context: typer.Context, job: str, wanted: Wanted, reason: str) -> None:

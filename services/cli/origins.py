@@ -60,7 +60,7 @@ def begin_with(source: str, spec: JobSpec, book: JobBook, outside: Outside) -> B
     blobs = outside.open_blobs()
     updates = read_decoded(outside.open_log(), topics.updates_topic(job), decode_audit)
     found, data = pick(in_storage(blobs, job, _tell), updates, wish, _tell)
-    trainer = trainer_of(spec, outside.settings.tasks)()
+    trainer = trainer_of(spec, outside.settings.tasks, outside.settings.max_model_mb)()
     try:
         other = trainer.adopt(data)
     except CorruptError as error:

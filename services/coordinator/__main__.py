@@ -8,25 +8,31 @@ import socket
 import sys
 import threading
 import uuid
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
-from common.checkpoints import CheckpointStore
 from common.config import Settings, read_settings
-from common.connections import open_blobs, open_board, open_log, open_tracer
+from common.connections import open_blobs, open_boards, open_log, open_tracer
 from common.errors import UnavailableError, UserError
-from common.jobs.store import JobBook, JobRecord
+from common.jobs.store import JobBook
 from common.metrics.coordinator import CoordinatorMetrics
 from common.metrics.serving import Pulses, serve
+from common.metrics.supervision import SupervisionMetrics
+from common.runtime.supervisor import Supervisor
 from common.telemetry import EventLogger, Outage, event_logger, set_up_logging
 from common.termination import on_termination
-from services.coordinator.loop import JobCoordinator
+from services.coordinator.candidates import Candidates
+from services.coordinator.dead_letters import SharedSpans
+from services.coordinator.jobs import Jobs
+from services.coordinator.replica import Replica
+from services.coordinator.replies import ReplyReader
+from services.coordinator.streams import StreamWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-    from common.ports import Log
     from common.tracing import Tracer
 
 EXIT_OK = 0
@@ -34,89 +40,9 @@ EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
 EXIT_USAGE = 2  # settings make no sense; starting again will not help
 JOBS_S = 0.5  # between looks at the jobs topic
 END_S = 10.0  # for all jobs to end in order
-# Without a turn for so long the loop of a job hangs: longer than it waits for the upload of a last
-# checkpoint, or reads what was written since an old one. Likewise the main loop, which makes the
-# model of a job that it begins with: 13 s for 400 million parameters on a busy core.
-JOB_STILL_S = 300.0
-
-
-class Jobs:
-    """The jobs that this replica takes part in, one thread each."""
-
-    def __init__(
-        self,
-        name: str,
-        settings: Settings,
-        log: Log,
-        metrics: CoordinatorMetrics,
-        pulses: Pulses,
-        tracer: Tracer,
-        logger: EventLogger,
-    ) -> None:
-        self._name = name
-        self._settings = settings
-        self._source = log
-        self._metrics = metrics
-        self._pulses = pulses
-        self._tracer = tracer
-        self._log = logger
-        self._running = dict[str, tuple[JobCoordinator, threading.Thread]]()
-        self.fault: Exception | None = None
-
-    def follow(self, jobs: dict[str, JobRecord], beat: Callable[[], object]) -> None:
-        """Begin with new jobs, tell the others what is wanted of them, end those that are gone.
-
-        Args:
-            jobs: All that there are.
-            beat: Told before each: a replica that starts makes the models of all that run.
-        """
-        for job, record in jobs.items():
-            beat()
-            coordinator, thread = self._running.get(job, (None, None))
-            if coordinator is not None and thread is not None and thread.is_alive():
-                coordinator.follow(record)
-            elif record.wanted != "stopped":
-                self._begin(job, record)
-        for job in self._running.keys() - jobs.keys():
-            coordinator, thread = self._running[job]
-            coordinator.follow(None)
-            if not thread.is_alive():
-                del self._running[job]
-
-    def end(self) -> None:
-        """End all threads in order."""
-        for coordinator, _ in self._running.values():
-            coordinator.stop()
-        for _, thread in self._running.values():
-            thread.join(END_S)
-
-    def _begin(self, job: str, record: JobRecord) -> None:
-        settings = self._settings
-        store = CheckpointStore(open_blobs(settings), job) if settings.blobs else None
-        coordinator = JobCoordinator(
-            self._name,
-            record,
-            settings,
-            log=self._source,
-            board=open_board(settings, job),
-            checkpoints=store,
-            book=JobBook(self._source),
-            metrics=self._metrics,
-            tracer=self._tracer,
-            logger=self._log,
-        )
-        thread = threading.Thread(target=self._run, args=(coordinator,), name=job, daemon=True)
-        self._running[job] = (coordinator, thread)
-        thread.start()
-
-    def _run(self, coordinator: JobCoordinator) -> None:
-        pulse = self._pulses.begin(f"the loop of job {coordinator.job}", JOB_STILL_S)
-        try:
-            coordinator.run(pulse.beat)
-        except Exception as fault:  # noqa: BLE001 -- raised again in the main thread
-            self.fault = fault
-        finally:
-            self._pulses.end(pulse)
+# Of what takes its time: one waits for replies, one looks at streams now and then, and the others
+# upload checkpoints and write dead letters.
+STEPS = 5
 
 
 def main() -> int:
@@ -151,31 +77,74 @@ def _coordinate(name: str, settings: Settings, stopping: threading.Event) -> Non
     logger = event_logger("coordinator")
     outage = Outage(logger, "kafka")
     metrics, pulses = CoordinatorMetrics(), Pulses()
-    pulse = pulses.begin("the main loop", JOB_STILL_S)
+    pulse = pulses.begin("the main loop")
     if settings.metrics_port:
         serve(metrics.meters, pulses, settings.metrics_host, settings.metrics_port)
-    tracer = open_tracer(settings, "coordinator", name)
-    jobs: Jobs | None = None
-    book: JobBook | None = None
-    while not stopping.is_set():
-        pulse.beat()
-        try:
-            if jobs is None or book is None:
-                log = open_log(settings, name)
-                found = JobBook(log)
-                found.read()  # all of it: by its first records alone, a stopped job seems to run
-                jobs = Jobs(name, settings, log, metrics, pulses, tracer, logger)
-                book = found
-            jobs.follow(book.refresh(JOBS_S), pulse.beat)
-            outage.quiet()
-        except UnavailableError as error:
-            outage.met(error)
-            stopping.wait(JOBS_S)
-        if jobs is not None and jobs.fault is not None:
-            raise jobs.fault
-    if jobs is not None:
-        jobs.end()
-    tracer.close()
+    with ExitStack() as opened:
+        tracer = opened.enter_context(closing(open_tracer(settings, "coordinator", name)))
+        jobs: Jobs | None = None
+        book: JobBook | None = None
+        while not stopping.is_set():
+            pulse.beat()
+            try:
+                if jobs is None or book is None:
+                    jobs, book = opened.enter_context(
+                        opened_jobs(name, settings, metrics, pulses, tracer, logger)
+                    )
+                jobs.follow(book.refresh(JOBS_S))
+                outage.quiet()
+            except UnavailableError as error:
+                outage.met(error)
+                stopping.wait(JOBS_S)
+
+
+@contextmanager
+def opened_jobs(
+    name: str,
+    settings: Settings,
+    metrics: CoordinatorMetrics,
+    pulses: Pulses,
+    tracer: Tracer,
+    logger: EventLogger,
+) -> Iterator[tuple[Jobs, JobBook]]:
+    """Open the outside, and what runs the jobs; at the end, end all in order.
+
+    Raises:
+        UnavailableError: If the jobs topic or the directory of blobs is away.
+        UserError: If a setting makes no sense.
+    """
+    with ExitStack() as opened:
+        log = opened.enter_context(closing(open_log(settings, name)))
+        book = opened.enter_context(closing(JobBook(log)))
+        book.read()  # all of it: by its first records alone, a stopped job seems to run
+        boards = opened.enter_context(closing(open_boards(settings)))
+        exchange = opened.enter_context(closing(boards.exchange()))
+        spans = opened.enter_context(closing(SharedSpans(log)))
+        steps = Supervisor(None, pulses, logger, threads=STEPS)
+        opened.callback(steps.close, END_S)
+        replies, streams = ReplyReader(boards.replies(name), logger), StreamWatch(log, logger)
+        steps.begin("replies", lambda _wake, _fault: replies)
+        steps.begin("streams", lambda _wake, _fault: streams)
+        replica = Replica(
+            name=name,
+            settings=settings,
+            log=log,
+            boards=boards,
+            exchange=exchange,
+            blobs=open_blobs(settings) if settings.blobs else None,
+            book=book,
+            metrics=metrics,
+            tracer=tracer,
+            logger=logger,
+            steps=steps,
+            candidates=Candidates(),
+            streams=streams,
+            replies=replies,
+            spans=spans,
+        )
+        supervisor = Supervisor(SupervisionMetrics(metrics.meters), pulses, logger)
+        opened.callback(supervisor.close, END_S)
+        yield Jobs(replica, supervisor), book
 
 
 if __name__ == "__main__":

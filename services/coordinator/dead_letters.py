@@ -1,27 +1,33 @@
 """Write dead letters: records that did not decode, and the addresses of quarantined batches.
 
-At least once, identified by topic, partition and offset. A thread apart reads bad records back, so
-that each dead letter holds the bytes themselves. A snapshot is published only after the letters
-ordered before it are delivered, because a leader that starts from it will not write them again.
+At least once, identified by topic, partition and offset. Bad records are read back, so that each
+dead letter holds the bytes themselves; this takes its time, so it is an actor apart. A snapshot is
+published only after the letters ordered before it are delivered, because a leader that starts from
+it will not write them again.
 """
 
 from __future__ import annotations
 
 import threading
-from queue import SimpleQueue
+from collections import deque
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
 from common.core.messages import Quarantined, Skipped
 from common.core.spans import Span
-from common.errors import ExpiredError, UnavailableError
+from common.errors import ExpiredError, UnavailableError, UnknownTopicError
+from common.ports import NewTopic
 from common.telemetry import Outage
+from common.topics import dead_letter_topic
 from services.coordinator.letters import Letter, letter_of, letters_of, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from common.metrics.leading import JobMetrics
-    from common.ports import Log, SpanReader, Writer
+    from common.ports import Fetched, Log, SpanReader, Writer
+    from common.runtime.supervisor import Supervised, Supervisor
     from common.telemetry import EventLogger
 
 READ_S = 5.0
@@ -32,34 +38,69 @@ FLUSH_S = 5.0
 Letters: TypeAlias = tuple[Skipped, ...] | Quarantined  # of one claim, or one batch
 
 
+class SharedSpans:
+    """One reader of addresses for all jobs of a process; may be shared between threads."""
+
+    def __init__(self, log: Log) -> None:
+        self._source = log
+        self._lock = threading.Lock()
+        self._reader: SpanReader | None = None
+
+    def read(self, span: Span, timeout_s: float) -> Fetched:
+        """As any reader; one at a time."""
+        with self._lock:
+            if self._reader is None:
+                self._reader = self._source.spans()
+            return self._reader.read(span, timeout_s)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        with self._lock:
+            if self._reader is not None:
+                self._reader.close()
+
+
 class DeadLetters:
     """One job's dead letters.
 
     Args:
+        job: Its name.
         log: Kafka.
-        logger: Bound to the job.
-        fail: Ends the job's loop with a fault of the thread.
+        spans: Reads bad records back.
+        steps: Runs what takes its time.
         metrics: Where they are counted.
+        logger: Bound to the job.
+        wake: Told when some have been delivered.
+        fail: Ends the job's part in this process with a fault.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what dead letters are made of
         self,
+        job: str,
+        *,
         log: Log,
-        logger: EventLogger,
-        fail: Callable[[BaseException], None],
+        spans: SpanReader,
+        steps: Supervisor,
         metrics: JobMetrics,
+        logger: EventLogger,
+        wake: Callable[[], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
+        self._job = job
         self._source = log
+        self._spans = spans
+        self._steps = steps
         self._log = logger
+        self._wake = wake
         self._fail = fail
         self._metrics = metrics
         self._outage = Outage(logger, "dead_letters")
-        self._queue = SimpleQueue[Letters | None]()
+        self._queue = deque[Letters]()
         self._ordered = 0
         self._delivered = 0
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dead-letters", daemon=True)
-        self._thread.start()
+        self._told = 0  # of those ordered, how many the log has named
+        self._running: Supervised | None = None  # from the first letter on
+        self._writer: Writer | None = None
 
     @property
     def all_delivered(self) -> bool:
@@ -69,38 +110,66 @@ class DeadLetters:
     def add(self, letters: Letters) -> None:
         """Order dead letters."""
         self._ordered += 1
-        self._queue.put(letters)
+        self._queue.append(letters)
+        if self._running is None:
+            name = f"{self._job} (dead letters)"
+            self._running = self._steps.begin(name, lambda _wake, _fault: self)
+        self._running.wake()
+
+    def end(self) -> None:
+        """Write no more: whoever leads next writes again what was not delivered."""
+        if self._running is not None:
+            self._running.end()
+
+    # --- its turns ---------------------------------------------------------------------------
+
+    def turn(self) -> float | None:
+        """Write what is ordered; what comes twice is known by its offset."""
+        try:
+            while self._queue:
+                if not self._deliver(self._queue[0]):
+                    return monotonic() + RETRY_S
+                self._queue.popleft()
+                self._delivered += 1
+                self._wake()
+        except BaseException as fault:  # noqa: BLE001 -- raised again by the job's own actor
+            self._fail(fault)
+            return None
+        return inf
 
     def close(self) -> None:
-        """Write what is ordered, for a while, then end."""
-        self._queue.put(None)
-        self._thread.join(FLUSH_S)
-        self._closed.set()
+        """Let go of the writer; for the supervisor."""
+        if self._writer is not None:
+            self._writer.close()
 
-    def _run(self) -> None:
-        spans, writer = self._source.spans(), self._source.writer()
+    def _deliver(self, letters: Letters) -> bool:
+        """Write one order; False where Kafka has not taken all of it for now."""
+        if self._told == self._delivered:
+            self._told += 1
+            self._tell(letters)
         try:
-            while (letters := self._queue.get()) is not None:
-                self._deliver(letters, spans, writer)
-                self._delivered += 1
-        except BaseException as fault:  # noqa: BLE001 -- raised again by the loop of the job
-            self._fail(fault)
-        finally:
-            writer.close()
-            spans.close()
+            if self._writer is None:
+                self._writer = self._source.writer()
+            if not write(written(letters, self._spans), self._writer, FLUSH_S):
+                return False
+        except UnavailableError as error:
+            self._outage.met(error)
+            return False
+        except UnknownTopicError:
+            self._make_topics(letters)
+            return False
+        self._metrics.dead_lettered(_count(letters))
+        self._outage.over()
+        return True
 
-    def _deliver(self, letters: Letters, spans: SpanReader, writer: Writer) -> None:
-        """Write until Kafka has them; what comes twice is known by its offset."""
-        self._tell(letters)
-        while not self._closed.is_set():
-            try:
-                if write(written(letters, spans), writer, FLUSH_S):
-                    self._metrics.dead_lettered(_count(letters))
-                    self._outage.over()
-                    return
-            except UnavailableError as error:
-                self._outage.met(error)
-                self._closed.wait(RETRY_S)
+    def _make_topics(self, letters: Letters) -> None:
+        """Somebody deleted one: its letters are lost, but those to come need not be."""
+        if isinstance(letters, Quarantined):
+            topics = {dead_letter_topic(span.topic) for span in letters.batch.address}
+        else:
+            topics = {dead_letter_topic(record.topic) for record in letters}
+        self._log.warning("dead_letter_topic_missing", topics=", ".join(sorted(topics)))
+        self._source.create_topics([NewTopic(topic, kept_forever=True) for topic in topics])
 
     def _tell(self, letters: Letters) -> None:
         if isinstance(letters, Quarantined):
@@ -126,8 +195,8 @@ def written(letters: Letters, spans: SpanReader) -> Iterator[Letter]:
             try:
                 fetched = spans.read(span, READ_S)
                 values = dict(zip(fetched.offsets, fetched.values, strict=True))
-            except ExpiredError:
-                values = {}  # retention was faster: the letters still say which records they were
+            except (ExpiredError, UnknownTopicError):
+                values = {}  # they are gone: the letters still say which records they were
             for offset in offsets:
                 yield letter_of(record, offset, values.get(offset))
 

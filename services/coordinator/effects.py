@@ -1,129 +1,232 @@
 """What a coordinator does about its decisions: Kafka, the board, object storage, the numbers.
 
-`common.core.coordinator` decides; `loop` hands each command here, in order. All of this belongs to
-the job's one deciding thread; what it would have to wait for is done by threads of its own.
+`common.core.coordinator` decides; `loop` hands each command here, in order, in the job's turn. What
+would take long is done by actors apart, and what is asked of the board again and again goes through
+the exchange that all jobs share: its answers come as news.
 """
 
 from __future__ import annotations
 
+import traceback
+from functools import partial
+from math import inf
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from common import wire
+from common.checkpoints import CheckpointStore
 from common.core import commands as do
 from common.core import events
+from common.core.coordinator import RENEWALS
 from common.core.messages import Lead
-from common.errors import ConflictError, UnavailableError
+from common.errors import (
+    ConflictError,
+    TaskMissingError,
+    UnavailableError,
+    UnknownTopicError,
+    UserError,
+)
+from common.job_task import trainer_of
 from common.saved import Saved
 from common.telemetry import Changes, Outage, StageTimes
 from common.topics import updates_topic
 from services.coordinator.dead_letters import DeadLetters
-from services.coordinator.leadership import Leadership
+from services.coordinator.leadership import Leadership, Stood
+from services.coordinator.snapshots import SnapshotStore
+from services.coordinator.tails import missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.commands import CoordinatorCommand
-    from common.core.messages import ModelId, UpdateTrigger
-    from common.jobs.store import JobBook, JobRecord
+    from common.core.messages import AuditRecord, ModelId, UpdateTrigger
+    from common.core.snapshots import Snapshot
+    from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
-    from common.ports import Board, Log
+    from common.ports import Exchange
     from common.telemetry import EventLogger
+    from services.coordinator.leadership import News
     from services.coordinator.measuring import Measuring
-    from services.coordinator.snapshots import SnapshotStore
+    from services.coordinator.replica import Replica
 
+T = TypeVar("T")
+
+_NO_MODEL = (UserError, MemoryError, SystemExit)  # what a task's code may come to
 INLINE_BYTES = 64 << 10  # a model up to here travels inside its trigger: one round trip less
 UPLOAD_S = 60.0  # for the last checkpoint of a job that ends
 FLUSH_S = 5.0
-TELL_S = 2.0  # between attempts to write down that a job is held
+TELL_S = 2.0  # between attempts to write down that a job is held, or at its end
+# Between attempts to begin with a job whose task is not here: somebody may install it, but an
+# attempt keeps the lease from others for a moment.
+UNABLE_S = (5.0, 60.0)  # the first, and doubled up to this
+UNABLE_TTL_S = 150.0  # of what the board says of it: two attempts may be late
+
+
+class _Ending(NamedTuple):
+    """A job that has come to its end, until that is written down."""
+
+    reason: str
+    revision: int
+    until: float  # how long the upload of its last checkpoint is waited for
 
 
 class Effects:
     """The hands of one job's coordinator.
 
     Args:
+        replica: What all jobs share.
         record: The job.
-        trainer: Makes the numbers of a leadership, with the weights of the genesis.
-        log: Kafka.
-        board: The job's board.
-        store: Its snapshots.
-        book: The jobs topic, for holding and finishing.
         measuring: Hears of what threads of their own see.
-        name: Of this replica.
         lease_ttl_s: Lifetime of the lease.
         logger: Bound to the job.
-        fail: Ends the job's loop with a fault of a thread.
+        wake: Wakes the job's actor.
     """
 
-    def __init__(  # noqa: PLR0913 -- what a coordinator is made of
+    def __init__(
         self,
+        replica: Replica,
         record: JobRecord,
-        trainer: Callable[[], Trainer],
-        log: Log,
-        board: Board,
-        store: SnapshotStore,
-        book: JobBook,
         measuring: Measuring,
         *,
-        name: str,
         lease_ttl_s: float,
         logger: EventLogger,
-        fail: Callable[[BaseException], None],
+        wake: Callable[[], None],
     ) -> None:
-        self.leadership = Leadership(record, log, board, store, measuring, logger, fail)
         self.dropped = 0
+        self.finished = False  # all that is to be done at the job's end is done
+        self.hold_written = False  # the jobs topic says that it is held
+        self._replica = replica
+        self._spec = record.spec
         self._job = record.spec.name
         self._submitted_s = record.submitted_s
-        self._make_trainer = trainer
-        self._trainer = trainer()
+        self._make_trainer: Callable[[], Trainer] | None = None  # of a candidate
+        self._trainer: Trainer | None = None  # of a candidate, and of a leader
         self._evaluation = record.spec.evaluation
         self._in_hand: ModelId | None = None  # what the weights are called
         self._offered: ModelId | None = None
-        self._board = board
-        self._store = store
-        self._book = book
-        self._name = name
-        self._lease_ttl_s = lease_ttl_s
+        self._board = replica.boards.board(self._job)
+        self._book = replica.book
         self._log = logger
-        self._writer = log.writer()
-        self._letters = DeadLetters(log, logger, fail, measuring.metrics)
+        self._wake = wake
+        self._fault: BaseException | None = None
+        self._store = SnapshotStore(
+            record,
+            self._board,
+            None if replica.blobs is None else CheckpointStore(replica.blobs, self._job),
+            logger=logger,
+            steps=replica.steps,
+            metrics=replica.metrics,
+            wake=wake,
+            fail=self._fail,
+        )
+        self.leadership = Leadership(replica, record, self._store, measuring, logger, wake)
+        self._writer = replica.log.writer(waits=False, on_ready=wake)
+        self._letters = DeadLetters(
+            self._job,
+            log=replica.log,
+            spans=replica.spans,
+            steps=replica.steps,
+            metrics=measuring.metrics,
+            logger=logger,
+            wake=wake,
+            fail=self._fail,
+        )
+        self._lease_ttl_s = lease_ttl_s
         self._outage = Outage(logger, "board")
         self._changes = Changes()
         self._times = StageTimes()
         self._stated = False  # whether this leader has put its standing
+        self._asked = False  # for the lease, since it was given back last
+        self._may_ask = True  # for the lease; else it waits until there may be another candidate
+        self._role: Literal["standby", "candidate", "leader"] = "standby"
+        self.calm = False  # nothing happens: what it asks of the board can wait for others
+        self._unable_until = 0.0  # when to try again what this replica cannot do
+        self._unable_pause_s = UNABLE_S[0]
         self._held_for = ""  # why, as long as the jobs topic does not say it
         self._held_detail = ""
+        self._ending: _Ending | None = None
         self._tell_at = 0.0
         self._copy = b""
         self._unpublished: tuple[Saved, bool] | None = None  # and whether it is a checkpoint
 
+    @property
+    def unable(self) -> bool:
+        """Whether it leaves the job to others for now."""
+        return monotonic() < self._unable_until
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether it neither leads nor is about to."""
+        return self._role == "standby"
+
+    def checkpoint_age_s(self) -> float | None:
+        """As the store says; for any thread."""
+        return self._store.age_s()
+
+    def due(self) -> float:
+        """When `poll` has something to do that nobody would wake it for."""
+        if self._ending is not None:
+            return monotonic() + self._lease_ttl_s / RENEWALS
+        return self._tell_at if self._held_for else inf
+
     def poll(self) -> None:
-        """Run delivery reports, and do what waited for them, or for Kafka.
+        """Run delivery reports, and do what waited for them, for Kafka, or for others.
 
         Raises:
-            DeliveryError: If an audit record was not delivered: this process must not go on.
+            BaseException: What ended a step apart; a DeliveryError if an audit record was not
+                delivered: this actor must not go on.
         """
+        if self._fault is not None:
+            raise self._fault
         self._writer.poll()
         self._publish()
         self._tell_held()
+        if not self._may_ask:
+            self._ask_lease()
+        if self._ending is not None:
+            self._go_on_ending(self._ending)
 
     def close(self) -> None:
-        """End all threads; what was appended is delivered."""
+        """End what was begun; what was appended is delivered."""
         self.leadership.end()
-        self._letters.close()
-        self._store.close()
-        self._writer.flush(FLUSH_S)
-        self._writer.close()
-        self._times.tell(self._log)
+        self._letters.end()
+        self._store.end()
+        self._replica.candidates.leave(self._job)
+        if self._asked:  # another replica need not wait for it to run out
+            self._replica.exchange.release_lease(self._job, self._replica.name)
+        try:
+            self._writer.flush(FLUSH_S)
+        finally:
+            self._writer.close()
+            self._board.close()
+            self._times.tell(self._log)
+
+    def heard(self, news: News) -> Iterator[events.CoordinatorEvent]:
+        """What news from other threads mean to the machine; what an exception means is raised."""
+        match news:
+            case UnavailableError():
+                self._outage.met(news)
+            case Exception():
+                raise news
+            case Stood(replaced):
+                self._outage.over()
+                if not replaced and self._stated:
+                    self._log.warning("board_wiped")
+                    yield events.BoardWiped()
+                self._stated = True
+            case events.LeaseAnswered(held):
+                self._outage.over()
+                yield from self._lease_answered(held=held)
+            case _:
+                yield news
 
     def do(self, command: CoordinatorCommand) -> Iterator[events.CoordinatorEvent]:
         """Carry out a command; yields what it brings about at once."""
         started = perf_counter()
         try:
             yield from self._do(command)
-            self._outage.over()
         except UnavailableError as error:
             # Whatever was lost on the board is asked for again: by a deadline, a tick, a lease.
             self._outage.met(error)
@@ -134,45 +237,34 @@ class Effects:
             case do.PostTrigger(trigger):
                 self._post(trigger)
             case do.SetLearningRate(learning_rate):
-                self._trainer.set_learning_rate(learning_rate)
+                self.trainer.set_learning_rate(learning_rate)
             case do.AddGradient(gradient):
-                self._trainer.add(gradient.vector, gradient.samples)
+                self.trainer.add(gradient.vector, gradient.samples)
             case do.Apply():
-                self._trainer.apply()
+                self.trainer.apply()
             case do.DiscardSum():
-                self._trainer.discard()
+                self.trainer.discard()
             case do.AppendAudit(record):
-                self._writer.append(updates_topic(self._job), wire.encode_audit(record))
-                if isinstance(record, Lead):
-                    self._log.info(
-                        "stands_to_lead",
-                        epoch=record.base.epoch,
-                        version=record.base.version,
-                        after=record.after,
-                    )
+                yield from self._append(record)
             case do.PublishModel(model):
                 self._in_hand = model
-                self._board.put_model(model, self._trainer.weights())
+                self._board.put_model(model, self.trainer.weights())
                 every = self._evaluation.every_updates if self._evaluation else 0
                 if every and model.version % every == 0:
                     self._offer()
             case do.PutStanding(standing):
-                there = self._board.put_standing(standing)
-                if not there and self._stated:
-                    self._log.warning("board_wiped")
-                    yield events.BoardWiped()
-                self._stated = True
+                self._exchange.put_standing(
+                    self._job, standing, self._told(Stood), soon=not self.calm
+                )
             case do.LookForWorkers():
-                yield events.WorkersSeen(self._board.alive())
+                self._exchange.alive(self._job, self._told(events.WorkersSeen), soon=not self.calm)
             case do.AskLease():
-                held = self._board.hold_lease(self._name, self._lease_ttl_s)
-                if self._changes("lease", held) and not held:
-                    self._log.info("stands_by")
-                yield events.LeaseAnswered(held)
+                self._ask_lease()
             case do.ReleaseLease():
-                self._board.release_lease(self._name)
+                if self._ending is None:  # else others must not begin before that is written down
+                    self._release_lease()
             case do.CopyWeights():
-                self._copy = self._trainer.snapshot()
+                self._copy = self.trainer.snapshot()
             case do.PublishSnapshot(snapshot, checkpoint):
                 earlier = self._unpublished is not None and self._unpublished[1]
                 self._unpublished = (Saved(snapshot, self._copy), checkpoint or earlier)
@@ -191,35 +283,172 @@ class Effects:
                     reason=reason,
                 )
             case do.FindSnapshots(source):
-                yield self.leadership.find(source)
+                yield from self._find(source)
             case do.RestoreSnapshot(snapshot):
-                self._trainer, self._in_hand = self._make_trainer(), None
-                yield self.leadership.restore(snapshot, self._trainer)
+                yield self._restore(snapshot)
             case do.Begin(epoch, snapshot):
-                self._log = self._log.bind(epoch=epoch)
-                self._log.info("leads", version=snapshot.made.version)
-                self._stated = False
-                self.leadership.begin(epoch, snapshot, len(self._trainer.weights()) // 4)
+                self._begin(epoch, snapshot)
             case do.StepDown(reason):
-                self._log.warning("steps_down", reason=reason)
-                self._log = self._log.try_unbind("epoch")
-                self._unpublished = None
-                self.leadership.end()
+                self._step_down(reason)
             case do.Hold(reason, detail):
                 self._hold(reason, detail)
             case do.Finish(reason, revision):
                 self._finish(reason, revision)
 
     def _post(self, trigger: UpdateTrigger) -> None:
-        weights = self._trainer.weights()
-        if len(weights) <= INLINE_BYTES:
-            trigger = msgspec.structs.replace(trigger, weights=bytes(weights))
-        self._board.post_trigger(trigger)
+        weights = self.trainer.weights()
+        self._board.post_trigger(
+            msgspec.structs.replace(
+                trigger,
+                weights=bytes(weights) if len(weights) <= INLINE_BYTES else None,
+                reply_to=self._replica.name,
+            )
+        )
+
+    @property
+    def trainer(self) -> Trainer:
+        """The numbers of a candidate or a leader."""
+        if self._trainer is None:
+            raise AssertionError("only who is about to lead has weights in hand")
+        return self._trainer
+
+    # --- the lease -----------------------------------------------------------------------------
+
+    def _ask_lease(self) -> None:
+        """Take or prolong it, unless that would be of no use now."""
+        if self._role == "standby":
+            if self.unable:
+                return
+            self._may_ask = self._replica.candidates.may_enter(self._job, self._wake)
+            if not self._may_ask:
+                return
+        self._asked = True
+        self._exchange.hold_lease(
+            self._job,
+            self._replica.name,
+            self._lease_ttl_s,
+            self._told(events.LeaseAnswered, any_role=True),
+            soon=not self.calm,
+        )
+
+    def _lease_answered(self, *, held: bool) -> Iterator[events.CoordinatorEvent]:
+        if not self._asked:
+            return  # it was given back meanwhile
+        if self._ending is not None:
+            return  # it only keeps others from beginning before the end is written down
+        if self._changes("lease", held) and not held:
+            self._log.info("stands_by")
+        if held and self._role == "standby":
+            self._may_ask = self._replica.candidates.enter(self._job, self._wake)
+            if not self._may_ask:
+                self._release_lease()
+                return
+        yield events.LeaseAnswered(held)
+        if self._role == "standby":
+            self._replica.candidates.leave(self._job)
+
+    def _release_lease(self) -> None:
+        self._asked = False
+        self._exchange.release_lease(self._job, self._replica.name)
+
+    def _told(
+        self, made: Callable[[T], News], *, any_role: bool = False
+    ) -> Callable[[T | Exception], None]:
+        """What takes an answer of the exchange, for this leadership, or for whatever role."""
+        leadership, hear = 0 if any_role else self.leadership.number, self.leadership.hear
+
+        def told(answer: T | Exception) -> None:
+            hear(leadership, answer if isinstance(answer, Exception) else made(answer))
+
+        return told
+
+    # --- from candidate to leader, and back ------------------------------------------------------
+
+    def _find(self, source: events.Source) -> Iterator[events.CoordinatorEvent]:
+        """Make the genesis model, where that was not done, and find snapshots."""
+        self._role = "candidate"
+        try:
+            if self._make_trainer is None:
+                settings = self._replica.settings
+                self._make_trainer = trainer_of(self._spec, settings.tasks, settings.max_model_mb)
+                self._unable_pause_s = UNABLE_S[0]
+        except TaskMissingError as error:
+            self._leave_to_others(str(error))
+        except _NO_MODEL as error:
+            yield _trouble(error)
+        else:
+            yield self.leadership.find(source)
+
+    def _leave_to_others(self, reason: str) -> None:
+        """Give the lease back, and ask for none for a while: other replicas may have the task."""
+        self._unable_until = monotonic() + self._unable_pause_s
+        self._unable_pause_s = min(2 * self._unable_pause_s, UNABLE_S[1])
+        if self._changes("unable", reason):
+            self._log.error("job_left_to_others", reason=reason)
+        self._stand_by()
+        self._release_lease()
+        self._board.put_unable(self._replica.name, reason, UNABLE_TTL_S)
+
+    def _restore(self, snapshot: Snapshot) -> events.CoordinatorEvent:
+        """Take the weights of a snapshot in hand."""
+        if self._make_trainer is None:
+            raise AssertionError("the model is made before snapshots are found")
+        try:
+            self._trainer, self._in_hand = self._make_trainer(), None
+        except _NO_MODEL as error:
+            return _trouble(error)
+        return self.leadership.restore(snapshot, self._trainer)
+
+    def _begin(self, epoch: int, snapshot: Snapshot) -> None:
+        self._role, self._make_trainer = "leader", None
+        self._replica.candidates.leave(self._job)
+        self._log = self._log.bind(epoch=epoch)
+        self._log.info("leads", version=snapshot.made.version)
+        self._stated = False
+        self.leadership.begin(epoch, snapshot, len(self.trainer.weights()) // 4)
+
+    def _step_down(self, reason: str) -> None:
+        self._log.warning("steps_down", reason=reason)
+        self._log = self._log.try_unbind("epoch")
+        self._unpublished = None
+        self._stand_by()
+
+    def _stand_by(self) -> None:
+        self.leadership.end()
+        self._role = "standby"
+        self._replica.candidates.leave(self._job)
+        self._make_trainer = self._trainer = None  # models of jobs that others lead take no memory
+
+    def _append(self, record: AuditRecord) -> Iterator[events.CoordinatorEvent]:
+        """Write a decision; one that cannot be written must not be believed."""
+        delivered = partial(self._delivered, record) if isinstance(record, Lead) else None
+        try:
+            self._writer.append(
+                updates_topic(self._job), wire.encode_audit(record), on_delivered=delivered
+            )
+        except UnavailableError as error:
+            yield events.AttemptFailed(f"a decision could not be written: {error}")
+            return
+        except UnknownTopicError:
+            yield events.Trouble(missing(updates_topic(self._job)))
+            return
+        if isinstance(record, Lead):
+            self._log.info(
+                "stands_to_lead",
+                epoch=record.base.epoch,
+                version=record.base.version,
+                after=record.after,
+            )
+
+    def _delivered(self, lead: Lead, _offset: int) -> None:
+        self.leadership.hear(self.leadership.number, events.LeadDelivered(lead.candidate))
+
+    # --- what a leader leaves --------------------------------------------------------------------
 
     def _offer(self) -> None:
         """Leave the weights in hand for evaluators, once."""
         if self._in_hand is not None and self._in_hand != self._offered:
-            self._board.offer_model(self._in_hand, self._trainer.weights())
+            self._board.offer_model(self._in_hand, self.trainer.weights())
             self._offered = self._in_hand
 
     def _publish(self) -> None:
@@ -246,27 +475,50 @@ class Effects:
             if record is not None and record.wanted == "running":
                 self._book.hold(self._job, self._held_for, self._held_detail)
             self._held_for = ""
+            self.hold_written = True
         except (UnavailableError, ConflictError) as error:  # or somebody else wrote at that moment
             self._log.warning("hold_not_written", reason=str(error))
             self._tell_at = monotonic() + TELL_S
 
     def _finish(self, reason: str, revision: int) -> None:
-        self._letters.close()
-        self._publish()
         self._log.info("job_finished", reason=reason)
         if self._evaluation:
             try:
                 self._offer()  # the last version is worth judging, whatever its number
             except UnavailableError as error:
                 self._outage.met(error)
-        if not self._store.flush(UPLOAD_S):
+        self._ending = _Ending(reason, revision, monotonic() + UPLOAD_S)
+        self._go_on_ending(self._ending)
+
+    def _go_on_ending(self, ending: _Ending) -> None:
+        """Wait for the last snapshot and its upload without holding a thread, then write it down.
+
+        Until then the lease is prolonged, or another replica would lead the job once more.
+        """
+        self._ask_lease()
+        now = monotonic()
+        if self._unpublished is not None or not self._store.all_uploaded:
+            if now < ending.until:
+                return
             self._log.error("last_checkpoint_late", waited_s=UPLOAD_S)
+        if now < self._tell_at:
+            return
+        try:
+            self._write_end(ending)
+        except UnavailableError as error:
+            self._outage.met(error)
+            self._tell_at = now + TELL_S
+            return
+        self._ending, self.finished = None, True
+        self._stand_by()
+
+    def _write_end(self, ending: _Ending) -> None:
         try:
             record = self._record()
             if record is None or record.wanted == "stopped":
                 return
-            if record.revision == revision:
-                self._book.finish(self._job, reason)
+            if record.revision == ending.revision:
+                self._book.finish(self._job, ending.reason)
             else:  # its deadline may be another: whoever begins with it anew decides
                 self._log.info("job_goes_on", reason="it was changed meanwhile")
         except ConflictError as error:  # likewise
@@ -276,3 +528,18 @@ class Effects:
         """The job as it is wanted now; None where it was deleted, even if its name lives on."""
         record = self._book.read().get(self._job)
         return record if record and record.submitted_s == self._submitted_s else None
+
+    @property
+    def _exchange(self) -> Exchange:
+        return self._replica.exchange
+
+    def _fail(self, fault: BaseException) -> None:
+        """A step apart has failed; for any thread."""
+        self._fault = fault
+        self._wake()
+
+
+def _trouble(error: BaseException) -> events.Trouble:
+    told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    detail = "".join(traceback.format_exception(error)).rstrip()
+    return events.Trouble(f"the model cannot be made: {told}", detail)

@@ -1,42 +1,42 @@
 """How a replica comes to lead: what it finds, takes in hand, and listens to.
 
-Carries out the commands of `common.core.coordinator` that are about leading itself; the readers of
-one leadership speak to the job's queue, and those of an earlier one are no longer believed.
+Carries out the commands of `common.core.coordinator` that are about leading itself. What is heard
+of an earlier leadership is no longer believed.
 """
 
 from __future__ import annotations
 
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, TypeAlias
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from common.core import events
-from common.core.messages import AuditRecord
+from common.core.messages import AuditRecord, Reply
 from common.core.spans import Partition
-from common.errors import CorruptError, ExpiredError, FutureFormatError, TruncatedError
+from common.errors import (
+    CorruptError,
+    ExpiredError,
+    FutureFormatError,
+    TruncatedError,
+    UnavailableError,
+    UnknownTopicError,
+)
 from common.saved import Stored
 from common.topics import control_topic, updates_topic
-from services.coordinator.readers import (
-    Ear,
-    Heard,
-    RawRecords,
-    Reader,
-    ReplyReader,
-    TopicReader,
-    decoded_claims,
-    decoded_updates,
-)
-from services.coordinator.streams import StreamWatch
+from services.coordinator.replies import SoundReplies
+from services.coordinator.tails import TopicTail, decoded_claims, decoded_updates, missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from common.core.snapshots import Snapshot
     from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
-    from common.ports import Board, Log
     from common.telemetry import EventLogger
     from services.coordinator.measuring import Measuring
+    from services.coordinator.replica import Replica
     from services.coordinator.snapshots import SnapshotStore
+    from services.coordinator.tails import RawRecords
 
 Updates: TypeAlias = tuple[tuple[int, AuditRecord | None], ...]  # by offset
 
@@ -44,43 +44,94 @@ READ_RECORDS = 2000
 READ_S = 0.5
 
 
+class Stood(NamedTuple):
+    """A standing was put on the board."""
+
+    replaced: bool  # an earlier one
+
+
+# What another thread tells a job's actor: what happened, or why nobody knows.
+News: TypeAlias = "events.CoordinatorEvent | Stood | Exception"
+
+
+class Heard(NamedTuple):
+    """News, and for which leadership; 0 for those that concern every role."""
+
+    leadership: int
+    news: News
+
+
 class Leadership:
     """One replica's attempts to lead one job, and its leaderships, one after the other.
 
     Args:
+        replica: What all jobs share.
         record: The job.
-        log: Kafka.
-        board: The job's board.
         store: Its snapshots.
         measuring: Hears of replies that cannot be read, and of streams.
         logger: Bound to the job.
-        fail: Ends the job's loop with a fault of a reader.
+        wake: Wakes the job's actor.
     """
 
     def __init__(
         self,
+        replica: Replica,
         record: JobRecord,
-        log: Log,
-        board: Board,
         store: SnapshotStore,
         measuring: Measuring,
         logger: EventLogger,
-        fail: Callable[[BaseException], None],
+        wake: Callable[[], None],
     ) -> None:
-        self.heard = SimpleQueue[Heard]()
+        self._heard = deque[Heard]()
+        self._replies = deque[tuple[int, Reply]]()
+        self._sound: SoundReplies | None = None
         self.number = 0  # what was heard for another one is not believed
         self._record = record
-        self._source = log
-        self._board = board
+        self._job = record.spec.name
+        self._replica = replica
+        self._source = replica.log
         self._store = store
         self._measuring = measuring
         self._log = logger
-        self._fail = fail
-        self._updates = Partition(updates_topic(record.spec.name), 0)
-        self._control = Partition(control_topic(record.spec.name), 0)
-        self._readers = list[Reader]()
+        self._wake = wake
+        self._updates = Partition(updates_topic(self._job), 0)
+        self._control = Partition(control_topic(self._job), 0)
+        self._tails = list[TopicTail]()
         self._found = dict[tuple[int, int, int], Stored]()  # by rank
         self._found_in: events.Source = "hot"
+
+    # --- what is heard -----------------------------------------------------------------------
+
+    def hear(self, leadership: int, news: News) -> None:
+        """Take in news, from any thread; 0: whatever this replica is by then."""
+        self._heard.append(Heard(leadership, news))
+        self._wake()
+
+    def news(self) -> Iterator[News]:
+        """What was heard since it was asked last, and still concerns this leadership."""
+        while self._heard:
+            heard = self._heard.popleft()
+            if heard.leadership in (0, self.number):
+                yield heard.news
+        replies = list[Reply]()
+        while self._replies:
+            leadership, reply = self._replies.popleft()
+            sound = self._sound(reply) if self._sound and leadership == self.number else None
+            if sound is not None:
+                replies.append(sound)
+        if replies:
+            yield events.RepliesRead(tuple(replies))
+        number = self.number
+        for tail in tuple(self._tails):
+            read = tail.read() if number == self.number else None
+            if read is not None:
+                yield read
+
+    def _hear_reply(self, leadership: int, reply: Reply) -> None:
+        self._replies.append((leadership, reply))
+        self._wake()
+
+    # --- from what is found to what is listened to ---------------------------------------------
 
     def find(self, source: events.Source) -> events.CoordinatorEvent:
         """Read a source's snapshots and the audit from the lowest of them on; follow it on."""
@@ -88,8 +139,10 @@ class Leadership:
         try:
             found = self._snapshots(source)
             self._check_logs(found)
-            begin = min((stored.snapshot.updates_position for stored in found), default=None)
+            begin = min((stored.snapshot.reads_from for stored in found), default=None)
             updates, position = self._read_updates(begin)
+        except UnknownTopicError as error:
+            return events.Trouble(self._missing(str(error)))
         except (CorruptError, ExpiredError, FutureFormatError, TruncatedError) as error:
             return events.Trouble(str(error))
         self._found = {stored.snapshot.rank: stored for stored in found}
@@ -112,6 +165,8 @@ class Leadership:
 
         Raises:
             TruncatedError: If one does: records that Kafka acknowledged were lost.
+            UnknownTopicError: If there is no such topic any more.
+            UnavailableError: If nobody can tell now.
         """
         known = dict[Partition, tuple[int, str]]()  # the highest position, and who says so
         for title, snapshot, _ in found:
@@ -121,9 +176,12 @@ class Leadership:
             }
             for partition, position in (snapshot.claimed | own).items():
                 known[partition] = max(known.get(partition, (0, "")), (position, title))
+        ends = self._source.ends(known)
         for partition, (position, title) in known.items():
-            end = self._source.bounds(partition).end
-            if end < position:
+            if partition not in ends:
+                self._source.partitions(partition.topic)  # or it is not there
+                raise UnavailableError(f"nobody can tell now where {partition} ends")
+            if (end := ends[partition]) < position:
                 raise TruncatedError(
                     f"{partition} ends at {end}, but {title} has it up to {position}:"
                     " acknowledged records were lost"
@@ -156,6 +214,8 @@ class Leadership:
             weights = stored.trainer()
         except CorruptError:  # the store has told why
             return events.SnapshotTorn(snapshot)
+        except UnavailableError as error:
+            return events.AttemptFailed(f"{stored.title} cannot be read now: {error}")
         try:
             if weights:
                 trainer.restore(weights)
@@ -176,18 +236,19 @@ class Leadership:
             length: P + B, numbers in a well-formed vector.
         """
         self._follow(self._control, snapshot.control_position, decoded_claims)
-        metrics = self._measuring.metrics
-        self._start(ReplyReader(self._board, epoch, length, metrics, self._ear()))
-        first = self._record.first
-        self._start(StreamWatch(self._source, epoch, first, self._measuring, self._ear()))
-        self._board.drop_replies(epoch)  # last: the board may be away
+        self._sound = SoundReplies(length, self._measuring.metrics, self._log)
+        self._replica.replies.follow(self._job, epoch, partial(self._hear_reply, self.number))
+        self._replica.streams.follow(self._job, epoch, self._record.first, self._measuring)
 
     def end(self) -> None:
-        """Ask all readers to end, and believe nothing that they still have to say."""
+        """Listen no more, and believe nothing of what was heard."""
         self.number += 1
-        for reader in self._readers:
-            reader.stopped.set()
-        self._readers = []
+        self._replica.replies.forget(self._job)
+        self._replica.streams.forget(self._job)
+        for tail in self._tails:
+            tail.close()
+        self._tails = []
+        self._sound = None
 
     def _follow(
         self,
@@ -195,11 +256,15 @@ class Leadership:
         position: int,
         decode: Callable[[RawRecords], events.CoordinatorEvent],
     ) -> None:
-        self._start(TopicReader(self._source, topic, position, decode, self._ear()))
+        tail = TopicTail(self._source, topic, position, decode, self._wake, self._log)
+        self._tails.append(tail)
 
-    def _ear(self) -> Ear:
-        return Ear(self.heard, self.number, self._log, self._fail)
-
-    def _start(self, reader: Reader) -> None:
-        self._readers.append(reader)
-        reader.start()
+    def _missing(self, told: str) -> str:
+        """Which topic of the job is not there; what was told, where all are."""
+        streams = self._record.spec.streams
+        for topic in (self._updates.topic, self._control.topic, *streams):
+            try:
+                self._source.partitions(topic)
+            except UnknownTopicError:
+                return missing(topic)
+        return told

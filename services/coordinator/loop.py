@@ -1,156 +1,154 @@
-"""One job's deciding thread: events in, decisions out, one at a time."""
+"""One replica's part in one job, as an actor: events in, decisions out, one at a time."""
 
 from __future__ import annotations
 
-import threading
-from queue import Empty
+from math import ceil, inf
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from common.core import events
-from common.core.commands import ReleaseLease
 from common.core.coordinator import Coordinator
 from common.core.settings import CoordinatorSettings
-from common.job_task import trainer_of
+from common.errors import DeliveryError, OutsideError
 from services.coordinator.effects import Effects
 from services.coordinator.measuring import Measuring
-from services.coordinator.readers import Heard
-from services.coordinator.snapshots import SnapshotStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.checkpoints import CheckpointStore
-    from common.config import Settings
     from common.core.events import Wanted
-    from common.jobs.store import JobBook, JobRecord
-    from common.metrics.coordinator import CoordinatorMetrics
-    from common.ports import Board, Log
-    from common.telemetry import EventLogger
-    from common.tracing import Tracer
+    from common.jobs.store import JobRecord
+    from common.runtime.supervisor import Fault
+    from services.coordinator.replica import Replica
 
-LONGEST_WAIT_S = 0.5  # how late a fault of another thread is noticed
+# What a turn takes in before others have theirs: a replay may have a hundred thousand records.
+PASSES = 4
+# Turns of jobs with nothing to do fall on multiples of this, so that a thread wakes up once for
+# many of them, and what they ask of Redis goes in one packet.
+GRID_S = 0.05
+DELIVERIES = 3  # that failed, one after the other: a further attempt will fail, too
+FAULTS = 5  # of any kind in a row
 
 
 class JobCoordinator:
-    """One replica's part in one job.
+    """One replica's part in one job, from when it begins until it ends or an exception ends it.
 
     Args:
-        name: Of this replica, unique among all that ever live.
-        record: The job.
-        settings: Of the process.
-        log: Kafka.
-        board: The job's board.
-        checkpoints: The job's checkpoints, None without object storage.
-        book: The jobs topic; for this thread alone.
-        metrics: Of the process.
-        tracer: Likewise.
-        logger: Bound to the replica.
+        replica: What all jobs share.
+        record: Gives the job as it is wanted now; None where it was deleted.
+        wake: Makes the supervisor call `turn` soon.
+        fault: What ended the part before this one.
     """
 
-    def __init__(  # noqa: PLR0913 -- what a coordinator is made of
+    def __init__(
         self,
-        name: str,
-        record: JobRecord,
-        settings: Settings,
-        *,
-        log: Log,
-        board: Board,
-        checkpoints: CheckpointStore | None,
-        book: JobBook,
-        metrics: CoordinatorMetrics,
-        tracer: Tracer,
-        logger: EventLogger,
+        replica: Replica,
+        record: Callable[[], JobRecord | None],
+        wake: Callable[[], None],
+        fault: Fault | None = None,
     ) -> None:
-        spec = record.spec
-        self._record = record
-        self.job = spec.name
-        self._log = logger.bind(job=spec.name)
-        self._stopping = threading.Event()
-        self._fault: BaseException | None = None
-        self._protocol = protocol_settings(record)
-        self._machine = Coordinator(name, self._protocol)
-        self._wanted: Wanted = record.wanted
-        self._metrics = metrics
-        self._store = SnapshotStore(
-            record, board, checkpoints, logger=self._log, metrics=metrics, fail=self._fail
-        )
-        followed = metrics.follow(self.job, self._checkpoint_age_s)  # until `run` ends
-        self._measuring = Measuring(spec, followed, tracer)
+        first = record()
+        if first is None:
+            raise AssertionError("nobody begins with a job that is gone")
+        self._newest = record
+        self._record = first
+        self.job = first.spec.name
+        self._replica = replica
+        self._log = replica.logger.bind(job=self.job)
+        protocol = protocol_settings(first)
+        self._machine = Coordinator(replica.name, protocol)
+        self._wanted: Wanted = first.wanted
+        self._stopping = False  # nobody begins to lead a job that is gone
+        self._gave_up = False  # after faults in a row: whoever resumes it begins anew
+        followed = replica.metrics.follow(self.job, self._checkpoint_age_s)  # until `close`
+        self._measuring = Measuring(first.spec, followed, replica.tracer)
         self._effects = Effects(
-            record,
-            trainer_of(spec, settings.tasks),
-            log,
-            board,
-            self._store,
-            book,
+            replica,
+            first,
             self._measuring,
-            name=name,
-            lease_ttl_s=self._protocol.lease_ttl_s,
+            lease_ttl_s=protocol.lease_ttl_s,
             logger=self._log,
-            fail=self._fail,
+            wake=wake,
         )
+        self._begun = False
+        self._fault = fault
 
-    def follow(self, record: JobRecord | None) -> None:
-        """Tell what the owner has made of the job; from any thread.
+    def turn(self) -> float | None:
+        """Take in what has happened, then do what is due."""
+        machine, effects = self._machine, self._effects
+        self._begin()
+        self._follow(self._newest())
+        left = True
+        passes = 0
+        while left and passes < PASSES:
+            left, passes = self._take_in(), passes + 1
+        if not left and monotonic() >= machine.due():  # judged by all that is known by now
+            self._feed(events.Tick())
+        effects.poll()
+        if effects.hold_written:  # whatever this replica hears of the job from now on is newer
+            effects.hold_written = False
+            self._want("paused")
+        if effects.finished or (self._stopping and machine.leader is None):
+            return None
+        if self._wanted == "stopped" and effects.stands_by and effects.unable:
+            return None
+        return monotonic() if left else self._due()
 
-        Args:
-            record: None where it was deleted. One that was submitted at another time is another.
-        """
+    def close(self) -> None:
+        """Give back the lease, and let go of everything."""
+        try:
+            self._effects.close()
+        finally:
+            self._replica.metrics.forget(self.job)
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        self._feed(events.WantedChanged(self._wanted))
+        if self._fault is not None and _is_hopeless(self._fault):
+            self._gave_up = True
+            self._feed(events.Trouble(_given_up(self._fault), self._fault.detail))
+
+    def _take_in(self) -> bool:
+        """Feed the machine with what was heard; whether there was anything."""
+        some = False
+        for news in self._effects.leadership.news():
+            some = True
+            for event in self._effects.heard(news):
+                self._feed(event)
+        return some
+
+    def _due(self) -> float:
+        """When the next turn is at the latest."""
+        effects, due = self._effects, self._machine.due()
+        standing = self._measuring.standing
+        idle = standing is not None and not standing.live and not standing.waiting
+        effects.calm = idle and not self._machine.finished
+        if (idle or effects.stands_by) and due < inf:
+            due = ceil(due / GRID_S) * GRID_S
+        return min(due, effects.due())
+
+    def _follow(self, record: JobRecord | None) -> None:
+        """Hear what the owner has made of the job."""
+        if record is self._record:
+            return
         if record is None or record.submitted_s != self._record.submitted_s:
-            if self._machine.leader is None:
-                self.stop()  # nobody begins to lead a job that is gone
+            self._stopping = True  # one that was submitted at another time is another
             self._want("stopped")
             return
         if record.revision != self._record.revision:
             self._log.info("job_changed", revision=record.revision)
-            self._tell(events.SettingsChanged(protocol_settings(record)))
+            self._feed(events.SettingsChanged(protocol_settings(record)))
         self._record, self._measuring.spec = record, record.spec
+        if self._gave_up and record.wanted == "running" and self._wanted == "paused":
+            self._stopping = True  # resumed: `Jobs` begins anew, with a clean record
         self._want(record.wanted)
-
-    def stop(self) -> None:
-        """End `run` soon; from any thread."""
-        self._stopping.set()
-
-    def run(self, beat: Callable[[], object]) -> None:
-        """Decide until stopped or finished.
-
-        Args:
-            beat: Told at each turn, which takes longer than a moment only where a job ends.
-
-        Raises:
-            BaseException: Whatever ended a thread of this job, or an audit record's delivery.
-        """
-        machine, effects = self._machine, self._effects
-        self._feed(events.WantedChanged(self._wanted))
-        try:
-            while not self._stopping.is_set() and not machine.finished and self._fault is None:
-                beat()
-                wait_s = min(machine.due() - monotonic(), LONGEST_WAIT_S)
-                try:
-                    heard = effects.leadership.heard.get(timeout=max(wait_s, 0.0))
-                except Empty:
-                    heard = None
-                if heard is not None and heard.leadership in (0, effects.leadership.number):
-                    self._feed(heard.event)
-                if monotonic() >= machine.due():
-                    self._feed(events.Tick())
-                effects.poll()
-        finally:
-            if not machine.finished:
-                list(effects.do(ReleaseLease()))  # another replica need not wait for it to run out
-            effects.close()
-            self._metrics.forget(self.job)
-        if self._fault is not None:
-            raise self._fault
 
     def _want(self, wanted: Wanted) -> None:
         if wanted != self._wanted:
             self._wanted = wanted
-            self._tell(events.WantedChanged(wanted))
-
-    def _tell(self, event: events.CoordinatorEvent) -> None:
-        self._effects.leadership.heard.put(Heard(0, event))
+            self._feed(events.WantedChanged(wanted))
 
     def _feed(self, event: events.CoordinatorEvent) -> None:
         measuring, waiting = self._measuring, [event]
@@ -166,11 +164,24 @@ class JobCoordinator:
 
     def _checkpoint_age_s(self) -> float | None:
         """Told by the leader alone; asked by the thread that answers scrapes."""
-        return None if self._machine.leader is None else self._store.age_s()
+        return None if self._machine.leader is None else self._effects.checkpoint_age_s()
 
-    def _fail(self, fault: BaseException) -> None:
-        self._fault = fault
-        self._tell(events.Tick())
+
+def _is_hopeless(fault: Fault) -> bool:
+    """Whether to hold the job after a fault: it comes again, and is not of the servers."""
+    if isinstance(fault.error, DeliveryError):
+        return fault.alike >= DELIVERIES
+    return fault.in_a_row >= FAULTS and not isinstance(fault.error, OutsideError)
+
+
+def _given_up(fault: Fault) -> str:
+    error = fault.error
+    if isinstance(error, DeliveryError):
+        return f"Kafka refuses a record of this job again and again: {error}"
+    return (
+        f"its coordinator failed {fault.in_a_row} times, at last with"
+        f" {type(error).__name__}: {error}; resume it once that is mended"
+    )
 
 
 def protocol_settings(record: JobRecord) -> CoordinatorSettings:
@@ -185,6 +196,8 @@ def protocol_settings(record: JobRecord) -> CoordinatorSettings:
         on_missing=spec.on_missing,
         deadline_floor_s=spec.deadline_floor_s,
         strikes=spec.strikes,
+        poison_in_a_row=spec.poison_in_a_row,
+        poison_share=spec.poison_share,
         stop_updates=spec.stop.updates,
         stop_loss=spec.stop.loss,
         stop_at=None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from time import time
+from math import inf
+from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import ModelId
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.metrics.coordinator import CoordinatorMetrics
     from common.ports import Board
+    from common.runtime.supervisor import Supervised, Supervisor
     from common.telemetry import EventLogger
 
 RETRY_S = 2.0  # between attempts while object storage is away
@@ -42,19 +44,23 @@ class SnapshotStore:
         board: For the hot ones.
         checkpoints: For the lasting ones, None where the settings name no object storage.
         logger: Bound to the job.
+        steps: Runs uploads, which take their time.
         metrics: Where failures are counted.
-        fail: Ends the job's loop with a fault of the thread.
+        wake: Told when an upload is done.
+        fail: Ends the job's part in this process with a fault.
         clock: Seconds since 1970.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what a store of snapshots is made of
         self,
         record: JobRecord,
         board: Board,
         checkpoints: CheckpointStore | None,
         *,
         logger: EventLogger,
+        steps: Supervisor,
         metrics: CoordinatorMetrics,
+        wake: Callable[[], None],
         fail: Callable[[BaseException], None],
         clock: Callable[[], float] = time,
     ) -> None:
@@ -62,7 +68,9 @@ class SnapshotStore:
         self._board = board
         self._checkpoints = checkpoints
         self._log = logger
+        self._steps = steps
         self._metrics = metrics
+        self._wake = wake
         self._fail = fail
         self._clock = clock
         self._outage = Outage(logger, "checkpoints")
@@ -71,12 +79,9 @@ class SnapshotStore:
         self._newest_s: float | None = None  # when the newest checkpoint was made
         self._next: _Made | None = None
         self._look = False  # a leader has begun: see what is there
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # guards the four above
         self._busy = False
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
-        if checkpoints is not None:
-            self._thread.start()
+        self._running: Supervised | None = None  # from the first snapshot on
 
     # --- what a candidate finds --------------------------------------------------------------
 
@@ -170,12 +175,15 @@ class SnapshotStore:
             UnavailableError: If the board is away.
         """
         if self._checkpoints is not None:
-            with self._changed:
+            with self._lock:
                 if self._begun is None or self._begun.epoch != saved.snapshot.by:
                     self._begun, self._newest_s, self._look = saved.name, self._clock(), True
                 if checkpoint:
                     self._next = _Made(saved, self._clock())
-                self._changed.notify_all()
+            if self._running is None:
+                name = f"{self._record.spec.name} (checkpoints)"
+                self._running = self._steps.begin(name, lambda _wake, _fault: self)
+            self._running.wake()
         self._board.put_snapshot(saved.snapshot.by, to_bytes(saved))
 
     def age_s(self) -> float | None:
@@ -186,49 +194,46 @@ class SnapshotStore:
         newest_s = self._newest_s
         return None if newest_s is None else max(0.0, self._clock() - newest_s)
 
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until the last checkpoint has arrived; False if it took too long."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._next is None and not self._busy, timeout_s)
+    @property
+    def all_uploaded(self) -> bool:
+        """Whether the last checkpoint has arrived."""
+        with self._lock:
+            return self._next is None and not self._busy
 
-    def close(self) -> None:
-        """End the thread; what it has not begun is lost."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+    def end(self) -> None:
+        """Upload no more; what has not begun is lost."""
+        if self._running is not None:
+            self._running.end()
 
-    def _run(self) -> None:
-        try:
-            while self._work():
-                pass
-        except BaseException as fault:  # noqa: BLE001 -- raised again by the loop of the job
-            self._fail(fault)
+    # --- its turns ---------------------------------------------------------------------------
 
-    def _work(self) -> bool:
-        """Wait for something to do, and do it; False at the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._next or self._look or self._closed)
-            if self._closed:
-                return False
-            made, self._next, self._look, self._busy = self._next, None, False, True
+    def turn(self) -> float | None:
+        """Upload the newest checkpoint that waits."""
+        with self._lock:
+            made, look = self._next, self._look
+            self._next, self._look, self._busy = None, False, made is not None
+        if made is None and not look:
+            return inf
         try:
             self._write(made)
             self._outage.over()
         except DollError as error:  # storage is away, or does not let us in: that may be mended
             self._metrics.checkpoint_failed(self._record.spec.name)
             self._outage.met(error)
-            self._again(made)
+            with self._lock:  # the same one later, unless a newer one has come by then
+                self._next, self._look = self._next or made, True
+            return monotonic() + RETRY_S
+        except BaseException as fault:  # noqa: BLE001 -- raised again by the job's own actor
+            self._fail(fault)
+            return None
         finally:
-            with self._changed:
+            with self._lock:
                 self._busy = False
-                self._changed.notify_all()
-        return True
+            self._wake()
+        return monotonic()  # another may have come meanwhile
 
-    def _again(self, made: _Made | None) -> None:
-        """Try the same one later, unless a newer one has come by then."""
-        with self._changed:
-            self._next, self._look = self._next or made, True
-            self._changed.wait_for(lambda: self._closed, RETRY_S)
+    def close(self) -> None:
+        """There is nothing to let go of; for the supervisor."""
 
     def _write(self, made: _Made | None) -> None:
         """Write a checkpoint, if there is one to write, and clear away what is too many."""

@@ -1,20 +1,21 @@
-"""Watches the ends of a job's logs: how much arrives, how much waits, and whether workers keep up.
+"""Watches the ends of all jobs' logs: how much arrives and waits, and whether workers keep up.
 
 Nothing here decides anything: where Kafka is away, there is nothing to tell until it is back.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.errors import DollError, UnavailableError
+from common.errors import DollError
 from common.metrics.leading import StreamFigures
+from common.telemetry import Outage
 from common.theory.updates import spread_stability, stability
-from services.coordinator.readers import WAIT_S, Reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     from common.core.messages import Positions
     from common.core.spans import Partition
     from common.ports import Log
+    from common.telemetry import EventLogger
     from services.coordinator.measuring import Measuring
-    from services.coordinator.readers import Ear
 
-LOOK_S = 5.0  # two requests for each partition; scrapes are further apart
+LOOK_S = 5.0  # scrapes are further apart
+SOON_S = 1.0  # where a job has only just begun to be led
 WINDOW_S = 60.0  # over which arrivals are averaged
 
 
@@ -82,57 +84,34 @@ def ratios(
     )
 
 
-class StreamWatch(Reader):
-    """Looks at the ends of a job's logs for as long as it is led.
+class _Watched:
+    """A job that is led.
 
     Args:
-        log: Kafka.
         epoch: The leader's.
         first: Where every partition of the job begins.
         measuring: Knows the rest, and hears of it.
-        ear: For a fault.
-        clock: Seconds that never go back.
     """
 
-    def __init__(
-        self,
-        log: Log,
-        epoch: int,
-        first: Positions,
-        measuring: Measuring,
-        ear: Ear,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        super().__init__("streams", ear)
-        self._source = log
+    def __init__(self, epoch: int, first: Positions, measuring: Measuring) -> None:
+        self.first = first
         self._epoch = epoch
-        self._first = first
         self._measuring = measuring
-        self._clock = clock
         self._arrivals = Arrivals()
 
-    def _read(self) -> bool:
-        """Look, and wait for the next time.
+    def tell(self, ends: Positions, now: float) -> bool:
+        """Tell what is to be seen; whether the leader leads already."""
+        known = self.first.keys() <= ends.keys()  # else one of its streams is gone
+        figures = self._figures(ends, now) if known else None
+        return self._measuring.saw_streams(self._epoch, figures)
 
-        Raises:
-            UnavailableError: If Kafka does not tell, whyever: readers of its records will know.
-        """
-        try:
-            ends = {partition: self._source.bounds(partition).end for partition in self._first}
-        except DollError as error:
-            self._measuring.saw_streams(self._epoch, None)
-            raise UnavailableError(str(error)) from error
-        leads = self._measuring.saw_streams(self._epoch, self._figures(ends))
-        self.stopped.wait(LOOK_S if leads else WAIT_S)  # or not yet: it is just beginning
-        return True
-
-    def _figures(self, ends: Positions) -> StreamFigures:
+    def _figures(self, ends: Positions, now: float) -> StreamFigures:
         spec, standing = self._measuring.spec, self._measuring.standing
-        records = by_stream(self._first, ends)
-        arrivals_per_s = self._arrivals.add(sum(records.values()), self._clock())
+        records = by_stream(self.first, ends)
+        arrivals_per_s = self._arrivals.add(sum(records.values()), now)
         if standing is None:
             return StreamFigures(records, {}, arrivals_per_s)
-        claimed = by_stream(self._first, standing.claimed)
+        claimed = by_stream(self.first, standing.claimed)
         sufficient, necessary = ratios(
             arrivals_per_s,
             standing.live,
@@ -141,3 +120,52 @@ class StreamWatch(Reader):
         )
         lag = {stream: max(count - claimed[stream], 0) for stream, count in records.items()}
         return StreamFigures(records, lag, arrivals_per_s, sufficient, necessary)
+
+
+class StreamWatch:
+    """Looks at the ends of the logs of all jobs that are led, in one request: an actor of its own.
+
+    Args:
+        log: Kafka.
+        logger: Of the process.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self, log: Log, logger: EventLogger, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._source = log
+        self._outage = Outage(logger, "streams")
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._watched = dict[str, _Watched]()
+
+    def follow(self, job: str, epoch: int, first: Positions, measuring: Measuring) -> None:
+        """Look after a job from its next turn on, until `forget`."""
+        with self._lock:
+            self._watched[job] = _Watched(epoch, first, measuring)
+
+    def forget(self, job: str) -> None:
+        """It is led no longer."""
+        with self._lock:
+            self._watched.pop(job, None)
+
+    def turn(self) -> float:
+        """Look, and tell each job; returns when to look again."""
+        with self._lock:
+            watched = list(self._watched.values())
+        if not watched:
+            return self._clock() + SOON_S
+        partitions = {partition for each in watched for partition in each.first}
+        try:
+            ends = self._source.ends(partitions)
+            self._outage.over()
+        except DollError as error:
+            self._outage.met(error)
+            ends = {}
+        now = self._clock()
+        led = [each.tell(ends, now) for each in watched]
+        return now + (LOOK_S if all(led) else SOON_S)
+
+    def close(self) -> None:
+        """There is nothing of its own."""

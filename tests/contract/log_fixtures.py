@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from common.adapters.kafka_log import KafkaLog
 from common.testing.log import MemoryLog
@@ -62,6 +63,12 @@ class Rig(Protocol):
     def come_back(self) -> None:
         """It does again, with everything that it acknowledged."""
 
+    def delete_topic(self, topic: str) -> None:
+        """Somebody deletes a topic; not of the embedded broker, which cannot."""
+
+    def limit_records(self, topic: str, max_bytes: int) -> None:
+        """A topic takes no larger records; not of the embedded broker, which cannot."""
+
     def kill_member(self, group: str, topic: str, survivor: Callable[[], object]) -> None:
         """Let another member join, call `survivor` until it has, and kill it without a word."""
 
@@ -94,6 +101,14 @@ class MemoryRig:
     def come_back(self) -> None:
         """See `Rig`."""
         self.log.come_back()
+
+    def delete_topic(self, topic: str) -> None:
+        """See `Rig`."""
+        self.log.delete_topic(topic)
+
+    def limit_records(self, topic: str, max_bytes: int) -> None:
+        """See `Rig`."""
+        self.log.limit_records(topic, max_bytes)
 
     def kill_member(self, group: str, topic: str, survivor: Callable[[], object]) -> None:
         """See `Rig`."""
@@ -184,6 +199,14 @@ class EmbeddedRig(KafkaRig):
         """See `Rig`."""
         self._control.set_up(up=True)
 
+    def delete_topic(self, topic: str) -> None:
+        """See `Rig`."""
+        pytest.skip(f"the embedded broker cannot delete {topic}")
+
+    def limit_records(self, topic: str, max_bytes: int) -> None:
+        """See `Rig`."""
+        pytest.skip(f"the embedded broker cannot limit the records of {topic} to {max_bytes} bytes")
+
 
 class ApacheRig(KafkaRig):
     """The real thing."""
@@ -206,8 +229,7 @@ class ApacheRig(KafkaRig):
 
     def expire(self, partition: Partition, below: int) -> None:
         """See `Rig`."""
-        admin = AdminClient({"bootstrap.servers": self._settings.bootstrap})
-        for done in admin.delete_records([TopicPartition(*partition, below)]).values():
+        for done in self._admin.delete_records([TopicPartition(*partition, below)]).values():
             done.result()
 
     def go_away(self) -> None:
@@ -217,6 +239,24 @@ class ApacheRig(KafkaRig):
     def come_back(self) -> None:
         """See `Rig`."""
         self._kafka.restart()
+
+    def delete_topic(self, topic: str) -> None:
+        """See `Rig`."""
+        self._admin.delete_topics([topic])[topic].result()
+
+    def limit_records(self, topic: str, max_bytes: int) -> None:
+        """See `Rig`."""
+        limit = ConfigEntry(
+            "max.message.bytes",
+            str(max_bytes),
+            incremental_operation=AlterConfigOpType.SET,
+        )
+        changed = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[limit])
+        self._admin.incremental_alter_configs([changed])[changed].result()
+
+    @cached_property
+    def _admin(self) -> AdminClient:  # whose answers come only as long as there is a reference
+        return AdminClient({"bootstrap.servers": self._settings.bootstrap})
 
 
 # A member in a process of its own, because only a process can die without leaving its group.
@@ -263,6 +303,12 @@ def rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
 )
 def group_rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
     """Every log, with every protocol that its groups have."""
+    return rigs(request.param)
+
+
+@pytest.fixture(params=["memory", pytest.param("apache", marks=pytest.mark.kafka)])
+def owned_rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
+    """Every log whose topics can be deleted and limited: not the embedded broker's."""
     return rigs(request.param)
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.core.spans import Partition
-from common.errors import DeliveryError, UnknownTopicError
-from common.ports import Bounds
+from common.errors import DeliveryError, RecordTooLargeError, UnknownTopicError
+from common.ports import Bounds, NewTopic
 from tests.contract.log_helpers import PATIENCE_S, eventually, everything, filled
 
 if TYPE_CHECKING:
@@ -32,6 +32,33 @@ def test_creating_a_topic_again_changes_nothing(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 5)
     rig.log.create_topic(fresh, 7)
     assert rig.log.partitions(fresh) == (partition,)
+    assert rig.log.bounds(partition) == Bounds(0, 5)
+
+
+def test_many_topics_are_made_at_once_and_those_that_are_there_stay(rig: Rig, fresh: str) -> None:
+    old = filled(rig, fresh, 5)
+    new = [NewTopic(f"{fresh}-{number}", number + 1, compacted=True) for number in range(3)]
+    rig.log.create_topics([*new, NewTopic(fresh, 7)])
+    rig.log.create_topics(new)
+    places = [place for topic in new for place in rig.log.partitions(topic.name)]
+    assert [place.index for place in places] == [0, 0, 1, 0, 1, 2]
+    assert rig.log.partitions(fresh) == (old,)
+    assert rig.log.ends([*places, old]) == {**dict.fromkeys(places, 0), old: 5}
+
+
+def test_ends_leave_out_what_does_not_exist(rig: Rig, fresh: str) -> None:
+    partition = filled(rig, fresh, 3)
+    absent = [Partition(fresh, 7), Partition(f"{fresh}-absent", 0)]
+    for _ in range(2):  # the second time it would be there, had the first created it
+        assert rig.log.ends([*absent, partition]) == {partition: 3}
+        assert rig.log.ends(absent) == {}
+    assert rig.log.ends([]) == {}
+
+
+def test_an_end_is_where_a_reader_ends(rig: Rig, fresh: str) -> None:
+    partition = filled(rig, fresh, 3)
+    rig.append_before_hole(partition, b"3")
+    eventually(lambda: rig.log.ends([partition]) == {partition: 5})
     assert rig.log.bounds(partition) == Bounds(0, 5)
 
 
@@ -64,6 +91,8 @@ def test_bounds_follow_what_is_appended_and_what_expires(rig: Rig, fresh: str) -
     assert rig.log.bounds(partition) == Bounds(0, 10)
     rig.expire(partition, 4)
     assert rig.log.bounds(partition) == Bounds(4, 10)
+    assert rig.log.starts([partition]) == {partition: 4}
+    assert rig.log.ends([partition]) == {partition: 10}
 
 
 def test_a_position_by_time_is_the_first_record_that_is_not_older(rig: Rig, fresh: str) -> None:
@@ -133,7 +162,91 @@ def test_a_partition_is_chosen_by_key_or_spread_evenly_without_one(rig: Rig, fre
     assert all(values.count(b"keyless") > 50 for values in found)
 
 
-def test_a_record_that_no_broker_takes_stops_its_writer(rig: Rig, fresh: str) -> None:
+def test_a_record_that_no_broker_takes_is_refused_and_its_writer_goes_on(
+    rig: Rig, fresh: str
+) -> None:
     rig.log.create_topic(fresh, 1)
-    with closing(rig.log.writer()) as writer, pytest.raises(DeliveryError):
-        writer.append(fresh, bytes(5_000_000))
+    with closing(rig.log.writer()) as writer:
+        with pytest.raises(RecordTooLargeError):
+            writer.append(fresh, bytes(5_000_000))
+        writer.append(fresh, b"small")
+        assert writer.flush(PATIENCE_S)
+    assert [record.value for record in everything(rig.log, Partition(fresh, 0))] == [b"small"]
+
+
+def test_a_record_that_its_topic_does_not_take_is_told_and_its_writer_goes_on(
+    owned_rig: Rig, fresh: str
+) -> None:
+    owned_rig.log.create_topic(fresh, 1)
+    owned_rig.limit_records(fresh, 1_000)
+    failed: list[DeliveryError] = []
+    with closing(owned_rig.log.writer()) as writer:
+        writer.append(fresh, bytes(5_000), on_failed=failed.append)
+        assert writer.flush(PATIENCE_S)
+        assert [type(error) for error in failed] == [RecordTooLargeError]
+        writer.append(fresh, b"small", on_failed=failed.append)
+        assert writer.flush(PATIENCE_S)
+    assert len(failed) == 1
+    assert [record.value for record in everything(owned_rig.log, Partition(fresh, 0))] == [b"small"]
+
+
+def test_a_writer_whose_record_is_lost_stops_and_no_other_does(owned_rig: Rig, fresh: str) -> None:
+    partition = filled(owned_rig, fresh, 1)
+    small = Partition(f"{fresh}-small", 0)
+    owned_rig.log.create_topic(small.topic, 1)
+    owned_rig.limit_records(small.topic, 1_000)
+    with closing(owned_rig.log.writer()) as writer:
+        writer.append(small.topic, bytes(5_000))
+        for i in range(1, 100):
+            owned_rig.writer.append(fresh, b"%d" % i)
+        for _ in range(2):  # it stays so
+            with pytest.raises(DeliveryError):
+                writer.flush(PATIENCE_S)
+        with pytest.raises(DeliveryError):
+            writer.append(fresh, b"too late")
+    assert owned_rig.writer.flush(PATIENCE_S)
+    found = [record.value for record in everything(owned_rig.log, partition)]
+    assert found == [b"%d" % i for i in range(100)]
+    assert owned_rig.log.ends([small]) == {small: 0}
+
+
+def test_each_writer_runs_its_own_callbacks_in_its_own_thread(rig: Rig, fresh: str) -> None:
+    rig.log.create_topic(fresh, 1)
+    threads: list[tuple[str, int]] = []
+
+    def write(name: str) -> None:
+        with closing(rig.log.writer()) as writer:
+            for _ in range(50):
+                writer.append(
+                    fresh,
+                    name.encode(),
+                    on_delivered=lambda _: threads.append((name, threading.get_ident())),
+                )
+            assert writer.flush(PATIENCE_S)
+            assert threads.count((name, threading.get_ident())) == 50
+
+    writers = [threading.Thread(target=write, args=(name,)) for name in "abc"]
+    for each in writers:
+        each.start()
+    for each in writers:
+        each.join()
+    assert len(threads) == 150
+    assert len(set(threads)) == 3
+    assert rig.log.ends([Partition(fresh, 0)]) == {Partition(fresh, 0): 150}
+
+
+def test_a_writer_tells_when_it_has_something_to_do(rig: Rig, fresh: str) -> None:
+    rig.log.create_topic(fresh, 1)
+    ready, offsets = threading.Event(), list[int]()
+    with closing(rig.log.writer(on_ready=ready.set)) as writer:
+        for i in range(3):
+            writer.append(fresh, b"", on_delivered=offsets.append)
+
+            def is_polled(count: int = i + 1) -> bool:
+                assert ready.wait(PATIENCE_S)
+                ready.clear()
+                writer.poll()
+                return len(offsets) == count
+
+            eventually(is_polled)
+    assert offsets == [0, 1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,41 @@ def test_what_was_appended_while_the_broker_was_away_arrives_once(rig: Rig, fres
     assert values == [b"%d" % i for i in range(500)]
 
 
+def test_a_full_writer_waits_or_says_so_and_no_other_does(rig: Rig, fresh: str) -> None:
+    partition = filled(rig, fresh, 1)
+    with (
+        closing(rig.log.writer(waits=False, max_bytes=11_000)) as hasty,
+        closing(rig.log.writer(max_bytes=11_000)) as patient,
+    ):
+        for writer in (hasty, patient):
+            writer.append(fresh, b"known")
+            assert writer.flush(PATIENCE_S)
+
+        def append_ten() -> None:
+            for _ in range(10):
+                patient.append(fresh, bytes(2_400))
+
+        waiting = threading.Thread(target=append_ten)
+        with away(rig):
+            written = 4
+            for _ in range(written):
+                hasty.append(fresh, bytes(2_400))
+            with pytest.raises(UnavailableError):
+                hasty.append(fresh, bytes(2_400))
+            waiting.start()
+            rig.writer.append(fresh, bytes(20_000))  # a single record always has room
+            assert not patient.flush(0.05) or waiting.is_alive()
+        waiting.join(PATIENCE_S)
+        assert not waiting.is_alive()
+        for writer in (hasty, patient, rig.writer):
+            assert writer.flush(PATIENCE_S)
+        hasty.append(fresh, bytes(2_400))  # there is room again
+        assert hasty.flush(PATIENCE_S)
+    sizes = [len(record.value or b"") for record in everything(rig.log, partition)]
+    assert sizes.count(2_400) == written + 10 + 1
+    assert sizes.count(20_000) == 1
+
+
 def test_readers_say_that_the_broker_is_away_and_go_on_after_it(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
     span = Span(*partition, 2, 8)
@@ -71,6 +107,8 @@ def test_readers_say_that_the_broker_is_away_and_go_on_after_it(rig: Rig, fresh:
                 spans.read(span, 0.2)
             with pytest.raises(UnavailableError):
                 rig.log.bounds(partition)
+            with pytest.raises(UnavailableError):
+                rig.log.ends([partition])
         assert spans.read(span, PATIENCE_S).offsets == list(range(2, 8))
         eventually(lambda: rig.log.bounds(partition) == Bounds(0, 10))
         rig.writer.append(fresh, b"10")

@@ -5,13 +5,19 @@ from __future__ import annotations
 import random
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
-from common.core.spans import Span
-from common.errors import ExpiredError, TruncatedError, UnavailableError
+from common.core.spans import Partition, Span
+from common.errors import (
+    ExpiredError,
+    TruncatedError,
+    UnavailableError,
+    UnknownTopicError,
+)
+from common.ports import NewTopic
 from tests.contract.log_helpers import PATIENCE_S, eventually, filled
 
 if TYPE_CHECKING:
@@ -99,6 +105,141 @@ def test_a_tail_above_the_end_is_truncation(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
     with closing(rig.log.tail(partition, 11)) as tail, pytest.raises(TruncatedError):
         eventually(lambda: tail.read(10, 0.1))
+
+
+def test_a_tail_tells_when_there_is_something_to_read(rig: Rig, fresh: str) -> None:
+    partition = filled(rig, fresh, 2)
+    ready, offsets = threading.Event(), list[int]()
+
+    def is_read(tail: Tail, end: int) -> bool:
+        assert ready.wait(PATIENCE_S)
+        ready.clear()
+        while records := tail.read(1, 0.0):
+            offsets.extend(record.offset for record in records)
+        return offsets == list(range(end))
+
+    with closing(rig.log.tail(partition, 0, ready.set)) as tail:
+        eventually(lambda: is_read(tail, 2))  # what was there already
+        rig.writer.append(fresh, b"new")
+        assert rig.writer.flush(PATIENCE_S)
+        eventually(lambda: is_read(tail, 3))
+
+
+def test_a_tail_tells_when_there_is_something_to_raise(rig: Rig, fresh: str) -> None:
+    partition, ready = filled(rig, fresh, 10), threading.Event()
+    rig.expire(partition, 6)
+
+    def expired() -> bool:
+        assert ready.wait(PATIENCE_S)
+        ready.clear()
+        try:
+            return bool(tail.read(1, 0.0))
+        except ExpiredError:
+            return True
+
+    with closing(rig.log.tail(partition, 5, ready.set)) as tail:
+        eventually(expired)
+
+
+def test_tails_of_one_partition_stand_where_each_of_them_has_read(rig: Rig, fresh: str) -> None:
+    partition = filled(rig, fresh, 10)
+    with (
+        closing(rig.log.tail(partition, 0)) as first,
+        closing(rig.log.tail(partition, 7)) as second,
+        closing(rig.log.tail(partition, 10)) as third,
+    ):
+        assert [each.offset for each in next_records(second, 3)] == [7, 8, 9]
+        assert [each.offset for each in next_records(first, 4)] == [0, 1, 2, 3]
+        rig.writer.append(fresh, b"10")
+        assert rig.writer.flush(PATIENCE_S)
+        assert [each.offset for each in next_records(third, 1)] == [10]
+        assert [each.offset for each in next_records(first, 7)] == list(range(4, 11))
+        assert [each.offset for each in next_records(second, 1)] == [10]
+
+
+def test_a_tail_that_takes_the_place_of_another_gives_nothing_of_what_that_one_was_to_read(
+    rig: Rig, fresh: str
+) -> None:
+    partition = filled(rig, fresh, 1_000)
+    dice = random.Random(7)  # noqa: S311 -- not for secrets
+    for _ in range(30):
+        position, count = dice.randrange(1_000), dice.randrange(1, 20)
+        with closing(rig.log.tail(partition, position)) as tail:
+            run = range(position, min(position + count, 1_000))
+            assert [each.offset for each in next_records(tail, len(run))] == list(run)
+
+
+def test_many_tails_of_one_log_read_each_its_own(rig: Rig, fresh: str) -> None:
+    topics = [NewTopic(f"{fresh}-{number}") for number in range(20)]
+    rig.log.create_topics(topics)
+    tails = [rig.log.tail(Partition(topic.name, 0), 0) for topic in topics]
+    for i in range(50):
+        for topic in topics:
+            rig.writer.append(topic.name, f"{topic.name} {i}".encode())
+    assert rig.writer.flush(PATIENCE_S)
+    for topic, tail in zip(topics, tails, strict=True):
+        wanted = [f"{topic.name} {i}".encode() for i in range(50)]
+        assert [each.value for each in next_records(tail, 50)] == wanted
+        tail.close()
+
+
+def test_a_tail_that_nobody_reads_keeps_no_other_waiting_and_loses_nothing(
+    rig: Rig, fresh: str
+) -> None:
+    heavy, light = filled(rig, fresh, 0), filled(rig, f"{fresh}-light", 0)
+    count, size = 4_000, 1_000  # of the embedded broker, which keeps no more
+    with closing(rig.log.tail(heavy, 0)) as unread, closing(rig.log.tail(light, 0)) as tail:
+        for i in range(count):
+            rig.writer.append(heavy.topic, b"%d" % i + bytes(size))
+            if i % 100 == 0:
+                rig.writer.append(light.topic, b"%d" % i)
+                assert rig.writer.flush(PATIENCE_S)
+                assert [each.value for each in next_records(tail, 1)] == [b"%d" % i]
+        assert rig.writer.flush(PATIENCE_S)
+        offsets = [each.offset for each in next_records(unread, count)]
+    assert offsets == list(range(count))
+
+
+def test_who_reads_or_writes_a_deleted_topic_hears_of_it_and_nobody_else_does(
+    owned_rig: Rig, fresh: str
+) -> None:
+    doomed, kept = filled(owned_rig, fresh, 3), filled(owned_rig, f"{fresh}-kept", 1)
+    never, told = Partition(f"{fresh}-never", 0), threading.Event()
+    with (
+        closing(owned_rig.log.writer()) as writer,
+        closing(owned_rig.log.tail(doomed, 0, told.set)) as tail,
+        closing(owned_rig.log.tail(kept, 0)) as other,
+        closing(owned_rig.log.tail(never, 0)) as idle,
+        closing(owned_rig.log.spans()) as spans,
+    ):
+        assert spans.read(Span(*doomed, 0, 3), PATIENCE_S).offsets == [0, 1, 2]
+        writer.append(doomed.topic, b"3")
+        assert writer.flush(PATIENCE_S)
+        assert len(next_records(tail, 4)) == 4
+        assert len(next_records(other, 1)) == 1
+        told.clear()
+        owned_rig.delete_topic(doomed.topic)
+        with suppress(UnknownTopicError):  # or later, when it is sent
+            writer.append(doomed.topic, b"too late", on_failed=lambda _: told.set())
+
+        def span_is_gone() -> bool:
+            try:
+                return not spans.read(Span(*doomed, 0, 3), 0.5)  # as long as the broker has it
+            except UnavailableError:
+                return False
+
+        with pytest.raises(UnknownTopicError):
+            eventually(span_is_gone)
+        assert told.wait(PATIENCE_S)
+        for gone in (tail, tail, idle):  # it stays so
+            with pytest.raises(UnknownTopicError):
+                gone.read(1, PATIENCE_S)
+        assert owned_rig.log.ends([doomed, kept]) == {kept: 1}
+        assert writer.flush(PATIENCE_S)
+        for each in (owned_rig.writer, writer):
+            each.append(kept.topic, b"more")
+            assert each.flush(PATIENCE_S)
+        assert [each.offset for each in next_records(other, 2)] == [1, 2]
 
 
 # --- spans ---------------------------------------------------------------------------------------

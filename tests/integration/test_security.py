@@ -9,6 +9,7 @@ import time
 import traceback
 from contextlib import closing
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -19,9 +20,9 @@ from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
 from common.adapters.redis_board import RedisBoard
 from common.config import read_settings
-from common.connections import open_board, open_log
+from common.connections import open_board, open_boards, open_log
 from common.core.events import Assigned
-from common.core.messages import ModelId, Standing, TriggerId, UpdateTrigger, WorkerId
+from common.core.messages import Farewell, ModelId, Standing, TriggerId, UpdateTrigger, WorkerId
 from common.core.spans import Partition, Span
 from common.embedded.apache_kafka import ApacheKafka, Safe
 from common.embedded.redis import EmbeddedRedis, free_port
@@ -120,7 +121,20 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(safe_redis: SafeRedi
     assert isinstance(board, RedisBoard)
     trigger = UpdateTrigger(TriggerId(3, 1), ModelId(3, 1), ())
     board.wipe()
-    assert board.pop_replies(3, 1, 0.01) == []
+    boards = open_boards(read_settings(safe_redis.environ))
+    replies = boards.replies("c1-4711")
+    assert replies.pop(1, 0.01) == []
+    board.push_reply(Farewell(WORKER, ModelId(3, 1), ()), "c1-4711")
+    assert len(replies.pop(2, LONG_S)) == 1
+    board.put_unable("c1-4711", "task x is not in DOLL_TASKS", LONG_S)
+    assert board.unable().keys() == {"c1-4711"}
+    exchange, told = boards.exchange(), SimpleQueue[object]()
+    exchange.hold_lease("job", "one", LONG_S, told.put, soon=True)
+    exchange.alive("job", told.put, soon=True)
+    assert [told.get(timeout=LONG_S) for _ in range(2)] == [True, {}]
+    exchange.release_lease("job", "one")
+    exchange.close()
+    boards.close()
     board.put_model(ModelId(3, 1), b"weights.")
     assert board.get_model(ModelId(3, 1)) == b"weights."
     board.offer_model(ModelId(3, 1), b"weights.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from confluent_kafka import Consumer, TopicPartition
 
-from common.core.messages import Gradient, ModelId, WorkerId
+from common.core.messages import Gradient, ModelId, TriggerId, WorkerId
 from common.jobs.store import JobBook
 from tests.integration.cluster import await_condition
 
@@ -184,12 +184,15 @@ def test_nonsense_on_the_board_is_dropped_and_changes_nothing(make: Make) -> Non
     await_condition(lambda: cluster.standing() is not None, "somebody leads")
     standing = cluster.standing()
     assert standing is not None
-    for version in range(20):
+    cluster.produce(400)
+    trigger, *_ = cluster.board.triggers(TriggerId(-1, 0), 30.0)
+    for version in range(200):
         model = ModelId(standing.epoch, version)
         vector = np.ones(3, np.float32)
         ghost = WorkerId("ghost")
-        cluster.board.push_reply(Gradient(ghost, model, (0, 1, 2, 3), 32, 1.0, {}, 0.1, vector))
-    cluster.produce(800)
+        torn = Gradient(ghost, model, (0, 1, 2, 3), 32, 1.0, {}, 0.1, vector)
+        cluster.board.push_reply(torn, trigger.reply_to)
+    cluster.produce(400)
     await_condition(cluster.drained, "everything is settled")
 
     assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []

@@ -373,4 +373,104 @@ MUTANTS = (
             ),
         ),
     ),
+    # --- what an operator takes back ----------------------------------------------------------
+    Mutant(
+        "only what is quarantined is taken back, and by value",
+        300,
+        (
+            Edit(
+                CORE + "history.py",
+                "if self._poison.get(batch.offset) != batch:",
+                "if batch.offset not in self._poison:",
+            ),
+        ),
+    ),
+    Mutant(
+        "what was replayed is not taken back",
+        500,
+        (
+            Edit(
+                CORE + "history.py",
+                "return self._finalise(record.batch)",
+                "return self._poison.get(record.batch.offset) == record.batch",
+            ),
+        ),
+    ),
+    Mutant(
+        "what was taken back cannot be replayed",
+        500,
+        (
+            Edit(
+                CORE + "history.py",
+                "        if not self._finalise(batch):\n            return False\n",
+                "        if self._poison.get(batch.offset) != batch:\n            return False\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "a leader hears of what is taken back",
+        300,
+        (
+            Edit(
+                CORE + "leader.py",
+                "            yield from self._requeue(record.batch, now)",
+                "            pass",
+            ),
+        ),
+    ),
+    Mutant(
+        "a new leader knows what was taken back since its snapshot",
+        1000,
+        (
+            Edit(
+                CORE + "leader.py",
+                "waiting |= {o: b for o, b in requeued.items() if o < snapshot.control_position}",
+                "pass",
+            ),
+        ),
+    ),
+    Mutant(
+        "what is taken back waits for its claim, where that is still to be replayed",
+        2000,
+        (
+            Edit(
+                CORE + "leader.py",
+                "        if batch.offset < self._ledger.position:\n            self._grouper",
+                "        if True:\n            self._grouper",
+            ),
+        ),
+    ),
+    Mutant(
+        "in a copy that is published later it waits, too",
+        2000,
+        (
+            Edit(
+                CORE + "publishing.py",
+                "        if pending is None:\n            return\n        copied",
+                "        if True:\n            return\n        copied",
+            ),
+        ),
+    ),
+    Mutant(
+        "a snapshot names what may be taken back",
+        1000,
+        (Edit(CORE + "publishing.py", "poison=self._history.poison,", "poison=(),"),),
+    ),
+    Mutant(
+        "an operator's record is none that a leader waits for",
+        1000,
+        (
+            Edit(
+                CORE + "leader.py",
+                "            yield from self._requeue(record.batch, now)",
+                "            yield from self._requeue(record.batch, now)\n"
+                "            yield from self._published(self._publisher.read_back())",
+            ),
+        ),
+    ),
+    Mutant(
+        "so much poison in a row holds the job",
+        300,
+        (Edit(CORE + "leader.py", "        if too_many:", "        if False:"),),
+    ),
 )

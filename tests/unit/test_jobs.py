@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from common import topics
 from common.core.spans import Partition
-from common.errors import ConflictError, NotFoundError, UserError, WireError
+from common.errors import (
+    ConflictError,
+    NotFoundError,
+    UnknownTopicError,
+    UserError,
+    WireError,
+)
 from common.job import parse_job
 from common.jobs.store import (
     CHANGES_KEPT,
@@ -20,6 +28,7 @@ from common.jobs.store import (
     encode_job,
     first_positions,
 )
+from common.ports import NewTopic
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
 from tests.unit.test_job import TEXT
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
 
 JOBS = Partition(topics.JOBS, 0)
 ORIGIN = Origin("letters", 12, 400, "a1" * 32)
+LONGEST = "t" * 245  # name of a stream
 A, B = Partition("clinic-a", 0), Partition("clinic-b", 0)
 
 
@@ -67,6 +77,38 @@ def test_a_stream_that_is_not_there_is_named_and_nothing_is_made(log: MemoryLog)
     with pytest.raises(UserError, match=r'streams: there is no topic "clinic-x".*--create-part'):
         JobBook(log).submit(spec)
     assert JobBook(log).read() == {}
+
+
+def test_a_group_whose_update_would_not_fit_into_a_record_is_refused(log: MemoryLog) -> None:
+    large = TEXT.replace("group_size: 20", "group_size: 1000000")
+    with pytest.raises(UserError, match=r"group_size: must be at most \d+, got 1000000"):
+        JobBook(log).submit(parse_job(large))
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    with pytest.raises(UserError, match=r"group_size: must be at most"):
+        book.change("digits", {"group_size": 10**6}, "more at once")
+
+
+def test_a_job_of_more_partitions_than_its_record_can_name_is_refused_and_nothing_is_made() -> None:
+    log = MemoryLog()
+    log.create_topics([NewTopic(LONGEST, 2_800), NewTopic("clinic-b", 1)])
+    with pytest.raises(UserError, match="where its 2801 partitions begin take"):
+        JobBook(log).submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
+    assert JobBook(log).read() == {}
+    with pytest.raises(UnknownTopicError):
+        log.partitions(topics.control_topic("digits"))
+
+
+def test_a_hold_of_any_length_fits_into_the_record_of_the_largest_job() -> None:
+    log = MemoryLog()
+    log.create_topics([NewTopic(LONGEST, 2_600), NewTopic("clinic-b", 1)])
+    book = JobBook(log)
+    book.submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
+    endless = "\x01" * 10**6  # JSON writes six bytes for each
+    for number in range(CHANGES_KEPT + 1):
+        book.change("digits", {"batch_size": 300 + number}, endless)
+    assert book.hold("digits", endless, endless).held
+    assert len(book.get("digits").changes) == CHANGES_KEPT
 
 
 def test_a_name_in_use_is_refused_with_the_state_of_its_job(log: MemoryLog) -> None:
@@ -234,6 +276,61 @@ def test_a_deleted_job_does_not_come_back_because_somebody_wrote_it_at_that_mome
     with pytest.raises(ConflictError, match="theirs counts"):
         JobBook(log).want("digits", "stopped", "4 updates applied")
     assert JobBook(log).read() == {}
+
+
+def test_a_conflict_is_found_though_another_thread_reads_with_the_same_book_meanwhile() -> None:
+    log = RacingLog()
+    with_streams(log)
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    readers = [threading.Thread(target=book.read) for _ in range(3)]
+
+    def meanwhile() -> None:
+        JobBook(log).change("digits", {"group_size": 5}, "theirs")
+        for reader in readers:
+            reader.start()
+
+    log.meanwhile = meanwhile
+    with pytest.raises(ConflictError, match="theirs counts"):
+        book.want("digits", "paused", "mine")
+    for reader in readers:
+        reader.join()
+    assert book.get("digits").spec.group_size == 5
+
+
+def test_one_book_serves_many_threads(log: MemoryLog) -> None:
+    book, names = JobBook(log), [f"digits-{number}" for number in range(6)]
+    for name in names:
+        book.submit(parse_job(TEXT.replace("name: digits", f"name: {name}")))
+
+    def work(name: str) -> None:
+        for size in range(2, 8):
+            book.change(name, {"group_size": size}, "the test says so")
+            book.hold(name, f"at {size}")
+            assert book.get(name).spec.group_size == size
+            book.want(name, "running", "goes on")
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 20.0
+    while {record.revision for record in book.refresh(1.0).values()} != {6}:
+        assert time.monotonic() < until
+    for thread in threads:
+        thread.join()
+    assert book.read() == JobBook(log).read()
+
+
+def test_who_waits_for_news_is_woken_by_another_thread_that_has_read_them(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.read()
+    seen = list[str]()
+    waiting = threading.Thread(target=lambda: seen.extend(book.refresh(60.0)))
+    waiting.start()
+    JobBook(log).submit(parse_job(TEXT))
+    book.read()
+    waiting.join(20.0)
+    assert seen == ["digits"]
 
 
 def test_whoever_writes_after_me_is_no_conflict() -> None:

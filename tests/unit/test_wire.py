@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -151,7 +152,9 @@ WAYS = {
     "audit": Way(wire.encode_audit, wire.decode_audit, audits),
     "standing": Way(wire.encode_standing, wire.decode_standing, standings),
     "trigger": Way(wire.encode_trigger, wire.decode_trigger, triggers),
-    "reply": Way(wire.encode_reply, wire.decode_reply, gradients | failures | farewells),
+    "reply": Way(
+        partial(wire.encode_reply, "digits"), wire.decode_reply, gradients | failures | farewells
+    ),
 }
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 
@@ -177,13 +180,14 @@ def test_a_message_comes_back_as_it_was(kind: str, data: st.DataObject) -> None:
 
 @given(failures | farewells)
 def test_a_failure_or_a_farewell_comes_back_as_it_was(reply: Failed | Farewell) -> None:
-    assert wire.decode_reply(wire.encode_reply(reply)) == reply
+    assert wire.decode_reply(wire.encode_reply("digits", reply)) == ("digits", reply)
 
 
 @given(gradients)
 def test_a_gradient_comes_back_bit_by_bit_as_an_aligned_read_only_view(gradient: Gradient) -> None:
-    data = wire.encode_reply(gradient)
-    back = wire.decode_reply(data)
+    data = wire.encode_reply("digits", gradient)
+    job, back = wire.decode_reply(data)
+    assert job == "digits"
     assert isinstance(back, Gradient)
     for field in set(Gradient.__struct_fields__) - {"vector"}:
         assert getattr(back, field) == getattr(gradient, field)
@@ -356,6 +360,7 @@ UPDATE = UpdateApplied(3, 1, (BATCH,), 10, 0.5)
 MODEL = ModelId(3, 0)
 VECTOR = np.ones(2, np.float32)
 GRADIENT = Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 0.1, VECTOR)
+WIRED = wire.encode_reply("digits", GRADIENT)
 
 NONSENSE = {
     "an empty address": ("claim", SpanExpired(WorkerId("w"), ()), "SpanExpired.address"),
@@ -537,17 +542,21 @@ def test_nonsense_is_never_written(kind: str, message: object, reason: str) -> N
         ),
         ("audit", wire.encode_audit(UPDATE).replace(b'"samples":10', b'"samples":-4'), ["-4"]),
         ("audit", b"{", ["audit"]),
-        ("reply", wire.encode_reply(GRADIENT)[:-1], ["Gradient.vector is 7 bytes", "4 for each"]),
-        ("reply", wire.encode_reply(GRADIENT)[:3], ["frame: 3 bytes"]),
-        ("reply", wire.encode_reply(GRADIENT)[:20], ["ends after 20 bytes"]),
         (
             "reply",
-            wire.encode_reply(Failed(WorkerId("w"), MODEL, (7,), "raised")) + b"tail",
+            WIRED[:-1],
+            ["Gradient.vector is 7 bytes", "4 for each"],
+        ),
+        ("reply", WIRED[:3], ["frame: 3 bytes"]),
+        ("reply", WIRED[:20], ["ends after 20 bytes"]),
+        (
+            "reply",
+            wire.encode_reply("digits", Failed(WorkerId("w"), MODEL, (7,), "raised")) + b"tail",
             ["followed by 4 bytes"],
         ),
         (
             "reply",
-            wire.encode_reply(Failed(WorkerId("w"), MODEL, (7,), "raised")).replace(
+            wire.encode_reply("digits", Failed(WorkerId("w"), MODEL, (7,), "raised")).replace(
                 b"raised", b"boring"
             ),
             ["boring", "$.reason"],

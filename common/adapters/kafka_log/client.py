@@ -35,6 +35,9 @@ UNKNOWN = frozenset(  # said of a partition by a broker, or by the client after 
         KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 -- likewise
     }
 )
+# What the client says instead where it finds no leader for any partition of a question: none of
+# them exists, or none has a leader now.
+NO_LEADERS = KafkaError._NOENT  # noqa: SLF001 -- likewise
 _REFUSED = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,

@@ -11,12 +11,19 @@ import time
 from bisect import bisect_left
 from contextlib import closing, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition, cimpl
 from confluent_kafka.admin import AdminClient
 
-from common.adapters.kafka_log.client import UNKNOWN, Complaints, as_ours, cause_of, made
+from common.adapters.kafka_log.client import (
+    NO_LEADERS,
+    UNKNOWN,
+    Complaints,
+    as_ours,
+    cause_of,
+    made,
+)
 from common.adapters.kafka_log.offsets import OffsetsQuestion
 from common.adapters.kafka_log.settings import client_properties, reader_properties
 from common.adapters.kafka_log.spans import KafkaSpanReader
@@ -40,7 +47,7 @@ _METADATA_RETRY_S = 0.02
 # Waits of the first questions: brokers that do not let us in say so within half a second or, where
 # all are busy, two.
 _FIRST_WAITS_S = (1.0, 2.0)
-_ENDS_S = 0.5  # for a leader to be elected; who asks for many waits no longer for one of them
+_OFFSETS_S = 0.5  # for a leader to be elected; who asks for many waits no longer for one of them
 
 
 class KafkaLog:
@@ -137,17 +144,15 @@ class KafkaLog:
         Raises:
             UnavailableError: If the broker is away.
         """
-        ends: Positions = {}
-        left, until = set(partitions), time.monotonic() + _ENDS_S
-        self._meet_admin({place.topic for place in left})
-        while left:
-            away = self._ask_ends(left, ends)
-            if away is not None and not ends:
-                raise as_ours(away, f"ends of {len(left)} partitions")
-            if away is None or time.monotonic() > until:
-                break
-            time.sleep(_METADATA_RETRY_S)
-        return ends
+        return self._offsets("end", partitions)
+
+    def starts(self, partitions: Collection[Partition]) -> Positions:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+        return self._offsets("start", partitions)
 
     def stream(
         self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
@@ -231,23 +236,47 @@ class KafkaLog:
                     self._admin_met = True
                 return
 
-    def _ask_ends(self, left: set[Partition], ends: Positions) -> KafkaError | None:
-        """Move those that are known from `left` to `ends`, and leave those out that do not exist.
+    def _offsets(
+        self, which: Literal["start", "end"], partitions: Collection[Partition]
+    ) -> Positions:
+        found: Positions = {}
+        left, until = set(partitions), time.monotonic() + _OFFSETS_S
+        self._meet_admin({place.topic for place in left})
+        while left:
+            why = self._ask_offsets(which, left, found)
+            if why is not None and not found:
+                raise as_ours(why, f"{which}s of {len(left)} partitions")
+            if why is None or time.monotonic() > until:
+                break
+            time.sleep(_METADATA_RETRY_S)
+        return found
+
+    def _ask_offsets(
+        self, which: Literal["start", "end"], left: set[Partition], found: Positions
+    ) -> KafkaError | None:
+        """Move those that are known from `left` to `found`; leave those out that do not exist.
 
         Returns:
             Why one is still left, if one is.
         """
         why: KafkaError | None = None
-        timeout_s = self._settings.request_timeout_s
-        question = OffsetsQuestion(self._admin, left, "end", timeout_s)
-        for partition, found in question.answers().items():
-            if isinstance(found, int):
-                ends[partition] = found
-            elif found.code() not in UNKNOWN:  # such as a leader that was elected this moment
-                why = found
+        question = OffsetsQuestion(self._admin, left, which, self._settings.request_timeout_s)
+        for partition, answer in question.answers().items():
+            if isinstance(answer, int):
+                found[partition] = answer
+            elif not self._is_missing(partition, answer):
+                why = answer  # such as a leader that was elected this moment
                 continue
             left.discard(partition)
         return why
+
+    def _is_missing(self, partition: Partition, error: KafkaError) -> bool:
+        if error.code() != NO_LEADERS:
+            return error.code() in UNKNOWN
+        try:
+            return partition not in self.partitions(partition.topic)
+        except UnknownTopicError:
+            return True
 
     def _metadata(self, topic: str, doing: str) -> TopicMetadata:
         """Ask about a topic; at first not for long, to hear early who does not let us in."""

@@ -46,6 +46,10 @@ class KafkaSettings:
     )  # passed on: security.protocol, sasl.*
 
 
+# A topic that is gone is taken for one that is about to appear for so long; the default is 30 s.
+_PROPAGATION = {"topic.metadata.propagation.max.ms": 10_000}
+
+
 def client_properties(settings: KafkaSettings) -> dict[str, Any]:
     """Properties of every client."""
     return {
@@ -83,9 +87,7 @@ def tail_properties(settings: KafkaSettings) -> dict[str, Any]:
     """Properties of the consumer that all tails share."""
     return {
         **reader_properties(settings),
-        # A topic that is gone is not taken for one that is about to appear for so long; what is
-        # said of it then is looked into. The default is 30 s.
-        "topic.metadata.propagation.max.ms": 10_000,
+        **_PROPAGATION,  # what is said of a topic then is looked into
     }
 
 
@@ -116,6 +118,7 @@ def writer_properties(settings: KafkaSettings) -> dict[str, Any]:
         **client_properties(settings),
         "enable.idempotence": True,
         "acks": "all",
+        **_PROPAGATION,
         "message.timeout.ms": 0,  # for ever: an indicator of unknown fate is never given up
         "linger.ms": settings.linger_ms,
         # Each writer has a bound of its own: one that is full must not stop the others.

@@ -33,6 +33,7 @@ _FETCH_WAIT_MS = 1
 # is seen of it: at its default of 1 MB, 8 small records came after 13 ms, so after 3. Longer spans
 # take several fetches, which cost nothing; a record that is larger comes nevertheless.
 _FETCH_BYTES = 256 << 10
+_LOOK_S = 1.0  # whether a topic is there whose records do not come
 _MAX_RECORDS = 100_000  # of one call to the client
 
 
@@ -64,12 +65,14 @@ class KafkaSpanReader:
         deadline = time.monotonic() + timeout_s
         cursor = Cursor(span.place, span.start)
         records: list[Record] = []
-        self._meet(span, timeout_s)
+        if span.topic not in self._met:  # the client by itself waits a second
+            self._meet(span, timeout_s)
         self._assign(cursor)
         try:
             while cursor.position < span.end:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
+                    self._meet(span, _LOOK_S)  # it may have been deleted
                     raise UnavailableError(
                         f"{span} did not come within {timeout_s} s; got up to {cursor.position}"
                     )
@@ -92,13 +95,14 @@ class KafkaSpanReader:
         self._client.close()
 
     def _meet(self, span: Span, timeout_s: float) -> None:
-        """Ask about a topic before its first assignment: the client by itself waits a second."""
-        if span.topic in self._met:
-            return
+        """Ask about a topic."""
+        doing = f"reading {span}"
         try:
-            self._client.list_topics(span.topic, timeout=timeout_s)
+            topic = self._client.list_topics(span.topic, timeout=timeout_s).topics[span.topic]
         except KafkaException as raised:
-            raise as_ours(cause_of(raised), f"reading {span}") from raised
+            raise as_ours(cause_of(raised), doing) from raised
+        if topic.error is not None:
+            raise as_ours(topic.error, doing)
         self._met.add(span.topic)
 
     def _continue(self, cursor: Cursor, messages: list[Record], span: Span) -> list[Record]:

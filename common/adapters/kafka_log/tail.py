@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from common.adapters.kafka_log.client import (
+    NO_LEADERS,
     OUT_OF_RANGE,
     UNKNOWN,
     Complaints,
     arrival_s,
     as_ours,
+    cause_of,
     made,
     place_of,
 )
@@ -269,8 +271,8 @@ class _TailConsumer:
         fault: OutsideError = OutsideError("the log was closed while somebody read from it")
         try:
             self._read_on()
-        except OutsideError as error:  # nothing that this client can recover from
-            fault = error
+        except KafkaException as raised:  # nothing that this client can recover from
+            fault = OutsideError(f"reading: {cause_of(raised)}")
         finally:  # whatever happened: nobody may wait for ever
             with self._lock:
                 self._ending = True
@@ -289,7 +291,6 @@ class _TailConsumer:
             if messages:
                 messages += self._client.consume(_MANY_RECORDS, 0)
             self._distribute(cast("list[Record]", messages))
-            self._complaints.raise_fatal("reading")
             self._tell_trouble()
             self._examine()
 
@@ -414,8 +415,10 @@ class _TailConsumer:
     def _judge(self, tail: KafkaTail, found: Bounds | KafkaError, now_s: float) -> None:
         partition, position = tail.partition, tail.cursor.position
         if isinstance(found, KafkaError):
-            known = found.code() not in UNKNOWN
-            since_s = None if known else self._suspects[partition] or now_s
+            missing = found.code() in UNKNOWN or (
+                found.code() == NO_LEADERS and self._is_missing(partition)
+            )
+            since_s = (self._suspects[partition] or now_s) if missing else None
             self._suspects[partition] = since_s
             if since_s is not None and now_s >= since_s + _UNKNOWN_S:
                 self._give_up(tail, UnknownTopicError(f"{partition} does not exist (any more)"))
@@ -432,6 +435,13 @@ class _TailConsumer:
         else:
             del self._suspects[partition]
             self._assign(tail)  # the client does not seek in what it has stopped
+
+    def _is_missing(self, partition: Partition) -> bool:
+        try:
+            found = self._client.list_topics(partition.topic, timeout=_MEET_S)
+        except KafkaException:
+            return False
+        return partition.index not in found.topics[partition.topic].partitions
 
     def _give_up(self, tail: KafkaTail, fault: OutsideError) -> None:
         self._stop(tail)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, cast
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from common.adapters.kafka_log.client import Complaints, cause_of, made
+from common.adapters.kafka_log.client import cause_of, made
 from common.adapters.kafka_log.settings import writer_properties
-from common.errors import DeliveryError, OutsideError, RecordTooLargeError, UnavailableError
+from common.errors import DeliveryError, RecordTooLargeError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,8 +40,7 @@ class SharedProducer:
     def __init__(self, settings: KafkaSettings) -> None:
         self.fault: DeliveryError | None = None  # of all of its writers
         self._close_timeout_s = settings.close_timeout_s
-        self._complaints = Complaints()
-        self.client = made(Producer, writer_properties(settings) | {"error_cb": self._complaints})
+        self.client = made(Producer, writer_properties(settings))
         self._moved = set[KafkaWriter]()  # whose records were reported since the last look
         self._writers = set[KafkaWriter]()
         self._lock = threading.Lock()  # guards the set of writers
@@ -75,16 +74,14 @@ class SharedProducer:
 
     def _serve(self) -> None:
         while not self._ending and self.fault is None:
-            self.client.poll(_SERVE_S)
+            try:
+                self.client.poll(_SERVE_S)
+            except KafkaException as raised:  # nothing that this client can recover from
+                self.client.purge()  # or its records would be kept until the end of the process
+                self._fail(DeliveryError(f"writing: {cause_of(raised)}"))
             moved, self._moved = self._moved, set()
             for writer in moved:
                 writer.tell()
-            try:
-                self._complaints.raise_fatal("writing")
-            except OutsideError as error:
-                self._fail(DeliveryError(str(error)))
-                self.client.purge()
-        self.client.poll(0)
 
     def _fail(self, fault: DeliveryError) -> None:
         self.fault = fault

@@ -67,6 +67,9 @@ def check_audit(world: World) -> None:
     twice = [offset for offset, times in used.items() if times > 1]
     if twice:
         raise Violation("batch used twice", f"control offsets {twice}")
+    trained = used.keys() - quarantined.keys()
+    if trained & world.replayed:
+        raise Violation("replayed and trained", f"control offsets {trained & world.replayed}")
 
 
 def refused_claims(world: World) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.core.messages import GENESIS, Gradient, WorkerId
+from common.core.messages import GENESIS, Gradient, Replayed, Requeued, WorkerId
 from common.simulation.faults.checks import (
     Violation,
     check_audit,
@@ -14,7 +14,8 @@ from common.simulation.faults.checks import (
     refused_claims,
 )
 from common.simulation.faults.coordinators import SimulatedCoordinator
-from common.simulation.faults.scenario import sizes_of
+from common.simulation.faults.operators import Operators
+from common.simulation.faults.scenario import OPERATORS, sizes_of
 from common.simulation.faults.workers import SimulatedWorker
 from common.simulation.faults.world import World
 
@@ -29,6 +30,8 @@ REPLICAS = 2
 MOST_WORKERS = 5
 SESSION_S = 0.3  # how soon the group notices; long after, both owners believe
 STALL_S = 120.0  # virtual time without any progress that counts as stuck
+MENDED = 10  # times that an operator takes all back at the end
+SEEN_S = 1.0  # until an operator resumes a job that is held
 GHOST_SAMPLES = 10**6  # more than any batches have
 
 
@@ -42,6 +45,7 @@ class Outcome:
     updates: int
     takeovers: int
     quarantined: int
+    requeued: int  # how often an operator took a batch back
     refused: int  # claims that changed nothing: work in vain
     seconds: float  # virtual
 
@@ -58,6 +62,7 @@ class Cluster:
         self._names = 0
         self._workers = list[SimulatedWorker]()
         self._coordinators = list[SimulatedCoordinator]()
+        self._operators = Operators(self.world)
         self._takeovers = 0
         self._most_workers = 0
         self._wanted: Wanted = "running"
@@ -87,6 +92,7 @@ class Cluster:
             updates=len(updates),
             takeovers=self._takeovers + sum(c.takeovers for c in self._coordinators),
             quarantined=len(quarantined),
+            requeued=self.world.requeued,
             refused=refused_claims(self.world),
             seconds=self.world.now,
         )
@@ -98,6 +104,8 @@ class Cluster:
         progress_at = 0.0
         while True:
             world.step()
+            if world.held:
+                self._resume_soon()
             if not world.calm and world.now >= self.scenario.calm_at:
                 self._calm_down()
             if world.now < next_check:
@@ -143,7 +151,7 @@ class Cluster:
         """A worker may pass the gate once by all that it may hold, with a standing that is old."""
         bound = self.world.most_bound
         live = max((c.live_most for c in self._coordinators), default=0)
-        limit = (live + 1) * bound + self._most_workers * (bound + 1)
+        limit = (live + 1) * bound + self._most_workers * (bound + 1) + self.world.requeued
         for coordinator in self._coordinators:
             if coordinator.waiting_most > limit:
                 raise Violation("queue unbounded", f"{coordinator.waiting_most} batches wait")
@@ -170,6 +178,13 @@ class Cluster:
         self._wanted = wanted
         for coordinator in self._coordinators:
             coordinator.wanted = wanted
+            coordinator.unheard = True
+
+    def _resume_soon(self) -> None:
+        """The jobs topic says that the job is held; an operator reads why, and resumes it."""
+        self.world.held = False
+        self._want("paused")
+        self.world.later(self.world.jitter(SEEN_S), lambda: self._want("running"))
 
     def _rebalance(self) -> None:
         """Give every partition to somebody who seems alive, some time from now."""
@@ -245,6 +260,12 @@ class Cluster:
             case "change job":
                 world.revisions.append(sizes_of(fault.target))
                 world.say("the job is", world.revisions[-1])
+            case "requeue batches":
+                self._operators.act(Requeued, world.now + fault.seconds)
+            case "replay batches":
+                self._operators.act(Replayed, world.now + fault.seconds)
+            case "lose appends":
+                coordinator.lose_appends()
             case _:
                 pass  # nobody there to strike
 
@@ -287,6 +308,8 @@ class Cluster:
         for process in processes:
             process.frozen_until = min(process.frozen_until, world.now)
         self._want("running")
+        if any(fault.kind in OPERATORS for fault in self.scenario.faults):
+            self._operators.take_all_back(MENDED)
         if not self._live():
             self._join()
         self._rebalance()

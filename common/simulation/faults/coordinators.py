@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from common.core import commands as do
 from common.core import events
 from common.core.coordinator import Coordinator
-from common.core.messages import GENESIS, AuditRecord, Lead, ModelId, UpdateApplied
+from common.core.messages import (
+    GENESIS,
+    AuditRecord,
+    Lead,
+    ModelId,
+    Quarantined,
+    UpdateApplied,
+)
 from common.core.snapshots import genesis
 from common.simulation.faults.checks import Violation
 from common.simulation.faults.settings import LEASE_S, coordinator_settings
@@ -45,7 +52,7 @@ class SimulatedCoordinator:
         self.takeovers = 0
         self.waiting_most = 0  # beyond what a takeover put back
         self.live_most = 0
-        self._told: Wanted = "running"
+        self.unheard = False  # the jobs topic has a record that it has not heard of
         self._outbox = list[AuditRecord]()
         self._updates_position = self._control_position = 0
         self._found = dict[tuple[int, int, int], Token]()
@@ -53,6 +60,7 @@ class SimulatedCoordinator:
         self._reply_token: Token | None = None  # the weights that the reply in hand was taken at
         self._sum = list[int]()
         self._rate = 0.0  # at which it takes its steps
+        self._in_a_row = 0  # poison batches since the last update, or since somebody looked
         self._stated = False  # whether this leader has put its standing
         self._read_back = 0  # the newest own version that it read in the updates topic
         self._published = 0  # the newest version in a snapshot of its own
@@ -96,8 +104,9 @@ class SimulatedCoordinator:
         if self.dead:
             return
         if self._up():
-            if self._told != self.wanted:
-                self._told = self.wanted
+            if self.unheard:
+                self.unheard = False
+                self._in_a_row = 0
                 self._feed(events.WantedChanged(self.wanted))
             revision = self.world.hear(self._revision)
             if revision != self._revision:
@@ -172,6 +181,7 @@ class SimulatedCoordinator:
             case do.Begin(epoch, snapshot):
                 self._begin(epoch, snapshot)
             case do.AppendAudit(record):
+                self._count_poison(record)
                 self._append(record)
             case do.PublishModel(model):
                 if not self._redis_away:
@@ -209,6 +219,9 @@ class SimulatedCoordinator:
                 world.say(f"{self.name} steps down: {reason}")
                 self._sum = []
                 self._outbox = [r for r in self._outbox if not isinstance(r, Lead)]
+            case do.Hold(reason) if " are poison: " in reason:
+                world.say(f"{self.name} holds the job: {reason}")
+                world.held = True
             case do.Hold(reason):
                 raise Violation("held", reason)
             case do.Drop() | do.Finish() | do.ReleaseLease():
@@ -218,6 +231,7 @@ class SimulatedCoordinator:
         self.world.say(f"{self.name} LEADS with epoch {epoch} from", snapshot.made)
         self.takeovers += 1
         self._stated = False
+        self._in_a_row = 0
         self._control_position = snapshot.control_position
         self._replayed_at = len(self.world.control)
         self._put_back = 0
@@ -267,7 +281,13 @@ class SimulatedCoordinator:
         made: Token = (ModelId(update.epoch, update.version), next(self.world.serial))
         self.world.nodes[made] = Node(self._token, batches)
         self.world.say(f"{self.name} applies e{update.epoch} J{update.version}", batches)
-        self._token, self._sum = made, []
+        self._token, self._sum, self._in_a_row = made, [], 0
+
+    def _count_poison(self, record: AuditRecord) -> None:
+        if isinstance(record, Quarantined) and not record.expired:
+            self._in_a_row += 1
+            if self._in_a_row > self.settings.poison_in_a_row:
+                raise Violation("poison in a row", f"{self._in_a_row} batches, and no hold")
 
     def _publish(self, snapshot: Snapshot, *, checkpoint: bool) -> None:
         world, token = self.world, self._copy
@@ -330,8 +350,15 @@ class SimulatedCoordinator:
         self._feed(events.SnapshotsFound(source, snapshots, updates, end))
 
     def _restore(self, snapshot: Snapshot) -> None:
-        """Load the weights; sometimes they turn out to be torn."""
-        if not self._up() or snapshot.rank not in self._found:
+        """Load the weights; sometimes they turn out to be torn, or cannot be fetched just now."""
+        if not self._up():
+            if not self.dead:
+                self._when_up(lambda: self._restore(snapshot))
+            return
+        if snapshot.rank not in self._found:
+            return
+        if snapshot.by >= 0 and self._redis_away and self.world.storage_away:
+            self._feed(events.AttemptFailed("neither board nor storage can be read"))
             return
         if snapshot.by >= 0 and self.world.chance(self.world.scenario.torn):
             self._feed(events.SnapshotTorn(snapshot))
@@ -363,6 +390,8 @@ class SimulatedCoordinator:
             return
         record = self._outbox.pop(0)
         world.append_audit(record)
+        if isinstance(record, Lead):
+            self._when_up(lambda: self._feed(events.LeadDelivered(record.candidate)))
         if world.chance(world.scenario.copies * 0.5):
             world.append_audit(record)
         if self._outbox:
@@ -376,6 +405,21 @@ class SimulatedCoordinator:
         self._outbox = self._outbox[: self.world.draw.randint(0, len(self._outbox))]
         self.world.control_readers.remove(self.read)
         self.world.board_readers.remove(self.read)
+
+    def lose_appends(self) -> None:
+        """Give some of what it appended up; the process hears of it."""
+        if self._outbox and self._up():
+            self._outbox = self._outbox[: self.world.draw.randrange(len(self._outbox))]
+            self._feed(events.AttemptFailed("a record was not appended"))
+
+    def _when_up(self, action: Callable[[], None]) -> None:
+        """Do it at once, or when this process is no longer frozen."""
+
+        def act() -> None:
+            if not self.dead:
+                action()
+
+        self.world.later(max(self.frozen_until - self.world.now, 0.0) + 0.001, act)
 
     def freeze(self, seconds: float) -> None:
         """Stop, and go on later as if nothing had happened."""

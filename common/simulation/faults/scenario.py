@@ -37,6 +37,9 @@ FaultKind: TypeAlias = Literal[
     "garbage",  # bytes that do not parse, and a gradient that nobody asked for
     "pause job",  # by its owner, for a while
     "change job",  # by its owner: K, b and the workers' bound, for good
+    "requeue batches",  # by an operator, who may be wrong about what is quarantined
+    "replay batches",  # likewise; where it counts, their records are produced anew
+    "lose appends",  # a coordinator's last records for the updates topic do not get there
 ]
 
 Harm: TypeAlias = Literal["kills", "raises", "is not finite"]  # a worker, a task, the numbers
@@ -74,6 +77,7 @@ STORES: tuple[FaultKind, ...] = (
     "storage away",
     "kill all workers",
 )
+OPERATORS: tuple[FaultKind, ...] = ("requeue batches", "requeue batches", "replay batches")
 MOST = 4  # K and b: small numbers meet all cases soon
 SOON_S = 0.5  # trouble comes in company: how soon after another fault
 SOON_AGAIN = 0.3  # share of the changes that another one follows soon
@@ -136,6 +140,7 @@ class Scenario:
     bad: frozenset[tuple[int, int]]  # (partition, offset) of records that do not decode
     poisons: tuple[Poison, ...]
     strikes: int  # that a batch may have before it is quarantined
+    in_a_row: int  # poison batches without an update between them that hold the job
     workers: int
     gradient_s: float  # mean time of one gradient
     kafka_s: float  # mean delay of an appended record
@@ -151,6 +156,8 @@ class Scenario:
 def from_seed(seed: int) -> Scenario:
     """Draw a scenario."""
     draw = random.Random(seed)  # noqa: S311 -- reproducible, not secret
+    # Apart from the rest: which seeds notice that a rule is missing, mutants.py knows.
+    apart = random.Random(f"operators {seed}")  # noqa: S311 -- likewise
     group_size = draw.randint(1, MOST)
     quiet = draw.random() < 0.15  # nothing but poison hurts a worker: no other batch may suffer
     calm_at = draw.uniform(2.0, 15.0)
@@ -170,6 +177,7 @@ def from_seed(seed: int) -> Scenario:
         bad=bad,
         poisons=_poisons(draw, sorted(set(every) - bad)) if quiet or draw.random() < 0.3 else (),
         strikes=3 if quiet else draw.choice([0, 1, 3]),
+        in_a_row=apart.choice([1, 2, 3]),
         workers=draw.randint(1, 4),
         gradient_s=draw.choice([0.01, 0.05, 0.3]),
         kafka_s=draw.choice([0.002, 0.01, 0.1, 0.4]),
@@ -181,8 +189,13 @@ def from_seed(seed: int) -> Scenario:
         faults=_faults(draw, calm_at, quiet=quiet),
         calm_at=calm_at,
     )
-    faults = sorted(scenario.faults + _changes(draw, calm_at), key=lambda fault: fault.at)
-    return replace(scenario, faults=tuple(faults))
+    operators = _operators(apart, calm_at)
+    faults = scenario.faults + _changes(draw, calm_at) + operators
+    poisons = scenario.poisons
+    if operators and not poisons:  # they would have nothing to do
+        poisons = _poisons(apart, sorted(set(every) - bad))
+    ordered = tuple(sorted(faults, key=lambda fault: fault.at))
+    return replace(scenario, faults=ordered, poisons=poisons)
 
 
 def _arrivals(draw: random.Random, calm_at: float) -> tuple[tuple[int, float], ...]:
@@ -235,4 +248,13 @@ def _changes(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
     times += [time + draw.uniform(0, SOON_S) for time in times if draw.random() < SOON_AGAIN]
     return tuple(
         Fault(time, "change job", draw.randrange(1000), 0.0) for time in times if time < calm_at
+    )
+
+
+def _operators(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
+    """Most jobs are left to themselves; where somebody works by hand, it is again and again."""
+    kinds: list[FaultKind] = [*OPERATORS, "lose appends"]
+    return tuple(
+        Fault(draw.uniform(0, calm_at), draw.choice(kinds), draw.randrange(1000), 4.0)
+        for _ in range(draw.choice([0, 0, 3, 8]))
     )

@@ -29,6 +29,7 @@ def coordinator_settings(world: World, revision: int) -> CoordinatorSettings:
         on_missing=scenario.on_missing,
         deadline_floor_s=0.2,
         strikes=scenario.strikes,
+        poison_in_a_row=scenario.in_a_row,
         hot_every_s=scenario.hot_s,
         checkpoint_every_s=1.5,
         checkpoint_every_updates=None,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from common.simulation.faults.scenario import Scenario
 
-TOPIC = "s"
+TOPICS = ("s", "t")  # of the partitions, in turn
 HEARD = 0.15  # how often a process that looks at the jobs topic finds what is new there
 LATE_S = 3.0  # how late a late message may be: several takeovers
 
@@ -73,7 +73,9 @@ class World:
         self._tell = tell
         self._heap = list[tuple[float, int, "Callable[[], None]"]]()
         self.serial = count(1)
-        self.partitions = [Partition(TOPIC, i) for i in range(len(scenario.arrivals))]
+        self.partitions = [
+            Partition(TOPICS[i % len(TOPICS)], i) for i in range(len(scenario.arrivals))
+        ]
         self.records = dict(zip(self.partitions, scenario.arrivals, strict=True))
         self.log_start = dict.fromkeys(self.partitions, 0)
         self.control = list[Claim | None]()
@@ -86,6 +88,9 @@ class World:
         self.nodes = dict[Token, Node]()
         self.dead_letters = set[tuple[Partition, int]]()  # of records that did not decode
         self.dead_batches = set[int]()  # control offsets of quarantined batches with a dead letter
+        self.requeued = 0  # records of operators that count
+        self.replayed = set[int]()  # control offsets of batches whose records were produced anew
+        self.held = False  # a coordinator said that the job is, and no operator has seen it yet
         own = Sizes(scenario.group_size, scenario.batch_size, scenario.bound)
         self.revisions = [own]  # the jobs topic: the job as its owner wanted it, one after another
         self.owners = dict[Partition, WorkerId]()

@@ -167,7 +167,7 @@ def test_a_task_that_is_not_here_is_left_to_those_that_have_it(world: World) -> 
 
 def test_a_model_that_is_too_large_is_refused_by_field(world: World) -> None:
     answer = post(world, task={"name": "image-classifier", "classes": 2**31 - 1})
-    assert "at most 16,384 MiB are allowed" in problem(answer, 422)
+    assert "more than the 16,384 that DOLL_MAX_MODEL_MB allows" in problem(answer, 422)
     assert [each["field"] for each in answer.json()["errors"]] == ["body.task"]
 
 

@@ -16,6 +16,8 @@ from common.core.messages import (
     Lead,
     ModelId,
     Quarantined,
+    Replayed,
+    Requeued,
     Skipped,
     SpanExpired,
     UpdateApplied,
@@ -63,6 +65,8 @@ def test_a_clean_pair_of_topics_has_no_flaw() -> None:
     assert audit_of(control, LEAD, None, made, poison) == Audit(
         updates=(made,),
         quarantined=(poison,),
+        requeued=(),
+        replayed=(),
         expired=(span(P, 20, 30),),
         takeovers=1,
         taken_back=0,
@@ -200,3 +204,30 @@ def test_a_batch_of_a_partition_that_is_not_the_jobs_is_found() -> None:
 def test_nothing_above_a_gap_is_settled() -> None:
     late = Batch(0, A, (span(P, 3, 10),), 7)
     assert audit_of(claims(1), LEAD, update(1, late)).settled[P] == 0
+
+
+def test_a_batch_that_was_taken_back_is_used_once_and_one_that_was_replayed_never() -> None:
+    poison = [Quarantined(0, batch(n), "poison: raised") for n in range(3)]
+    back, again = Requeued(batch(0), "ada", 1.0), Requeued(batch(0), "ada", 2.0)
+    sealed = Replayed(batch(1), "ada", 1.0)
+
+    told = audit_of(claims(3), LEAD, *poison, back, again, sealed, sealed, update(1, batch(0)))
+
+    assert (told.requeued, told.replayed, told.flaws) == ((back,), (sealed,), ())
+    assert [record.batch.offset for record in told.quarantined] == [1, 2]
+    assert (told.trained, told.unsettled, told.settled[P]) == (10, 0, 30)
+
+
+def test_what_was_taken_back_and_not_trained_yet_waits() -> None:
+    poison = Quarantined(0, batch(0), "poison: raised")
+    told = audit_of(claims(1), LEAD, poison, Requeued(batch(0), "ada", 1.0))
+
+    assert (told.flaws, told.quarantined, told.unsettled) == ((), (), 10)
+    assert told.settled[P] == 0
+
+
+def test_training_what_was_replayed_is_a_flaw() -> None:
+    poison = Quarantined(0, batch(0), "poison: raised")
+    told = audit_of(claims(1), LEAD, poison, Replayed(batch(0), "ada", 1.0), update(1, batch(0)))
+
+    assert "used twice" in {flaw.kind for flaw in told.flaws}

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from common.core import commands as do
 from common.core import events
 from common.core.audit import audit
-from common.core.coordinator import CANDIDACY_S
+from common.core.coordinator import CANDIDACY_S, SEARCH_S
 from common.core.history import History
 from common.core.messages import GENESIS, Failed, Lead, ModelId, Quarantined
 from common.core.snapshots import genesis
@@ -16,6 +18,7 @@ from tests.unit.core.bench import QUIET, Bench
 from tests.unit.core.examples import FIRST, A, B, P, answer, batch, of_kind, the
 
 if TYPE_CHECKING:
+    from common.core.commands import CoordinatorCommand
     from common.core.messages import AuditRecord
     from common.core.settings import CoordinatorSettings
 
@@ -118,10 +121,87 @@ def test_a_candidate_whose_lead_does_not_come_back_tries_afresh() -> None:
     assert the(bench.read_updates(), do.Begin).epoch == 1
 
 
+def test_a_candidacy_is_judged_from_when_its_lead_was_delivered() -> None:
+    # at   0: weights   50: in hand, Lead appended   100: delivered   161: not read, so in vain
+    bench = Bench()
+    bench.feed(HELD)
+    bench.find("hot")
+    bench.find("genesis")
+    bench.now = 50.0
+    bench.feed(events.SnapshotRestored())
+    bench.now = 90.0
+    bench.feed(events.LeadDelivered("c1#0"))  # of an earlier candidacy: says nothing
+    assert of_kind(bench.tick(100.0), do.StepDown) == []
+    bench.feed(events.LeadDelivered("c1#1"))
+    assert of_kind(bench.tick(100.0 + CANDIDACY_S), do.StepDown) == []
+    assert of_kind(bench.tick(100.1 + CANDIDACY_S), do.StepDown)
+
+
+@pytest.mark.parametrize("how_far", ["has no weights yet", "stands", "leads"])
+def test_an_attempt_that_failed_is_given_up_at_once_and_not_begun_again_at_once(
+    how_far: str,
+) -> None:
+    bench = Bench()
+    bench.feed(HELD)
+    bench.find("hot")
+    bench.find("genesis")
+    if how_far != "has no weights yet":
+        bench.feed(events.SnapshotRestored())
+    if how_far == "leads":
+        bench.read_updates()
+        assert bench.machine.leader is not None
+
+    said = bench.feed(events.AttemptFailed("the topic is full"))
+
+    assert said == (do.StepDown("the topic is full"), do.ReleaseLease())
+    assert bench.feed(events.AttemptFailed("again")) == ()
+    assert bench.feed(HELD) == ()
+    bench.now += SEARCH_S + 0.1
+    assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
+
+
+# --- pace ------------------------------------------------------------------------------------
+
+
+def woken(bench: Bench, seconds: float) -> list[tuple[CoordinatorCommand, ...]]:
+    """What it says at each of its due times for so long."""
+    end = bench.now + seconds
+    said = [bench.tick(bench.now)]
+    while (due := bench.machine.due()) <= end:
+        said.append(bench.tick(due))
+    return said
+
+
+def test_a_job_with_nobody_to_ask_wakes_up_to_renew_its_lease_and_for_nothing_else() -> None:
+    bench = Bench(replace(QUIET, hot_every_s=1.0, lease_ttl_s=1.0, calm_s=0.5))
+    bench.lead()
+
+    said = woken(bench, 10.0)
+
+    assert len(said) == pytest.approx(30, abs=1)
+    assert all(of_kind(each, do.AskLease) for each in said)
+    looks = sum(len(of_kind(each, do.LookForWorkers)) for each in said)
+    standings = sum(len(of_kind(each, do.PutStanding)) for each in said)
+    assert looks == standings == pytest.approx(15, abs=1)  # the renewal after calm_s
+
+
+def test_the_first_worker_and_the_first_claims_bring_the_fast_pace_back() -> None:
+    bench = Bench(QUIET)
+    bench.lead()
+    bench.see(A)
+    assert bench.machine.due() <= bench.now + QUIET.alive_s
+    assert of_kind(bench.tick(bench.now + QUIET.alive_s), do.LookForWorkers)
+
+    alone = Bench(QUIET)
+    alone.lead()
+    alone.announce(A, B)  # a round begins; who computes it may come at any moment
+    assert alone.machine.due() <= alone.now + QUIET.alive_s
+
+
 def test_an_answer_that_got_lost_is_asked_for_again() -> None:
     bench = Bench()
     assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
-    bench.now = CANDIDACY_S + 0.1
+    bench.now = SEARCH_S + 0.1
     assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
 
 

@@ -56,9 +56,9 @@ def test_options_of_a_built_in_task_are_refused_by_field() -> None:
 
 def test_a_model_past_the_setting_is_refused_and_never_made() -> None:
     large = spec(name="tabular-mlp", classes=2, hidden=[2**31 - 1, 2**31 - 1])
-    assert "numbers, which take 17,592" in str(refusal(large))
-    assert "at most 1 MiB" in str(refusal(own("Plain", inputs=10_000), 1))
-    assert "at most 16,384 MiB" in str(refusal(own("Plain", inputs=2**31)))
+    assert "the model takes 17,592" in str(refusal(large))
+    assert "more than the 1 that" in str(refusal(own("Plain", inputs=10_000), 1))
+    assert "more than the 16,384 that" in str(refusal(own("Plain", inputs=2**31)))
 
 
 def test_a_task_that_refuses_its_options_or_raises_is_refused() -> None:

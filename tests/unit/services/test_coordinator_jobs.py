@@ -1,68 +1,292 @@
-"""Which jobs a coordinator takes part in, and that it is well while it begins with many."""
+"""Many jobs on one replica: who may become a candidate, and what one bad job is to the others."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
+from common import job_task
 from common.config import Settings
+from common.errors import OutsideError, TaskMissingError
 from common.job import parse_job
-from common.jobs.store import JobRecord
-from common.metrics.coordinator import CoordinatorMetrics
-from common.metrics.serving import Pulses
-from common.ports import WRITER_BYTES
-from common.telemetry import event_logger
+from common.jobs.store import JobBook
+from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
 from common.topics import control_topic, updates_topic
-from common.tracing import NoTracer
-from services.coordinator.__main__ import JOB_STILL_S, Jobs
+from services.coordinator import effects, loop
+from services.coordinator.candidates import LONGEST_S, Candidates
+from services.coordinator.leadership import Leadership
 from tests.unit.cli.test_job import JOB
+from tests.unit.services.replicas import MemoryReplica, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-    from common.testing.log_readers import MemoryWriter
+    from common.jobs.store import JobRecord
 
-
-class SlowLog(MemoryLog):
-    """Each job that begins takes as long as one may."""
-
-    def __init__(self, clock: HandClock) -> None:
-        super().__init__()
-        self._hands = clock
-
-    def writer(
-        self,
-        *,
-        waits: bool = True,
-        max_bytes: int = WRITER_BYTES,
-        on_ready: Callable[[], None] | None = None,
-    ) -> MemoryWriter:
-        """See the port."""
-        self._hands.advance(JOB_STILL_S / 4)
-        return super().writer(waits=waits, max_bytes=max_bytes, on_ready=on_ready)
+STREAM = "clinic-a"
+TASKS = "tests.unit.services.bad_tasks"
+BAD = {  # entrypoint, and what the job is held for
+    "Raises": "build() of the task raised",
+    "RefusesOptions": "refuses its options",
+    "Exits": "SystemExit",
+    "TooLarge": "the model takes 3,815 MiB, more than the 1,000 that DOLL_MAX_MODEL_MB allows",
+}
 
 
-def test_a_replica_that_begins_with_many_jobs_is_well_meanwhile() -> None:
+# --- candidates --------------------------------------------------------------------------------
+
+
+def test_only_so_many_are_candidates_and_the_next_is_woken_when_one_leaves() -> None:
+    candidates, woken = Candidates(most=2), list[str]()
+
+    def enters(job: str) -> bool:
+        return candidates.enter(job, lambda: woken.append(job))
+
+    assert [enters(job) for job in "abcd"] == [True, True, False, False]
+    assert enters("a"), "it is one already"
+    candidates.leave("b")
+    assert woken == ["c"]
+    assert enters("c")
+    candidates.leave("a")
+    candidates.leave("a")
+    assert woken == ["c", "d"]
+
+
+def test_who_waits_no_longer_is_not_woken() -> None:
+    candidates, woken = Candidates(most=1), list[str]()
+    for job in "abc":
+        candidates.may_enter(job, lambda job=job: woken.append(job))  # type: ignore[misc]
+        candidates.enter(job, lambda job=job: woken.append(job))  # type: ignore[misc]
+    candidates.leave("b")
+    candidates.leave("a")
+    assert woken == ["c"]
+
+
+def test_a_candidate_that_hangs_keeps_nobody_from_leading_for_ever() -> None:
     clock = HandClock()
-    pulses, log = Pulses(clock), SlowLog(clock)
-    pulse = pulses.begin("the main loop", JOB_STILL_S)
-    seen = list[str]()
+    candidates = Candidates(most=1, clock=clock)
+    assert candidates.enter("hangs", lambda: None)
+    assert not candidates.may_enter("other", lambda: None)
+    clock.advance(LONGEST_S)
+    assert candidates.enter("other", lambda: None)
 
-    def beat() -> None:
-        seen.append(pulses.complaint())
-        pulse.beat()
 
-    jobs = dict[str, JobRecord]()
-    for name in map("digits-{}".format, range(5)):
-        spec = parse_job(JOB.replace("name: digits", f"name: {name}"))
-        jobs[name] = JobRecord(spec, "running", {}, "", 1.0)
-        for topic in (control_topic(name), updates_topic(name)):
-            log.create_topic(topic, 1)
-    settings = Settings(redis="unix:///nobody/is/here")
-    made = Jobs(
-        "c1", settings, log, CoordinatorMetrics(), Pulses(), NoTracer(), event_logger("test")
-    )
-    made.follow(jobs, beat)
-    made.end()
-    assert seen == [""] * len(jobs)
+# --- many jobs ---------------------------------------------------------------------------------
+
+
+class Bench:
+    """A replica, and jobs beside an innocent one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(effects, "TELL_S", 0.01)
+        self.log, self.redis = MemoryLog(), MemoryRedis()
+        self.log.create_topic(STREAM, 1)
+        self.book = JobBook(self.log)
+        self.submit("innocent")
+        self.replicas = list[MemoryReplica]()
+
+    def submit(self, name: str, task: str = "") -> JobRecord:
+        """Submit a job."""
+        text = JOB.replace("name: digits", f"name: {name}")
+        if task:
+            text = text.replace("name: image-classifier", f'entrypoint: "{TASKS}:{task}"')
+            assert task in text
+        allowed = [f"{TASKS}:{each}" for each in (*BAD, "Rare")]
+        return self.book.submit(parse_job(text, allowed))
+
+    def replica(self, name: str = "c1", tasks: tuple[str, ...] = tuple(BAD)) -> MemoryReplica:
+        """Another replica."""
+        allowed = tuple(f"{TASKS}:{task}" for task in tasks)
+        settings = Settings(tasks=allowed, max_model_mb=1000)
+        self.replicas.append(MemoryReplica(self.log, self.redis, name, settings))
+        return self.replicas[-1]
+
+    def board(self, job: str) -> MemoryBoard:
+        """A job's board."""
+        return MemoryBoard(self.redis, job)
+
+    def close(self) -> None:
+        """End all."""
+        for replica in self.replicas:
+            replica.close()
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    bench = Bench(monkeypatch)
+    yield bench
+    bench.close()
+
+
+def test_a_replica_leads_all_jobs(bench: Bench) -> None:
+    names = [f"digits-{number}" for number in range(12)]
+    for name in names:
+        bench.submit(name)
+    replica = bench.replica()
+    replica.look()
+    until(lambda: all(map(replica.leads, names)), "it leads all of them")
+
+
+@pytest.mark.parametrize("task", BAD)
+def test_a_job_whose_model_cannot_be_made_is_held_and_the_others_go_on(
+    bench: Bench, task: str
+) -> None:
+    bench.submit("bad", task)
+    replica = bench.replica()
+    replica.look_until(lambda: bench.book.get("bad").held, "it is held")
+    record = bench.book.get("bad")
+    assert BAD[task] in record.reason
+    assert "Traceback" in record.detail
+    until(lambda: replica.leads("innocent"), "the other one is led")
+    assert not replica.leads("bad")
+
+
+def test_a_held_job_that_is_resumed_is_tried_anew(bench: Bench) -> None:
+    bench.submit("bad", "Raises")
+    replica = bench.replica()
+    for _ in range(2):
+        replica.look_until(lambda: bench.book.get("bad").held, "it is held")
+        replica.look()
+        bench.book.want("bad", "running", "mended, as I thought")
+    replica.look_until(lambda: bench.book.get("bad").held, "it is held again")
+
+
+def test_a_task_that_a_replica_has_not_got_is_left_to_one_that_has_it(bench: Bench) -> None:
+    bench.submit("rare", "Rare")
+    poor = bench.replica("c1", tasks=())
+    poor.look()
+    until(lambda: "c1" in bench.board("rare").unable(), "it says so")
+    assert "DOLL_TASKS" in bench.board("rare").unable()["c1"]
+    until(lambda: poor.leads("innocent"), "the other one is led")
+
+    rich = bench.replica("c2", tasks=("Rare",))
+    rich.look()
+
+    until(lambda: rich.leads("rare"), "who has the task leads")
+    assert bench.book.get("rare").wanted == "running"
+
+
+def test_a_replica_tries_again_what_was_not_installed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(effects, "UNABLE_S", (0.01, 0.01))
+    made = job_task.trainer_of
+    missing = [True]
+
+    def trainer_of(*given: object) -> object:
+        if missing[0]:
+            raise TaskMissingError("task x: No module named 'x'")
+        return made(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(effects, "trainer_of", trainer_of)
+    replica = bench.replica()
+    replica.look()
+    until(lambda: "c1" in bench.board("innocent").unable(), "it says so")
+
+    missing[0] = False  # somebody installed it
+
+    until(lambda: replica.leads("innocent"), "it leads")
+
+
+@pytest.mark.parametrize("topic", [control_topic("bad"), updates_topic("bad")])
+def test_a_job_whose_topic_was_deleted_is_held_and_the_others_go_on(
+    bench: Bench, topic: str
+) -> None:
+    bench.submit("bad")
+    replica = bench.replica()
+    replica.look()
+    until(lambda: replica.leads("bad") and replica.leads("innocent"), "it leads both")
+
+    bench.log.delete_topic(topic)
+
+    replica.look_until(lambda: bench.book.get("bad").held, "it is held")
+    assert f"the topic {topic} of this job does not exist" in bench.book.get("bad").reason
+    assert replica.leads("innocent")
+
+
+def test_a_job_whose_stream_was_deleted_is_held_at_the_next_takeover(bench: Bench) -> None:
+    log = bench.log
+    log.create_topic("clinic-b", 1)
+    text = JOB.replace("name: digits", "name: bad").replace("clinic-a", "clinic-b")
+    bench.book.submit(parse_job(text))
+    first = bench.replica("c1")
+    first.look()
+    until(lambda: first.leads("bad"), "it leads")
+    log.delete_topic("clinic-b")
+    first.close()
+
+    second = bench.replica("c2")
+    second.look_until(lambda: bench.book.get("bad").held, "it is held")
+
+    assert "the topic clinic-b of this job does not exist" in bench.book.get("bad").reason
+    until(lambda: second.leads("innocent"), "the other one is led")
+
+
+def test_what_kafka_refuses_again_and_again_holds_the_job(bench: Bench) -> None:
+    bench.submit("bad")
+    bench.log.limit_records(updates_topic("bad"), 1)
+    replica = bench.replica()
+    replica.look_until(lambda: bench.book.get("bad").held, "it is held")
+    assert "Kafka refuses a record of this job" in bench.book.get("bad").reason
+    assert (
+        replica.metrics.meters.registry.get_sample_value(
+            "doll_job_faults_total", {"job_name": "bad", "kind": "fault"}
+        )
+        or 0
+    ) >= loop.DELIVERIES
+    until(lambda: replica.leads("innocent"), "the other one is led")
+
+
+def test_a_bug_of_ours_ends_its_job_alone_which_is_held_after_some_tries_and_can_be_resumed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.submit("bad")
+    broken = [True]
+    find = Leadership.find
+
+    def finds(self: Leadership, source: str) -> object:
+        if broken[0] and self._job == "bad":
+            raise ZeroDivisionError("a bug")
+        return find(self, source)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Leadership, "find", finds)
+    replica = bench.replica()
+
+    replica.look_until(lambda: bench.book.get("bad").held, "it is held")
+    record = bench.book.get("bad")
+    assert "failed 5 times, at last with ZeroDivisionError: a bug" in record.reason
+    assert "in finds" in record.detail
+    until(lambda: replica.leads("innocent"), "the other one is led")
+    replica.look()
+
+    broken[0] = False
+    bench.book.want("bad", "running", "a newer version")
+    replica.look_until(lambda: replica.leads("bad"), "it leads")
+
+
+def test_a_redis_that_refuses_us_holds_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = [True]
+    puts = MemoryBoard.put_model
+
+    def put_model(self: MemoryBoard, *given: object) -> None:
+        if refused[0]:
+            raise OutsideError("Redis does not let us do SET")
+        puts(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MemoryBoard, "put_model", put_model)
+    replica = bench.replica()
+    replica.look()
+    told = replica.metrics.meters.registry.get_sample_value
+
+    def faults() -> float:
+        return told("doll_job_faults_total", {"job_name": "innocent", "kind": "fault"}) or 0
+
+    until(lambda: faults() > loop.FAULTS, "it tries and tries")
+    refused[0] = False
+    until(lambda: bench.board("innocent").get_standing() is not None, "it leads")
+    assert bench.book.get("innocent").wanted == "running"

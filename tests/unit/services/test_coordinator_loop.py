@@ -1,70 +1,24 @@
-"""One replica's thread of a job, in memory: what its owner does to the job reaches it."""
+"""One replica's part in a job, in memory: what its owner does to the job reaches it."""
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from common.config import Settings
 from common.core.messages import WorkerId
 from common.job import parse_job
 from common.jobs.store import JobBook
-from common.metrics.coordinator import CoordinatorMetrics
-from common.metrics.serving import Pulse, Pulses
-from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
-from common.tracing import NoTracer
-from services.coordinator.__main__ import JOB_STILL_S
-from services.coordinator.loop import JobCoordinator, protocol_settings
+from services.coordinator.loop import protocol_settings
 from tests.unit.cli.test_job import JOB
+from tests.unit.services.replicas import MemoryReplica, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from common.jobs.store import JobRecord
+    from collections.abc import Iterator
 
 NAME = "digits"
-PATIENCE_S = 20.0
-
-
-class Replica:
-    """A coordinator's thread for one job."""
-
-    def __init__(
-        self,
-        log: MemoryLog,
-        board: MemoryBoard,
-        record: JobRecord,
-        name: str,
-        pulse: Pulse | None = None,
-    ) -> None:
-        self.board = board
-        self.coordinator = JobCoordinator(
-            name,
-            record,
-            Settings(),
-            log=log,
-            board=self.board,
-            checkpoints=None,
-            book=JobBook(log),
-            metrics=CoordinatorMetrics(),
-            tracer=NoTracer(),
-            logger=event_logger("test"),
-        )
-        beat = (pulse or Pulse()).beat
-        self.thread = threading.Thread(target=self.coordinator.run, args=(beat,), daemon=True)
-        self.thread.start()
-
-    def end(self) -> None:
-        """End it, if it has not ended."""
-        self.coordinator.stop()
-        self.thread.join(PATIENCE_S)
-        assert not self.thread.is_alive()
 
 
 class Bench:
@@ -73,23 +27,20 @@ class Bench:
     def __init__(self) -> None:
         self.log = MemoryLog()
         self.redis = MemoryRedis()
+        self.board = MemoryBoard(self.redis, NAME)
         self.log.create_topic("clinic-a", 1)
         self.book = JobBook(self.log)
         self.record = self.book.submit(parse_job(JOB))
-        self.leader = Replica(self.log, MemoryBoard(self.redis, NAME), self.record, "c1")
-        until(lambda: self.leader.board.get_standing() is not None, "somebody leads")
-        self.other = Replica(self.log, MemoryBoard(self.redis, NAME), self.record, "c2")
+        self.leader = MemoryReplica(self.log, self.redis, "c1")
+        self.leader.look()
+        until(lambda: self.leader.leads(NAME), "it leads")
+        self.other = MemoryReplica(self.log, self.redis, "c2")
+        self.other.look()
+        until(lambda: self.other.takes_part_in(NAME), "it stands by")
 
-    def both(self) -> tuple[Replica, Replica]:
+    def both(self) -> tuple[MemoryReplica, MemoryReplica]:
         """The two replicas."""
         return self.leader, self.other
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, what
-        pause.wait(0.005)
 
 
 @pytest.fixture
@@ -97,33 +48,43 @@ def bench() -> Iterator[Bench]:
     bench = Bench()
     yield bench
     for replica in bench.both():
-        replica.end()
+        replica.close()
 
 
-def test_a_deleted_job_ends_the_threads_of_all_replicas_and_stays_deleted(bench: Bench) -> None:
+def test_a_deleted_job_ends_for_all_replicas_and_stays_deleted(bench: Bench) -> None:
     bench.book.want(NAME, "stopped", "enough")
     bench.book.delete(NAME)
     for replica in bench.both():
-        replica.coordinator.follow(None)
-        replica.coordinator.follow(None)  # told until it has ended
-    for replica in bench.both():
-        until(lambda each=replica: not each.thread.is_alive(), "it has ended")  # type: ignore[misc]
+        replica.look_until(lambda each=replica: not each.takes_part_in(NAME), "it has ended")  # type: ignore[misc]
     assert bench.book.read() == {}
 
 
 def test_a_job_that_took_the_name_of_a_deleted_one_is_another(bench: Bench) -> None:
     later = bench.record._replace(submitted_s=bench.record.submitted_s + 1.0)
     for replica in bench.both():
-        replica.coordinator.follow(later)
+        replica.jobs.follow({NAME: later})
     for replica in bench.both():
-        until(lambda each=replica: not each.thread.is_alive(), "it has ended")  # type: ignore[misc]
+        until(lambda each=replica: not each.takes_part_in(NAME), "it has ended")  # type: ignore[misc]
+
+
+def test_a_stopped_job_ends_for_its_leader_and_can_go_on(bench: Bench) -> None:
+    bench.book.want(NAME, "stopped", "enough")
+    bench.leader.look_until(lambda: not bench.leader.takes_part_in(NAME), "it has ended")
+    bench.book.want(NAME, "running", "not enough")
+    bench.leader.look_until(lambda: bench.leader.leads(NAME), "it leads again")
+
+
+def test_who_ends_gives_the_lease_back_at_once(bench: Bench) -> None:
+    bench.leader.close()
+    until(lambda: bench.other.leads(NAME), "the other one leads")
 
 
 def test_an_earlier_deadline_ends_a_running_job(bench: Bench) -> None:
-    bench.leader.board.beat(WorkerId("w1"), "alive", 60.0)
-    changed = bench.book.change(NAME, {"deadline_s": 1e-3}, "no money left")
-    bench.leader.coordinator.follow(changed)
-    until(lambda: bench.book.get(NAME).wanted == "stopped", "the deadline has come")
+    bench.board.beat(WorkerId("w1"), "alive", 60.0)
+    bench.book.change(NAME, {"deadline_s": 1e-3}, "no money left")
+    bench.leader.look_until(
+        lambda: bench.book.get(NAME).wanted == "stopped", "the deadline has come"
+    )
     record = bench.book.get(NAME)
     assert (record.reason, record.revision) == ("its deadline has come", 1)
 
@@ -136,30 +97,11 @@ def test_the_protocol_goes_by_the_specification_of_the_record(bench: Bench) -> N
     assert protocol_settings(bench.record).stop_at is None
 
 
-class StuckBoard(MemoryBoard):
-    """A board whose answer about the lease a test holds back."""
-
-    def __init__(self, server: MemoryRedis, job: str) -> None:
-        super().__init__(server, job)
-        self.asked, self.answer = threading.Event(), threading.Event()
-
-    def hold_lease(self, holder: str, ttl_s: float) -> bool:
-        """Wait for the test, then ask."""
-        self.asked.set()
-        self.answer.wait(PATIENCE_S)
-        return super().hold_lease(holder, ttl_s)
-
-
-def test_a_loop_that_hangs_is_ill_until_it_turns_again() -> None:
-    log, clock = MemoryLog(), HandClock()
-    log.create_topic("clinic-a", 1)
-    board = StuckBoard(MemoryRedis(), NAME)
-    pulses = Pulses(clock)
-    pulse = pulses.begin("the loop of job digits", JOB_STILL_S)
-    replica = Replica(log, board, JobBook(log).submit(parse_job(JOB)), "c1", pulse)
-    assert board.asked.wait(PATIENCE_S)
-    clock.advance(JOB_STILL_S)
-    assert pulses.complaint() == "the loop of job digits has not turned for 300 s"
-    board.answer.set()
-    until(lambda: not pulses.complaint(), "it turns")
-    replica.end()
+def test_a_leader_whose_lease_was_lost_with_the_board_takes_it_again(bench: Bench) -> None:
+    epoch = bench.leader.metrics.meters.registry.get_sample_value("doll_epoch", {"job_name": NAME})
+    bench.redis.restart()
+    until(lambda: bench.board.get_standing() is not None, "its standing is there again")
+    until(bench.board.is_leased, "the lease, too")
+    standing = bench.board.get_standing()
+    assert standing is not None
+    assert standing.epoch == epoch

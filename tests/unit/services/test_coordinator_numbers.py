@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,6 @@ import numpy as np
 import pytest
 
 from common import wire
-from common.checkpoints import CheckpointStore
-from common.config import Settings
 from common.core.messages import (
     BatchReady,
     Failed,
@@ -25,34 +22,23 @@ from common.core.spans import Span
 from common.job import parse_job
 from common.jobs.store import JobBook
 from common.metrics.catalogue import CATALOGUE
-from common.metrics.coordinator import CoordinatorMetrics
-from common.metrics.serving import Pulse
-from common.telemetry import event_logger
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
 from common.topics import control_topic
 from services.coordinator import streams
-from services.coordinator.loop import JobCoordinator
 from tests.unit.cli.test_job import JOB
+from tests.unit.services.replicas import PATIENCE_S, MemoryReplica, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from common.core.messages import Order, Reply, UpdateTrigger
 
 NAME, STREAM = "digits", "clinic-a"
 W1 = WorkerId("w1")
-PATIENCE_S = 20.0
 OWN = [line for line in CATALOGUE if line.told_by == ("coordinator",)]
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, what
-        pause.wait(0.005)
 
 
 class Bench:
@@ -62,26 +48,15 @@ class Bench:
         self.log, redis = MemoryLog(), MemoryRedis()
         self.log.create_topic(STREAM, 1)
         self.board = MemoryBoard(redis, NAME)
-        self.metrics, self.tracer, self.pulse = CoordinatorMetrics(), MemoryTracer(), Pulse()
-        self._record = JobBook(self.log).submit(parse_job(JOB))
+        self.tracer = MemoryTracer()
+        JobBook(self.log).submit(parse_job(JOB))
         self._writer = self.log.writer()
         self._heard = TriggerId(-1, 0)
+        self._replica_name = ""
         self.board.beat(W1, "alive", PATIENCE_S)
-        self.coordinator = JobCoordinator(
-            "c1",
-            self._record,
-            Settings(),
-            log=self.log,
-            board=MemoryBoard(redis, NAME),
-            checkpoints=CheckpointStore(MemoryBlobs(), NAME),
-            book=JobBook(self.log),
-            metrics=self.metrics,
-            tracer=self.tracer,
-            logger=event_logger("test"),
-        )
-        beat = self.pulse.beat
-        self.thread = threading.Thread(target=self.coordinator.run, args=(beat,), daemon=True)
-        self.thread.start()
+        self.replica = MemoryReplica(self.log, redis, blobs=MemoryBlobs(), tracer=self.tracer)
+        self.metrics = self.replica.metrics
+        self.replica.look()
 
     def told(self, name: str, **labels: str) -> float | None:
         """What a scrape sees under `doll_<name>`."""
@@ -115,7 +90,7 @@ class Bench:
     def trigger(self) -> UpdateTrigger:
         """Wait for the next one."""
         (newest, *_) = self.board.triggers(self._heard, PATIENCE_S)
-        self._heard = newest.id
+        self._heard, self._replica_name = newest.id, newest.reply_to
         return newest
 
     def gradient(self, model: ModelId, order: Order) -> Gradient:
@@ -137,17 +112,16 @@ class Bench:
     def send(self, *replies: Reply) -> None:
         """Send replies to the leader."""
         for reply in replies:
-            self.board.push_reply(reply)
+            self.board.push_reply(reply, self._replica_name)
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(streams, "LOOK_S", 0.01)
+    monkeypatch.setattr(streams, "SOON_S", 0.01)
     made = Bench()
     yield made
-    made.coordinator.stop()
-    made.thread.join(PATIENCE_S)
-    assert not made.thread.is_alive()
+    made.replica.close()
 
 
 def test_a_scrape_says_what_became_of_each_record_claim_and_reply(bench: Bench) -> None:
@@ -222,6 +196,5 @@ def test_every_line_of_the_catalogue_that_is_a_coordinators_is_told_by_a_leader(
 
 def test_a_replica_that_takes_no_part_any_more_tells_nothing_of_the_job(bench: Bench) -> None:
     bench.await_told(1.0, "leading")
-    bench.coordinator.stop()
-    bench.thread.join(PATIENCE_S)
+    bench.replica.close()
     assert NAME not in bench.metrics.meters.exposed().decode()

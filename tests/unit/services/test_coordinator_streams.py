@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from queue import SimpleQueue
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,18 +16,21 @@ from common.telemetry import event_logger
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
 from common.tracing import NoTracer
-from services.coordinator import streams
 from services.coordinator.measuring import Measuring
-from services.coordinator.readers import Ear, Heard
-from services.coordinator.streams import WINDOW_S, Arrivals, StreamWatch, by_stream, ratios
+from services.coordinator.streams import (
+    LOOK_S,
+    SOON_S,
+    WINDOW_S,
+    Arrivals,
+    StreamWatch,
+    by_stream,
+    ratios,
+)
 from tests.unit.cli.test_job import JOB
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 NAME, EPOCH = "digits", 7
 A, B = Partition("clinic-a", 0), Partition("clinic-a", 1)
-PATIENCE_S = 20.0
+GONE = Partition("clinic-b", 0)
 
 
 # --- numbers alone ---------------------------------------------------------------------------
@@ -101,11 +99,8 @@ class Bench:
         self.measuring = Measuring(
             parse_job(JOB), self.metrics.follow(NAME, lambda: None), NoTracer()
         )
-        self.faults = list[BaseException]()
-        ear = Ear(SimpleQueue[Heard](), 1, event_logger("test"), self.faults.append)
-        first = {A: 0, B: 0}
-        self.watch = StreamWatch(self.log, EPOCH, first, self.measuring, ear, self.clock)
-        self.watch.start()
+        self.watch = StreamWatch(self.log, event_logger("test"), self.clock)
+        self.watch.follow(NAME, EPOCH, {A: 0, B: 0}, self.measuring)
 
     def lead(self, epoch: int = EPOCH) -> None:
         """Let somebody of this process lead."""
@@ -131,34 +126,25 @@ class Bench:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(streams, "LOOK_S", 0.005)
-    made = Bench()
-    yield made
-    made.watch.stopped.set()
-    made.watch.join(PATIENCE_S)
-    assert made.faults == []
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, what
-        pause.wait(0.005)
+def bench() -> Bench:
+    return Bench()
 
 
 def test_a_watch_tells_arrivals_lag_and_stability(bench: Bench) -> None:
     bench.lead()
     bench.stand(claimed=0, live=2)
-    until(lambda: bench.told("stream_records", stream="clinic-a") == 0.0, "a look")
+    bench.watch.turn()
+    assert bench.told("stream_records", stream="clinic-a") == 0.0
     bench.clock.advance(10.0)
     bench.produce(40)
-    until(lambda: bench.told("stream_lag_records", stream="clinic-a") == 40.0, "it arrived")
+    bench.watch.turn()
+    assert bench.told("stream_lag_records", stream="clinic-a") == 40.0
     assert bench.told("stability_ratio", bound="sufficient") is None, "no gradient was heard of"
     update = UpdateApplied(EPOCH, 1, (), 1, 0.0, gradient_s=0.1)
     bench.measuring.done(do.Apply(update), 0.0, 0.0)
     bench.stand(claimed=30, live=2)
-    until(lambda: bench.told("stream_lag_records", stream="clinic-a") == 10.0, "it was claimed")
+    bench.watch.turn()
+    assert bench.told("stream_lag_records", stream="clinic-a") == 10.0
     assert bench.told("stream_records", stream="clinic-a") == 40.0
     assert bench.told("arrival_rate") == pytest.approx(4.0)
     # b = 2, K = 1: 2 batches/s of 0.1 s
@@ -166,11 +152,36 @@ def test_a_watch_tells_arrivals_lag_and_stability(bench: Bench) -> None:
     assert bench.told("stability_ratio", bound="necessary") == pytest.approx(0.2)
 
 
-def test_while_kafka_is_away_nothing_is_told_and_nothing_ends(bench: Bench) -> None:
+def test_while_kafka_is_away_nothing_is_told(bench: Bench) -> None:
     bench.lead()
-    until(lambda: bench.told("stream_records", stream="clinic-a") == 0.0, "a look")
+    bench.watch.turn()
+    assert bench.told("stream_records", stream="clinic-a") == 0.0
     bench.log.go_away()
-    until(lambda: bench.told("stream_records", stream="clinic-a") is None, "it is noticed")
+    bench.watch.turn()
+    assert bench.told("stream_records", stream="clinic-a") is None
     bench.log.come_back()
     bench.produce(3)
-    until(lambda: bench.told("stream_records", stream="clinic-a") == 3.0, "it is back")
+    bench.watch.turn()
+    assert bench.told("stream_records", stream="clinic-a") == 3.0
+
+
+def test_a_stream_that_is_gone_is_nothing_to_the_other_jobs(bench: Bench) -> None:
+    metrics = bench.metrics.follow("other", lambda: None)
+    other = Measuring(parse_job(JOB.replace("name: digits", "name: other")), metrics, NoTracer())
+    other.done(do.Begin(EPOCH, genesis({GONE: 0})), 0.0, 0.0)
+    bench.watch.follow("other", EPOCH, {GONE: 0}, other)
+    bench.lead()
+    bench.watch.turn()
+    assert bench.told("stream_records", stream="clinic-a") == 0.0
+    assert metrics.leading is not None
+    assert metrics.leading.streams is None
+
+
+def test_it_looks_again_soon_where_somebody_has_only_just_begun_to_lead(bench: Bench) -> None:
+    assert bench.watch.turn() == SOON_S
+    bench.lead()
+    assert bench.watch.turn() == LOOK_S
+    bench.watch.forget(NAME)
+    bench.produce(1)
+    bench.watch.turn()
+    assert bench.told("stream_records", stream="clinic-a") == 0.0, "it was forgotten"

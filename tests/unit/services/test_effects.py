@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,23 +12,20 @@ from common.core import events
 from common.core.messages import ModelId
 from common.errors import UserError
 from common.job import parse_job
-from common.job_task import trainer_of
 from common.jobs.store import JobBook
 from common.log_lines import fields_of
-from common.metrics.coordinator import CoordinatorMetrics
 from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.tracing import NoTracer
 from services.coordinator.effects import Effects
 from services.coordinator.measuring import Measuring
-from services.coordinator.snapshots import SnapshotStore
 from tests.unit.cli.test_job import JOB
+from tests.unit.services.replicas import MemoryReplica, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENCE_S = 20.0
 NAME = "digits"
 
 
@@ -45,25 +40,29 @@ class Bench:
         self.book = JobBook(self.log)
         record = self.book.submit(self.spec)
         self.redis = MemoryRedis()
-        self.board = board = MemoryBoard(self.redis, NAME)
-        logger = event_logger("test")
-        self.faults = list[BaseException]()
-        fail = self.faults.append
-        metrics = CoordinatorMetrics()
-        self.metrics = metrics.follow(NAME, lambda: None)
+        self.board = MemoryBoard(self.redis, NAME)
+        self.replica = MemoryReplica(self.log, self.redis)
+        self.metrics = self.replica.metrics.follow(NAME, lambda: None)
         self.effects = Effects(
+            self.replica.replica,
             record,
-            trainer_of(self.spec, ()),
-            self.log,
-            board,
-            SnapshotStore(record, board, None, logger=logger, metrics=metrics, fail=fail),
-            JobBook(self.log),
             Measuring(self.spec, self.metrics, NoTracer()),
-            name="c1",
             lease_ttl_s=1.0,
-            logger=logger,
-            fail=fail,
+            logger=event_logger("test"),
+            wake=lambda: None,
         )
+
+    def have_weights(self) -> events.SnapshotsFound:
+        """Take the weights of the genesis in hand."""
+        (found,) = self.effects.do(do.FindSnapshots("genesis"))
+        assert isinstance(found, events.SnapshotsFound)
+        list(self.effects.do(do.RestoreSnapshot(found.snapshots[0])))
+        return found
+
+    def close(self) -> None:
+        """End it."""
+        self.effects.close()
+        self.replica.close()
 
     def carry_out(self, command: do.CoordinatorCommand) -> None:
         """Do it; nothing comes of it at once."""
@@ -74,8 +73,7 @@ class Bench:
 def bench() -> Iterator[Bench]:
     bench = Bench()
     yield bench
-    bench.effects.close()
-    assert bench.faults == []
+    bench.close()
 
 
 def test_a_job_is_held_although_kafka_is_away_at_that_moment(bench: Bench) -> None:
@@ -84,11 +82,11 @@ def test_a_job_is_held_although_kafka_is_away_at_that_moment(bench: Bench) -> No
     bench.log.come_back()
     assert bench.book.get(NAME).wanted == "running"
 
-    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while bench.book.get(NAME).wanted == "running":
-        assert time.monotonic() < deadline, "nobody was ever told"
+    def told() -> bool:
         bench.effects.poll()
-        pause.wait(0.01)
+        return bench.book.get(NAME).wanted != "running"
+
+    until(told, "somebody is told")
     held = bench.book.get(NAME)
     assert (held.wanted, held.reason) == ("paused", "a checkpoint of another model")
 
@@ -129,6 +127,7 @@ def test_a_job_that_took_the_name_of_a_deleted_one_is_left_alone(
 
 
 def test_a_rate_reaches_the_trainer(bench: Bench) -> None:
+    bench.have_weights()
     bench.carry_out(do.SetLearningRate(0.25))
     with pytest.raises(UserError, match=r"learning_rate -1\.0 is not above zero"):
         bench.carry_out(do.SetLearningRate(-1.0))
@@ -138,9 +137,7 @@ def test_what_a_leader_tells_carries_its_epoch_until_it_steps_down(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    (found,) = bench.effects.do(do.FindSnapshots("genesis"))
-    assert isinstance(found, events.SnapshotsFound)
-    list(bench.effects.do(do.RestoreSnapshot(found.snapshots[0])))
+    found = bench.have_weights()
     bench.carry_out(do.Begin(7, found.snapshots[0]))
     bench.carry_out(do.StepDown("the lease is held by another"))
     bench.carry_out(do.Hold("diverged"))
@@ -154,9 +151,9 @@ def test_what_a_leader_tells_carries_its_epoch_until_it_steps_down(
 @pytest.fixture
 def evaluated() -> Iterator[Bench]:
     bench = Bench("evaluation: {every_updates: 10}\n")
+    bench.have_weights()
     yield bench
-    bench.effects.close()
-    assert bench.faults == []
+    bench.close()
 
 
 def offered(bench: Bench) -> ModelId | None:
@@ -210,6 +207,7 @@ def test_a_job_ends_although_the_board_is_away(evaluated: Bench) -> None:
 
 
 def test_a_job_that_is_not_evaluated_offers_nothing(bench: Bench) -> None:
+    bench.have_weights()
     bench.carry_out(do.PublishModel(ModelId(3, 0)))
     bench.carry_out(do.Finish("enough"))
     assert offered(bench) is None

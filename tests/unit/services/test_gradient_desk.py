@@ -33,7 +33,7 @@ from common.log_lines import fields_of
 from common.metrics.serving import Pulse
 from common.metrics.worker import WorkerMetrics
 from common.telemetry import event_logger
-from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
 from common.testing.counting import CountingTask
 from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 W = WorkerId("w1")
 MODEL = ModelId(3, 7)
+REPLICA = "c1-4711"
 RECORDS = 10
 WALL_S = 4e9  # later than any time of a test
 IDS = tuple(range(RECORDS))
@@ -60,6 +61,7 @@ class World:
 
     log: MemoryLog
     board: MemoryBoard
+    boards: MemoryBoards
     cache: BatchCache
     desk: GradientDesk
     codec: Codec
@@ -70,12 +72,18 @@ class World:
         """What a scrape sees of the job."""
         return self.metrics.meters.registry.get_sample_value(name, {"job_name": "job", **labels})
 
+    def replies(self, timeout_s: float = 0.0) -> list[Reply]:
+        """What was sent to the leader."""
+        return [reply for _, reply in self.boards.replies(REPLICA).pop(10, timeout_s)]
+
     def order(self, *batches: Batch, number: int = 1, weights: bytes | None = None) -> Reply:
         """Order a gradient, carry it out, and return what came of it."""
         order = Order(W, batches)
-        self.board.post_trigger(UpdateTrigger(TriggerId(3, number), MODEL, (order,), weights))
+        self.board.post_trigger(
+            UpdateTrigger(TriggerId(3, number), MODEL, (order,), weights, REPLICA)
+        )
         self.desk.turn()
-        [reply] = self.board.pop_replies(3, 10, 1.0)
+        [reply] = self.replies(1.0)
         return reply
 
 
@@ -91,7 +99,8 @@ def make_world(
     for number, value in enumerate(codec.encode({"id": np.array(IDS)})):
         writer.append("s", b"garbage" if number == 4 else value)
     assert writer.flush(1.0)
-    board = MemoryBoard(MemoryRedis(lambda: 0.0), "job")
+    redis = MemoryRedis(lambda: 0.0)
+    board, boards = MemoryBoard(redis, "job"), MemoryBoards(redis)
     task = task or CountingTask(RECORDS, poison)
     cache = BatchCache(1 << 20)
     metrics, tracer = WorkerMetrics(), MemoryTracer()
@@ -109,7 +118,7 @@ def make_world(
         wait=lambda _: None,
         round_began=lambda: None,
     )
-    return World(log, board, cache, desk, codec, metrics, tracer)
+    return World(log, board, boards, cache, desk, codec, metrics, tracer)
 
 
 @pytest.fixture
@@ -239,18 +248,18 @@ def test_a_loss_that_is_not_finite_is_named_with_its_batch(world: World) -> None
 def test_a_desk_that_leaves_gives_back_what_is_not_begun_and_begins_nothing(world: World) -> None:
     orders = (Order(W, (batch(0, 1, offset=1),)), Order(W, (batch(1, 2, offset=2),)))
     publish(world)
-    world.board.post_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, orders))
+    world.board.post_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, orders, None, REPLICA))
     world.desk.turn()
     world.desk.leave()
     world.desk.turn()
-    gradient, farewell = world.board.pop_replies(3, 10, 1.0)
+    gradient, farewell = world.replies(1.0)
     assert used(gradient) == [0]
     assert farewell == Farewell(W, MODEL)
 
 
 def test_a_desk_that_never_heard_of_a_leader_leaves_without_a_word(world: World) -> None:
     world.desk.leave()
-    assert world.board.pop_replies(3, 10, 0.0) == []
+    assert world.replies() == []
 
 
 def test_each_order_is_counted_by_what_came_of_it(world: World) -> None:
@@ -303,11 +312,11 @@ def test_what_is_asked_for_again_while_it_is_slowly_computed_is_computed_once() 
     numbers = iter(range(2, 9))
     AskedAgain.post = staticmethod(
         lambda: world.board.post_trigger(
-            UpdateTrigger(TriggerId(3, next(numbers)), MODEL, (order,))
+            UpdateTrigger(TriggerId(3, next(numbers)), MODEL, (order,), None, REPLICA)
         )
     )
-    world.board.post_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, (order,)))
+    world.board.post_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, (order,), None, REPLICA))
     for _ in range(3):
         world.desk.turn()
 
-    assert [used(reply) for reply in world.board.pop_replies(3, 10, 0.0)] == [[0]]
+    assert [used(reply) for reply in world.replies()] == [[0]]

@@ -17,6 +17,8 @@ from common.errors import CorruptError, FutureFormatError, UserError
 from common.job import parse_job
 from common.jobs.store import JobRecord, Origin
 from common.metrics.coordinator import CoordinatorMetrics
+from common.metrics.serving import Pulses
+from common.runtime.supervisor import Supervisor
 from common.saved import Saved, to_parts
 from common.telemetry import event_logger
 from common.testing.blobs import DyingBlobs, MemoryBlobs
@@ -59,6 +61,7 @@ class Bench:
         self.metrics = CoordinatorMetrics()
         self.metrics.follow("digits", lambda: None)
         self.faults = list[BaseException]()
+        self.steps = Supervisor(None, Pulses(), event_logger("test"), threads=2)
         self._stores = list[SnapshotStore]()
 
     def store(self, blobs: Blobs | None, origin: Origin | None = None) -> SnapshotStore:
@@ -70,7 +73,9 @@ class Bench:
                 self.board,
                 None if blobs is None else CheckpointStore(blobs, "digits"),
                 logger=event_logger("coordinator"),
+                steps=self.steps,
                 metrics=self.metrics,
+                wake=lambda: None,
                 fail=self.faults.append,
                 clock=self.clock,
             )
@@ -86,7 +91,8 @@ class Bench:
     def close(self) -> None:
         """End all."""
         for store in self._stores:
-            store.close()
+            store.end()
+        assert self.steps.close(PATIENCE_S)
 
 
 @pytest.fixture
@@ -118,7 +124,7 @@ def test_a_checkpoint_says_how_good_it_is_and_too_many_are_cleared_away(bench: B
     store = bench.store(blobs)
     for version, loss in ((10, 0.5), (20, 0.1), (30, 0.4), (40, 0.3)):
         store.put(saved(version, loss=loss), checkpoint=True)
-        assert store.flush(PATIENCE_S)
+        until(lambda: store.all_uploaded, "it is uploaded")
     assert [name.version for name in finished(blobs)] == [40, 30, 20]
     checkpoint = CheckpointStore(blobs, "digits").open(ModelId(3, 20))
     assert (checkpoint.manifest.loss, checkpoint.manifest.created_s) == (0.1, 1000.0)
@@ -150,9 +156,9 @@ def test_while_storage_hangs_hot_snapshots_go_on_and_the_newest_checkpoint_is_ne
     for version in range(20, 45, 5):
         store.put(saved(version), checkpoint=version % 10 == 0)
         assert [hot.snapshot.made.version for hot in store.hot()] == [version]
-    assert not store.flush(0.0)
+    assert not store.all_uploaded
     blobs.let.set()
-    assert store.flush(PATIENCE_S)
+    until(lambda: store.all_uploaded, "it is uploaded")
     assert [name.version for name in finished(blobs)] == [40, 10]
 
 
@@ -183,20 +189,17 @@ def test_after_an_outage_the_newest_checkpoint_is_written_and_failures_were_coun
         assert [hot.snapshot.made.version for hot in store.hot()] == [version]
     dying.revive(MANY)
     refusing.closed = False
-    assert store.flush(PATIENCE_S)
+    until(lambda: store.all_uploaded, "it is uploaded")
     assert [name.version for name in finished(memory if kind == "away" else refusing)] == [30]
     assert bench.faults == []
 
 
-def test_a_store_that_is_closed_in_an_outage_ends(bench: Bench) -> None:
-    before = set(threading.enumerate())
+def test_a_store_that_is_ended_in_an_outage_tries_no_more(bench: Bench) -> None:
     store = bench.store(DyingBlobs(MemoryBlobs(), 0))
     store.put(saved(10), checkpoint=True)
     until(lambda: bench.failures() >= 1, "a failure is counted")
-    own = set(threading.enumerate()) - before
-    assert len(own) == 1
-    store.close()
-    until(lambda: not any(thread.is_alive() for thread in own), "its thread has ended")
+    store.end()
+    assert bench.steps.close(PATIENCE_S)
 
 
 class BrokenBlobs(MemoryBlobs):
@@ -207,7 +210,7 @@ class BrokenBlobs(MemoryBlobs):
         raise RuntimeError(f"{len(data)} bytes of {name}: a bug")
 
 
-def test_a_bug_ends_the_loop_of_the_job(bench: Bench) -> None:
+def test_a_bug_is_told_to_the_actor_of_the_job(bench: Bench) -> None:
     bench.store(BrokenBlobs()).put(saved(10), checkpoint=True)
     until(lambda: len(bench.faults) == 1, "the fault is told")
     assert isinstance(bench.faults[0], RuntimeError)
@@ -233,7 +236,7 @@ def test_the_age_is_that_of_the_newest_checkpoint_whoever_wrote_it(bench: Bench)
     bench.clock.advance(50.0)
     assert store.age_s() == 150.0
     store.put(saved(20, by=9), checkpoint=True)
-    assert store.flush(PATIENCE_S)
+    until(lambda: store.all_uploaded, "it is uploaded")
     bench.clock.advance(1.0)
     assert store.age_s() == 1.0
 
@@ -246,7 +249,7 @@ def test_while_storage_is_away_the_age_counts_from_when_the_leader_began(bench: 
     store.put(saved(20), checkpoint=True)
     assert store.age_s() == 60.0
     dying.revive(MANY)
-    assert store.flush(PATIENCE_S)
+    until(lambda: store.all_uploaded, "it is uploaded")
     assert store.age_s() == 0.0
 
 

@@ -1,0 +1,91 @@
+"""Operators with their tools: they take batches back and replay them, rightly or not.
+
+A tool reads the updates topic, and what it read is old when its record lands there. It may be asked
+for a batch that is not quarantined, or for another one at the same offset; its record may come
+twice or much later. Only a replay waits for its verdict, and then produces records.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from common.core.history import History
+from common.core.ledger import Ledger
+from common.core.messages import Replayed, Requeued
+
+if TYPE_CHECKING:
+    from common.core.messages import Batch
+    from common.simulation.faults.world import World
+
+STALE = 6  # newest records that a tool may not have read
+WRONG = 0.2  # share of the wishes that make no sense
+AGAIN = 0.2  # share of the records that come twice
+LATE_S = 3.0
+WATCH_S = 0.3  # between looks of an operator who waits for something to take back
+
+
+class Operators:
+    """Whoever works on the job by hand."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def act(self, kind: type[Requeued | Replayed], until: float) -> None:
+        """Take batches back, or replay them; waits for some to be quarantined until then."""
+        world = self.world
+        end = max(len(world.updates) - world.draw.randint(0, STALE), 0)
+        quarantined = list(self._read(end).quarantined.values())
+        if not quarantined and world.now < until and not world.calm:
+            world.later(WATCH_S, lambda: self.act(kind, until))
+            return
+        if world.chance(WRONG) or not quarantined:
+            self._send(kind, self._nonsense())
+        for record in quarantined:
+            if world.chance(0.7):
+                self._send(kind, record.batch)
+
+    def take_all_back(self, times: int) -> None:
+        """Take back whatever can be, so many times: the task is thought to be mended."""
+        for batch in self._read(len(self.world.updates)).poison:
+            self._send(Requeued, batch)
+        if times > 1:
+            self.world.later(WATCH_S, lambda: self.take_all_back(times - 1))
+
+    def _read(self, end: int) -> History:
+        history = History()
+        for offset, record in enumerate(self.world.updates[:end]):
+            history.feed(offset, record)
+        return history
+
+    def _nonsense(self) -> Batch | None:
+        """A batch that is claimed and perhaps in use, or none that ever was."""
+        world = self.world
+        ledger = Ledger(dict.fromkeys(world.partitions, 0))
+        decided = [ledger.decide(offset, claim).batch for offset, claim in enumerate(world.control)]
+        batches = [batch for batch in decided if batch is not None]
+        if not batches:
+            return None
+        batch = world.draw.choice(batches)
+        return replace(batch, worker="ghost") if world.chance(0.5) else batch
+
+    def _send(self, kind: type[Requeued | Replayed], batch: Batch | None) -> None:
+        if batch is None:
+            return
+        world = self.world
+        record = kind(batch, "operator", world.now)
+        world.later(world.jitter(world.scenario.kafka_s), lambda: self._land(record))
+        if world.chance(AGAIN):
+            world.later(world.draw.uniform(0, LATE_S), lambda: self._land(record))
+
+    def _land(self, record: Requeued | Replayed) -> None:
+        world = self.world
+        position = len(world.updates)
+        world.append_audit(record)
+        counts = self._read(position).feed(position, record)
+        world.say(f"operator: {type(record).__name__} {'counts' if counts else 'is void'}", record)
+        if isinstance(record, Requeued):
+            world.requeued += counts
+        elif counts:  # now it produces the records again
+            world.replayed.add(record.batch.offset)

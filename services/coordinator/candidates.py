@@ -1,0 +1,67 @@
+"""How many jobs of a replica become candidates at a time.
+
+A candidate reads snapshots, makes a model and waits for its Lead record. When a replica starts
+among a hundred jobs that nobody leads, a hundred at once would be in each other's way, each for
+longer than the lease that it holds lasts.
+"""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MOST = 4
+# A candidate that takes longer than that is in trouble of its own, an outage or a task that is slow
+# to import: it must not keep the others waiting.
+LONGEST_S = 30.0
+
+
+class Candidates:
+    """The jobs of a replica that are candidates now; may be shared between threads.
+
+    Args:
+        most: How many there may be.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(self, most: int = MOST, clock: Callable[[], float] = monotonic) -> None:
+        self._most = most
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._since = dict[str, float]()
+        self._waiting: dict[str, Callable[[], None]] = {}  # in the order in which they came
+
+    def may_enter(self, job: str, wake: Callable[[], None]) -> bool:
+        """Whether a job may become a candidate; if not, it is woken when it may be."""
+        with self._lock:
+            return self._has_place(job, wake)
+
+    def enter(self, job: str, wake: Callable[[], None]) -> bool:
+        """Let a job become a candidate; False where it cannot: then it is woken when it may be."""
+        with self._lock:
+            if not self._has_place(job, wake):
+                return False
+            self._since[job] = self._clock()
+            return True
+
+    def leave(self, job: str) -> None:
+        """It leads, or it has given up; may be told at any time."""
+        with self._lock:
+            self._waiting.pop(job, None)
+            if self._since.pop(job, None) is None or not self._waiting:
+                return
+            wake = self._waiting.pop(next(iter(self._waiting)))
+        wake()
+
+    def _has_place(self, job: str, wake: Callable[[], None]) -> bool:
+        late = self._clock() - LONGEST_S
+        others = sum(since > late for other, since in self._since.items() if other != job)
+        if others < self._most:
+            self._waiting.pop(job, None)
+            return True
+        self._waiting[job] = wake
+        return False

@@ -1,0 +1,103 @@
+"""Takes what workers of all jobs sent to this replica, and hands it to the jobs that it leads."""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.core.messages import Failed, Gradient
+from common.errors import UnavailableError
+from common.telemetry import Outage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.core.messages import Reply
+    from common.metrics.leading import JobMetrics
+    from common.ports import Replies
+    from common.telemetry import EventLogger
+
+AT_ONCE = 64  # replies that are taken at once
+WAIT_S = 0.5  # longest wait of one turn: how soon it notices that it is over
+AWAY_S = 0.2  # between attempts while the board is away
+
+
+class ReplyReader:
+    """Waits for the replies of all jobs on one connection: an actor of its own.
+
+    Args:
+        replies: What is sent to this replica.
+        logger: Of the process.
+    """
+
+    def __init__(self, replies: Replies, logger: EventLogger) -> None:
+        self._replies = replies
+        self._outage = Outage(logger, "replies")
+        self._lock = threading.Lock()
+        self._led: dict[str, tuple[int, Callable[[Reply], None]]] = {}
+
+    def follow(self, job: str, epoch: int, hear: Callable[[Reply], None]) -> None:
+        """Hand replies to this epoch's leader of a job to `hear`; those to others are dropped."""
+        with self._lock:
+            self._led[job] = (epoch, hear)
+
+    def forget(self, job: str) -> None:
+        """It leads no longer."""
+        with self._lock:
+            self._led.pop(job, None)
+
+    def turn(self) -> float:
+        """Wait for replies, for a while."""
+        try:
+            for job, reply in self._replies.pop(AT_ONCE, WAIT_S):
+                with self._lock:
+                    epoch, hear = self._led.get(job, (-1, None))
+                if hear is not None and reply.model.epoch == epoch:
+                    hear(reply)
+            self._outage.over()
+        except UnavailableError as error:
+            self._outage.met(error)
+            return monotonic() + AWAY_S
+        return monotonic()
+
+    def close(self) -> None:
+        """Its connection goes back to the pool with each answer."""
+
+
+class SoundReplies:
+    """Turns away replies to one leader that are not well-formed.
+
+    Args:
+        length: P + B, numbers in a well-formed vector.
+        metrics: Where those are counted that are not well-formed.
+        logger: Bound to the job.
+    """
+
+    def __init__(self, length: int, metrics: JobMetrics, logger: EventLogger) -> None:
+        self._length = length
+        self._metrics = metrics
+        self._log = logger
+
+    def __call__(self, reply: Reply) -> Reply | None:
+        """What is to be believed of it; None: nothing."""
+        if not isinstance(reply, Gradient):
+            return reply
+        if reply.vector is None or reply.vector.shape != (self._length,):
+            self._metrics.refused("malformed")
+            found = None if reply.vector is None else reply.vector.shape
+            self._log.warning(
+                "gradient_malformed",
+                epoch=reply.model.epoch,
+                version=reply.model.version,
+                worker=reply.worker,
+                found=found,
+                expected=(self._length,),
+            )
+            return None
+        if not np.isfinite(reply.vector).all():
+            detail = "the vector received is not finite"
+            return Failed(reply.worker, reply.model, reply.batches, "not_finite", detail)
+        return reply

@@ -1,0 +1,95 @@
+"""How many clients and threads a log on Kafka has, whatever is asked of it, and when they end."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.adapters.kafka_log import KafkaLog
+from common.core.spans import Partition
+from common.errors import DeliveryError, OutsideError
+from common.ports import NewTopic
+from tests.contract.log_helpers import PATIENCE_S, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.embedded.kafka import EmbeddedKafka
+
+pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]
+
+_INIT_PRODUCER_ID = 22  # of Kafka's protocol
+_CLUSTER_AUTHORIZATION_FAILED = 31
+
+
+@pytest.fixture
+def log(embedded_kafka: EmbeddedKafka) -> Iterator[KafkaLog]:
+    """A log of its own."""
+    eventually(lambda: ours() == 0)  # those of other tests linger for a moment
+    with closing(KafkaLog(embedded_kafka.settings)) as log:
+        yield log
+
+
+def ours() -> int:
+    """Threads that read tails."""
+    return sum(thread.name == "kafka-tails" for thread in threading.enumerate())
+
+
+def test_all_tails_share_a_thread_that_ends_with_the_last_of_them(
+    log: KafkaLog, fresh: str
+) -> None:
+    topics = [NewTopic(f"{fresh}-{number}") for number in range(20)]
+    log.create_topics(topics)
+    tails = [log.tail(Partition(topic.name, 0), 0) for topic in topics]
+    assert ours() == 1
+    again = log.tail(Partition(topics[0].name, 0), 0)  # one client has one position of a partition
+    assert ours() == 2
+    again.close()
+    eventually(lambda: ours() == 1)
+    for tail in tails:
+        tail.close()
+        tail.close()  # twice does no harm
+    eventually(lambda: ours() == 0)
+    with closing(log.tail(Partition(topics[0].name, 0), 0)) as tail:
+        assert tail.read(1, 0.01) == []
+        assert ours() == 1
+
+
+def test_who_reads_or_writes_when_its_log_is_closed_is_told(log: KafkaLog, fresh: str) -> None:
+    log.create_topics([NewTopic(fresh)])
+    tail, writer = log.tail(Partition(fresh, 0), 0), log.writer()
+    assert tail.read(1, 0.01) == []
+    log.close()
+    assert ours() == 0
+    with pytest.raises(OutsideError):
+        tail.read(1, PATIENCE_S)
+    with pytest.raises(DeliveryError):
+        writer.append(fresh, b"too late")
+    with closing(log.writer()) as again:  # and makes new ones for who comes later
+        again.append(fresh, b"in time")
+        assert again.flush(PATIENCE_S)
+
+
+def test_a_fault_of_the_producer_stops_all_its_writers_and_the_next_one_gets_another_producer(
+    log: KafkaLog, embedded_kafka: EmbeddedKafka, fresh: str
+) -> None:
+    log.create_topics([NewTopic(fresh)])
+    embedded_kafka.control.refuse(_INIT_PRODUCER_ID, _CLUSTER_AUTHORIZATION_FAILED)
+    told = threading.Event()
+    first, second = log.writer(on_ready=told.set), log.writer()
+    first.append(fresh, b"lost")
+    assert told.wait(PATIENCE_S)
+    with pytest.raises(DeliveryError):
+        first.poll()
+    for writer in (first, second):
+        with pytest.raises(DeliveryError):
+            writer.append(fresh, b"lost")
+    with closing(log.writer()) as third:
+        third.append(fresh, b"arrives")
+        assert third.flush(PATIENCE_S)
+    assert log.ends([Partition(fresh, 0)]) == {Partition(fresh, 0): 1}
+    for writer in (first, second):
+        writer.close()

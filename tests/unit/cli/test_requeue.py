@@ -1,0 +1,173 @@
+"""`doll job requeue` and `doll job replay`: what counts is what is read back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common import wire
+from common.core.history import History
+from common.core.messages import (
+    GENESIS,
+    Batch,
+    Lead,
+    Quarantined,
+    Replayed,
+    Requeued,
+    Skipped,
+    WorkerId,
+)
+from common.core.spans import Partition, Span
+from common.jobs.store import JobBook
+from services.cli import exits
+from tests.unit.cli.test_job import submitted
+
+if TYPE_CHECKING:
+    from common.core.messages import AuditRecord
+    from tests.unit.cli.conftest import World
+
+UPDATES = "doll.digits.updates"
+LEAD = Lead(-1, GENESIS, "c1")
+
+
+def batch(offset: int, start: int, end: int, *bad: int) -> Batch:
+    skipped = tuple(Skipped("clinic-a", 0, each, "no label") for each in bad)
+    spans = (Span("clinic-a", 0, start, end),)
+    return Batch(offset, WorkerId("w1"), spans, end - start - len(bad), skipped)
+
+
+POISON, BAD, GONE = batch(0, 0, 2), batch(1, 2, 5, 3), batch(2, 5, 7)
+QUARANTINE = (
+    LEAD,
+    Quarantined(0, POISON, "poison: raised: KeyError"),
+    Quarantined(0, BAD, "poison: its workers died of it"),
+    Quarantined(0, GONE, "expired"),
+)
+
+
+def happened(world: World, *audit: AuditRecord) -> None:
+    """A job whose stream has ten records, and this audit."""
+    submitted(world)
+    writer = world.log.writer()
+    for number in range(10):
+        writer.append("clinic-a", f"r{number}".encode(), key=b"k%d" % number)
+    writer.flush(1.0)
+    world.write(UPDATES, *map(wire.encode_audit, audit))
+
+
+def written(world: World) -> list[AuditRecord]:
+    """The audit as it stands."""
+    records = world.log.tail(Partition(UPDATES, 0), 0).read(100, 0.0)
+    return [wire.decode_audit(record.value or b"") for record in records]
+
+
+def history(world: World) -> History:
+    fold = History()
+    for offset, record in enumerate(written(world)):
+        fold.feed(offset, record)
+    return fold
+
+
+def stream(world: World) -> list[tuple[bytes | None, bytes | None]]:
+    records = world.log.tail(Partition("clinic-a", 0), 0).read(100, 0.0)
+    return [(record.key, record.value) for record in records]
+
+
+@pytest.mark.parametrize("command", ["requeue", "replay"])
+@pytest.mark.parametrize("options", [(), ("--all", "--dry-run")])
+def test_what_is_quarantined_is_listed_and_left(
+    world: World, command: str, options: tuple[str, ...]
+) -> None:
+    happened(world, *QUARANTINE)
+
+    told = world.run("job", command, "digits", *options).stdout
+
+    assert "poison: raised: KeyError" in told
+    assert "clinic-a[0]@2:5" in told
+    assert "nothing: expired" in told
+    assert ("--batch OFFSET" in told) == (not options)
+    assert written(world) == list(QUARANTINE)
+
+
+def test_nothing_is_quarantined(world: World) -> None:
+    happened(world, LEAD)
+
+    for command in ("requeue", "replay"):
+        told = world.run("job", command, "digits", "--all").stdout
+        assert told == "nothing is quarantined in digits\n"
+
+
+def test_all_poison_waits_again(world: World) -> None:
+    happened(world, *QUARANTINE)
+
+    told = world.run("job", "requeue", "digits", "--all").stdout
+
+    assert told.endswith("2 of 2 batches of digits wait for an update again\n")
+    assert history(world).requeued == {0: POISON, 1: BAD}
+    assert set(history(world).quarantined) == {2}
+    again = world.run("job", "requeue", "digits", "--batch", "1", code=exits.REFUSED)
+    assert "batch 1 of digits is not quarantined" in again.stderr
+
+
+def test_one_batch_is_taken_back_and_the_other_replayed_without_its_bad_records(
+    world: World,
+) -> None:
+    happened(world, *QUARANTINE)
+    world.run("job", "requeue", "digits", "--batch", "0")
+
+    told = world.run("job", "replay", "digits", "--batch", "1").stdout
+
+    assert told == ("batch 1: 2 records are written anew\n2 records of digits are written anew\n")
+    assert stream(world)[10:] == [(b"k2", b"r2"), (b"k4", b"r4")]
+    assert isinstance(written(world)[-1], Replayed)
+    for command, words in (("requeue", "was replayed"), ("replay", "was replayed")):
+        refused = world.run("job", command, "digits", "--batch", "1", code=exits.REFUSED)
+        assert words in refused.stderr
+    assert len(stream(world)) == 12
+
+
+@pytest.mark.parametrize("offset", ["2", "7"])
+def test_what_expired_or_is_not_quarantined_is_refused(world: World, offset: str) -> None:
+    happened(world, *QUARANTINE)
+
+    for command in ("requeue", "replay"):
+        refused = world.run("job", command, "digits", "--batch", offset, code=exits.REFUSED)
+        assert ("expired" if offset == "2" else "is not quarantined") in refused.stderr
+    assert written(world) == list(QUARANTINE)
+
+
+def test_a_job_that_is_held_is_said_to_be(world: World) -> None:
+    happened(world, *QUARANTINE)
+    JobBook(world.log).hold("digits", "3 batches in a row are poison")
+
+    told = world.run("job", "requeue", "digits", "--all").stdout
+
+    assert told.endswith("digits is held: go on with `doll job resume digits`\n")
+
+
+def test_there_must_be_such_a_job(world: World) -> None:
+    for command in ("requeue", "replay"):
+        assert "digits" in world.run("job", command, "digits", code=exits.REFUSED).stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "first"),
+    [("requeue", Replayed(POISON, "ada", 1.0)), ("replay", Requeued(POISON, "ada", 1.0))],
+)
+def test_who_comes_second_is_told_so_and_does_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, command: str, first: AuditRecord
+) -> None:
+    happened(world, *QUARANTINE)
+    encode = wire.encode_audit
+
+    def faster(record: AuditRecord) -> bytes:
+        """Somebody else's record lands between the look and the own one."""
+        world.write(UPDATES, encode(first))
+        return encode(record)
+
+    monkeypatch.setattr("services.cli.requeue.encode_audit", faster)
+    told = world.run("job", command, "digits", "--batch", "0").stdout
+
+    assert "somebody took it back or replayed it meanwhile" in told
+    assert len(stream(world)) == 10

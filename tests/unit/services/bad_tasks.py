@@ -1,0 +1,53 @@
+"""Tasks that no coordinator can make a model of, each for another reason, and one that it can."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from common.learning.tasks import Classifier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _task(build: Callable[[], nn.Module]) -> Classifier:
+    return Classifier(build, "image", (1, 8, 8), 10)
+
+
+def Rare(**_options: object) -> Classifier:  # noqa: N802 -- an entrypoint
+    """One that works."""
+    return _task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+
+
+def Raises(**_options: object) -> Classifier:  # noqa: N802 -- likewise
+    """Its network cannot be made."""
+
+    def build() -> nn.Module:
+        raise KeyError("hidden")
+
+    return _task(build)
+
+
+def RefusesOptions(**options: object) -> Classifier:  # noqa: N802 -- likewise
+    """It takes none."""
+    raise ValueError(f"what is {options}?")
+
+
+def Exits(**_options: object) -> Classifier:  # noqa: N802 -- likewise
+    """It thinks that it is a program."""
+    sys.exit(3)
+
+
+class _Large(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.empty(1_000_000_000))
+
+
+def TooLarge(**_options: object) -> Classifier:  # noqa: N802 -- likewise
+    """A thousand million weights."""
+    return _task(_Large)

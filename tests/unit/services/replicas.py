@@ -1,0 +1,112 @@
+"""Replicas of the coordinator in memory, with all that their process has: for tests of services."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from common.config import Settings
+from common.jobs.store import JobBook
+from common.metrics.coordinator import CoordinatorMetrics
+from common.metrics.serving import Pulses
+from common.metrics.supervision import SupervisionMetrics
+from common.runtime.supervisor import Patience, Supervisor
+from common.telemetry import event_logger
+from common.testing.board import MemoryBoards
+from common.tracing import NoTracer
+from services.coordinator.candidates import Candidates
+from services.coordinator.dead_letters import SharedSpans
+from services.coordinator.jobs import Jobs
+from services.coordinator.replica import Replica
+from services.coordinator.replies import ReplyReader
+from services.coordinator.streams import StreamWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.ports import Blobs
+    from common.testing.board import MemoryRedis
+    from common.testing.log import MemoryLog
+    from common.tracing import Tracer
+
+PATIENCE_S = 20.0
+IMPATIENT = Patience(first_s=0.01, longest_s=0.01)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until it is so."""
+    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, what
+        pause.wait(0.005)
+
+
+class MemoryReplica:
+    """The process of a coordinator, but for its loop: a test says when it looks at the jobs."""
+
+    def __init__(
+        self,
+        log: MemoryLog,
+        redis: MemoryRedis,
+        name: str = "c1",
+        settings: Settings | None = None,
+        blobs: Blobs | None = None,
+        tracer: Tracer | None = None,
+        candidates: Candidates | None = None,
+    ) -> None:
+        logger = event_logger("test")
+        self.pulses, self.metrics = Pulses(), CoordinatorMetrics()
+        self.steps = Supervisor(None, self.pulses, logger, threads=3)
+        boards = MemoryBoards(redis)
+        self.book = JobBook(log)
+        self.streams = StreamWatch(log, logger)
+        self.replica = Replica(
+            name=name,
+            settings=settings or Settings(),
+            log=log,
+            boards=boards,
+            exchange=boards.exchange(),
+            blobs=blobs,
+            book=self.book,
+            metrics=self.metrics,
+            tracer=tracer or NoTracer(),
+            logger=logger,
+            steps=self.steps,
+            candidates=candidates or Candidates(),
+            streams=self.streams,
+            replies=ReplyReader(boards.replies(name), logger),
+            spans=SharedSpans(log),
+        )
+        self.steps.begin("replies", lambda _wake, _fault: self.replica.replies)
+        self.steps.begin("streams", lambda _wake, _fault: self.streams)
+        metrics = SupervisionMetrics(self.metrics.meters)
+        self.supervisor = Supervisor(metrics, self.pulses, logger, threads=2, patience=IMPATIENT)
+        self.jobs = Jobs(self.replica, self.supervisor)
+
+    def look(self) -> None:
+        """Follow the jobs as the topic has them now."""
+        self.jobs.follow(self.book.read())
+
+    def look_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Follow them until it is so."""
+
+        def looked() -> bool:
+            self.look()
+            return condition()
+
+        until(looked, what)
+
+    def takes_part_in(self, job: str) -> bool:
+        """Whether it leads a job or would."""
+        return f'doll_leading{{job_name="{job}"}}' in self.metrics.meters.exposed().decode()
+
+    def leads(self, job: str) -> bool:
+        """Whether it leads a job."""
+        told = self.metrics.meters.registry.get_sample_value("doll_leading", {"job_name": job})
+        return bool(told)
+
+    def close(self) -> None:
+        """End it as a process ends."""
+        assert self.supervisor.close(PATIENCE_S)
+        assert self.steps.close(PATIENCE_S)
