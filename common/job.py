@@ -76,6 +76,7 @@ class JobSpec(Part):
     degraded_share: float = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     autocast: bool = False
+    weight: Positive = 1.0  # its share of the workers where jobs need more of them than there are
     provisioning: ProvisioningSpec | None = None
     evaluation: EvaluationSpec | None = None
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         WorkerId,
     )
     from common.core.spans import Partition, Span
+    from common.core.spread import JobDemand, WorkerPlacement
     from common.errors import DeliveryError
 
 # --- Kafka -----------------------------------------------------------------------------------
@@ -451,6 +452,27 @@ class Exchange(Protocol):
         """Send what waits, then end."""
 
 
+class Roster(Protocol):
+    """Small records about all jobs and workers; fast, shared, and allowed to be wiped.
+
+    May be shared between threads. Every call may raise `UnavailableError` when the server is away.
+    What does not parse is left out, logged and counted in `rejected`.
+    """
+
+    @property
+    def rejected(self) -> int:
+        """Records read so far that did not parse."""
+
+    def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
+        """Publish records, each in the place of the one before of its job or its worker."""
+
+    def read(self) -> list[JobDemand | WorkerPlacement]:
+        """All records that there are, however old."""
+
+    def remove(self, jobs: Collection[str] = (), workers: Collection[str] = ()) -> None:
+        """Take the records of these away; nothing happens where there is none."""
+
+
 class Boards(Protocol):
     """The boards of all jobs, over connections that they share. May be shared between threads."""
 
@@ -462,6 +484,9 @@ class Boards(Protocol):
 
     def exchange(self) -> Exchange:
         """Open an exchange."""
+
+    def roster(self) -> Roster:
+        """Open the records of all jobs and workers."""
 
     def close(self) -> None:
         """Let go of all connections."""

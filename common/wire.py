@@ -33,11 +33,14 @@ from common.core.messages import (
     UpdateTrigger,
     Vector,
 )
+from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import FutureFormatError, WireError
 from common.wire_checks import (
     check_audit,
     check_claim,
+    check_demand,
     check_model,
+    check_placement,
     check_reply,
     check_standing,
     check_trigger,
@@ -179,11 +182,15 @@ _TRIGGER = Codec("trigger", msgspec.msgpack.Decoder(UpdateTrigger), check_trigge
 _REPLY = Codec(
     "reply", msgspec.msgpack.Decoder(Reply), check_reply, ("gradient", "failed", "farewell")
 )
+_DEMAND = Codec("job demand", msgspec.msgpack.Decoder(JobDemand), check_demand)
+_PLACEMENT = Codec("worker placement", msgspec.msgpack.Decoder(WorkerPlacement), check_placement)
 
 encode_claim, decode_claim = _CLAIM.encode, _CLAIM.decode
 encode_audit, decode_audit = _AUDIT.encode, _AUDIT.decode
 encode_standing, decode_standing = _STANDING.encode, _STANDING.decode
 encode_trigger, decode_trigger = _TRIGGER.encode, _TRIGGER.decode
+encode_demand, decode_demand = _DEMAND.encode, _DEMAND.decode
+encode_placement, decode_placement = _PLACEMENT.encode, _PLACEMENT.decode
 
 
 class _Addressed(msgspec.Struct, frozen=True, array_like=True):

@@ -36,7 +36,10 @@ from common.errors import WireError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from common.core.spread import JobDemand, WorkerPlacement
+
 _LONGEST_S = 1e9  # decades; a sum of such durations is finite
+_FASTEST_PER_S = 1e12  # records; products with it are finite
 _POSITIONS = 2**63  # Kafka's offsets are signed 64-bit, and msgpack ends there too
 
 
@@ -231,3 +234,23 @@ def check_reply(reply: Reply) -> None:
     if isinstance(reply, Failed):
         length = len(reply.traceback)
         _need(length <= MOST_TRACEBACK, "traceback", length, f"at most {MOST_TRACEBACK} characters")
+
+
+def check_demand(demand: JobDemand) -> None:
+    """Refuse a need that no job can have: it would take workers from all others."""
+    _need(bool(demand.job), "job", demand.job, "a name")
+    for field in ("number", "backlog", "target"):
+        _check_count(field, getattr(demand, field))
+    _check_count("most_workers", demand.most_workers, 1)
+    for field in ("arrivals_per_s", "worker_records_per_s"):
+        value = getattr(demand, field)
+        _need(0 <= value <= _FASTEST_PER_S, field, value, f"at most {_FASTEST_PER_S:g} a second")
+    _check_seconds("unserved_s", demand.unserved_s)
+    _need(0 < demand.weight <= _FASTEST_PER_S, "weight", demand.weight, "a positive number")
+
+
+def check_placement(placement: WorkerPlacement) -> None:
+    """Refuse a placement of nobody."""
+    _check_worker(placement.worker)
+    _check_count("number", placement.number)
+    _check_seconds("stay_s", placement.stay_s)

@@ -100,6 +100,10 @@ class CountingJob:
         except UnavailableError:
             return False
 
+    def is_led(self) -> bool:
+        """Whether a leader has said where it stands."""
+        return self.board.get_standing() is not None
+
     def behind(self) -> str:
         """What is not settled, for a report."""
         standing = self.board.get_standing()

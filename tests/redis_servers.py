@@ -45,3 +45,11 @@ def system_redis() -> Iterator[EmbeddedRedis]:
         pytest.skip(missing)
     with EmbeddedRedis(binary, tcp=True) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def likest_redis(request: pytest.FixtureRequest) -> EmbeddedRedis:
+    """The system's own where there is one or must be, else the embedded one."""
+    own = system_redis_server() or os.environ.get("DOLL_REQUIRE_SERVERS") == "1"
+    found: EmbeddedRedis = request.getfixturevalue("system_redis" if own else "embedded_redis")
+    return found

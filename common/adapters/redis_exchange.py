@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.adapters.redis_access import RedisAccess
 from common.adapters.redis_board import RedisBoard, RedisReplies
+from common.adapters.redis_roster import RedisRoster
 from common.adapters.redis_server import RedisServer, connect
 
 if TYPE_CHECKING:
@@ -73,6 +74,10 @@ class RedisBoards:
     def exchange(self) -> RedisExchange:
         """Open an exchange."""
         return RedisExchange(RedisServer(self._client, "doll:", _ignore), self.board)
+
+    def roster(self) -> RedisRoster:
+        """Open the records of all jobs and workers."""
+        return RedisRoster(self._client)
 
     def close(self) -> None:
         """Let go of all connections."""

@@ -30,21 +30,21 @@ JOB_FAULTS = counter(
     ("job_name", "kind"),
     "That ended this process's part in a job, which it then began anew: an exception (fault), or a"
     " server that was away (unavailable).",
-    *("coordinator",),
+    *("coordinator", "worker", "provisioner", "evaluator"),
 )
 SLOW_TURNS = counter(
     "doll_slow_turns_total",
     "turns",
     _JOB,
     "In which a job had one of the process's few threads for longer than it should.",
-    *("coordinator",),
+    *("coordinator", "provisioner", "evaluator"),
 )
 LONGEST_TURN = gauge(
     "doll_longest_turn_seconds",
     "seconds",
     _JOB,
     "The longest of these turns since the process began with the job.",
-    *("coordinator",),
+    *("coordinator", "provisioner", "evaluator"),
 )
 
 # --- workers: records to batches, batches to gradients ---------------------------------------

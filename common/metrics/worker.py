@@ -1,4 +1,4 @@
-"""What a worker tells: of the one job that it works for."""
+"""What a worker tells: of the one job that it works for, and of those that failed here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from common.metrics.meters import Meters
 
 if TYPE_CHECKING:
     from common.core.messages import Claim
+    from common.metrics.supervision import Kind
 
 Stage: TypeAlias = Literal["indicator", "fetch", "gradient", "push"]
 
@@ -19,12 +20,17 @@ class WorkerMetrics:
 
     def __init__(self) -> None:
         self.meters = Meters("worker")
+        self._faults = self.meters.counter(catalogue.JOB_FAULTS)
         self._instruments = _Instruments(self.meters)
 
     def work_for(self, job: str, streams: tuple[str, ...]) -> JobMeasures:
         """Tell of this job from now on, and of no other."""
         self.forget()
         return JobMeasures(self._instruments, job, streams)
+
+    def job_failed(self, job: str, kind: Kind) -> None:
+        """Something ended this worker's part in a job; told even after it works for another."""
+        self._faults.labels(job, kind).inc()
 
     def forget(self) -> None:
         """Tell of no job any more; whoever still measures one does so to no effect."""

@@ -140,7 +140,7 @@ class Supervised:
             )
         pause_s = patience.pause_s(self._failures)
         self._again_at = now + pause_s
-        kind = _kind(error)
+        kind = kind_of(error)
         news = kind not in self._told
         self._told.add(kind)
         return pause_s, news
@@ -355,7 +355,7 @@ def _told(error: BaseException) -> str:
     return str(error) if isinstance(error, DollError) else f"{type(error).__name__}: {error}"
 
 
-def _kind(error: BaseException) -> tuple[str, ...]:
+def kind_of(error: BaseException) -> tuple[str, ...]:
     """What makes two exceptions one to whoever reads of them: the class, and where it was raised.
 
     Of our own the text too, which says what is wrong and with what.

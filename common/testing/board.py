@@ -16,6 +16,7 @@ from common import wire
 from common.core.messages import ModelId, TriggerId, WorkerId
 from common.errors import UnavailableError
 from common.rejections import Rejections
+from common.testing.roster import MemoryRoster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,6 +56,7 @@ class MemoryRedis:
         self.clock = clock
         self.changed = threading.Condition()  # guards all that follows
         self.jobs: dict[str, Notices] = {}
+        self.spread: dict[str, bytes] = {}  # see `common.testing.roster`
         self.replies = dict[str, list[bytes]]()  # by replica
         self.away = False
 
@@ -77,6 +79,7 @@ class MemoryRedis:
         """Go on from such a copy, as after a failover to that replica."""
         with self.changed:
             self.jobs = deepcopy(copy)
+            self.spread = {}
             self.replies.clear()
             self.away = False
             self.changed.notify_all()
@@ -107,6 +110,10 @@ class MemoryBoards:
     def exchange(self) -> MemoryExchange:
         """Open an exchange."""
         return MemoryExchange(self.board)
+
+    def roster(self) -> MemoryRoster:
+        """Open the records of all jobs and workers."""
+        return MemoryRoster(self._server)
 
     def close(self) -> None:
         """There are no connections."""

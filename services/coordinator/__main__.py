@@ -122,7 +122,8 @@ def opened_jobs(
         spans = opened.enter_context(closing(SharedSpans(log)))
         steps = Supervisor(None, pulses, logger, threads=STEPS)
         opened.callback(steps.close, END_S)
-        replies, streams = ReplyReader(boards.replies(name), logger), StreamWatch(log, logger)
+        replies = ReplyReader(boards.replies(name), logger)
+        streams = StreamWatch(log, boards.roster(), logger)
         steps.begin("replies", lambda _wake, _fault: replies)
         steps.begin("streams", lambda _wake, _fault: streams)
         replica = Replica(

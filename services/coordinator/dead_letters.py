@@ -189,27 +189,32 @@ def written(letters: Letters, spans: SpanReader) -> Iterator[Letter]:
     if isinstance(letters, Quarantined):
         yield from letters_of(letters)
         return
-    for record in letters:
-        for offsets in _close_together(record.offsets):
-            span = Span(record.topic, record.partition, offsets[0], offsets[-1] + 1)
-            try:
-                fetched = spans.read(span, READ_S)
-                values = dict(zip(fetched.offsets, fetched.values, strict=True))
-            except (ExpiredError, UnknownTopicError):
-                values = {}  # they are gone: the letters still say which records they were
-            for offset in offsets:
+    named = {
+        (record.topic, record.partition, offset): record
+        for record in letters
+        for offset in record.offsets
+    }
+    for span in _spans_over(sorted(named)):
+        try:
+            fetched = spans.read(span, READ_S)
+            values = dict(zip(fetched.offsets, fetched.values, strict=True))
+        except (ExpiredError, UnknownTopicError):
+            values = {}  # they are gone: the letters still say which records they were
+        for offset in range(span.start, span.end):
+            record = named.get((*span.place, offset))
+            if record is not None:
                 yield letter_of(record, offset, values.get(offset))
 
 
-def _close_together(offsets: Sequence[int]) -> Iterator[list[int]]:
-    """Increasing offsets in groups, each of which is read at once, with what lies between them."""
-    group = [offsets[0]]
-    for offset in offsets[1:]:
-        if offset - group[0] >= READ_RECORDS:
-            yield group
-            group = []
-        group.append(offset)
-    yield group
+def _spans_over(bad: Sequence[tuple[str, int, int]]) -> Iterator[Span]:
+    """Few spans that hold all these records, given in order; each is read at once."""
+    span = Span(*bad[0], bad[0][2] + 1)
+    for topic, partition, offset in bad[1:]:
+        near = (topic, partition) == span.place and offset < span.start + READ_RECORDS
+        if not near:
+            yield span
+        span = Span(topic, partition, span.start if near else offset, offset + 1)
+    yield span
 
 
 def _count(letters: Letters) -> int:

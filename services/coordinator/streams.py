@@ -1,12 +1,13 @@
 """Watches the ends of all jobs' logs: how much arrives and waits, and whether workers keep up.
 
-Nothing here decides anything: where Kafka is away, there is nothing to tell until it is back.
+It tells metrics, and publishes what workers spread by (`common.core.spread`). Nothing here decides
+anything: where Kafka is away, there is nothing to tell until it is back.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -16,39 +17,22 @@ from common.errors import DollError
 from common.metrics.leading import StreamFigures
 from common.telemetry import Outage
 from common.theory.updates import spread_stability, stability
+from services.coordinator.needs import Arrivals, DemandMeter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from common.core.messages import Positions
     from common.core.spans import Partition
-    from common.ports import Log
+    from common.core.spread import JobDemand
+    from common.ports import Log, Roster
     from common.telemetry import EventLogger
     from services.coordinator.measuring import Measuring
 
-LOOK_S = 5.0  # scrapes are further apart
-SOON_S = 1.0  # where a job has only just begun to be led
-WINDOW_S = 60.0  # over which arrivals are averaged
-
-
-class Arrivals:
-    """How fast records arrive, from totals seen now and then."""
-
-    def __init__(self) -> None:
-        self._seen = deque[tuple[float, int]]()  # when and how many; the first may be too old
-
-    def add(self, records: int, now: float) -> float | None:
-        """Take in the total as of now; returns the mean of the last minute, None at first.
-
-        Args:
-            records: Arrived so far.
-            now: Seconds that never go back.
-        """
-        self._seen.append((now, records))
-        while len(self._seen) > 1 and self._seen[1][0] <= now - WINDOW_S:
-            self._seen.popleft()
-        since, before = self._seen[0]
-        return max(records - before, 0) / (now - since) if now > since else None
+PUBLISH_S = 1.0  # a fifth of the time after which a job is not heard of
+# At the ends of a job without work or workers; of all others at each turn. 200 partitions take a
+# request of 60 ms.
+IDLE_LOOK_S = 2.0
 
 
 def by_stream(first: Positions, positions: Mapping[Partition, int]) -> dict[str, int]:
@@ -95,15 +79,32 @@ class _Watched:
 
     def __init__(self, epoch: int, first: Positions, measuring: Measuring) -> None:
         self.first = first
+        self.look_at = -inf
         self._epoch = epoch
         self._measuring = measuring
         self._arrivals = Arrivals()
+        self._meter = DemandMeter(first)
+        self._ends: Positions | None = None  # as last seen
 
-    def tell(self, ends: Positions, now: float) -> bool:
-        """Tell what is to be seen; whether the leader leads already."""
+    def saw(self, ends: Positions, now: float) -> None:
+        """Tell what is to be seen."""
         known = self.first.keys() <= ends.keys()  # else one of its streams is gone
         figures = self._figures(ends, now) if known else None
-        return self._measuring.saw_streams(self._epoch, figures)
+        leads = self._measuring.saw_streams(self._epoch, figures)
+        if known:
+            self._ends = ends
+        standing = self._measuring.standing
+        idle = figures is not None and not any(figures.lag.values())
+        calm = leads and idle and standing is not None and not standing.live
+        self.look_at = now + (IDLE_LOOK_S if calm else 0.0)
+
+    def demand(self, now: float) -> JobDemand | None:
+        """What the job needs; None as long as that is not known."""
+        standing, metrics = self._measuring.standing, self._measuring.metrics
+        if standing is None or self._ends is None:
+            return None
+        runs = not (metrics.paused or metrics.held)
+        return self._meter.demand(self._measuring.spec, standing, self._ends, now, runs=runs)
 
     def _figures(self, ends: Positions, now: float) -> StreamFigures:
         spec, standing = self._measuring.spec, self._measuring.standing
@@ -127,15 +128,18 @@ class StreamWatch:
 
     Args:
         log: Kafka.
+        roster: Where it is published what each job needs, in one packet.
         logger: Of the process.
         clock: Seconds that never go back.
     """
 
     def __init__(
-        self, log: Log, logger: EventLogger, clock: Callable[[], float] = monotonic
+        self, log: Log, roster: Roster, logger: EventLogger, clock: Callable[[], float] = monotonic
     ) -> None:
         self._source = log
+        self._roster = roster
         self._outage = Outage(logger, "streams")
+        self._roster_outage = Outage(logger, "roster")
         self._clock = clock
         self._lock = threading.Lock()
         self._watched = dict[str, _Watched]()
@@ -151,21 +155,30 @@ class StreamWatch:
             self._watched.pop(job, None)
 
     def turn(self) -> float:
-        """Look, and tell each job; returns when to look again."""
+        """Look, tell each job, and publish; returns when to come again."""
         with self._lock:
             watched = list(self._watched.values())
-        if not watched:
-            return self._clock() + SOON_S
-        partitions = {partition for each in watched for partition in each.first}
+        now = self._clock()
+        due = [each for each in watched if now >= each.look_at]
+        if due:
+            self._look(due, now)
+        demands = [each.demand(now) for each in watched]
         try:
-            ends = self._source.ends(partitions)
+            self._roster.put([demand for demand in demands if demand is not None])
+            self._roster_outage.over()
+        except DollError as error:  # workers stay where they are
+            self._roster_outage.met(error)
+        return self._clock() + PUBLISH_S
+
+    def close(self) -> None:
+        """There is nothing of its own."""
+
+    def _look(self, due: list[_Watched], now: float) -> None:
+        try:
+            ends = self._source.ends({partition for each in due for partition in each.first})
             self._outage.over()
         except DollError as error:
             self._outage.met(error)
             ends = {}
-        now = self._clock()
-        led = [each.tell(ends, now) for each in watched]
-        return now + (LOOK_S if all(led) else SOON_S)
-
-    def close(self) -> None:
-        """There is nothing of its own."""
+        for each in due:
+            each.saw(ends, now)

@@ -6,29 +6,35 @@ import argparse
 import os
 import socket
 import sys
-import threading
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from common.config import read_settings
-from common.connections import open_log
-from common.errors import UnavailableError, UserError
+from common.connections import open_boards, open_log
 from common.jobs.store import JobBook
 from common.metrics.evaluator import EvaluatorMetrics
 from common.metrics.serving import Pulses, serve
-from common.telemetry import Outage, event_logger, set_up_logging
-from common.termination import end_with, on_termination
-from services.evaluator.jobs import Jobs
+from common.metrics.supervision import SupervisionMetrics
+from common.runtime.jobs import Jobs
+from common.runtime.service import END_S, follow_jobs, run
+from common.runtime.supervisor import Supervisor
+from common.telemetry import event_logger
+from services.evaluator.loop import JobEvaluator, Process
 
 if TYPE_CHECKING:
-    from common.config import Settings
+    import threading
+    from collections.abc import Iterator
 
-EXIT_OK = 0
-EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
-EXIT_USAGE = 2  # settings make no sense; starting again will not help
-JOBS_S = 0.5  # between looks at the jobs topic
+    from common.config import Settings
+    from common.jobs.store import JobRecord
+
 NICE = 10  # beside whoever trains on the same machine: it comes second
+# A turn is the evaluation of one version at the longest: minutes, on a large test set or a busy
+# machine.
+SLOW_S = 60.0
+HANGS_S = 1800.0
 
 
 def main() -> int:
@@ -44,50 +50,49 @@ def main() -> int:
         "--name", default=socket.gethostname(), help="for people; default: the host"
     )
     arguments = parser.parse_args()
-    stopping = threading.Event()
-    on_termination(stopping.set)
-    try:
-        settings = read_settings(os.environ)
-        set_up_logging(settings, service="evaluator", replica=arguments.name)
-        if settings.owner_pid:
-            end_with(settings.owner_pid)
-        os.nice(NICE)
-        torch.set_num_threads(settings.threads or 1)
-        _evaluate(arguments.name, arguments.job, settings, stopping)
-    except UserError as error:
-        print(f"evaluator: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it
-        return EXIT_USAGE
-    except Exception:  # noqa: BLE001 -- the outermost loop: better dead and replayed
-        event_logger("evaluator").exception("evaluator_failed")
-        return EXIT_FAILED
-    return EXIT_OK
+    return run("evaluator", arguments.name, partial(_evaluate, arguments.name, arguments.job))
 
 
 def _evaluate(name: str, job: str | None, settings: Settings, stopping: threading.Event) -> None:
-    logger = event_logger("evaluator")
-    outage = Outage(logger, "kafka")
+    os.nice(NICE)
+    torch.set_num_threads(settings.threads or 1)
     metrics, pulses = EvaluatorMetrics(), Pulses()
-    pulse = pulses.begin("the loop of jobs")
     if settings.metrics_port:
         serve(metrics.meters, pulses, settings.metrics_host, settings.metrics_port)
-    jobs: Jobs | None = None
-    book: JobBook | None = None
-    while not stopping.is_set():
-        pulse.beat()
-        try:
-            if jobs is None or book is None:
-                log = open_log(settings, name)
-                found = JobBook(log)
-                found.read()  # all of it: by its first records alone, a stopped job seems to run
-                jobs = Jobs(settings, log, metrics, pulses, logger, only=job)
-                book = found
-            jobs.follow(book.refresh(JOBS_S))
-            outage.quiet()
-        except UnavailableError as error:
-            outage.met(error)
-            stopping.wait(JOBS_S)
-    if jobs is not None:
-        jobs.end()
+    opened = partial(_opened, name, job, settings, metrics, pulses)
+    follow_jobs("evaluator", opened, stopping, pulses)
+
+
+@contextmanager
+def _opened(
+    name: str, job: str | None, settings: Settings, metrics: EvaluatorMetrics, pulses: Pulses
+) -> Iterator[tuple[Jobs, JobBook]]:
+    logger = event_logger("evaluator")
+    with ExitStack() as opened:
+        log = opened.enter_context(closing(open_log(settings, name)))
+        book = opened.enter_context(closing(JobBook(log)))
+        book.read()
+        boards = opened.enter_context(closing(open_boards(settings)))
+        supervisor = Supervisor(
+            SupervisionMetrics(metrics.meters), pulses, logger, slow_s=SLOW_S, hangs_s=HANGS_S
+        )
+        opened.callback(supervisor.close, END_S)
+        process = Process(settings, log, boards.board, metrics, logger)
+        yield Jobs(supervisor, partial(JobEvaluator, process), partial(begins, job)), book
+
+
+def begins(only: str | None, record: JobRecord, new: bool) -> bool:  # noqa: FBT001 -- as `Jobs` asks it
+    """Whether to judge a job: a stopped one too, at first, for it may have left its last version.
+
+    Args:
+        only: The only job; None: all that ask for it.
+        record: The job.
+        new: Whether this process has not had it yet.
+    """
+    spec = record.spec
+    if spec.evaluation is None or only not in (None, spec.name):
+        return False
+    return new or record.wanted != "stopped"
 
 
 if __name__ == "__main__":

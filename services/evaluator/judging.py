@@ -38,7 +38,6 @@ class Pace(NamedTuple):
     """How patient an evaluator is; nobody trains faster or slower by it."""
 
     look_s: float = 0.25  # between looks at the board: 16 bytes, unless there is something new
-    gather_s: float = 0.05  # updates come one by one, up to hundreds a second: read some at once
     together_s: float = 1.0  # that a result on the test set waits for the next update
 
 

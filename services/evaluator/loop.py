@@ -10,75 +10,91 @@ slow evaluator judges the newest version that it finds, and leaves out those in 
 
 from __future__ import annotations
 
-import threading
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from common import wire
 from common.core.spans import Partition
-from common.errors import CorruptError, ExpiredError, FutureFormatError, UnavailableError, WireError
+from common.errors import (
+    CorruptError,
+    ExpiredError,
+    FutureFormatError,
+    NotFoundError,
+    UnavailableError,
+    WireError,
+)
 from common.evaluation.track import Track
 from common.telemetry import Outage
 from common.topics import updates_topic
 from services.evaluator.judging import Judge, Pace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from common.config import Settings
-    from common.core.events import Wanted
     from common.core.messages import AuditRecord, Drifted, Evaluated, ModelId
-    from common.job_parts import EvaluationSpec
     from common.jobs.store import JobRecord
     from common.metrics.evaluator import EvaluatorMetrics
-    from common.metrics.serving import Pulse
     from common.ports import Board, Log, LogRecord, Tail, Writer
+    from common.runtime.supervisor import Fault
     from common.telemetry import EventLogger
 
 READ_RECORDS = 1000
+GATHERED = 100  # updates read at once: where there are more there is a next turn at once
 AWAY_S = 0.5  # between attempts while a server is away
 FLUSH_S = 5.0
 
 
+class Process(NamedTuple):
+    """What all jobs of a process share."""
+
+    settings: Settings
+    log: Log
+    board: Callable[[str], Board]  # by job
+    metrics: EvaluatorMetrics
+    logger: EventLogger
+    pace: Pace = Pace()  # how patient it is
+
+
 class JobEvaluator:
-    """Judges the versions of one job.
+    """Judges the versions of one job: an actor of a supervisor.
+
+    A turn is the evaluation of one version at the longest.
 
     Args:
-        record: The job.
-        evaluation: What it wants of us.
-        settings: Of the process.
-        log: Kafka.
-        board: The job's; closed at the end of `run`.
-        metrics: Of the process.
-        pulse: Of this job's loop.
-        logger: Of the process.
-        pace: How patient it is.
+        process: What it shares with others.
+        wanted: The job as its owner wants it now; None where it was deleted. One that was submitted
+            at another time is another.
+        wake: Lets it have a turn soon; it looks now and then by itself.
+        fault: What ended the one before; it has been told.
+
+    Raises:
+        NotFoundError: If the job was deleted, or has no `evaluation`.
     """
 
-    def __init__(  # noqa: PLR0913 -- what an evaluator is made of
+    def __init__(
         self,
-        record: JobRecord,
-        evaluation: EvaluationSpec,
-        settings: Settings,
-        *,
-        log: Log,
-        board: Board,
-        metrics: EvaluatorMetrics,
-        pulse: Pulse,
-        logger: EventLogger,
-        pace: Pace = Pace(),  # noqa: B008 -- it cannot be changed
+        process: Process,
+        wanted: Callable[[], JobRecord | None],
+        wake: Callable[[], None],
+        fault: Fault | None = None,
     ) -> None:
+        del wake, fault
+        record = wanted()
+        evaluation = record.spec.evaluation if record is not None else None
+        if record is None or evaluation is None:
+            raise NotFoundError("the job was deleted")
         self._record = record
-        self._pace = pace
+        self._find = wanted
+        self._pace = process.pace
         self._job = record.spec.name
         self._evaluation = evaluation
-        self._settings = settings
-        self._source = log
-        self._board = board
-        self._metrics = metrics
-        self._pulse = pulse
-        self._log = logger.bind(job=self._job)
-        self._wanted: Wanted = record.wanted
-        self._stopping = threading.Event()
-        self._kafka_outage = Outage(self._log, "servers")
+        self._settings = process.settings
+        self._source = process.log
+        self._board = process.board(self._job)
+        self._metrics = process.metrics
+        self._log = process.logger.bind(job=self._job)
+        self._outage = Outage(self._log, "servers")
         self._place = Partition(updates_topic(self._job), 0)
         self._track = Track(evaluation.every_updates)
         self._tail: Tail | None = None
@@ -89,68 +105,67 @@ class JobEvaluator:
         self._look_at = 0.0  # when to look at the board again
         self._writer: Writer | None = None  # until there is something to tell
         self._judge: Judge | None = None
+        self._metrics.follow(self._job, record.spec.streams)
 
-    def follow(self, record: JobRecord | None) -> None:
-        """Tell what the owner has made of the job; from any thread.
-
-        Args:
-            record: None where it was deleted. One that was submitted at another time is another.
-        """
-        if record is None or record.submitted_s != self._record.submitted_s:
-            self.stop()
-        else:
-            self._wanted = record.wanted
-
-    def stop(self) -> None:
-        """End `run` soon; from any thread."""
-        self._stopping.set()
-
-    def run(self) -> None:
-        """Judge until stopped, or until the job is over and its last version judged.
+    def turn(self) -> float | None:
+        """Look at everything once; the job is over where there is nothing left to judge.
 
         Raises:
             DollError: If the job cannot be evaluated.
         """
-        self._metrics.follow(self._job, self._record.spec.streams)
+        record = self._find()
+        if record is None or record.submitted_s != self._record.submitted_s:
+            return None
         try:
-            while not self._stopping.is_set():
-                self._pulse.beat()
-                try:
-                    if self._turn():
-                        return
-                    self._kafka_outage.quiet()
-                except UnavailableError as error:
-                    self._kafka_outage.met(error)
-                    self._stopping.wait(AWAY_S)
-        finally:
-            self._close()
+            read = self._go_through(stopped=record.wanted == "stopped")
+            self._outage.quiet()
+        except UnavailableError as error:
+            self._outage.met(error)
+            return monotonic() + AWAY_S
+        if read is None:
+            return None
+        return monotonic() + (self._pace.look_s if read < GATHERED else 0.0)
 
-    def _turn(self) -> bool:
-        """Look at everything once; whether there is nothing left to do.
+    def close(self) -> None:
+        """Let go of everything; what was told is delivered."""
+        self._metrics.forget(self._job)
+        if self._judge is not None:
+            self._judge.close()
+        if self._tail is not None:
+            self._tail.close()
+        self._board.close()
+        if self._writer is not None:
+            try:
+                self._writer.flush(FLUSH_S)
+            finally:
+                self._writer.close()
+
+    def _go_through(self, *, stopped: bool) -> int | None:
+        """Read, judge, tell; how many updates were read, None where there is nothing left to do.
 
         Raises:
             UnavailableError: If a server is away.
         """
-        over = self._look()
+        over = self._look(stopped=stopped)
         if over and self._offer is None and self._judge is None:
-            return True  # it was over before we came, or nothing was ever offered
-        self._read()
+            return None  # it was over before we came, or nothing was ever offered
+        read = self._read()
         if self._writer is not None:
             self._writer.poll()
         if self._position() < self._until:
-            return False  # what was told before is not all known
+            return read  # what was told before is not all known
         over = over and self._position() >= self._source.bounds(self._place).end
         self._consider_offer(over=over)
         self._go_on(last=over)
-        return over and self._offer is None and (self._judge is None or self._judge.name is None)
+        done = self._offer is None and (self._judge is None or self._judge.name is None)
+        return None if over and done else read
 
-    def _look(self) -> bool:
+    def _look(self, *, stopped: bool) -> bool:
         """Fetch what is offered, if it is news; whether nothing more will be.
 
         Raises:
             UnavailableError: If the board is away.
         """
-        stopped = self._wanted == "stopped"
         if not stopped and monotonic() < self._look_at:
             return False
         # Asked before the offer is looked at: a leader gives the lease back when all is offered.
@@ -163,21 +178,21 @@ class JobEvaluator:
 
     # --- the updates topic -----------------------------------------------------------------------
 
-    def _read(self) -> None:
+    def _read(self) -> int:
+        """Read what is there; returns how many records that was."""
         if self._tail is None:
             bounds = self._source.bounds(self._place)
             self._tail, self._until = self._source.tail(self._place, bounds.start), bounds.end
             self._track = Track(self._evaluation.every_updates, bounds.start)
         try:
-            records = self._tail.read(READ_RECORDS, self._pace.look_s)
+            records = self._tail.read(READ_RECORDS, 0.0)
         except ExpiredError:  # only newer ones are kept (the embedded Kafka): go on with those
             self._tail.close()
             self._tail = None
-            return
+            return 0
         for record in records:
             self._track.feed(record.offset, _decoded(record))
-        if 0 < len(records) < READ_RECORDS:
-            self._stopping.wait(self._pace.gather_s)
+        return len(records)
 
     def _position(self) -> int:
         return -1 if self._tail is None else self._tail.position()
@@ -248,17 +263,6 @@ class JobEvaluator:
                 logger=self._log,
             )
         return self._judge
-
-    def _close(self) -> None:
-        if self._judge is not None:
-            self._judge.close()
-        if self._tail is not None:
-            self._tail.close()
-        if self._writer is not None:
-            self._writer.flush(FLUSH_S)
-            self._writer.close()
-        self._board.close()
-        self._metrics.forget(self._job)
 
 
 def _decoded(record: LogRecord) -> AuditRecord | None:

@@ -1,4 +1,4 @@
-"""One job's deciding thread: events in, decisions out; `common.provisioning` decides.
+"""One job's actor: events in, decisions out; `common.provisioning` decides.
 
 plans, updates, claims (Kafka) ─▶ ┌────────────┐ ─▶ plans topic
 machines, prices (desk)        ─▶ │ Provisioner │ ─▶ desk: launch, release, look
@@ -7,12 +7,11 @@ what is wanted (jobs topic)    ─▶ └────────────┘
 
 from __future__ import annotations
 
-import threading
 from queue import Empty, SimpleQueue
 from time import monotonic, time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from common.errors import UnavailableError
+from common.errors import NotFoundError, UnavailableError, UserError
 from common.provisioning import commands as do
 from common.provisioning import events
 from common.provisioning.codec import encode_plan
@@ -21,136 +20,163 @@ from common.provisioning.records import Ended, Ordered, Planned, Settled, Starte
 from common.telemetry import Outage
 from common.topics import plans_topic
 from services.provisioner.desk import Desk
+from services.provisioner.settings import provisioner_settings
 from services.provisioner.topics import JobTopics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-    from common.core.messages import Positions
+    from common.jobs.store import JobRecord
+    from common.market import Market
     from common.metrics.provisioner import ProvisionerMetrics
-    from common.metrics.serving import Pulses
     from common.ports import Board, Log
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.events import ProvisionerEvent
     from common.provisioning.records import PlanRecord
-    from common.provisioning.settings import ProvisionerSettings
     from common.renting import Fleet, Prices
+    from common.runtime.supervisor import Fault
     from common.telemetry import EventLogger
 
     Openers: TypeAlias = tuple[Callable[[], Fleet], Callable[[], Prices]]
 
-LONGEST_WAIT_S = 0.1  # how late what the desk says is heard
+LEASE = "{job}~provisioning"  # no job's name has a ~, so this board is nobody's else
+LONGEST_WAIT_S = 0.5  # between looks at how far the plans and the streams go, and reports
 AWAY_S = 0.5  # between attempts while Kafka is away
 FLUSH_S = 5.0
 # Between reports for scrapes, which come every 5 s or more; one counts all machines that run.
 REPORT_S = 1.0
 
 
+class Replica(NamedTuple):
+    """What all jobs of a process share."""
+
+    name: str  # unique among all that ever live
+    market: Market  # of the machines that can be rented
+    log: Log
+    board: Callable[[str], Board]  # by name; for leases of provisioning alone
+    openers: Callable[[Market, str], Openers]  # of a job's fleet and of the prices
+    metrics: ProvisionerMetrics
+    logger: EventLogger
+
+
 class JobProvisioner:
-    """One replica's part in the provisioning of one job.
+    """One replica's part in the provisioning of one job: an actor of a supervisor.
 
     Args:
-        name: Of this replica, unique among all that ever live.
-        settings: Of the job's provisioning.
-        first: Where the job begins in each partition of its streams.
-        log: Kafka.
-        board: For the lease of the job's provisioning alone; closed at the end of `run`.
-        openers: Of the fleet and of the prices.
-        metrics: Of the process.
-        pulses: Likewise; that of the job is among them during `run`.
-        logger: Bound to the replica.
+        replica: What it shares with others.
+        wanted: The job as its owner wants it now; None where it was deleted.
+        wake: Lets it have a turn soon.
+        fault: What ended the one before; it has been told.
+
+    Raises:
+        UserError: If the job cannot be provisioned.
     """
 
-    def __init__(  # noqa: PLR0913 -- what a provisioner is made of
+    def __init__(
         self,
-        name: str,
-        settings: ProvisionerSettings,
-        first: Positions,
-        *,
-        log: Log,
-        board: Board,
-        openers: Openers,
-        metrics: ProvisionerMetrics,
-        pulses: Pulses,
-        logger: EventLogger,
+        replica: Replica,
+        wanted: Callable[[], JobRecord | None],
+        wake: Callable[[], None],
+        fault: Fault | None = None,
     ) -> None:
-        self._name = name
+        del fault
+        record = wanted()
+        if record is None:
+            raise NotFoundError("the job was deleted")
+        self._look = wanted
+        self._market = market = replica.market
+        self._record: JobRecord | None = record
+        self._settings = settings = provisioner_settings(record, market)
+        self._first = record.first
+        self._wanted = record.wanted
+        self._name = replica.name
         self._job = settings.job
-        self._settings = settings
-        self._first = first
-        self._source = log
-        self._board = board
-        self._log = logger.bind(job=settings.job)
-        self._openers = openers
-        self._metrics = metrics
-        self._pulses = pulses
+        self._source = replica.log
+        self._board = replica.board(LEASE.format(job=self._job))
+        self._log = replica.logger.bind(job=self._job)
+        self._metrics = replica.metrics
+        self._wake = wake
         self._reported_at = float("-inf")
         self._heard = SimpleQueue[events.ProvisionerEvent]()
-        self._stopping = threading.Event()
+        self._heard.put(events.WantedChanged(record.wanted, record.reason))
         self._fault: BaseException | None = None
-        self._machine = Provisioner(name, settings)
-        self._writer = log.writer()
+        self._machine = Provisioner(replica.name, settings)
+        self._topics: JobTopics | None = None
         self._kafka_outage = Outage(self._log, "kafka")
         self._board_outage = Outage(self._log, "board")
+        self._metrics.tell(self._job, None)
+        self._writer = replica.log.writer(on_ready=wake)
+        asked = record.spec.provisioning
+        rented = market.of_type(asked.instance_type) if asked is not None else market
+        openers = replica.openers(rented, self._job)
+        self._desk = Desk(*openers, self._tell_desk, logger=self._log, fail=self._fail)
 
-    @property
-    def finished(self) -> bool:
-        """Whether the job is over and its machines are given back."""
-        return self._machine.finished
-
-    def hear(self, event: events.WantedChanged | events.SettingsChanged) -> None:
-        """Tell what the job's owner wants; from any thread."""
-        self._heard.put(event)
-
-    def stop(self) -> None:
-        """End `run` soon; from any thread. The machines stay, another replica goes on."""
-        self._stopping.set()
-
-    def run(self) -> None:
-        """Decide until stopped or finished.
+    def turn(self) -> float | None:
+        """Take in what has happened, decide what is due.
 
         Raises:
             BaseException: Whatever ended the desk, or a record's delivery.
         """
-        self._metrics.tell(self._job, None)
-        pulse = self._pulses.begin(f"the thread of job {self._job}")
-        desk = Desk(*self._openers, self._heard.put, logger=self._log, fail=self._fail)
-        topics: JobTopics | None = None
-        try:
-            while not (self._stopping.is_set() or self._machine.finished or self._fault):
-                pulse.beat()
-                try:
-                    if topics is None:
-                        topics = JobTopics(
-                            self._source, self._job, self._first, self._settings.look_s
-                        )
-                    self._turn(topics, desk)
-                    self._kafka_outage.quiet()
-                except UnavailableError as error:
-                    self._kafka_outage.met(error)
-                    self._stopping.wait(AWAY_S)
-        finally:
-            self._pulses.end(pulse)
-            self._metrics.forget(self._job)
-            self._writer.flush(FLUSH_S)
-            desk.close()
-            self._release_lease()
-            self._board.close()
-            if topics is not None:
-                topics.close()
-            self._writer.close()
         if self._fault is not None:
             raise self._fault
+        self._follow()
+        try:
+            self._decide()
+            self._kafka_outage.quiet()
+        except UnavailableError as error:
+            self._kafka_outage.met(error)
+            return monotonic() + AWAY_S
+        if self._machine.finished:
+            return None
+        if self._topics is not None and not self._topics.drained:
+            return monotonic()
+        return monotonic() + max(0.0, min(self._machine.due() - time(), LONGEST_WAIT_S))
 
-    def _turn(self, topics: JobTopics, desk: Desk) -> None:
-        wait_s = max(0.0, min(self._machine.due() - time(), LONGEST_WAIT_S))
-        for event in topics.read(wait_s):
-            self._feed(event, desk)
+    def close(self) -> None:
+        """Let go of everything; the machines stay, another replica goes on."""
+        self._metrics.forget(self._job)
+        self._desk.close()
+        self._release_lease()
+        self._board.close()
+        if self._topics is not None:
+            self._topics.close()
+        try:
+            self._writer.flush(FLUSH_S)
+        finally:
+            self._writer.close()
+
+    def _follow(self) -> None:
+        """Take in what the job's owner wants, if that is news."""
+        record = self._look()
+        if record is self._record:
+            return
+        self._record = record
+        if record is not None:
+            try:
+                settings = provisioner_settings(record, self._market)
+            except UserError as error:  # it goes on as it was
+                self._log.error("job_not_provisioned", reason=str(error))
+            else:
+                if settings != self._settings:
+                    self._settings = settings
+                    self._heard.put(events.SettingsChanged(settings))
+        wanted = "stopped" if record is None else record.wanted
+        if wanted != self._wanted:
+            self._wanted = wanted
+            reason = "the job was deleted" if record is None else record.reason
+            self._heard.put(events.WantedChanged(wanted, reason))
+
+    def _decide(self) -> None:
+        if self._topics is None:
+            look_s = self._settings.look_s
+            self._topics = JobTopics(self._source, self._job, self._first, look_s, self._wake)
+        for event in self._topics.read():
+            self._feed(event)
         while (heard := self._next_heard()) is not None:
-            self._feed(heard, desk)
+            self._feed(heard)
         if time() >= self._machine.due():
-            self._feed(events.Tick(), desk)
+            self._feed(events.Tick())
         self._writer.poll()
         self._report()
 
@@ -166,17 +192,21 @@ class JobProvisioner:
         except Empty:
             return None
 
-    def _feed(self, event: ProvisionerEvent, desk: Desk) -> None:
-        for command in self._machine.on(event, time()):
-            self._do(command, desk)
+    def _tell_desk(self, event: ProvisionerEvent) -> None:
+        self._heard.put(event)
+        self._wake()
 
-    def _do(self, command: ProvisionerCommand, desk: Desk) -> None:
+    def _feed(self, event: ProvisionerEvent) -> None:
+        for command in self._machine.on(event, time()):
+            self._do(command)
+
+    def _do(self, command: ProvisionerCommand) -> None:
         match command:
             case do.AppendPlan(record):
                 self._tell(record)
                 self._writer.append(plans_topic(self._job), encode_plan(record))
             case do.Launch() | do.Release() | do.LookAtMachines() | do.LookAtPrices():
-                desk.send(command)
+                self._desk.send(command)
             case do.AskLease():
                 self._ask_lease()
             case do.ReleaseLease():
@@ -241,3 +271,4 @@ class JobProvisioner:
 
     def _fail(self, fault: BaseException) -> None:
         self._fault = fault
+        self._wake()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from common import wire
 from common.core.spans import Partition
 from common.errors import ExpiredError, FutureFormatError, WireError
+from common.ports import NewTopic
 from common.provisioning import events
 from common.provisioning.codec import decode_plan
 from common.topics import control_topic, plans_topic, updates_topic
@@ -28,26 +29,32 @@ CAUGHT_UP_S = 0.5  # between questions where the plans end: a request to the bro
 class Topic:
     """One topic of the job, from a position on; what does not parse is None."""
 
-    def __init__(self, log: Log, topic: str, recent: int | None = None) -> None:
+    def __init__(
+        self, log: Log, topic: str, on_ready: Callable[[], None], recent: int | None = None
+    ) -> None:
         self._log = log
+        self._on_ready = on_ready
+        self.drained = False  # the last read gave nothing, and `on_ready` will tell of more
         self.partition = Partition(topic, 0)
         bounds = log.bounds(self.partition)
         start = bounds.start if recent is None else max(bounds.start, bounds.end - recent)
-        self._tail: Tail = log.tail(self.partition, start)
+        self._tail: Tail = log.tail(self.partition, start, on_ready)
 
-    def read(self, decode: Callable[[bytes], T], wait_s: float) -> tuple[tuple[int, T | None], ...]:
-        """Read what is new.
+    def read(self, decode: Callable[[bytes], T]) -> tuple[tuple[int, T | None], ...]:
+        """Read what is new, without waiting.
 
         Raises:
             UnavailableError: If Kafka is away.
             FutureFormatError: If a newer program wrote a record.
         """
         try:
-            records = self._tail.read(READ_RECORDS, wait_s)
+            records = self._tail.read(READ_RECORDS, 0.0)
         except ExpiredError:  # only newer ones are kept (the embedded Kafka): go on with those
             self._tail.close()
-            self._tail = self._log.tail(self.partition, self._log.bounds(self.partition).start)
+            start = self._log.bounds(self.partition).start
+            self._tail = self._log.tail(self.partition, start, self._on_ready)
             return ()
+        self.drained = not records
         return tuple((record.offset, _decoded(decode, record.value)) for record in records)
 
     def at_end(self) -> bool:
@@ -66,48 +73,62 @@ class JobTopics:
         log: Where they are; the plans topic is made if it is not there.
         job: The job's name.
         first: Where the job begins in each partition of its streams.
-        streams_s: Between looks at the streams: two requests for each partition.
+        streams_s: Between looks at the streams.
+        on_ready: Called when there may be something new.
 
     Raises:
         UnavailableError: If Kafka is away.
     """
 
-    def __init__(self, log: Log, job: str, first: Positions, streams_s: float) -> None:
-        log.create_topic(plans_topic(job), 1, kept_forever=True)
-        self._plans = Topic(log, plans_topic(job))
-        self._updates = Topic(log, updates_topic(job))
-        self._claims = Topic(log, control_topic(job), RECENT)
+    def __init__(
+        self,
+        log: Log,
+        job: str,
+        first: Positions,
+        streams_s: float,
+        on_ready: Callable[[], None],
+    ) -> None:
+        log.create_topics([NewTopic(plans_topic(job), 1, kept_forever=True)])
+        self._plans = Topic(log, plans_topic(job), on_ready)
+        self._updates = Topic(log, updates_topic(job), on_ready)
+        self._claims = Topic(log, control_topic(job), on_ready, RECENT)
         self._asked_at = 0.0
         self._log = log
         self._first = first
         self._streams_s = streams_s
         self._streams_at = 0.0
 
-    def read(self, wait_s: float) -> Iterator[events.ProvisionerEvent]:
-        """What is new; waits up to `wait_s` for plans.
+    def read(self) -> Iterator[events.ProvisionerEvent]:
+        """What is new.
 
         Raises:
             UnavailableError: If Kafka is away.
             FutureFormatError: If a newer program wrote a record.
         """
-        plans = self._plans.read(decode_plan, wait_s)
+        plans = self._plans.read(decode_plan)
         caught_up = False
         if not plans and monotonic() >= self._asked_at + CAUGHT_UP_S:
             self._asked_at = monotonic()
             caught_up = self._plans.at_end()
         if plans or caught_up:
             yield events.PlansRead(plans, caught_up)
-        updates = self._updates.read(wire.decode_audit, 0.0)
+        updates = self._updates.read(wire.decode_audit)
         if updates:
             yield events.UpdatesRead(updates)
-        claims = self._claims.read(wire.decode_claim, 0.0)
+        claims = self._claims.read(wire.decode_claim)
         if claims:
             yield events.ClaimsRead(tuple(claim for _, claim in claims))
 
         if monotonic() >= self._streams_at + self._streams_s:
             self._streams_at = monotonic()
-            ends = sum(self._log.bounds(place).end for place in self._first)
-            yield events.StreamsSeen(ends - sum(self._first.values()))
+            ends = self._log.ends(self._first)
+            if len(ends) == len(self._first):  # else nobody can tell just now
+                yield events.StreamsSeen(sum(ends.values()) - sum(self._first.values()))
+
+    @property
+    def drained(self) -> bool:
+        """Whether there was nothing more to read just now."""
+        return self._plans.drained and self._updates.drained and self._claims.drained
 
     def close(self) -> None:
         """Let go of the connections."""

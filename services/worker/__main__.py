@@ -3,81 +3,42 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
+import random
 import socket
 import sys
 import threading
-from contextlib import closing, suppress
-from time import monotonic
-from typing import TYPE_CHECKING
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from common.config import Settings, read_settings
-from common.connections import open_board, open_log, open_notices, open_tracer
+from common.connections import open_boards, open_log, open_notices, open_tracer
 from common.core.messages import WorkerId
 from common.errors import UnavailableError, UserError
+from common.job_parts import BUILT_IN_TASKS
 from common.jobs.store import JobBook
-from common.metrics.serving import Pulse, Pulses, serve
+from common.learning.gradients import resolve_device
+from common.metrics.serving import Pulses, serve
 from common.metrics.worker import WorkerMetrics
 from common.telemetry import EventLogger, Outage, event_logger, set_up_logging
 from common.termination import end_with, on_termination
 from services.worker.loop import JobWorker, Observers
 from services.worker.memory import keep_freed_memory
 from services.worker.notices import NoticeWatch
+from services.worker.selection import JOBS_S, JobSelector, Worker
 
 if TYPE_CHECKING:
     from common.job import JobSpec
+    from common.jobs.store import JobRecord
+    from common.ports import Boards, Log
 
 EXIT_OK = 0  # it left because it was told to: by a signal, or by notice that the machine goes
 EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
-EXIT_USAGE = 2  # settings or job make no sense; starting again will not help
-JOBS_S = 0.5  # between looks at the jobs topic
-
-
-class Watch:
-    """Which job this worker is for, what it is now, and whether this worker is still for it."""
-
-    def __init__(
-        self, book: JobBook, job: str | None, leaving: threading.Event, pulse: Pulse
-    ) -> None:
-        self._book = book
-        self._job = job
-        self._leaving = leaving
-        self._pulse = pulse
-        self._looked_at = monotonic()
-        self._spec: JobSpec | None = None  # as last seen
-
-    def find(self, settings: Settings) -> JobSpec | None:
-        """The job to work for, once there is one; None when the process is told to end."""
-        while not self._leaving.is_set():
-            self._pulse.beat()
-            # All of the topic: by its first records alone, a job that was stopped seems to run.
-            jobs = self._book.read()
-            running = [r.spec for r in jobs.values() if r.wanted != "stopped"]
-            if self._job is not None:
-                running = [spec for spec in running if spec.name == self._job]
-            if running:
-                self._spec = min(running, key=lambda spec: _workers_of(spec.name, settings))
-                return self._spec
-            self._leaving.wait(JOBS_S)
-        return None
-
-    def look(self) -> JobSpec | None:
-        """The job that was found, as it is now; None where this worker is to leave."""
-        if self._spec is None or self._leaving.is_set():
-            return None
-        if monotonic() - self._looked_at < JOBS_S:
-            return self._spec
-        self._looked_at = monotonic()
-        with suppress(UnavailableError):
-            record = self._book.refresh(0.0).get(self._spec.name)
-            self._spec = record.spec if record and record.wanted != "stopped" else None
-        return self._spec
-
-    def close(self) -> None:
-        """Let go of the jobs topic."""
-        self._book.close()
+EXIT_USAGE = 2  # settings make no sense; starting again will not help
+SELECTED_S = 0.05  # between looks whether there is a job by now
 
 
 def main() -> int:
@@ -106,7 +67,11 @@ def main() -> int:
             NoticeWatch(notices, leaving, settings.on_rebalance, logger).start()
         observers = _observers(name, settings)
         with closing(observers.tracer):
-            _work(name, arguments.job, settings, leaving, observers, logger)
+            if settings.device:
+                resolve_device(settings.device)  # one that is not here makes no sense for any job
+            tasks = (*BUILT_IN_TASKS, *settings.tasks)
+            worker = Worker(name, arguments.job or "", tasks)
+            _work(_Process(worker, settings, leaving, observers, logger))
     except UserError as error:
         print(f"worker: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it
         return EXIT_USAGE
@@ -124,41 +89,97 @@ def _observers(name: WorkerId, settings: Settings) -> Observers:
     return Observers(metrics, open_tracer(settings, "worker", name), pulses, pulse)
 
 
-def _work(
-    name: WorkerId,
-    job: str | None,
-    settings: Settings,
-    leaving: threading.Event,
-    observers: Observers,
-    logger: EventLogger,
-) -> None:
-    outage = Outage(logger, "servers")
-    while not leaving.is_set():
-        observers.pulse.beat()
-        try:
-            log = open_log(settings, name)
-            watch = Watch(JobBook(log), job, leaving, observers.pulse)
-            spec = watch.find(settings)
-            if spec is None:
-                return
-            board = open_board(settings, spec.name)
-            worker = JobWorker(name, spec, settings, log, board, observers, logger)
-            outage.over()
-        except UnavailableError as error:
-            outage.met(error)
-            leaving.wait(JOBS_S)
-            continue
-        worker.run(watch.look)
-        board.close()
-        watch.close()
+class _Process(NamedTuple):
+    """What every job's part in this process is made with."""
+
+    worker: Worker
+    settings: Settings
+    leaving: threading.Event
+    observers: Observers
+    logger: EventLogger
 
 
-def _workers_of(job: str, settings: Settings) -> int:
-    board = open_board(settings, job)
+def _work(process: _Process) -> None:
+    """Work for one job after the other until told to leave.
+
+    Raises:
+        BaseException: What ended the thread that selects jobs: nobody would hear of them any more.
+    """
+    log = _opened(process)
+    if log is None:
+        return
+    boards = open_boards(process.settings)
+    selector = JobSelector(
+        process.worker,
+        JobBook(log),
+        boards.roster(),
+        process.observers.metrics,
+        process.logger,
+        random.SystemRandom().random,
+    )
+    faults = list[BaseException]()
+    thread = threading.Thread(
+        target=_select, args=(selector, process.leaving, faults), name="jobs", daemon=True
+    )
+    thread.start()
+    while not process.leaving.is_set():
+        process.observers.pulse.beat()
+        job = selector.selected()
+        if job is None:
+            process.leaving.wait(SELECTED_S)
+        else:
+            _work_for(job, selector, log, boards, process)
+    thread.join()
+    boards.close()
+    log.close()
+    if faults:
+        raise faults[0]
+
+
+def _select(selector: JobSelector, leaving: threading.Event, faults: list[BaseException]) -> None:
     try:
-        return len(board.alive())
+        while not leaving.is_set():
+            selector.turn()
+        selector.close()
+    except BaseException as fault:  # noqa: BLE001 -- raised again in the main thread
+        faults.append(fault)
+        leaving.set()
+
+
+def _work_for(
+    job: JobRecord, selector: JobSelector, log: Log, boards: Boards, process: _Process
+) -> None:
+    """Work for one job until the selector says otherwise, or something ends it."""
+    worker, settings, leaving, observers, logger = process
+
+    def look() -> JobSpec | None:
+        return None if leaving.is_set() else selector.still(job)
+
+    board = boards.board(job.spec.name)
+    name = WorkerId(worker.name)
+    try:
+        JobWorker(name, job.spec, settings, log, board, observers, logger).run(look)
+    except BaseException as error:  # noqa: BLE001 -- whatever it is, it ends this job here alone
+        selector.failed(job.spec.name, error)
     finally:
         board.close()
+        gc.collect()  # the model: objects that name each other may hold on to it for minutes
+
+
+def _opened(process: _Process) -> Log | None:
+    """Kafka; None where the process is told to end before it can be had."""
+    outage = Outage(process.logger, "kafka")
+    while not process.leaving.is_set():
+        process.observers.pulse.beat()
+        try:
+            log = open_log(process.settings, process.worker.name)
+        except UnavailableError as error:
+            outage.met(error)
+            process.leaving.wait(JOBS_S)
+        else:
+            outage.over()
+            return log
+    return None
 
 
 if __name__ == "__main__":

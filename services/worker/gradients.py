@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from common.core.messages import MOST_TRACEBACK, Failed, Gradient
 from common.core.orders import Orders
-from common.errors import CorruptError, ExpiredError, UnavailableError, UserError
+from common.errors import CorruptError, ExpiredError, OutsideError, UnavailableError, UserError
 from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
 from common.learning.fields import Columns, concatenate
 from common.learning.origin import Origin
@@ -254,7 +254,7 @@ class GradientDesk:
                     parts.append(self._codec.decode(values).records)
         except ExpiredError as error:
             raise _NoGradientError("expired", (batch,), str(error)) from error
-        except UnavailableError as error:
+        except OutsideError as error:  # a topic that is gone is the leader's to notice
             raise _NoGradientError("unreadable", (batch,), str(error)) from error
         found = sum(len(next(iter(part.values()))) for part in parts)
         if found != batch.samples:

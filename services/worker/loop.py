@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,13 +51,14 @@ class JobWorker:
         spec: The job.
         settings: Of the process.
         log: Kafka.
-        board: The job's board.
+        board: The job's board; whoever made it closes it.
         observers: Of the process.
         logger: Bound to the worker.
 
     Raises:
-        UserError: If the task is not allowed here, does not fit the records, or the device is not
-            there.
+        TaskMissingError: If this process has not got the task.
+        UserError: If the task refuses its options, makes no model, does not fit the records, or the
+            device is not there. Nothing is left open, whatever is raised.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class JobWorker:
         self._log = logger.bind(job=spec.name)
         self._leave_s = settings.leave_s
         self._ended = threading.Event()  # no further gradient is begun
+        self._deadline = 0.0  # of the one under way then
         self._fault: BaseException | None = None
         task = task_of(spec, settings.tasks)
         computer = GradientComputer(
@@ -85,58 +88,71 @@ class JobWorker:
         self._spec = spec
         self._observers = observers
         self._pulse = Pulse(what="the gradient thread", limit_s=GRADIENT_STILL_S)
-        measures = observers.metrics.work_for(spec.name, spec.streams)
-        traces = BatchTraces(observers.tracer, spec.name, worker)
-        self._stream = Stream(
-            worker,
-            spec.name,
-            WorkerSettings(
-                spec.batch_size, spec.waiting_bound, spec.batch_linger_s, spec.group_size
-            ),
-            codec=codec,
-            log=log,
-            board=board,
-            arrived=ArrivedRows(),
-            cache=cache,
-            logger=self._log,
-            measures=measures,
-            traces=traces,
-            streams=spec.streams,
-            hold=spec.on_preemption == "hold",
-        )
-        self._desk = GradientDesk(
-            worker,
-            computer,
-            codec=codec,
-            cache=cache,
-            spans=log.spans(),
-            board=board,
-            logger=self._log,
-            measures=measures,
-            traces=traces,
-            pulse=self._pulse,
-            wait=self._ended.wait,
-            round_began=self._stream.round_began,
-        )
+        with ExitStack() as undo:
+            measures = observers.metrics.work_for(spec.name, spec.streams)
+            undo.callback(observers.metrics.forget)
+            traces = BatchTraces(observers.tracer, spec.name, worker)
+            self._stream = Stream(
+                worker,
+                spec.name,
+                WorkerSettings(
+                    spec.batch_size, spec.waiting_bound, spec.batch_linger_s, spec.group_size
+                ),
+                codec=codec,
+                log=log,
+                board=board,
+                arrived=ArrivedRows(),
+                cache=cache,
+                logger=self._log,
+                measures=measures,
+                traces=traces,
+                streams=spec.streams,
+                hold=spec.on_preemption == "hold",
+            )
+            undo.callback(self._stream.close)
+            self._desk = GradientDesk(
+                worker,
+                computer,
+                codec=codec,
+                cache=cache,
+                spans=log.spans(),
+                board=board,
+                logger=self._log,
+                measures=measures,
+                traces=traces,
+                pulse=self._pulse,
+                wait=self._ended.wait,
+                round_began=self._stream.round_began,
+            )
+            undo.pop_all()
         self._thread = threading.Thread(target=self._compute, name="gradients", daemon=True)
 
     def run(self, look: Callable[[], JobSpec | None]) -> None:
         """Work on the job as it is now, until it is none for this worker; then leave well.
+
+        Whatever is raised, the group is left and the gradient thread told to end: the process may
+        go on with another job.
 
         Args:
             look: The job, or None where this worker is to leave.
 
         Raises:
             BaseException: Whatever ended the gradient thread.
+            UnknownTopicError: If the job's control topic is gone.
+            OutsideError: If an announcement was refused, or the group does not take this member.
         """
         self._log.info("worker_joins")
-        self._thread.start()
-        while (spec := look()) is not None and self._fault is None:
-            if spec is not self._spec:
-                self._follow(spec)
-            self._turn()
-        self._leave()
-        self._observers.metrics.forget()
+        with ExitStack() as closing:
+            closing.callback(self._observers.metrics.forget)
+            closing.callback(self._stream.close)
+            closing.callback(self._end_gradients)
+            self._thread.start()
+            while (spec := look()) is not None and self._fault is None:
+                if spec is not self._spec:
+                    self._follow(spec)
+                self._turn()
+            self._leave()
+        self._log.info("worker_left")
         if self._fault is not None:
             raise self._fault
 
@@ -152,18 +168,25 @@ class JobWorker:
             self._stream.resize(*sizes)
 
     def _leave(self) -> None:
-        """Say so, finish the gradient under way if there is time, leave the group."""
+        """Say so, and finish the gradient under way if there is time."""
         self._stream.leave()
+        self._begin_no_gradient()
+        while self._thread.is_alive() and monotonic() < self._deadline:
+            self._turn()  # goes on giving signs of life
+
+    def _begin_no_gradient(self) -> None:
+        self._deadline = monotonic() + self._leave_s
         self._ended.set()
         self._desk.leave()
-        deadline = monotonic() + self._leave_s
-        while self._thread.is_alive() and monotonic() < deadline:
-            self._turn()  # goes on giving signs of life
+
+    def _end_gradients(self) -> None:
+        """End the gradient thread, also where the stream's failed and can give no sign of life."""
+        if not self._ended.is_set():
+            self._begin_no_gradient()
+        self._thread.join(max(self._deadline - monotonic(), 0.0))
         if self._thread.is_alive():
             self._log.warning("gradient_given_up", after_s=self._leave_s)
             self._desk.leave(finish=False)
-        self._stream.close()
-        self._log.info("worker_left")
 
     def _compute(self) -> None:
         self._observers.pulses.watch(self._pulse)

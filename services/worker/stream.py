@@ -7,6 +7,7 @@ out on Kafka and on the board.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import ExitStack
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
@@ -83,8 +84,11 @@ class Stream:
         self._id = worker
         self._machine = Worker(worker, settings)
         self._codec = codec
-        self._reader = log.stream(group_name(job), streams, worker, hold=hold)
-        self._writer = log.writer()
+        with ExitStack() as undo:
+            self._writer = log.writer()
+            undo.callback(self._writer.close)
+            self._reader = log.stream(group_name(job), streams, worker, hold=hold)
+            undo.pop_all()
         self._control = control_topic(job)
         self._clock = clock
         self._board = board
@@ -141,14 +145,19 @@ class Stream:
         self._feed(events.Leaving())
 
     def close(self) -> None:
-        """Leave the group and send what is announced."""
-        self._reader.close()
-        if not self._writer.flush(FLUSH_S):
-            self._log.warning(
-                "announcements_unsent", reason="Kafka is away; their records are free"
-            )
-        self._writer.close()
-        self._times.tell(self._log)
+        """Leave the group and send what is announced.
+
+        Raises:
+            DeliveryError: If an announcement was refused; everything is closed nevertheless.
+        """
+        with ExitStack() as closing:
+            closing.callback(self._times.tell, self._log)
+            closing.callback(self._writer.close)
+            self._reader.close()
+            if not self._writer.flush(FLUSH_S):
+                self._log.warning(
+                    "announcements_unsent", reason="Kafka is away; their records are free"
+                )
 
     # --- what happens -------------------------------------------------------------------------
 

@@ -99,9 +99,16 @@ class Cluster:
 
     def start(self, service: str, name: str, job: str = "", **settings: object) -> None:
         """Start a worker, of another job if one is named, or a coordinator."""
-        command = [sys.executable, "-m", f"services.{service}", "--name", name]
-        if service == "worker":
-            command += ["--job", job or self.job]
+        self._start(service, name, ["--job", job or self.job] * (service == "worker"), settings)
+
+    def start_free_worker(self, name: str, **settings: object) -> None:
+        """Start a worker that goes to whichever job needs it."""
+        self._start("worker", name, [], settings)
+
+    def _start(
+        self, service: str, name: str, options: list[str], settings: dict[str, object]
+    ) -> None:
+        command = [sys.executable, "-m", f"services.{service}", "--name", name, *options]
         own = self.settings.model_copy(update=settings)
         environment = {**os.environ, **own.environ()}
         self._children[name] = Child(command, self._folder / f"{name}.log", environment=environment)
@@ -121,6 +128,10 @@ class Cluster:
     def stop(self, name: str) -> None:
         """Ask a process to end, and wait."""
         self._children.pop(name).stop(30.0)
+
+    def ended(self) -> list[str]:
+        """Processes that are not there any more, though nobody killed or stopped them."""
+        return [name for name, child in self._children.items() if not child.running()]
 
     def close(self) -> None:
         """End all processes, and all jobs: those of later tests would take part in them too."""

@@ -24,6 +24,7 @@ from common.connections import open_board, open_boards, open_log
 from common.core.events import Assigned
 from common.core.messages import Farewell, ModelId, Standing, TriggerId, UpdateTrigger, WorkerId
 from common.core.spans import Partition, Span
+from common.core.spread import JobDemand
 from common.embedded.apache_kafka import ApacheKafka, Safe
 from common.embedded.redis import EmbeddedRedis, free_port
 from common.errors import OutsideError, UserError
@@ -115,7 +116,9 @@ def board_with(server: SafeRedis, **changes: str) -> Board:
 
 
 @pytest.mark.redis
-def test_the_rights_in_the_guide_are_all_that_a_board_needs(safe_redis: SafeRedis) -> None:
+def test_the_rights_in_the_guide_are_all_that_a_board_needs(
+    safe_redis: SafeRedis,
+) -> None:
     safe_redis.admin.acl_log_reset()
     board = board_with(safe_redis)
     assert isinstance(board, RedisBoard)
@@ -163,6 +166,19 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(safe_redis: SafeRedi
     board.close()
     refused = {entry["object"] for entry in safe_redis.admin.acl_log()}
     assert refused <= {"client|setinfo"}  # which the guide speaks of
+
+
+@pytest.mark.redis
+def test_the_rights_in_the_guide_are_all_that_a_roster_needs(safe_redis: SafeRedis) -> None:
+    safe_redis.admin.acl_log_reset()
+    boards = open_boards(read_settings(safe_redis.environ))
+    roster = boards.roster()
+    roster.put([JobDemand("digits")])
+    assert roster.read() == [JobDemand("digits")]
+    roster.remove(jobs=["digits"])
+    boards.close()
+    refused = {entry["object"] for entry in safe_redis.admin.acl_log()}
+    assert refused <= {"client|setinfo"}
 
 
 @pytest.mark.redis

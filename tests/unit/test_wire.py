@@ -38,6 +38,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Address, Partition, Span, address_of
+from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import FutureFormatError, WireError
 
 if TYPE_CHECKING:
@@ -138,6 +139,26 @@ failures = st.builds(
 )
 farewells = st.builds(Farewell, workers, models, offsets | st.just(()))
 
+durations = st.floats(0, 1e9)
+demands = st.builds(
+    JobDemand,
+    names,
+    counts,
+    counts,
+    durations,
+    durations,
+    st.integers(1, 2**40),
+    st.floats(1e-3, 1e3),
+    st.booleans(),
+    counts,
+    durations,
+    texts,
+)
+several = st.lists(texts, max_size=3).map(tuple)
+placements = st.builds(
+    WorkerPlacement, workers, counts, texts, durations, st.booleans(), several, several, texts
+)
+
 
 class Way(NamedTuple):
     """One kind of message, there and back."""
@@ -155,6 +176,8 @@ WAYS = {
     "reply": Way(
         partial(wire.encode_reply, "digits"), wire.decode_reply, gradients | failures | farewells
     ),
+    "job demand": Way(wire.encode_demand, wire.decode_demand, demands),
+    "worker placement": Way(wire.encode_placement, wire.decode_placement, placements),
 }
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 
@@ -171,7 +194,7 @@ def told(way: Way, data: bytes) -> str:
 # --- there and back ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["claim", "audit", "standing", "trigger"])
+@pytest.mark.parametrize("kind", sorted(WAYS.keys() - {"reply"}))
 @given(data=st.data())
 def test_a_message_comes_back_as_it_was(kind: str, data: st.DataObject) -> None:
     message = data.draw(WAYS[kind].messages)
@@ -474,6 +497,21 @@ NONSENSE = {
         "standing",
         Standing(3, 5, {Partition("t", 0): -1}, 5, 0, 0, {}),
         "Standing.claimed[t[0]]",
+    ),
+    "a job of no name": ("job demand", JobDemand(""), "JobDemand.job"),
+    "a backlog below nothing": ("job demand", JobDemand("a", backlog=-1), "JobDemand.backlog"),
+    "endless arrivals": (
+        "job demand",
+        JobDemand("a", arrivals_per_s=float("inf")),
+        "JobDemand.arrivals_per_s",
+    ),
+    "a weight of nothing": ("job demand", JobDemand("a", weight=0.0), "JobDemand.weight"),
+    "no partitions": ("job demand", JobDemand("a", most_workers=0), "JobDemand.most_workers"),
+    "a placement of nobody": ("worker placement", WorkerPlacement(""), "WorkerPlacement.worker"),
+    "a stay of no number": (
+        "worker placement",
+        WorkerPlacement("w1", stay_s=float("nan")),
+        "WorkerPlacement.stay_s",
     ),
     "a trigger without a number": (
         "trigger",

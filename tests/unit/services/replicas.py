@@ -60,7 +60,7 @@ class MemoryReplica:
         self.steps = Supervisor(None, self.pulses, logger, threads=3)
         boards = MemoryBoards(redis)
         self.book = JobBook(log)
-        self.streams = StreamWatch(log, logger)
+        self.streams = StreamWatch(log, boards.roster(), logger)
         self.replica = Replica(
             name=name,
             settings=settings or Settings(),

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.core import commands as do
+from common.core import events
 from common.core.messages import Standing, UpdateApplied
 from common.core.snapshots import genesis
 from common.core.spans import Partition
+from common.core.spread import JobDemand
 from common.job import parse_job
 from common.metrics.coordinator import CoordinatorMetrics
 from common.telemetry import event_logger
+from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
 from common.tracing import NoTracer
 from services.coordinator.measuring import Measuring
+from services.coordinator.needs import WINDOW_S, Arrivals
 from services.coordinator.streams import (
-    LOOK_S,
-    SOON_S,
-    WINDOW_S,
-    Arrivals,
+    IDLE_LOOK_S,
+    PUBLISH_S,
     StreamWatch,
     by_stream,
     ratios,
@@ -99,7 +102,9 @@ class Bench:
         self.measuring = Measuring(
             parse_job(JOB), self.metrics.follow(NAME, lambda: None), NoTracer()
         )
-        self.watch = StreamWatch(self.log, event_logger("test"), self.clock)
+        self.redis = MemoryRedis(self.clock)
+        self.roster = MemoryBoards(self.redis).roster()
+        self.watch = StreamWatch(self.log, self.roster, event_logger("test"), self.clock)
         self.watch.follow(NAME, EPOCH, {A: 0, B: 0}, self.measuring)
 
     def lead(self, epoch: int = EPOCH) -> None:
@@ -177,11 +182,69 @@ def test_a_stream_that_is_gone_is_nothing_to_the_other_jobs(bench: Bench) -> Non
     assert metrics.leading.streams is None
 
 
-def test_it_looks_again_soon_where_somebody_has_only_just_begun_to_lead(bench: Bench) -> None:
-    assert bench.watch.turn() == SOON_S
+def test_a_job_without_work_and_workers_is_looked_at_less_often(bench: Bench) -> None:
+    # second   0      1      2
+    # looks    yes    no     yes
     bench.lead()
-    assert bench.watch.turn() == LOOK_S
+    bench.stand(claimed=0, live=0)
+    bench.watch.turn()
+    bench.produce(9)
+    bench.clock.advance(IDLE_LOOK_S / 2)
+    bench.watch.turn()
+    assert bench.told("stream_records", stream="clinic-a") == 0.0
+    bench.clock.advance(IDLE_LOOK_S / 2)
+    bench.watch.turn()
+    assert bench.told("stream_records", stream="clinic-a") == 9.0
+    bench.produce(1)
+    bench.watch.turn()  # now it has work
+    assert bench.told("stream_records", stream="clinic-a") == 10.0
+
+
+def test_what_is_forgotten_is_not_looked_at(bench: Bench) -> None:
+    bench.lead()
+    bench.watch.turn()
     bench.watch.forget(NAME)
     bench.produce(1)
     bench.watch.turn()
     assert bench.told("stream_records", stream="clinic-a") == 0.0, "it was forgotten"
+
+
+def test_what_each_job_needs_is_published_every_second(bench: Bench) -> None:
+    bench.lead()
+    assert bench.watch.turn() == PUBLISH_S
+    assert bench.roster.read() == []  # nobody knows yet what is claimed
+    bench.stand(claimed=3, live=1)
+    bench.produce(10)
+    bench.watch.turn()
+    [first] = bench.roster.read()
+    bench.clock.advance(PUBLISH_S)
+    bench.log.go_away()  # what was seen last is told on
+    bench.watch.turn()
+    [second] = bench.roster.read()
+
+    assert isinstance(first, JobDemand)
+    assert (first.job, first.backlog, first.most_workers, first.runs) == (NAME, 7, 2, True)
+    assert second == msgspec.structs.replace(first, number=first.number + 1)
+
+
+def test_a_paused_job_says_that_it_does_not_run(bench: Bench) -> None:
+    bench.lead()
+    bench.stand(claimed=3, live=1)
+    bench.measuring.heard(events.WantedChanged("paused"), 0.0)
+    bench.watch.turn()
+    [demand] = bench.roster.read()
+
+    assert isinstance(demand, JobDemand)
+    assert not demand.runs
+
+
+def test_while_redis_is_away_the_watch_goes_on(bench: Bench) -> None:
+    bench.lead()
+    bench.stand(claimed=3, live=1)
+    bench.redis.kill()
+    bench.produce(10)
+    bench.watch.turn()
+    assert bench.told("stream_lag_records", stream="clinic-a") == 7.0
+    bench.redis.restart()
+    bench.watch.turn()
+    assert len(bench.roster.read()) == 1

@@ -1,10 +1,11 @@
-"""An evaluator's thread for one job, in memory: what it judges, by what, and what it tells."""
+"""An evaluator's part in one job, in memory: what it judges, by what, and what it tells."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,19 +34,23 @@ from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
 from common.log_lines import fields_of
 from common.metrics.evaluator import EvaluatorMetrics
-from common.metrics.serving import Pulse
+from common.metrics.meters import Meters
+from common.metrics.serving import Pulses
+from common.metrics.supervision import SupervisionMetrics
 from common.reading import read_decoded
+from common.runtime.supervisor import Supervisor
 from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics import updates_topic
 from services.evaluator.judging import Pace
-from services.evaluator.loop import JobEvaluator
+from services.evaluator.loop import JobEvaluator, Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.messages import Vector
+    from common.jobs.store import JobRecord
     from common.learning.fields import Columns
 
 NAME = "signs"
@@ -83,7 +88,7 @@ class World:
         self.board = MemoryBoard(self.redis, NAME)
         self.metrics = EvaluatorMetrics()
         self.model = FlatModel(build_model(task_of(self.spec, ()), 0))
-        self.running = list[tuple[JobEvaluator, threading.Thread]]()
+        self.running = list[Evaluation]()
         self._ends = Counter[str]()
         self._writer = self.log.writer()
         self.epoch = self.write(Lead(-1, GENESIS, "c1"))
@@ -127,32 +132,16 @@ class World:
         """Offer it."""
         self.board.offer_model(ModelId(self.epoch, version), self.weights(slope).data)
 
-    def start(self) -> JobEvaluator:
+    def start(self) -> Evaluation:
         """Start an evaluator, of this metrics' process."""
-        evaluation = self.spec.evaluation
-        assert evaluation is not None
-        evaluator = JobEvaluator(
-            self.book.get(NAME),
-            evaluation,
-            Settings(),
-            log=self.log,
-            board=MemoryBoard(self.redis, NAME),
-            metrics=self.metrics,
-            pulse=Pulse(),
-            logger=event_logger("evaluator"),
-            pace=Pace(look_s=0.01, gather_s=0.0, together_s=0.05),
-        )
-        thread = threading.Thread(target=evaluator.run, daemon=True)
-        self.running.append((evaluator, thread))
-        thread.start()
-        return evaluator
+        started = Evaluation(self)
+        self.running.append(started)
+        return started
 
     def end(self) -> None:
         """End all evaluators."""
-        for evaluator, thread in self.running:
-            evaluator.stop()
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
+        for started in self.running:
+            started.end()
         self.running.clear()
 
     def told(self) -> list[Evaluated]:
@@ -177,6 +166,34 @@ class World:
         """How many versions came to this, by the metrics."""
         labels = {"job_name": NAME, "outcome": outcome}
         return self.metrics.meters.registry.get_sample_value("doll_evaluations_total", labels)
+
+
+class Evaluation:
+    """An evaluator's process with one job."""
+
+    def __init__(self, world: World) -> None:
+        self._record: JobRecord | None = world.book.get(NAME)
+        logger, pace = event_logger("evaluator"), Pace(look_s=0.01, together_s=0.05)
+        board = partial(MemoryBoard, world.redis)
+        process = Process(Settings(), world.log, board, world.metrics, logger, pace)
+        supervision = SupervisionMetrics(Meters("evaluator"))
+        self._supervisor = Supervisor(supervision, Pulses(), logger, threads=1)
+        self.running = self._supervisor.begin(
+            NAME, partial(JobEvaluator, process, lambda: self._record)
+        )
+
+    def follow(self, record: JobRecord | None) -> None:
+        """Tell what the owner has made of the job."""
+        self._record = record
+        self.running.wake()
+
+    def await_end(self) -> None:
+        """Wait until there is nothing left to do."""
+        assert self.running.ended.wait(PATIENCE_S)
+
+    def end(self) -> None:
+        """End it as the process does."""
+        assert self._supervisor.close(PATIENCE_S)
 
 
 def until(condition: Callable[[], object], what: str) -> None:
@@ -330,13 +347,10 @@ def test_the_last_version_of_a_job_is_judged_and_then_it_is_over(world: World) -
     for version in (1, 2, 3):
         world.update(version)
     evaluator.follow(world.book.want(NAME, "stopped", "3 updates applied"))
-    _, thread = world.running[0]
-    thread.join(0.5)
-    assert thread.is_alive()  # somebody leads, and may have something to offer yet
+    assert not evaluator.running.ended.wait(0.5)  # somebody leads, and may have one to offer yet
     world.offer(3)
     world.board.release_lease("c1")
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
+    evaluator.await_end()
     assert [each.model.version for each in world.told()] == [3]
 
 
@@ -346,10 +360,7 @@ def test_of_a_job_that_is_over_the_last_version_is_judged_if_nobody_did(world: W
     world.offer(1)
     world.book.want(NAME, "stopped", "enough")
     for _ in range(2):
-        world.start()
-        _, thread = world.running[-1]
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
+        world.start().await_end()
         assert [each.model.version for each in world.told()] == [1]
 
 
@@ -447,8 +458,7 @@ def test_servers_that_are_away_are_waited_for(world: World) -> None:
 
 def test_a_deleted_job_is_left(world: World) -> None:
     evaluator = world.start()
+    until(lambda: world.count("done") is not None, "it has begun")
     evaluator.follow(None)
-    _, thread = world.running[0]
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
+    evaluator.await_end()
     assert world.count("done") is None  # nothing is told of it any more

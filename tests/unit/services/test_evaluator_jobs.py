@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,11 +13,15 @@ from common.jobs.store import JobRecord
 from common.log_lines import fields_of
 from common.metrics.evaluator import EvaluatorMetrics
 from common.metrics.serving import Pulses
+from common.metrics.supervision import SupervisionMetrics
+from common.runtime.jobs import Jobs
+from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics import updates_topic
-from services.evaluator.jobs import AGAIN_S, Jobs
+from services.evaluator.__main__ import begins
+from services.evaluator.loop import JobEvaluator, Process
 from tests.unit.services.test_evaluator import JOB, NAME, PATIENCE_S, World, until
 
 if TYPE_CHECKING:
@@ -35,44 +39,56 @@ def record(name: str, job: str = JOB, wanted: Wanted = "running") -> JobRecord:
     return JobRecord(spec, wanted, {}, "", 1.0)
 
 
-class Process:
+class Evaluator:
     """What an evaluator's process has for all of its jobs."""
 
-    def __init__(self, log: MemoryLog | None = None) -> None:
+    def __init__(self, log: MemoryLog | None = None, redis: MemoryRedis | None = None) -> None:
         self.log = log or MemoryLog()
-        self.redis = MemoryRedis()
         self.metrics = EvaluatorMetrics()
-        self.now_s = 0.0
-
-    def jobs(self, only: str | None = None, settings: Settings | None = None) -> Jobs:
-        """The jobs that it judges."""
-        return Jobs(
-            settings or Settings(),
-            self.log,
-            self.metrics,
+        logger, board = event_logger("evaluator"), partial(MemoryBoard, redis or MemoryRedis())
+        self._process = Process(Settings(), self.log, board, self.metrics, logger)
+        self._supervisor = Supervisor(
+            SupervisionMetrics(self.metrics.meters),
             Pulses(),
-            event_logger("evaluator"),
-            only=only,
-            clock=lambda: self.now_s,
-            boards=lambda _, job: MemoryBoard(self.redis, job),
+            logger,
+            patience=Patience(first_s=0.0, longest_s=0.01),
         )
+
+    def jobs(self, only: str | None = None) -> Jobs:
+        """The jobs that it judges."""
+        make = partial(JobEvaluator, self._process)
+        return Jobs(self._supervisor, make, partial(begins, only))
 
     def judges(self, job: str) -> bool:
         """Whether it does, by its metrics."""
-        labels = {"job_name": job, "outcome": "done"}
-        value = self.metrics.meters.registry.get_sample_value("doll_evaluations_total", labels)
-        return value is not None
+        return self._count("doll_evaluations_total", job_name=job, outcome="done") is not None
+
+    def faults(self, job: str) -> float:
+        """How many actors of a job have ended so."""
+        return self._count("doll_job_faults_total", job_name=job, kind="fault") or 0.0
+
+    def has(self, job: str) -> bool:
+        """Whether the supervisor has it in hand."""
+        return self._count("doll_job_faults_total", job_name=job, kind="fault") is not None
+
+    def _count(self, name: str, **labels: str) -> float | None:
+        return self.metrics.meters.registry.get_sample_value(name, labels)
+
+    def end(self) -> None:
+        """End it in order."""
+        assert self._supervisor.close(PATIENCE_S)
 
 
 class BrokenLog(MemoryLog):
-    """Has a fault of ours."""
+    """Has a fault of ours, in what one job needs."""
 
     def tail(
         self, partition: Partition, position: int, on_ready: Callable[[], None] | None = None
     ) -> MemoryTail:
         """See the port."""
-        del on_ready
-        raise ValueError(f"{partition}@{position}")
+        if "broken" in partition.topic:
+            raise ValueError(f"{partition}@{position}")
+        return super().tail(partition, position, on_ready)
 
 
 @pytest.fixture
@@ -82,8 +98,14 @@ def world() -> Iterator[World]:
     world.end()
 
 
+def failures(caplog: pytest.LogCaptureFixture) -> list[tuple[object, str]]:
+    """Of which jobs it was told that they failed, and why."""
+    told = [fields_of(each) for each in caplog.records if each.getMessage() == "job_failed"]
+    return [(fields["job"], str(fields["reason"])) for fields in told]
+
+
 def test_jobs_that_ask_for_it_are_judged_and_no_others() -> None:
-    process = Process()
+    process = Evaluator()
     jobs = process.jobs()
     plain = JOB[: JOB.index("evaluation")]
     for name in ("asks", "other"):
@@ -93,47 +115,36 @@ def test_jobs_that_ask_for_it_are_judged_and_no_others() -> None:
     assert not process.judges("other")
     jobs.follow({})
     until(lambda: not process.judges("asks"), "it was deleted")
-    jobs.end()
+    process.end()
 
 
 def test_of_all_jobs_only_the_one_that_was_named_is_judged() -> None:
-    process = Process()
+    process = Evaluator()
     jobs = process.jobs(only="two")
     for name in ("one", "two"):
         process.log.create_topic(updates_topic(name), 1)
     jobs.follow({name: record(name) for name in ("one", "two")})
     until(lambda: process.judges("two"), "it is judged")
     assert not process.judges("one")
-    jobs.end()
+    process.end()
 
 
 def test_a_job_whose_task_may_not_be_imported_here_is_told_once_and_tried_again(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    process = Process(world.log)
-    process.redis = world.redis
+    process = Evaluator(world.log, world.redis)
     job = JOB.replace("name: logistic-regression, classes: 2", f'entrypoint: "{ENTRYPOINT}"')
-    jobs = process.jobs()
     process.log.create_topic(updates_topic("good"), 1)
-    records = {NAME: record(NAME, job), "good": record("good")}
     world.update(1)
     world.update(2)
     world.offer(2)
-
-    def told() -> list[object]:
-        faults = [each for each in caplog.records if each.getMessage() == "job_not_evaluated"]
-        return [fields_of(each)["reason"] for each in faults]
-
-    jobs.follow(records)
-    until(lambda: jobs.follow(records) or told(), "why is told")  # type: ignore[func-returns-value]
-    assert "not among the allowed entrypoints" in str(told()[0])
-    assert process.judges("good")
-    process.now_s += AGAIN_S
-    jobs.follow(records)  # begins anew
-    until(lambda: not process.judges(NAME), "it has failed again")
-    jobs.follow(records)
-    assert len(told()) == 1
-    jobs.end()
+    process.jobs().follow({NAME: record(NAME, job), "good": record("good")})
+    until(lambda: process.faults(NAME) >= 3, "it is tried again and again")
+    until(lambda: process.judges("good"), "the other is judged")
+    process.end()
+    [(failed, reason)] = failures(caplog)
+    assert failed == NAME
+    assert "not among the allowed entrypoints" in reason
 
 
 def test_of_a_job_that_is_over_and_judged_no_model_is_made(
@@ -144,41 +155,40 @@ def test_of_a_job_that_is_over_and_judged_no_model_is_made(
     world.update(1)
     world.offer(1)
     world.book.want(NAME, "stopped", "enough")
-    world.start()
-    world.running[0][1].join(PATIENCE_S)
+    world.start().await_end()
     assert [each.model.version for each in world.told()] == [1]
-    process = Process(world.log)
-    process.redis = world.redis
+    process = Evaluator(world.log, world.redis)
     job = JOB.replace("name: logistic-regression, classes: 2", f'entrypoint: "{ENTRYPOINT}"')
-    jobs = process.jobs()
-    over = {NAME: record(NAME, job, "stopped")}
-    jobs.follow(over)
-    until(
-        lambda: NAME not in {thread.name for thread in threading.enumerate()},
-        "there is nothing left to judge",
-    )
-    jobs.follow(over)  # tells why, had it failed
-    assert "job_not_evaluated" not in caplog.text
-    jobs.end()
+    process.jobs().follow({NAME: record(NAME, job, "stopped")})
+    until(lambda: not process.has(NAME), "there is nothing left to judge")
+    assert failures(caplog) == []
+    process.end()
 
 
-def test_a_fault_of_ours_ends_the_process() -> None:
-    process = Process(BrokenLog())
-    process.log.create_topic(updates_topic("signs"), 1)
-    jobs = process.jobs()
-    with pytest.raises(ValueError, match="@0"):
-        until(lambda: jobs.follow({"signs": record("signs")}), "it is raised")
+def test_a_fault_of_ours_in_one_job_is_nothing_to_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    process = Evaluator(BrokenLog())
+    for name in ("broken", "whole"):
+        process.log.create_topic(updates_topic(name), 1)
+    process.jobs().follow({name: record(name) for name in ("broken", "whole")})
+    until(lambda: process.faults("broken") >= 2, "one fails")
+    until(lambda: process.judges("whole"), "the other is judged")
+    process.end()
+    [(failed, reason)] = failures(caplog)
+    assert failed == "broken"
+    assert reason.startswith("ValueError: ")
 
 
 def test_a_job_that_was_stopped_before_is_looked_at_once() -> None:
-    process = Process()
+    process = Evaluator()
     jobs = process.jobs()
     stopped = {"signs": record("signs", wanted="stopped")}
     jobs.follow(stopped)
-    until(lambda: not process.judges("signs"), "there is nothing to judge")
+    until(lambda: not process.has("signs"), "there is nothing to judge")
     process.log.create_topic(updates_topic("signs"), 1)
     jobs.follow(stopped)
-    assert not process.judges("signs")
+    assert not process.has("signs")
     jobs.follow({"signs": record("signs")})
     until(lambda: process.judges("signs"), "it goes on")
-    jobs.end()
+    process.end()

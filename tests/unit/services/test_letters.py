@@ -17,7 +17,7 @@ from services.coordinator.dead_letters import READ_RECORDS, written
 from services.coordinator.letters import Letter, letter_of, letters_of, write
 
 if TYPE_CHECKING:
-    from common.ports import LogRecord
+    from common.ports import Fetched, LogRecord
 
 STREAM = Partition("clicks", 0)
 LETTERS = Partition("clicks.dlq", 0)
@@ -112,19 +112,40 @@ def test_letters_that_do_not_arrive_in_time_are_not_taken_for_delivered() -> Non
     assert [record.value for record in delivered(log)] == [b"value"]  # and once more where retried
 
 
-@given(st.sets(st.integers(0, 5 * READ_RECORDS), min_size=1, max_size=40))
-def test_bad_records_are_read_back_a_few_at_a_time(bad: set[int]) -> None:
+class CountingSpans:
+    """A reader that remembers what it was asked for."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._spans = log.spans()
+        self.asked = list[Span]()
+
+    def read(self, span: Span, timeout_s: float) -> Fetched:
+        """See the port."""
+        self.asked.append(span)
+        return self._spans.read(span, timeout_s)
+
+    def close(self) -> None:
+        """See the port."""
+
+
+@given(st.dictionaries(st.integers(0, 5 * READ_RECORDS), st.sampled_from("abc"), min_size=1))
+def test_bad_records_are_read_back_in_few_pieces_whatever_their_reasons(
+    bad: dict[int, str],
+) -> None:
     log = kafka()
     writer = log.writer()
     for offset in range(5 * READ_RECORDS + 1):
         writer.append("clicks", str(offset).encode())
     assert writer.flush(WAIT_S)
-    first, *rest = sorted(bad)
-    gaps = tuple(b - a for a, b in zip((first, *rest), rest, strict=False))
-    letters = list(written((Skipped(*STREAM, first, "torn", gaps),), log.spans()))
+    skipped = tuple(Skipped(*STREAM, offset, reason) for offset, reason in bad.items())
+    spans = CountingSpans(log)
+    letters = list(written(skipped, spans))
 
     assert [letter.value for letter in letters] == [str(offset).encode() for offset in sorted(bad)]
-    assert [int(dict(letter.headers)["offset"]) for letter in letters] == sorted(bad)
+    found = [dict(letter.headers) for letter in letters]
+    assert {int(each["offset"]): each["reason"].decode() for each in found} == bad
+    assert all(span.end - span.start <= READ_RECORDS for span in spans.asked)
+    assert len(spans.asked) <= 6
 
 
 def test_of_records_that_expired_the_address_is_left() -> None:

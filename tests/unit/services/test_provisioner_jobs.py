@@ -3,97 +3,157 @@
 from __future__ import annotations
 
 import threading
+import time
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
-import pytest
-
 from common.config import Settings
+from common.log_lines import fields_of
 from common.metrics.provisioner import ProvisionerMetrics
 from common.metrics.serving import Pulses
+from common.metrics.supervision import SupervisionMetrics
+from common.runtime.jobs import Jobs
+from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry import event_logger
+from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics import control_topic, updates_topic
-from services.provisioner.__main__ import AGAIN_S, Jobs
+from services.provisioner.__main__ import begins, openers
+from services.provisioner.loop import LEASE, JobProvisioner, Replica
 from tests.unit.services.test_provisioner_settings import JOB, MARKET, record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    import pytest
+
     from common.core.spans import Partition
+    from common.metrics.supervision import Kind
     from common.testing.log_readers import MemoryTail
 
 RENTED = f"{JOB}provisioning: {{workers: 3}}\n"
 DIGITS = {"digits": record(RENTED)}
+PATIENCE_S = 20.0
 
 
 class BrokenLog(MemoryLog):
-    """Has a fault of ours."""
+    """Has a fault of ours, in what one job needs."""
 
     def tail(
         self, partition: Partition, position: int, on_ready: Callable[[], None] | None = None
     ) -> MemoryTail:
         """See the port."""
-        del on_ready
-        raise ValueError(f"{partition}@{position}")
+        if "letters" in partition.topic:
+            raise ValueError(f"{partition}@{position}")
+        return super().tail(partition, position, on_ready)
 
 
-def jobs_of(log: MemoryLog, folder: Path, now_s: list[float]) -> Jobs:
-    """A provisioner whose fleet cannot be opened: its directory is a file."""
-    for topic in (control_topic("digits"), updates_topic("digits"), "a"):
-        log.create_topic(topic, 2)
-    (folder / "machines").write_text("not a directory")
-    settings = Settings(
-        redis=f"unix://{folder}/none.sock",
-        market=str(folder / "market.yaml"),
-        fleet_directory=str(folder / "machines"),
-    )
-    logger = event_logger("provisioner")
-    market = MARKET.model_copy(update={"spot": MARKET.spot[:1]})  # no recorded prices here
-    return Jobs(
-        "p1",
-        settings,
-        market,
-        log=log,
-        metrics=ProvisionerMetrics(),
-        pulses=Pulses(),
-        logger=logger,
-        clock=lambda: now_s[0],
-    )
+class Process:
+    """A provisioner whose fleet cannot be opened where its directory is a file."""
+
+    def __init__(self, log: MemoryLog, folder: Path) -> None:
+        self.redis, self.metrics = MemoryRedis(), ProvisionerMetrics()
+        for topic in (control_topic("digits"), updates_topic("digits"), "a"):
+            log.create_topic(topic, 2)
+        settings = Settings(
+            market=str(folder / "market.yaml"), fleet_directory=str(folder / "machines")
+        )
+        logger = event_logger("provisioner")
+        replica = Replica(
+            name="p1",
+            market=MARKET.model_copy(update={"spot": MARKET.spot[:1]}),  # no recorded prices here
+            log=log,
+            board=partial(MemoryBoard, self.redis),
+            openers=partial(openers, settings),
+            metrics=self.metrics,
+            logger=logger,
+        )
+        self.supervisor = Supervisor(
+            SupervisionMetrics(self.metrics.meters),
+            Pulses(),
+            logger,
+            patience=Patience(first_s=0.0, longest_s=0.01),
+        )
+        self.jobs = Jobs(self.supervisor, partial(JobProvisioner, replica), begins)
+
+    def faults(self, job: str, kind: Kind = "fault") -> float:
+        """How many actors of a job have ended so."""
+        labels = {"job_name": job, "kind": kind}
+        found = self.metrics.meters.registry.get_sample_value("doll_job_faults_total", labels)
+        return found or 0.0
+
+    def provisions(self, job: str) -> bool:
+        """Whether somebody holds the lease of a job's provisioning."""
+        return MemoryBoard(self.redis, LEASE.format(job=job)).is_leased()
 
 
-def ended() -> None:
-    """Wait until the job's thread has ended."""
-    for thread in threading.enumerate():
-        if thread.name == "digits":
-            thread.join(20.0)
-            assert not thread.is_alive()
+@contextmanager
+def running(log: MemoryLog, folder: Path) -> Iterator[Process]:
+    process = Process(log, folder)
+    yield process
+    assert process.supervisor.close(PATIENCE_S)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, what
+        pause.wait(0.01)
+
+
+def told(event: str, caplog: pytest.LogCaptureFixture) -> list[tuple[object, object]]:
+    """Of which jobs this was told, and why."""
+    found = [fields_of(each) for each in caplog.records if each.getMessage() == event]
+    return [(fields["job"], fields["reason"]) for fields in found]
 
 
 def test_a_job_whose_fleet_cannot_be_opened_is_told_of_once_and_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now_s = [100.0]
-    jobs = jobs_of(MemoryLog(), tmp_path, now_s)
-    jobs.follow(DIGITS)
-    ended()
-    for _ in range(3):
-        jobs.follow(DIGITS)  # and does not raise
-    assert caplog.messages.count("job_not_provisioned") == 1
+    machines = tmp_path / "machines"
+    machines.write_text("not a directory")
+    with running(MemoryLog(), tmp_path) as process:
+        process.jobs.follow(DIGITS)
+        until(lambda: process.faults("digits", "unavailable") >= 3, "it is tried again and again")
+        assert [job for job, _ in told("job_waits", caplog)] == ["digits"]
 
-    now_s[0] += AGAIN_S
-    (tmp_path / "machines").unlink()  # somebody has mended it
-    jobs.follow(DIGITS)
-    assert any(thread.name == "digits" for thread in threading.enumerate())
-    jobs.end()
-    ended()
-    assert caplog.messages.count("job_not_provisioned") == 1
+        machines.unlink()  # somebody has mended it
+        until(machines.is_dir, "it goes on")
+        until(lambda: process.provisions("digits"), "it is provisioned")
+    assert told("job_failed", caplog) == []
 
 
-def test_a_fault_of_ours_ends_the_process(tmp_path: Path) -> None:
-    jobs = jobs_of(BrokenLog(), tmp_path, [100.0])
-    (tmp_path / "machines").unlink()
-    jobs.follow(DIGITS)
-    ended()
-    with pytest.raises(ValueError, match="digits"):
-        jobs.follow(DIGITS)
+def test_a_fault_of_ours_in_one_job_is_nothing_to_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = BrokenLog()
+    with running(log, tmp_path) as process:
+        process.jobs.follow({"letters": record(RENTED.replace("digits", "letters")), **DIGITS})
+        until(lambda: process.faults("letters") >= 2, "one fails")
+        until(lambda: process.provisions("digits"), "the other is provisioned")
+    [(job, reason)] = told("job_failed", caplog)
+    assert job == "letters"
+    assert str(reason).startswith("ValueError: ")
+
+
+def test_a_job_that_was_deleted_is_over_once_its_machines_are_given_back(tmp_path: Path) -> None:
+    with running(MemoryLog(), tmp_path) as process:
+        process.jobs.follow(DIGITS)
+        until(lambda: process.provisions("digits"), "it is provisioned")
+        process.jobs.follow({})
+        until(lambda: not process.provisions("digits"), "it is given up")
+        process.jobs.follow({})  # forgets it
+
+
+def test_a_job_without_provisioning_is_left_alone(tmp_path: Path) -> None:
+    with running(MemoryLog(), tmp_path) as process:
+        process.jobs.follow({"digits": record(JOB)})
+    assert not process.provisions("digits")
+
+
+def test_a_stopped_job_is_looked_at_once_for_machines_that_it_may_have_left() -> None:
+    running, stopped = record(RENTED), record(RENTED)._replace(wanted="stopped")
+    assert [begins(running, new) for new in (True, False)] == [True, True]
+    assert [begins(stopped, new) for new in (True, False)] == [True, False]

@@ -1,0 +1,293 @@
+"""Whether a backlog in two streams is learned as well as the same rows shuffled into one topic.
+
+    python load/fairness.py                 # exits 1 where two streams are worse by more than 0.03
+    python load/fairness.py --kafka embedded --rows 4000 --json out/fairness.json
+
+NSL-KDD's connections, normal ones in one stream and attacks in another: a worker that reads one
+partition after the other learns first that all is well, and then that all is an attack. Both
+jobs are real ones, on real processes, and have all their records before they begin; a fifth of the
+rows, which nobody trains on, is what the models are asked about.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import io
+import sys
+import tempfile
+from contextlib import closing, contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
+from common.connections import open_log
+from common.datasets.records import count, take
+from common.datasets.tables import table_records
+from common.embedded.services import Service, stop_all
+from common.errors import UserError
+from common.job import job_from_json
+from common.job_file import as_json
+from common.job_task import codec_of, task_of
+from common.jobs.store import JobBook
+from common.learning.evaluate import evaluate
+from common.learning.fields import concatenate
+from common.learning.parameters import FlatModel
+from common.learning.tasks import build_model
+from load import report
+from load.backlog import partitions_for
+from load.counting import CountingJob
+from load.stack import NotMeasuredError, Servers, await_until, check, servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from common.datasets.records import Records
+    from common.job import JobSpec
+    from common.ports import Log
+
+_ROOT = Path(__file__).parents[1]
+_DATA = _ROOT.parent / "shared" / "data" / "streams" / "nsl-kdd-train-20percent.csv.gz"
+_LABEL, _DIFFICULTY = 41, 42  # columns; the second says how many classifiers were right
+_NORMAL = "normal"
+_TRAINED = 0.8  # of the rows; the rest is held out
+_SEED = 7
+_AT_MOST_WORSE = 0.03
+_FLUSH_S = 120.0
+_DRAIN_S = 240.0
+
+
+class Case(NamedTuple):
+    """One job to measure: its streams, and which rows are in each, in order."""
+
+    name: str
+    streams: dict[str, np.ndarray[Any, np.dtype[np.int64]]]
+
+
+class Measured(NamedTuple):
+    """What one job learned."""
+
+    case: Case
+    accuracy: float  # on held-out rows
+    updates: int
+    samples: int
+    seconds: float
+
+    def as_data(self) -> dict[str, Any]:
+        """For the JSON file."""
+        streams = {stream: len(rows) for stream, rows in self.case.streams.items()}
+        return {**self._asdict(), "case": self.case.name, "streams": streams}
+
+
+def connections(data: Path, rows: int | None) -> Records:
+    """Features and a label of each connection: 0 is normal, 1 an attack.
+
+    Numbers span nine decades (bytes) and are taken by their logarithm.
+
+    Args:
+        data: NSL-KDD's CSV, compressed by gzip or not.
+        rows: So many of them, drawn evenly; None for all.
+
+    Raises:
+        UserError: If there is no such file, or it is not such a table.
+    """
+    try:
+        raw = data.read_bytes()
+        text = (gzip.decompress(raw) if data.suffix == ".gz" else raw).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{data}: {error}; name NSL-KDD's KDDTrain+_20Percent.txt, gzipped or not, by --data"
+        ) from error
+    table = [row for row in csv.reader(io.StringIO(text)) if row]
+    if not table or len(table[0]) <= _LABEL:
+        raise UserError(f"{data}: holds no NSL-KDD, whose rows have {_DIFFICULTY + 1} cells")
+    if rows is not None and rows < len(table):
+        chosen = np.random.default_rng(_SEED).choice(len(table), rows, replace=False)
+        table = [table[row] for row in sorted(chosen)]
+    out = io.StringIO()
+    csv.writer(out).writerows([*row[:_LABEL], int(row[_LABEL] != _NORMAL)] for row in table)
+    records = table_records(out.getvalue().encode(), str(data), label=None, leave_out=())
+    features = np.log1p(np.abs(records["features"])).astype(np.float32)
+    return {"features": features, "label": records["label"]}
+
+
+def job_of(case: Case, features: int, given: argparse.Namespace) -> JobSpec:
+    """The job of a case, which drains by itself."""
+    return job_from_json(
+        as_json(
+            {
+                "name": case.name,
+                "streams": list(case.streams),
+                "records": {
+                    "codec": "tensor",
+                    "fields": {
+                        "features": {"dtype": "float32", "shape": [features]},
+                        "label": {"dtype": "int64"},
+                    },
+                },
+                "task": {"name": given.task, "classes": 2},
+                "batch_size": given.batch_size,
+                "group_size": given.group_size,
+                "optimizer": {"name": "sgd", "learning_rate": given.learning_rate},
+                "batch_linger_s": 1.0,
+                "group_linger_s": 1.0,
+                "hot_snapshot": {"every_s": 0.3},
+            }
+        )
+    )
+
+
+def produce(log: Log, stream: str, values: Sequence[bytes], partitions: int) -> None:
+    """Write values in their order, evenly over a new topic.
+
+    Raises:
+        NotMeasuredError: If the broker took too long.
+    """
+    log.create_topic(stream, partitions)
+    with closing(log.writer()) as writer:
+        for number, value in enumerate(values):
+            writer.append(stream, value, partition=number % partitions)
+        if not writer.flush(_FLUSH_S):
+            raise NotMeasuredError(f"Kafka did not take {len(values):,} records in {_FLUSH_S:g} s")
+
+
+def measure(
+    case: Case, records: Records, held_out: Records, on: Servers, given: argparse.Namespace
+) -> Measured:
+    """Let one job learn all of its streams, and ask its model about what is held out.
+
+    Raises:
+        NotMeasuredError: If it does not drain, or a process ends.
+    """
+    log = open_log(on.settings, "load")
+    spec = job_of(case, records["features"].shape[1], given)
+    codec = codec_of(spec)
+    partitions = 1
+    for stream, rows in case.streams.items():
+        values = codec.encode(take(records, rows))
+        if given.kafka == "embedded":
+            partitions = partitions_for(values, len(values), embedded=True)
+        produce(log, stream, values, partitions)
+    job = CountingJob(spec, on.settings, log, partitions)
+    started = monotonic()
+    try:
+        await_until(job.drained, _DRAIN_S, f"{case.name} drains")
+    except NotMeasuredError as error:
+        raise NotMeasuredError(f"{error}; {job.behind()}") from error
+    seconds = monotonic() - started
+    proof = job.audit()
+    weights = job.weights(proof)
+    task = task_of(spec, ())
+    asked = concatenate([held_out])
+    found = evaluate(task, FlatModel(build_model(task, spec.seed)), weights, asked, 1_000)
+    samples = sum(update.samples for update in proof.updates)
+    if samples != sum(map(len, case.streams.values())):
+        raise NotMeasuredError(f"{case.name} learned {samples:,} records; {job.behind()}")
+    with closing(JobBook(log)) as book:
+        book.want(case.name, "stopped", "measured")
+    return Measured(case, found["accuracy"], len(proof.updates), samples, seconds)
+
+
+@contextmanager
+def fleet(on: Servers, folder: Path, workers: int) -> Iterator[list[Service]]:
+    """A coordinator and workers."""
+    services = [Service("coordinator", "coordinator", on.settings, folder)]
+    try:
+        services += [
+            Service("worker", f"worker-{number}", on.settings, folder) for number in range(workers)
+        ]
+        yield services
+    finally:
+        stop_all(services)
+
+
+def cases_of(labels: np.ndarray[Any, Any], trained: np.ndarray[Any, Any]) -> tuple[Case, Case]:
+    """One shuffled topic, and the same rows as two streams."""
+    shuffled = np.random.default_rng(_SEED + 1).permutation(trained)
+    streams = {
+        "site-normal": trained[labels[trained] == 0],
+        "site-attack": trained[labels[trained] == 1],
+    }
+    return Case("one-shuffled-topic", {"shuffled": shuffled}), Case("two-streams", streams)
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="example: python load/fairness.py --workers 2 --json out/fairness.json",
+    )
+    parser.add_argument("--data", type=Path, default=_DATA, help="NSL-KDD's CSV, gzipped or not")
+    parser.add_argument("--rows", type=int, help="so many of them [default: all]")
+    parser.add_argument("--kafka", default="apache", help="apache, embedded, or an address")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument(
+        "--task", choices=["logistic-regression", "tabular-mlp"], default="logistic-regression"
+    )
+    parser.add_argument("--batch-size", type=int, default=32, help="b")
+    parser.add_argument("--group-size", type=int, default=4, help="K")
+    parser.add_argument("--learning-rate", type=float, default=0.05, help="of plain SGD")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    """Measure, report, judge."""
+    given = parse()
+    machine = report.machine()
+    with tempfile.TemporaryDirectory(prefix="doll-load-") as name:
+        try:
+            records = connections(given.data, given.rows)
+            order = np.random.default_rng(_SEED).permutation(count(records))
+            trained = np.sort(order[: int(_TRAINED * len(order))])
+            held_out = take(records, np.sort(order[len(trained) :]))
+            with (
+                servers(given.kafka, Path(name)) as on,
+                fleet(on, Path(name), given.workers) as services,
+            ):
+                found = list[Measured]()
+                for case in cases_of(records["label"], trained):
+                    try:
+                        found.append(measure(case, records, held_out, on, given))
+                    except NotMeasuredError:
+                        check(services)
+                        raise
+                kafka = on.kafka
+        except (NotMeasuredError, UserError) as error:
+            print(f"not measured: {error}", file=sys.stderr)
+            return 2
+    _print(found, kafka, given)
+    print(report.in_words(machine))
+    shuffled, streams = (measured.accuracy for measured in found)
+    worse = shuffled - streams
+    if worse > _AT_MOST_WORSE:
+        print(f"FALLS SHORT: two streams are worse by {worse:.3f}, at most {_AT_MOST_WORSE}")
+    result: Mapping[str, Any] = {
+        "kafka": kafka,
+        "machine": machine,
+        "worse": worse,
+        "measurements": [measured.as_data() for measured in found],
+    }
+    report.write(given.json, result)
+    return int(worse > _AT_MOST_WORSE)
+
+
+def _print(found: list[Measured], kafka: str, given: argparse.Namespace) -> None:
+    rows = [
+        (m.case.name, f"{m.accuracy:.3f}", str(m.updates), f"{m.samples:,}", f"{m.seconds:.1f}")
+        for m in found
+    ]
+    title = (
+        f"NSL-KDD, {given.task}, b={given.batch_size}, K={given.group_size}, {kafka},"
+        f" {given.workers} workers"
+    )
+    report.draw(title, ("", "held-out accuracy", "updates", "records", "seconds"), rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

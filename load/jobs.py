@@ -1,0 +1,63 @@
+"""Many jobs on one coordinator: what they cost, and how workers spread over them.
+
+python load/jobs.py --only spread     # exits 1 where a small job waits too long for a worker
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
+from common.errors import UserError
+from common.testing.counting import ENTRYPOINT
+from load import report
+from load.jobs_spread import measure_spread
+from load.stack import NotMeasuredError, servers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PARTS = {"spread": measure_spread}
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
+    parser.add_argument("--jobs", type=int, default=100)
+    parser.add_argument("--kafka", default="apache", help="apache, embedded, or an address")
+    parser.add_argument("--logs", type=Path, help="keep the services' logs in this folder")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    """Measure, report, judge."""
+    given = parse()
+    found_machine, found = report.machine(), {}
+    for part in given.only:
+        with tempfile.TemporaryDirectory(prefix="doll-load-") as name:
+            try:
+                with servers(given.kafka, Path(name), tasks=(ENTRYPOINT,)) as on:
+                    kafka = on.kafka
+                    found[part] = PARTS[part](on, given.logs or Path(name), given.jobs)
+            except (NotMeasuredError, UserError) as error:
+                print(f"not measured: {error}", file=sys.stderr)
+                return 2
+        found[part].print(kafka)
+    print(report.in_words(found_machine))
+    short = [f"{part}: {what}" for part, one in found.items() for what in one.short()]
+    for each in short:
+        print(f"FALLS SHORT: {each}")
+    result = {part: one.as_data() for part, one in found.items()}
+    report.write(given.json, {"machine": found_machine, **result})
+    return 1 if short else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Tasks that can be submitted where they are listed, and of which no model can be made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from common.testing.counting import CountingTask
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RefusesOptions(CountingTask):
+    """Refuses what its job file says."""
+
+    def __init__(self, records: int) -> None:
+        super().__init__(records)
+        raise ValueError(f"{records} records are odd")
+
+
+class RaisesInBuild(CountingTask):
+    """Has a bug where it makes its model."""
+
+    def build(self) -> nn.Module:
+        """Raise.
+
+        Raises:
+            KeyError: Always.
+        """
+        raise KeyError("layers")
+
+
+class _Huge(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.empty(2**50))  # 4 PiB: more than any process can address
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.weights[ids]
+        return found
+
+
+class TooLarge(CountingTask):
+    """Asks for more memory than there is."""
+
+    def build(self) -> nn.Module:
+        """Make, or rather try to make, the model."""
+        return _Huge()
+
+
+class Unlisted(CountingTask):
+    """Nothing is wrong with it, but that not every process may import it."""

@@ -1,0 +1,111 @@
+"""Workers spread over jobs in virtual time, and rules of the plan that tests must miss."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.system.mutants import Edit, Mutant
+from tests.system.spread_world import Setting, World
+
+ROOT = Path(__file__).parents[2]
+SEEDS = 3
+SPREAD = "common/core/spread.py"
+TESTS = ("tests/unit/core/test_spread.py", "tests/system/spread_world.py")
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_four_workers_train_what_comes_to_ten_jobs_and_none_is_left_alone(seed: int) -> None:
+    result = World(Setting(workers=4, jobs=10, seed=seed)).run()
+
+    assert result.trained >= 0.99
+    assert result.starved_s <= 90.0
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_four_workers_drain_a_hundred_small_jobs(seed: int) -> None:
+    # 25 turns each of some seven seconds, half of which is joining
+    result = World(
+        Setting(workers=4, jobs=100, seed=seed, load=0.0, backlog=200.0, faults=False)
+    ).run()
+
+    assert result.drained_s is not None
+    assert result.drained_s <= 240.0
+
+
+def test_where_workers_suffice_nobody_waits_and_hardly_anybody_moves() -> None:
+    result = World(Setting(workers=16, jobs=4, seconds=1200.0, faults=False)).run()
+
+    assert result.trained >= 0.99
+    assert result.starved_s <= 30.0
+    assert result.moves <= 16 * 4
+
+
+def mutant(rule: str, before: str, after: str) -> Mutant:
+    """The plan without one of its rules; `seeds` says nothing here."""
+    return Mutant(rule, 0, (Edit(SPREAD, before, after),))
+
+
+MUTANTS = (
+    mutant("who is pinned stays", "if worker.pinned or worker.goes or", "if worker.goes or"),
+    mutant("who came lately stays", "and worker.stay_s < settings.shortest_stay_s", "and False"),
+    mutant("nobody leaves a job during its takeover", " or worker.job in self._stale:", ":"),
+    mutant(
+        "nobody goes to a job during its takeover",
+        "if job not in self._jobs or job in self._stale:",
+        "if job not in self._jobs:",
+    ),
+    mutant(
+        "a place that nobody can fill is left out",
+        "if not bound and not any(it.can_do(demand) for it in self._workers):",
+        "if False:",
+    ),
+    mutant(
+        "nobody goes where it cannot do the task",
+        "if it.can_do(self._jobs[slot.job])), None)",
+        "if True), None)",
+    ),
+    mutant("what owners ask for goes first", "if number < demand.target:", "if False:"),
+    mutant(
+        "who has waited longest goes first",
+        "if number == 0 and waited_s > settings.longest_wait_s:",
+        "if False:",
+    ),
+    mutant("an occupied place clings", "occupied = settings.occupied if", "occupied = 1.0 if"),
+    mutant("weights count", "(needed * demand.weight)", "(needed * 1.0)"),
+    mutant(
+        "of too many who go the same way the last ones stay",
+        "if over > 0 and me.worker in rivals[-over:]:",
+        "if False:",
+    ),
+    mutant("paused jobs need nobody", "    if not demand.runs:\n        return 0.0\n", ""),
+    mutant("what is not heard of is stale", "if at <= stale_since)", "if False)"),
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
+def test_without_a_rule_of_the_plan_a_test_fails(mutant: Mutant, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "common/core", tmp_path / "common/core")
+    for path in TESTS:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    for path, before, after in mutant.edits:
+        text = (tmp_path / path).read_text()
+        assert text.count(before) == 1, f"{path} reads otherwise now: {before}"
+        (tmp_path / path).write_text(text.replace(before, after))
+
+    command = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", TESTS[0])
+    run = subprocess.run(  # noqa: S603 -- our own command line
+        command,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr

@@ -1,0 +1,131 @@
+"""Which jobs a process takes part in, and what their actors hear of what is wanted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from math import inf
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.job import parse_job
+from common.jobs.store import JobRecord
+from common.metrics.meters import Meters
+from common.metrics.serving import Pulses
+from common.metrics.supervision import SupervisionMetrics
+from common.runtime.jobs import Jobs
+from common.runtime.supervisor import Patience, Supervisor
+from common.telemetry import event_logger
+from tests.unit.test_job import TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.runtime.supervisor import Fault
+
+PATIENCE_S = 20.0
+
+
+def record(name: str = "digits", reason: str = "submitted") -> JobRecord:
+    return JobRecord(parse_job(TEXT.replace("digits", name)), "running", {}, reason, 1.0)
+
+
+class Part:
+    """An actor that sees what is wanted, and ends where told so."""
+
+    def __init__(self, world: World, wanted: Callable[[], JobRecord | None]) -> None:
+        self._world = world
+        self._wanted = wanted
+        found = wanted()
+        if found is not None and found.reason == "broken":
+            raise ValueError("broken")
+
+    def turn(self) -> float | None:
+        """Look at what is wanted."""
+        found = self._wanted()
+        self._world.seen.append(None if found is None else found.reason)
+        return None if found is None or found.wanted == "stopped" else inf
+
+    def close(self) -> None:
+        """Count it."""
+        self._world.closed += 1
+
+
+class World:
+    """A process with such parts."""
+
+    def __init__(self) -> None:
+        self.seen = list[str | None]()
+        self.made = self.closed = 0
+        self._meters = Meters("coordinator")
+        metrics = SupervisionMetrics(self._meters)
+        patience = Patience(first_s=0.0, longest_s=0.01)
+        logger = event_logger("tests.jobs")
+        self.supervisor = Supervisor(metrics, Pulses(), logger, patience=patience)
+        self.jobs = Jobs(self.supervisor, self._make, self._begins)
+
+    def _make(
+        self,
+        wanted: Callable[[], JobRecord | None],
+        wake: Callable[[], None],
+        fault: Fault | None,
+    ) -> Part:
+        del wake, fault
+        self.made += 1
+        return Part(self, wanted)
+
+    def counted(self) -> float | None:
+        """Faults of the job; None where the supervisor has none in hand."""
+        labels = {"job_name": "digits", "kind": "fault"}
+        return self._meters.registry.get_sample_value("doll_job_faults_total", labels)
+
+    def _begins(self, record: JobRecord, new: bool) -> bool:  # noqa: FBT001 -- as `Jobs` asks it
+        return new or record.wanted == "running"
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    assert world.supervisor.close(PATIENCE_S)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, what
+        pause.wait(0.005)
+
+
+def test_an_actor_hears_of_each_change_and_of_nothing_else(world: World) -> None:
+    first = record()
+    world.jobs.follow({"digits": first})
+    until(lambda: world.seen == ["submitted"], "it has begun")
+    world.jobs.follow({"digits": first})
+    world.jobs.follow({"digits": record(reason="changed")})
+    until(lambda: world.seen[-1] == "changed", "it hears of it")
+    world.jobs.follow({})
+    until(lambda: world.seen[-1] is None, "it was deleted")
+    assert world.seen == ["submitted", "changed", None]
+    assert world.made == 1
+
+
+def test_a_job_that_came_to_its_end_begins_anew_only_where_that_is_wanted(world: World) -> None:
+    stopped = record()._replace(wanted="stopped")
+    world.jobs.follow({"digits": stopped})
+    until(lambda: world.closed == 1, "there is nothing to do")
+    world.jobs.follow({"digits": stopped})
+    assert world.made == 1
+    until(lambda: world.jobs.follow({"digits": record()}) or world.made == 2, "it goes on")  # type: ignore[func-returns-value]
+
+
+def test_a_job_that_failed_until_it_was_deleted_is_over(world: World) -> None:
+    world.jobs.follow({"digits": record(reason="broken")})
+    until(lambda: world.made >= 3, "it is tried again and again")
+    world.jobs.follow({})
+    until(lambda: world.counted() is None, "it is over")
+    made = world.made
+    again = {"digits": record()}
+    until(lambda: world.jobs.follow(again) or "submitted" in world.seen, "one of its name begins")  # type: ignore[func-returns-value]
+    assert world.made == made + 1

@@ -1,0 +1,128 @@
+"""What a leader publishes for workers to spread by."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.core.messages import Standing
+from common.core.spans import Partition
+from common.job import JobSpec, parse_job
+from services.coordinator.needs import DemandMeter, backlog_of
+from tests.unit.cli.test_job import JOB
+
+PLACES = (Partition("clinic-a", 0), Partition("clinic-a", 1))
+FIRST = {PLACES[0]: 100, PLACES[1]: 0}
+
+
+def spec(**changes: object) -> JobSpec:
+    """A job of groups of two batches of two."""
+    return parse_job(JOB).model_copy(update={"group_size": 2, **changes})
+
+
+def standing(claimed: int, waiting: int = 0, live: int = 1) -> Standing:
+    """So many records of the first partition are claimed."""
+    positions = {PLACES[0]: 100 + claimed, PLACES[1]: 0}
+    return Standing(3, 8, positions, 8, waiting, live, positions)
+
+
+def ends(arrived: int) -> dict[Partition, int]:
+    """So many records have come to the first partition."""
+    return {PLACES[0]: 100 + arrived, PLACES[1]: 0}
+
+
+def test_a_leader_says_what_its_job_is_and_how_far_behind() -> None:
+    job = spec(weight=2.5)
+    demand = DemandMeter(FIRST).demand(job, standing(40), ends(100), 7.0, runs=True)
+
+    assert (demand.job, demand.backlog, demand.weight, demand.runs) == ("digits", 60, 2.5, True)
+    assert (demand.most_workers, demand.target, demand.task) == (2, 0, "image-classifier")
+    assert (demand.arrivals_per_s, demand.worker_records_per_s) == (0.0, 0.0)  # nobody knows yet
+
+
+def test_each_publication_has_a_number_of_its_own() -> None:
+    meter = DemandMeter(FIRST)
+    numbers = [
+        meter.demand(spec(), standing(0), ends(0), now, runs=True).number for now in (0.0, 1.0)
+    ]
+
+    assert numbers == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("unclaimed", "waiting", "lingers", "backlog"),
+    [
+        (10, 0, (None, None), 10),
+        (3, 0, (None, None), 0),  # a group needs four: they wait for more to come
+        (1, 1, (None, None), 0),
+        (0, 2, (None, None), 4),  # claimed by somebody who left, it may be
+        (1, 0, (None, 0.5), 0),  # no batch comes of it
+        (2, 0, (None, 0.5), 2),
+        (1, 0, (0.5, 0.5), 1),
+    ],
+)
+def test_what_no_update_can_be_made_of_needs_nobody(
+    unclaimed: int, waiting: int, lingers: tuple[float | None, float | None], backlog: int
+) -> None:
+    batch_linger_s, group_linger_s = lingers
+    job = spec(batch_linger_s=batch_linger_s, group_linger_s=group_linger_s)
+
+    assert backlog_of(job, unclaimed, waiting) == backlog
+
+
+def test_arrivals_are_those_of_the_last_seconds() -> None:
+    # second   0   1    2..12
+    # arrived  0   500  500      a burst, and then nothing
+    meter = DemandMeter(FIRST)
+    rates = [
+        meter.demand(spec(), standing(0), ends(arrived), now, runs=True).arrivals_per_s
+        for now, arrived in [(0.0, 0), (1.0, 500), *((float(n), 500) for n in range(2, 13))]
+    ]
+
+    assert rates[1] == 500.0
+    assert rates[5] == 100.0
+    assert rates[11] == rates[12] == 0.0
+
+
+def test_what_one_worker_manages_is_measured_while_there_is_more_than_it_can_claim() -> None:
+    meter = DemandMeter(FIRST)
+    demands = [
+        meter.demand(spec(), standing(200 * now, live=2), ends(100_000), float(now), runs=True)
+        for now in range(6)
+    ]
+
+    assert [demand.worker_records_per_s for demand in demands] == pytest.approx([0.0, *[100.0] * 5])
+
+
+def test_workers_that_wait_for_records_are_not_slow() -> None:
+    # 50 records/s, of which an open batch of each worker and a group are not claimed yet
+    meter = DemandMeter(FIRST)
+    for now in range(10):
+        demand = meter.demand(
+            spec(), standing(50 * now, live=4), ends(50 * now + 12), float(now), runs=True
+        )
+
+    assert demand.worker_records_per_s == 0.0
+
+
+def test_a_job_says_for_how_long_it_has_had_work_and_nobody_for_it() -> None:
+    # second   0     1     2     3     4     5
+    # live     1     0     0     0     1     0
+    # runs     yes   yes   yes   yes   yes   no
+    meter = DemandMeter(FIRST)
+    unserved_s = [
+        meter.demand(spec(), standing(0, live=live), ends(100), float(now), runs=runs).unserved_s
+        for now, (live, runs) in enumerate(
+            [(1, True), (0, True), (0, True), (0, True), (1, True), (0, False)]
+        )
+    ]
+
+    assert unserved_s == [0.0, 0.0, 1.0, 2.0, 0.0, 0.0]
+    drained = meter.demand(spec(), standing(100, live=0), ends(100), 9.0, runs=True)
+    assert drained.unserved_s == 0.0
+
+
+def test_a_job_that_rents_machines_says_how_many_its_owner_wants() -> None:
+    text = JOB + "provisioning: {workers: 3}\nstop: {updates: 9, deadline_s: 60}\n"
+    demand = DemandMeter(FIRST).demand(parse_job(text), standing(0), ends(9), 0.0, runs=True)
+
+    assert demand.target == 3

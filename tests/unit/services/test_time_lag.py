@@ -1,0 +1,93 @@
+"""A partition that lags far behind the others in time is reported once, and when that is over."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from common.core.reading import FAR_BEHIND_S
+from common.core.spans import Partition
+from common.log_lines import fields_of
+from common.metrics.worker import WorkerMetrics
+from common.ports import Fetched
+from common.telemetry import event_logger
+from services.worker.time_lag import LOOK_S, TimeLag
+
+OLD, NEW, OTHER = Partition("old", 0), Partition("new", 0), Partition("new", 1)
+NOW_S = 1_800_000_000.0
+
+
+class Bench:
+    """What one worker reads of three partitions."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+        self._caplog = caplog
+        self._metrics = WorkerMetrics()
+        measures = self._metrics.work_for("job", ("old", "new"))
+        self.time_lag = TimeLag(("old", "new"), event_logger("test"), measures)
+
+    def read(self, *partitions: Partition, at_s: float) -> None:
+        """Records of this age came."""
+        for partition in partitions:
+            self.time_lag.read(Fetched(partition, [0], [b""], at_s - 1, at_s))
+
+    def behind_s(self, stream: str) -> float | None:
+        """What a scrape sees."""
+        return self._metrics.meters.registry.get_sample_value(
+            "doll_stream_behind_seconds", {"job_name": "job", "stream": stream}
+        )
+
+    def events(self) -> list[str]:
+        """What was logged."""
+        return self._caplog.messages
+
+
+@pytest.fixture
+def bench(caplog: pytest.LogCaptureFixture) -> Bench:
+    return Bench(caplog)
+
+
+def test_who_has_a_backlog_of_an_hour_ago_is_reported_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.read(NEW, OTHER, at_s=NOW_S)
+    bench.read(OLD, at_s=NOW_S - 3_600)
+    for _ in range(3):
+        bench.time_lag.look({OLD: 500, NEW: 3, OTHER: 0})
+    assert bench.events() == ["partition_far_behind"]
+    told = fields_of(caplog.records[0])
+    assert (told["partition"], told["behind_s"], told["records"]) == (str(OLD), 3_600, 500)
+    assert (bench.behind_s("old"), bench.behind_s("new")) == (3_600, 0)
+
+    bench.read(OLD, at_s=NOW_S - FAR_BEHIND_S)
+    bench.time_lag.look({OLD: 20})
+    assert bench.events() == ["partition_far_behind", "partition_caught_up"]
+
+
+@pytest.mark.parametrize("backlog", [0, 7])
+def test_who_is_quiet_is_not_behind_and_who_is_a_little_late_is_not_reported(
+    bench: Bench, backlog: int
+) -> None:
+    bench.read(NEW, OTHER, at_s=NOW_S)
+    bench.read(OLD, at_s=NOW_S - (FAR_BEHIND_S - 1 if backlog else 86_400))
+    bench.time_lag.look({OLD: backlog})
+    assert bench.events() == []
+    assert bench.behind_s("old") == (FAR_BEHIND_S - 1 if backlog else 0)
+
+
+def test_what_somebody_else_reads_by_now_is_forgotten(bench: Bench) -> None:
+    bench.read(NEW, OTHER, at_s=NOW_S)
+    bench.read(OLD, at_s=NOW_S - 3_600)
+    bench.time_lag.look({OLD: 500})
+    bench.time_lag.revoke([OLD])
+    bench.time_lag.look({OLD: 500})
+    assert bench.behind_s("old") == 0
+    assert bench.events() == ["partition_far_behind"]
+
+
+def test_a_look_is_due_now_and_then(bench: Bench) -> None:
+    assert [bench.time_lag.due(now) for now in (0.0, 0.1, LOOK_S, LOOK_S + 0.1)] == [
+        *(True, False, True, False)
+    ]

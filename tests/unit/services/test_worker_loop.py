@@ -1,0 +1,225 @@
+"""Whatever ends a worker's work on one job, nothing of it is left, and it can take up another."""
+
+from __future__ import annotations
+
+import threading
+from itertools import chain, repeat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.config import Settings
+from common.core.events import Assigned
+from common.core.messages import Standing, UpdateTrigger, WorkerId
+from common.core.spans import Partition
+from common.errors import (
+    DeliveryError,
+    OutsideError,
+    TaskMissingError,
+    UnknownTopicError,
+    UserError,
+)
+from common.job import job_from_json
+from common.job_file import as_json
+from common.metrics.serving import Pulse, Pulses
+from common.metrics.worker import WorkerMetrics
+from common.telemetry import event_logger
+from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.log import MemoryLog
+from common.testing.tracing import MemoryTracer
+from common.topics import control_topic, group_name
+from services.worker.loop import JobWorker, Observers
+
+if TYPE_CHECKING:
+    from common.core.messages import TriggerId
+    from common.job import JobSpec
+    from common.testing.log_readers import MemorySpanReader
+
+NAME, STREAM = "digits", "clinic-a"
+PLACES = (Partition(STREAM, 0), Partition(STREAM, 1))
+ENTRYPOINT = "common.testing.counting:CountingTask"
+
+
+def job(**task: object) -> JobSpec:
+    """The job, with other options of its task."""
+    return job_from_json(
+        as_json(
+            {
+                "name": NAME,
+                "streams": [STREAM],
+                "records": {"codec": "tensor", "fields": {"id": {"dtype": "int64"}}},
+                "task": {"entrypoint": ENTRYPOINT, **(task or {"records": 10})},
+                "batch_size": 2,
+                "group_size": 1,
+                "waiting_batches": 6,
+                "optimizer": {"name": "sgd", "learning_rate": 1.0},
+            }
+        )
+    )
+
+
+SETTINGS = Settings(tasks=(ENTRYPOINT,), leave_s=5.0)
+
+
+class FailingLog(MemoryLog):
+    """Kafka, of which a part refuses."""
+
+    refuses_spans = False
+
+    def spans(self) -> MemorySpanReader:
+        """Make a reader, or fail.
+
+        Raises:
+            OutsideError: If it refuses.
+        """
+        if self.refuses_spans:
+            raise OutsideError("no reader of spans for you")
+        return super().spans()
+
+
+class FailingBoard(MemoryBoard):
+    """Redis that refuses the gradient thread."""
+
+    def triggers(self, after: TriggerId, timeout_s: float) -> list[UpdateTrigger]:
+        """Fail.
+
+        Raises:
+            OutsideError: Always.
+        """
+        raise OutsideError(f"no triggers after {after} within {timeout_s}")
+
+
+class Bench:
+    """A process with a job, and what is left of it afterwards."""
+
+    def __init__(self) -> None:
+        self.log = FailingLog()
+        self.log.create_topic(STREAM, len(PLACES))
+        self.log.create_topic(control_topic(NAME), 1)
+        self.board = MemoryBoard(MemoryRedis(lambda: 0.0), NAME)
+        self.metrics, self.pulses = WorkerMetrics(), Pulses()
+        self.observers = Observers(self.metrics, MemoryTracer(), self.pulses, Pulse())
+
+    def worker(self, spec: JobSpec | None = None, settings: Settings = SETTINGS) -> JobWorker:
+        """Make one."""
+        logger = event_logger("worker")
+        return JobWorker(
+            *(WorkerId("w1"), spec or job(), settings, self.log, self.board, self.observers, logger)
+        )
+
+    def produce(self) -> None:
+        """Let records wait, and a leader let them be read."""
+        writer = self.log.writer()
+        for place in PLACES:
+            for number in range(6):
+                writer.append(STREAM, number.to_bytes(8, "little"), partition=place.index)
+        assert writer.flush(1.0)
+        start = dict.fromkeys(PLACES, 0)
+        self.board.put_standing(Standing(0, 0, start, 0, 0, 1, start))
+
+    def run(self, count: int = 1_000_000) -> None:
+        """Work until it fails, or so many turns."""
+        spec = job()
+        looks = chain(repeat(spec, count), repeat(None))
+        self.worker(spec).run(lambda: next(looks))
+
+    def is_clean(self) -> bool:
+        """Whether no thread, no member of the group and no metric is left."""
+        other = self.log.stream(group_name(NAME), [STREAM], "other")
+        events = other.poll(1, 1.0)
+        other.close()
+        threads = [thread.name for thread in threading.enumerate()]
+        registry = self.metrics.meters.registry
+        told = registry.get_sample_value("doll_worker_reading", {"job_name": NAME})
+        is_all_there = events == (Assigned(PLACES),)
+        return is_all_there and "gradients" not in threads and told is None
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_worker_that_is_told_to_leave_leaves_nothing(bench: Bench) -> None:
+    bench.produce()
+    bench.run(count=20)
+    assert bench.is_clean()
+
+
+def test_a_worker_that_cannot_be_made_has_not_joined(bench: Bench) -> None:
+    bench.log.refuses_spans = True
+    with pytest.raises(OutsideError, match="no reader of spans"):
+        bench.worker()
+    assert bench.is_clean()
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "error"),
+    [
+        (job(), Settings(), TaskMissingError),
+        (job(colour=3), SETTINGS, UserError),
+        (job(records=-1), SETTINGS, UserError),
+        (job(records=10**15), SETTINGS, UserError),
+    ],
+)
+def test_a_task_that_is_missing_or_makes_no_model_is_said_before_anything_is_joined(
+    bench: Bench, spec: JobSpec, settings: Settings, error: type[UserError]
+) -> None:
+    with pytest.raises(error):
+        bench.worker(spec, settings)
+    assert bench.is_clean()
+
+
+def test_a_gradient_thread_that_fails_ends_the_work_and_leaves_nothing(bench: Bench) -> None:
+    bench.board = FailingBoard(MemoryRedis(lambda: 0.0), NAME)
+    with pytest.raises(OutsideError, match="no triggers"):
+        bench.run()
+    assert bench.is_clean()
+
+
+def test_a_control_topic_that_is_gone_ends_the_work_and_leaves_nothing(bench: Bench) -> None:
+    bench.produce()
+    bench.log.delete_topic(control_topic(NAME))
+    with pytest.raises((UnknownTopicError, DeliveryError)):
+        bench.run()
+    assert bench.is_clean()
+
+
+def test_an_announcement_that_is_refused_ends_the_work_and_leaves_nothing(bench: Bench) -> None:
+    bench.produce()
+    bench.log.limit_records(control_topic(NAME), 1)
+    with pytest.raises(DeliveryError):
+        bench.run()
+    assert bench.is_clean()
+
+
+def test_whoever_asks_in_vain_what_the_job_is_leaves_nothing(bench: Bench) -> None:
+    def look() -> JobSpec | None:
+        raise OutsideError("no jobs topic")
+
+    with pytest.raises(OutsideError, match="no jobs topic"):
+        bench.worker().run(look)
+    assert bench.is_clean()
+
+
+def test_the_process_goes_on_with_the_job_once_it_is_mended(bench: Bench) -> None:
+    bench.produce()
+    bench.log.refuses_spans = True
+    with pytest.raises(OutsideError):
+        bench.worker()
+    bench.log.refuses_spans = False
+    bench.run(count=50)
+    assert claims(bench.log) == 6  # batches of two, of twelve records
+    assert bench.is_clean()
+
+
+def claims(log: MemoryLog) -> int:
+    return log.bounds(Partition(control_topic(NAME), 0)).end
+
+
+def test_a_stream_that_was_truncated_ends_nothing(bench: Bench) -> None:
+    bench.produce()
+    ahead = dict.fromkeys(PLACES, 99)
+    bench.board.put_standing(Standing(0, 1, ahead, 0, 0, 1, ahead))
+    bench.run(count=20)
+    assert bench.is_clean()

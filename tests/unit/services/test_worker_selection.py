@@ -1,0 +1,399 @@
+"""Which job a worker works for, what it tells others, and what a job that fails here means."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from common.config import Settings
+from common.core.spread import JobDemand, WorkerPlacement
+from common.errors import OutsideError, UnavailableError, UserError
+from common.job import parse_job
+from common.job_parts import TaskSpec
+from common.jobs.store import JobBook
+from common.metrics.worker import WorkerMetrics
+from common.telemetry import event_logger, set_up_logging
+from common.testing.board import MemoryBoards, MemoryRedis
+from common.testing.clock import HandClock
+from common.testing.log import MemoryLog
+from services.worker import selection
+from services.worker.selection import JobSelector, Worker
+from tests.unit.cli.test_job import JOB
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from common.jobs.store import JobRecord
+    from common.ports import Roster
+
+
+class Bench:
+    """A worker among jobs and others, in a world whose time passes by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(selection, "JOBS_S", 0.0)
+        self.clock = HandClock(1000.0)
+        self.log = MemoryLog()
+        self.log.create_topic("clinic-a", 1)
+        self.book = JobBook(self.log)
+        self.redis = MemoryRedis(self.clock)
+        self.roster = MemoryBoards(self.redis).roster()
+        self.metrics = WorkerMetrics()
+        self.said = StringIO()
+        set_up_logging(Settings(log_format="json"), self.said)
+        self.numbers = dict[str, int]()
+
+    def submit(self, *names: str, **changes: object) -> None:
+        """Jobs that run."""
+        for name in names:
+            spec = parse_job(JOB.replace("name: digits", f"name: {name}", 1))
+            self.book.submit(spec.model_copy(update=changes))
+
+    def worker(self, name: str = "w0", only: str = "", roster: Roster | None = None) -> JobSelector:
+        """One that has just started."""
+        return JobSelector(
+            Worker(name, only, ("image-classifier",)),
+            JobBook(self.log),
+            roster or MemoryBoards(self.redis).roster(),
+            self.metrics,
+            event_logger("worker"),
+            lambda: 0.5,
+            self.clock,
+        )
+
+    def demand(self, job: str, backlog: int, **more: object) -> None:
+        """What a leader publishes."""
+        self.numbers[job] = self.numbers.get(job, 0) + 1
+        fields = {
+            "job": job,
+            "number": self.numbers[job],
+            "backlog": backlog,
+            "worker_records_per_s": 100.0,
+            "most_workers": 8,
+            "task": "image-classifier",
+            **more,
+        }
+        self.roster.put([msgspec.convert(fields, JobDemand)])
+
+    def turns(self, worker: JobSelector, seconds: int = 5, **backlogs: int) -> None:
+        """Let a worker look for some seconds, while leaders publish."""
+        for _ in range(seconds):
+            for job, backlog in backlogs.items():
+                self.demand(job, backlog)
+            worker.turn()
+            self.clock.advance(selection.LOOK_S)
+
+    def placement(self, worker: str = "w0") -> WorkerPlacement:
+        """What a worker has published."""
+        return next(
+            it
+            for it in self.roster.read()
+            if isinstance(it, WorkerPlacement) and it.worker == worker
+        )
+
+    def events(self, name: str) -> list[dict[str, object]]:
+        """Lines of the log with this event."""
+        lines = [json.loads(line) for line in self.said.getvalue().splitlines()]
+        return [line for line in lines if line["event"] == name]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch)
+
+
+def named(record: JobRecord | None) -> str:
+    return record.spec.name if record is not None else ""
+
+
+# --- how it begins -------------------------------------------------------------------------------
+
+
+def test_a_worker_that_starts_joins_at_its_first_look_though_nobody_leads_yet(
+    bench: Bench,
+) -> None:
+    worker = bench.worker()
+    worker.turn()
+    assert worker.selected() is None
+    bench.submit("digits")
+    worker.turn()
+
+    assert named(worker.selected()) == "digits"
+    assert bench.placement().job == "digits"
+
+
+def test_workers_that_start_together_spread_over_jobs_that_nobody_leads_yet(bench: Bench) -> None:
+    bench.submit("a", "b", "c")
+    workers = [bench.worker(f"w{number}") for number in range(6)]
+    for worker in workers:
+        worker.turn()
+
+    assert sorted(named(worker.selected()) for worker in workers) == list("aabbcc")
+
+
+def test_a_worker_that_starts_joins_the_job_that_needs_it(bench: Bench) -> None:
+    bench.submit("a", "b", "c")
+    for job, backlog in {"a": 0, "b": 9000, "c": 0}.items():
+        bench.demand(job, backlog)
+    workers = [bench.worker(f"w{number}") for number in range(2)]
+    for worker in workers:
+        worker.turn()
+
+    assert [named(worker.selected()) for worker in workers] == ["b", "b"]
+
+
+@pytest.mark.parametrize("wanted", ["stopped", "paused"])
+def test_a_worker_does_not_begin_with_a_job_that_does_not_run(bench: Bench, wanted: str) -> None:
+    bench.submit("digits")
+    bench.book.want("digits", "stopped" if wanted == "stopped" else "paused", "enough")
+    worker = bench.worker()
+    worker.turn()
+
+    assert worker.selected() is None
+
+
+# --- where it goes -------------------------------------------------------------------------------
+
+
+def test_a_worker_leaves_a_drained_job_for_one_that_has_work(bench: Bench) -> None:
+    # second   0              1                 2
+    # w0       at a           says "goes b"     at b
+    bench.submit("a", "b")
+    worker = bench.worker()
+    bench.turns(worker, 1, a=9000)
+    assert named(worker.selected()) == "a"
+    job = worker.selected()
+    assert job is not None
+    bench.turns(worker, 1, a=0, b=9000)
+    assert (bench.placement().job, bench.placement().goes) == ("a", "b")
+    assert worker.still(job) == job.spec
+    bench.turns(worker, 1, a=0, b=9000)
+
+    assert worker.still(job) is None
+    assert named(worker.selected()) == "b"
+    assert (bench.placement().job, bench.placement().goes) == ("b", "")
+    assert [line["before"] for line in bench.events("job_selected")] == ["", "a"]
+
+
+def test_a_worker_for_one_job_alone_stays_and_says_so(bench: Bench) -> None:
+    bench.submit("a", "b")
+    worker = bench.worker(only="a")
+    bench.turns(worker, 5, a=0, b=9000)
+
+    assert named(worker.selected()) == "a"
+    assert bench.placement().pinned
+    bench.book.want("a", "paused", "a rest")
+    bench.turns(worker, 5, a=0, b=9000)
+    assert named(worker.selected()) == "a"
+
+
+def test_a_worker_whose_partitions_wait_for_its_return_stays(bench: Bench) -> None:
+    bench.submit("a", on_preemption="hold")
+    worker = bench.worker()
+    worker.turn()
+    bench.submit("b")
+    bench.turns(worker, 5, a=0, b=9000)
+
+    assert named(worker.selected()) == "a"
+    assert bench.placement().pinned
+
+
+def test_nobody_moves_while_redis_is_away_or_comes_back_empty(bench: Bench) -> None:
+    bench.submit("a", "b")
+    worker = bench.worker()
+    bench.turns(worker, 3, a=9000, b=0)
+    bench.redis.kill()
+    bench.turns(worker, 10)
+    assert named(worker.selected()) == "a"
+    bench.redis.restart()
+    bench.turns(worker, 3, b=9000)  # its leader is back first
+    assert named(worker.selected()) == "a"
+    assert [line["event"] for line in bench.events("roster_away")] == ["roster_away"]
+
+
+def test_a_worker_goes_on_while_kafka_is_away(bench: Bench) -> None:
+    bench.submit("a")
+    worker = bench.worker()
+    bench.turns(worker, 1)
+    bench.log.go_away()
+    bench.turns(worker, 3)
+
+    assert named(worker.selected()) == "a"
+
+
+class Refusing:
+    """Redis whose user lacks rights."""
+
+    rejected = 0
+
+    def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
+        """Refuse."""
+        raise OutsideError(f"Redis does not let us do 'HSET' of {len(records)} records")
+
+    def read(self) -> list[JobDemand | WorkerPlacement]:
+        """Refuse."""
+        raise OutsideError("Redis does not let us do 'HGETALL'")
+
+    def remove(self, jobs: Collection[str] = (), workers: Collection[str] = ()) -> None:
+        """Refuse."""
+        raise OutsideError(f"Redis does not let us do 'HDEL' of {jobs} {workers}")
+
+
+def test_who_is_not_let_into_redis_hears_so_at_once(bench: Bench) -> None:
+    bench.submit("a")
+    worker = bench.worker(roster=Refusing())
+
+    with pytest.raises(OutsideError, match="HSET"):
+        worker.turn()
+
+
+# --- the job that it has -------------------------------------------------------------------------
+
+
+def test_a_worker_hears_that_its_job_was_changed(bench: Bench) -> None:
+    bench.submit("digits")
+    worker = bench.worker()
+    worker.turn()
+    job = worker.selected()
+    assert job is not None
+    bench.book.change("digits", {"batch_size": 7, "group_size": 3}, "")
+    worker.turn()
+    spec = worker.still(job)
+
+    assert spec is not None
+    assert (spec.batch_size, spec.waiting_bound) == (7, 6)
+
+
+@pytest.mark.parametrize("why", ["stopped", "deleted", "another"])
+def test_a_worker_leaves_a_job_that_is_over(bench: Bench, why: str) -> None:
+    bench.submit("digits")
+    worker = bench.worker(only="digits")
+    worker.turn()
+    job = worker.selected()
+    assert job is not None
+    bench.book.want("digits", "stopped", "enough")
+    if why != "stopped":
+        bench.book.delete("digits")
+    if why == "another":
+        bench.submit("digits")
+    worker.turn()
+
+    assert worker.still(job) is None
+
+
+def test_a_worker_that_leaves_takes_its_record_away(bench: Bench) -> None:
+    bench.submit("digits")
+    worker = bench.worker()
+    worker.turn()
+    worker.close()
+
+    assert [it for it in bench.roster.read() if isinstance(it, WorkerPlacement)] == []
+
+
+def test_records_that_nobody_keeps_are_removed_by_whoever_sees_them(bench: Bench) -> None:
+    bench.roster.put([JobDemand("gone"), WorkerPlacement("dead")])
+    worker = bench.worker()
+    bench.turns(worker, 59)
+    assert len(bench.roster.read()) == 3
+    bench.turns(worker, 3)
+
+    assert [it for it in bench.roster.read() if isinstance(it, JobDemand)] == []
+    assert bench.placement().worker == "w0"
+
+
+# --- a job that fails here -----------------------------------------------------------------------
+
+
+def failed(worker: JobSelector, error: BaseException) -> None:
+    """Something ends the job, where it was raised."""
+    job = worker.selected()
+    assert job is not None
+    try:
+        raise error  # noqa: TRY301 -- so that it has a traceback
+    except BaseException as raised:  # noqa: BLE001 -- as it is met
+        worker.failed(job.spec.name, raised)
+
+
+def test_a_job_that_fails_here_is_left_to_others_for_a_while(bench: Bench) -> None:
+    bench.submit("bad", "good")
+    worker = bench.worker()
+    bench.turns(worker, 1, bad=90_000, good=1)
+    assert named(worker.selected()) == "bad"
+    failed(worker, UserError("job file: task.entrypoint is not on the allow-list"))
+    assert worker.selected() is None
+    bench.turns(worker, 1, bad=90_000, good=1)
+
+    assert named(worker.selected()) == "good"
+    assert bench.placement().avoided == ("bad",)
+    bench.turns(worker, 8, bad=90_000, good=1)
+    assert bench.placement().avoided == ()  # and it is tried again
+    assert named(worker.selected()) == "bad"
+
+
+def test_a_job_whose_task_is_not_here_is_left_to_others_and_told_once(bench: Bench) -> None:
+    bench.submit("alien", task=TaskSpec(entrypoint="alien.tasks:Task"))
+    worker = bench.worker()
+    bench.turns(worker, 3)
+
+    assert worker.selected() is None
+    [told] = bench.events("job_left_to_others")
+    assert told["reason"] == "its task alien.tasks:Task is not in DOLL_TASKS here"
+    bench.submit("digits")
+    bench.turns(worker, 1)
+    assert named(worker.selected()) == "digits"
+
+
+def test_each_failure_in_a_row_doubles_the_pause_and_a_healthy_minute_ends_the_row(
+    bench: Bench,
+) -> None:
+    bench.submit("bad")
+    worker = bench.worker(only="bad")
+    pauses = []
+    for _ in range(9):
+        worker.turn()
+        failed(worker, ValueError("no such column"))
+        began = bench.clock()
+        while worker.selected() is None:
+            bench.clock.advance(1.0)
+            worker.turn()
+        pauses.append(bench.clock() - began)
+    assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+    bench.turns(worker, 61)
+    failed(worker, ValueError("no such column"))
+    bench.turns(worker, 6)
+
+    assert named(worker.selected()) == "bad"
+
+
+def test_a_failure_is_told_once_with_its_traceback_and_counted_each_time(bench: Bench) -> None:
+    bench.submit("bad")
+    worker = bench.worker(only="bad")
+    for _ in range(3):
+        while worker.selected() is None:
+            bench.clock.advance(10.0)
+            worker.turn()
+        failed(worker, ValueError("no such column"))
+    told = bench.events("job_failed")
+
+    assert [line["reason"] for line in told] == ["ValueError: no such column"]
+    assert "test_worker_selection.py" in str(told[0]["traceback"])
+    assert (
+        b'doll_job_faults_total{job_name="bad",kind="fault"} 3.0' in bench.metrics.meters.exposed()
+    )
+
+
+def test_a_server_that_is_away_is_nobodys_fault_and_soon_tried_again(bench: Bench) -> None:
+    bench.submit("digits")
+    worker = bench.worker(only="digits")
+    for _ in range(9):
+        bench.turns(worker, 2)
+        failed(worker, UnavailableError("Kafka is away"))
+    bench.turns(worker, 2)
+
+    assert named(worker.selected()) == "digits"
+    assert bench.events("job_failed") == []
+    assert len(bench.events("job_waits")) == 1
