@@ -71,17 +71,17 @@ FORMAT = 2  # of the records in Kafka: the latest that this program knows
 def format_of(message: object) -> int:
     """The oldest format of which a program must be to read a record in Kafka.
 
-    Format 2 names bad records together by reason, and updates leave them to the claims. It takes
+    Format 2 names bad records together by reason, and updates leave them to the claims; it takes
     batches out of quarantine, or makes it final.
     """
     match message:
-        case Requeued() | Replayed():
-            return 2
         case BatchReady(skipped=skipped) if skipped:
             return 2
         case UpdateApplied(batches=batches, skipped=skipped) if skipped or _any_skipped(batches):
             return 2
         case Quarantined(batch=batch) if batch.skipped:
+            return 2
+        case Requeued() | Replayed():
             return 2
         case _:
             return 1
