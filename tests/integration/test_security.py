@@ -116,7 +116,7 @@ def board_with(server: SafeRedis, **changes: str) -> Board:
 
 
 @pytest.mark.redis
-def test_the_rights_in_the_guide_are_all_that_a_board_needs(  # noqa: PLR0915 -- every call once
+def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     safe_redis: SafeRedis,
 ) -> None:
     safe_redis.admin.acl_log_reset()
