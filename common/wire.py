@@ -193,40 +193,57 @@ encode_demand, decode_demand = _DEMAND.encode, _DEMAND.decode
 encode_placement, decode_placement = _PLACEMENT.encode, _PLACEMENT.decode
 
 
-def encode_reply(reply: Reply) -> bytes:
-    """Write a reply; a gradient's vector is copied once.
+class _Addressed(msgspec.Struct, frozen=True, array_like=True):
+    """The header of a reply: one list takes those of all jobs that a replica leads."""
+
+    job: str
+    reply: msgspec.Raw
+
+
+_ADDRESSED = msgspec.msgpack.Decoder(_Addressed)
+
+
+def encode_reply(job: str, reply: Reply) -> bytes:
+    """Write a reply to a job's leader; a gradient's vector is copied once.
 
     Raises:
         WireError: If it makes no sense, or its vector is not one of float32.
     """
     if not isinstance(reply, Gradient):
-        return frame(_REPLY.encode(reply), b"")
+        return frame(_addressed(job, reply), b"")
     vector = reply.vector
     if not (isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.ndim == 1):
         found = f"{getattr(vector, 'dtype', type(vector))} of shape {getattr(vector, 'shape', '?')}"
         raise WireError(f"reply: Gradient.vector is {found}, expected float32 of one dimension")
-    header = _REPLY.encode(msgspec.structs.replace(reply, vector=None))
+    header = _addressed(job, msgspec.structs.replace(reply, vector=None))
     return frame(header, np.ascontiguousarray(vector, dtype="<f4").data)
 
 
-def decode_reply(data: bytes | memoryview) -> Reply:
-    """Read a reply; a gradient's vector is a read-only, aligned view of `data`.
+def _addressed(job: str, reply: Reply) -> bytes:
+    return msgspec.msgpack.encode(_Addressed(job, msgspec.Raw(_REPLY.encode(reply))))
+
+
+def decode_reply(data: bytes | memoryview) -> tuple[str, Reply]:
+    """Read a job's name and the reply; a gradient's vector is a read-only, aligned view of `data`.
 
     Raises:
         WireError: If the bytes are none, or make no sense.
     """
     header, body = unframe(data)
-    reply: Reply = _REPLY.decode(header)
+    try:
+        addressed = _ADDRESSED.decode(header)
+    except _MALFORMED as error:
+        raise WireError(f"reply: {error}") from error
+    reply: Reply = _REPLY.decode(addressed.reply)
     if not isinstance(reply, Gradient):
         if body:
             kind = type(reply).__name__
             raise WireError(f"reply: {kind} is followed by {len(body)} bytes, expected none")
-        return reply
+        return addressed.job, reply
     if len(body) % 4 or not body:
         raise WireError(f"reply: Gradient.vector is {len(body)} bytes, expected 4 for each number")
     vector: Vector = np.frombuffer(body, dtype="<f4")
-    gradient: Gradient = msgspec.structs.replace(reply, vector=vector)
-    return gradient
+    return addressed.job, msgspec.structs.replace(reply, vector=vector)
 
 
 # --- a model that is offered: its name, of a fixed length, and its weights ------------------------
