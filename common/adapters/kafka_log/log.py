@@ -62,12 +62,6 @@ class KafkaLog:
         self._tails = Tails(settings, lambda: self._admin)
         self._producer: SharedProducer | None = None
 
-    def create_topic(
-        self, topic: str, partitions: int, *, kept_forever: bool = False, compacted: bool = False
-    ) -> None:
-        """See the port."""
-        self.create_topics([NewTopic(topic, partitions, kept_forever, compacted)])
-
     def create_topics(self, wanted: Sequence[NewTopic]) -> None:
         """See the port.
 
