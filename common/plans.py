@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from common import topics
 from common.errors import ConflictError, UnavailableError, UnknownTopicError
+from common.ports import NewTopic
 from common.provisioning.codec import decode_plan, encode_plan
 from common.provisioning.ledger import FleetLedger
 from common.reading import read_decoded
@@ -74,7 +75,7 @@ def ask_to_replan(log: Log, job: str, asked: ReplanAsked) -> None:
         UnavailableError: If Kafka does not answer; the question may have arrived.
     """
     topic = topics.plans_topic(job)
-    log.create_topic(topic, 1, kept_forever=True)  # the provisioner may not have come yet
+    log.create_topics([NewTopic(topic, kept_forever=True)])  # the provisioner may not have come yet
     writer = log.writer()
     try:
         writer.append(topic, encode_plan(asked))

@@ -220,11 +220,6 @@ class Writer(Protocol):
 class Log(Protocol):
     """Kafka. May be shared between threads; what it makes belongs to one thread each."""
 
-    def create_topic(
-        self, topic: str, partitions: int, *, kept_forever: bool = False, compacted: bool = False
-    ) -> None:
-        """Create a topic if it is not there and wait until it can be used; else do nothing."""
-
     def create_topics(self, wanted: Sequence[NewTopic]) -> None:
         """Create those that are not there, and wait until all can be used.
 

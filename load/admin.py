@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import uvloop
 
+from common.ports import NewTopic
+
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
 from common.connections import open_log
@@ -187,7 +189,7 @@ class _MadeUp:
     """A job that no coordinator leads: its updates are written here."""
 
     def __init__(self, log: Log) -> None:
-        log.create_topic(STREAM, 4)
+        log.create_topics([NewTopic(STREAM, 4)])
         JobBook(log).submit(parse_job(_SPEC))
         self._writer = log.writer()
         self._version = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from common.ports import NewTopic
 from load.stack import NotMeasuredError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def produce(log: Log, topic: str, partitions: int, values: Sequence[bytes], reco
     Raises:
         NotMeasuredError: If the broker took too long, or did not keep all of them.
     """
-    log.create_topic(topic, partitions)
+    log.create_topics([NewTopic(topic, partitions)])
     writer = log.writer()
     try:
         for number in range(records):

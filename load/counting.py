@@ -16,6 +16,7 @@ from common.job import job_from_json
 from common.job_file import as_json
 from common.jobs.store import JobBook
 from common.learning.checkpoint import unpack
+from common.ports import NewTopic
 from common.reading import read_decoded
 from common.saved import from_bytes
 from common.testing.counting import ENTRYPOINT
@@ -81,7 +82,7 @@ class CountingJob:
 
     def __init__(self, spec: JobSpec, settings: Settings, log: Log, partitions: int) -> None:
         for stream in spec.streams:
-            log.create_topic(stream, partitions)
+            log.create_topics([NewTopic(stream, partitions)])
         with closing(JobBook(log)) as book:
             self.record = book.submit(spec)
         self.name = spec.name

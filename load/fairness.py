@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from common.ports import NewTopic
+
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
 from common.connections import open_log
@@ -148,7 +150,7 @@ def produce(log: Log, stream: str, values: Sequence[bytes], partitions: int) -> 
     Raises:
         NotMeasuredError: If the broker took too long.
     """
-    log.create_topic(stream, partitions)
+    log.create_topics([NewTopic(stream, partitions)])
     with closing(log.writer()) as writer:
         for number, value in enumerate(values):
             writer.append(stream, value, partition=number % partitions)

@@ -38,19 +38,18 @@ group_size: 20
 optimizer: {{{{name: adam, learning_rate: 1.0e-3}}}}
 stop: {{{{deadline_s: 86400}}}}
 """
-# Start is what the interpreter and the libraries take to load, as for every command.
+# Its start is what every command takes: the interpreter, the libraries, the command line's parser.
 _COMMAND = """\
 import sys
 from time import monotonic
+import typer.main
 import common.adapters.kafka_log, services.cli.direct
-from services.cli.__main__ import main
-sys.argv = ["doll", "job", "submit", *sys.argv[1:]]
+from common.connections import connect
+from services.cli.app import app
+from services.cli.outside import Ways
+command = typer.main.get_command(app)
 began = monotonic()
-try:
-    main()
-except SystemExit as ended:
-    if ended.code:
-        raise
+command(["job", "submit", *sys.argv[1:]], obj=Ways(connect), standalone_mode=False)
 print(f"took {monotonic() - began}")
 """
 

@@ -22,6 +22,7 @@ from common.jobs.progress import Look
 from common.jobs.store import JobBook, encode_job
 from common.keys import KeyBook
 from common.outside import Outside
+from common.ports import NewTopic
 from common.provisioning.codec import encode_plan
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
@@ -63,7 +64,7 @@ class PageService:
             Partition(stream, index): _RECORDS for stream in STREAMS for index in range(3)
         }
         for stream in STREAMS:
-            self._log.create_topic(stream, 3)
+            self._log.create_topics([NewTopic(stream, 3)])
         with self._log.anyway():
             for place, end in self._ends.items():
                 self._log.stored(place).end = end
@@ -134,7 +135,7 @@ class PageService:
 
     def _fill(self, name: str, world: World) -> None:
         for topic in (topics.control_topic, topics.updates_topic, topics.plans_topic):
-            self._log.create_topic(topic(name), 1)
+            self._log.create_topics([NewTopic(topic(name))])
         # Claims are not made up: as where they are gone, the leader's standing says how far it is.
         self._append(topics.control_topic(name), b"{}")
         self._log.expire(Partition(topics.control_topic(name), 0), 1)

@@ -25,6 +25,7 @@ from common.job import job_from_json
 from common.job_file import as_json, load_text
 from common.job_task import codec_of
 from common.jobs.store import JobBook
+from common.ports import NewTopic
 from load.prometheus import Prometheus
 
 if TYPE_CHECKING:
@@ -135,9 +136,9 @@ class _Feeder:
         self._records_per_s = records_per_s
         self._writer = log.writer()
         for stream in spec.streams:
-            log.create_topic(stream, _PARTITIONS)
+            log.create_topics([NewTopic(stream, _PARTITIONS)])
         if spec.evaluation is not None:
-            log.create_topic(spec.evaluation.stream, 1)
+            log.create_topics([NewTopic(spec.evaluation.stream)])
             for value in codec.encode(digits.held_out):
                 self._writer.append(spec.evaluation.stream, value, partition=0)
         self._stopped = threading.Event()

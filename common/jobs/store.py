@@ -5,6 +5,7 @@ The topic is a `common.book`, keyed by the job's name.
 
 from __future__ import annotations
 
+from contextlib import closing
 from time import time
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -180,7 +181,8 @@ class JobBook:
             UserError: If a stream does not exist.
             UnavailableError: If Kafka is away for long.
         """
-        with self._book.lock:
+        # The writer of the record finds its brokers while all else is done.
+        with self._book.lock, closing(self._log.writer()):
             self.check_new(spec)
             first = first_positions(spec, self._log)
             reason = "submitted" if origin is None else f"submitted, begins with {origin}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from common.core.spans import Partition
 from common.errors import RecordTooLargeError, UnavailableError, UnknownTopicError
-from common.ports import WRITER_BYTES, Bounds
+from common.ports import WRITER_BYTES, Bounds, NewTopic
 from common.testing.log_group import Group, MemoryStreamReader
 from common.testing.log_readers import (
     MAX_RECORD_BYTES,
@@ -75,23 +75,13 @@ class MemoryLog:
 
     # --- the port --------------------------------------------------------------------------------
 
-    def create_topic(
-        self,
-        topic: str,
-        partitions: int,
-        *,
-        kept_forever: bool = False,  # noqa: ARG002 -- here everything is, until a test expires it
-        compacted: bool = False,  # noqa: ARG002 -- nothing is compacted until a test punches holes
-    ) -> None:
-        """See the port."""
-        with self.here():
-            self._topics.setdefault(topic, [PartitionLog() for _ in range(partitions)])
-            self.changed()
-
     def create_topics(self, wanted: Sequence[NewTopic]) -> None:
-        """See the port."""
-        for topic in wanted:
-            self.create_topic(topic.name, topic.partitions)
+        """See the port; all is kept, until a test expires it or punches holes."""
+        with self.here():
+            for topic in wanted:
+                partitions = [PartitionLog() for _ in range(topic.partitions)]
+                self._topics.setdefault(topic.name, partitions)
+            self.changed()
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
         """See the port.

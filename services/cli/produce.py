@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from common.datasets.records import count
 from common.errors import UnavailableError, UnknownTopicError, UserError
+from common.ports import NewTopic
 from services.cli import sources
 from services.cli.outside import outside_of
 from services.cli.producing import Backlog, send_all, unbounded
@@ -135,4 +136,4 @@ def _find_topic(log: Log, topic: str, create_partitions: int) -> None:
             raise UserError(
                 f'there is no topic "{topic}"; create it with --create-partitions 4'
             ) from error
-        log.create_topic(topic, create_partitions)
+        log.create_topics([NewTopic(topic, create_partitions)])

@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from common.core.spans import Partition
+from common.ports import NewTopic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ def eventually(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -
 
 def filled(rig: Rig, topic: str, count: int) -> Partition:
     """A topic of one partition with records 0, 1, 2, ..., each saying its own offset."""
-    rig.log.create_topic(topic, 1)
+    rig.log.create_topics([NewTopic(topic)])
     for i in range(count):
         rig.writer.append(topic, b"%d" % i)
     assert rig.writer.flush(PATIENCE_S)

@@ -23,14 +23,14 @@ pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]
 
 
 def test_a_topic_can_be_used_as_soon_as_it_is_created(rig: Rig, fresh: str) -> None:
-    rig.log.create_topic(fresh, 3, kept_forever=True, compacted=True)
+    rig.log.create_topics([NewTopic(fresh, 3, kept_forever=True, compacted=True)])
     assert rig.log.partitions(fresh) == tuple(Partition(fresh, index) for index in range(3))
     assert [rig.log.bounds(each) for each in rig.log.partitions(fresh)] == [Bounds(0, 0)] * 3
 
 
 def test_creating_a_topic_again_changes_nothing(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 5)
-    rig.log.create_topic(fresh, 7)
+    rig.log.create_topics([NewTopic(fresh, 7)])
     assert rig.log.partitions(fresh) == (partition,)
     assert rig.log.bounds(partition) == Bounds(0, 5)
 
@@ -78,7 +78,7 @@ def test_nothing_creates_an_unknown_topic_by_asking(rig: Rig, fresh: str) -> Non
 
 
 def test_a_partition_beyond_the_last_is_unknown(rig: Rig, fresh: str) -> None:
-    rig.log.create_topic(fresh, 2)
+    rig.log.create_topics([NewTopic(fresh, 2)])
     with pytest.raises(UnknownTopicError):
         rig.log.bounds(Partition(fresh, 2))
 
@@ -110,7 +110,7 @@ def test_a_position_by_time_is_the_first_record_that_is_not_older(rig: Rig, fres
 
 
 def test_records_arrive_in_order_and_report_their_offsets(rig: Rig, fresh: str) -> None:
-    rig.log.create_topic(fresh, 1)
+    rig.log.create_topics([NewTopic(fresh)])
     offsets: list[int] = []
     for i in range(1_000):
         rig.writer.append(fresh, b"%d" % i, on_delivered=offsets.append)
@@ -121,7 +121,7 @@ def test_records_arrive_in_order_and_report_their_offsets(rig: Rig, fresh: str) 
 
 
 def test_delivery_is_reported_inside_poll_in_the_callers_thread(rig: Rig, fresh: str) -> None:
-    rig.log.create_topic(fresh, 1)
+    rig.log.create_topics([NewTopic(fresh)])
     threads: list[int] = []
     rig.writer.append(fresh, b"one", on_delivered=lambda _: threads.append(threading.get_ident()))
     eventually(lambda: rig.log.bounds(Partition(fresh, 0)).end == 1)
@@ -136,7 +136,7 @@ def test_delivery_is_reported_inside_poll_in_the_callers_thread(rig: Rig, fresh:
 
 
 def test_keys_and_tombstones_come_back_as_they_were(rig: Rig, fresh: str) -> None:
-    rig.log.create_topic(fresh, 1, compacted=True)
+    rig.log.create_topics([NewTopic(fresh, compacted=True)])
     rig.writer.append(fresh, b"", key=b"job", headers=[("why", b"test")])
     rig.writer.append(fresh, None, key=b"job")
     assert rig.writer.flush(PATIENCE_S)
@@ -148,7 +148,7 @@ def test_keys_and_tombstones_come_back_as_they_were(rig: Rig, fresh: str) -> Non
 
 
 def test_a_partition_is_chosen_by_key_or_spread_evenly_without_one(rig: Rig, fresh: str) -> None:
-    rig.log.create_topic(fresh, 3)
+    rig.log.create_topics([NewTopic(fresh, 3)])
     for partition in range(3):  # a client spreads over partitions whose leader it has learned
         rig.writer.append(fresh, b"first", partition=partition)
     assert rig.writer.flush(PATIENCE_S)
@@ -165,7 +165,7 @@ def test_a_partition_is_chosen_by_key_or_spread_evenly_without_one(rig: Rig, fre
 def test_a_record_that_no_broker_takes_is_refused_and_its_writer_goes_on(
     rig: Rig, fresh: str
 ) -> None:
-    rig.log.create_topic(fresh, 1)
+    rig.log.create_topics([NewTopic(fresh)])
     with closing(rig.log.writer()) as writer:
         with pytest.raises(RecordTooLargeError):
             writer.append(fresh, bytes(5_000_000))
@@ -177,7 +177,7 @@ def test_a_record_that_no_broker_takes_is_refused_and_its_writer_goes_on(
 def test_a_record_that_its_topic_does_not_take_is_told_and_its_writer_goes_on(
     owned_rig: Rig, fresh: str
 ) -> None:
-    owned_rig.log.create_topic(fresh, 1)
+    owned_rig.log.create_topics([NewTopic(fresh)])
     owned_rig.limit_records(fresh, 1_000)
     failed: list[DeliveryError] = []
     with closing(owned_rig.log.writer()) as writer:
@@ -193,7 +193,7 @@ def test_a_record_that_its_topic_does_not_take_is_told_and_its_writer_goes_on(
 def test_a_writer_whose_record_is_lost_stops_and_no_other_does(owned_rig: Rig, fresh: str) -> None:
     partition = filled(owned_rig, fresh, 1)
     small = Partition(f"{fresh}-small", 0)
-    owned_rig.log.create_topic(small.topic, 1)
+    owned_rig.log.create_topics([NewTopic(small.topic)])
     owned_rig.limit_records(small.topic, 1_000)
     with closing(owned_rig.log.writer()) as writer:
         writer.append(small.topic, bytes(5_000))
@@ -211,7 +211,7 @@ def test_a_writer_whose_record_is_lost_stops_and_no_other_does(owned_rig: Rig, f
 
 
 def test_each_writer_runs_its_own_callbacks_in_its_own_thread(rig: Rig, fresh: str) -> None:
-    rig.log.create_topic(fresh, 1)
+    rig.log.create_topics([NewTopic(fresh)])
     threads: list[tuple[str, int]] = []
 
     def write(name: str) -> None:
@@ -236,7 +236,7 @@ def test_each_writer_runs_its_own_callbacks_in_its_own_thread(rig: Rig, fresh: s
 
 
 def test_a_writer_tells_when_it_has_something_to_do(rig: Rig, fresh: str) -> None:
-    rig.log.create_topic(fresh, 1)
+    rig.log.create_topics([NewTopic(fresh)])
     ready, offsets = threading.Event(), list[int]()
     with closing(rig.log.writer(on_ready=ready.set)) as writer:
         for i in range(3):

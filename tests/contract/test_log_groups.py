@@ -9,7 +9,7 @@ import pytest
 
 from common.core.events import Assigned, Revoked
 from common.errors import OutsideError
-from common.ports import Fetched
+from common.ports import Fetched, NewTopic
 from tests.contract.log_helpers import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Company:
     """A topic that is written to, and the members of its group, stepped in turn."""
 
     def __init__(self, log: Log, topic: str) -> None:
-        log.create_topic(topic, _PARTITIONS)
+        log.create_topics([NewTopic(topic, _PARTITIONS)])
         self._log = log
         self._topic = topic
         self._frontier = dict.fromkeys(log.partitions(topic), 0)

@@ -10,7 +10,7 @@ import pytest
 
 from common.core.events import Assigned
 from common.core.spans import Partition
-from common.ports import Bounds, Fetched, OutOfRange
+from common.ports import Bounds, Fetched, NewTopic, OutOfRange
 from tests.contract.log_helpers import PATIENCE_S, eventually, filled
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def test_records_come_in_runs_with_their_times(rig: Rig, fresh: str) -> None:
 
 
 def test_a_poll_gives_no_more_records_than_asked_for(rig: Rig, fresh: str) -> None:
-    rig.log.create_topic(fresh, 3)
+    rig.log.create_topics([NewTopic(fresh, 3)])
     for i in range(300):
         rig.writer.append(fresh, b"%d" % i, partition=i % 3)
     assert rig.writer.flush(PATIENCE_S)
@@ -119,7 +119,7 @@ def test_what_was_placed_last_counts_whatever_was_fetched_before(
 
 
 def test_placing_one_partition_leaves_the_others_alone(rig: Rig, fresh: str) -> None:
-    rig.log.create_topic(fresh, 2)
+    rig.log.create_topics([NewTopic(fresh, 2)])
     for i in range(2_000):
         rig.writer.append(fresh, b"%d" % i, partition=i % 2)
     assert rig.writer.flush(PATIENCE_S)
@@ -164,7 +164,7 @@ def test_out_of_range_is_told_once_and_silent_until_placed_again(rig: Rig, fresh
 
 
 def test_retention_that_overtakes_a_reader_is_out_of_range(rig: Rig, fresh: str) -> None:
-    rig.log.create_topic(fresh, 1)
+    rig.log.create_topics([NewTopic(fresh)])
     for _ in range(20):  # more than any reader holds
         rig.writer.append(fresh, bytes(200_000))
     assert rig.writer.flush(PATIENCE_S)
@@ -187,7 +187,7 @@ def test_a_backlog_is_read_in_turn_by_what_each_partition_lags(
     rig: Rig, fresh: str, sizes: tuple[int, int]
 ) -> None:
     # The records are written one partition after the other, and fetched so.
-    rig.log.create_topic(fresh, 2)
+    rig.log.create_topics([NewTopic(fresh, 2)])
     places = rig.log.partitions(fresh)
     for place, size in zip(places, sizes, strict=True):
         for i in range(size):
@@ -217,7 +217,7 @@ def test_a_backlog_is_read_in_turn_by_what_each_partition_lags(
 
 
 def test_a_partition_without_records_holds_nobody_up(rig: Rig, fresh: str) -> None:
-    rig.log.create_topic(fresh, 2)
+    rig.log.create_topics([NewTopic(fresh, 2)])
     full, empty = rig.log.partitions(fresh)
     rig.writer.append(fresh, b"0", partition=full.index)
     assert rig.writer.flush(PATIENCE_S)

@@ -259,7 +259,7 @@ def test_a_span_is_read_exactly_however_often_and_in_any_order(rig: Rig, fresh: 
 
 
 def test_a_span_of_large_records_is_read_whole(rig: Rig, fresh: str) -> None:
-    rig.log.create_topic(fresh, 1)
+    rig.log.create_topics([NewTopic(fresh)])
     values = [bytes([number]) * 600_000 for number in range(4)]
     for value in values:
         rig.writer.append(fresh, value)

@@ -14,6 +14,7 @@ from common.embedded.redis import free_port
 from common.embedded.services import Service
 from common.embedded.stack import EmbeddedStack
 from common.keys import KeyBook
+from common.ports import NewTopic
 from services.admin.examples import JOB
 from tests.certificates import Authority
 
@@ -39,7 +40,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     with EmbeddedStack() as stack:
         log = open_log(stack.settings)
         for stream in JOB["streams"]:
-            log.create_topic(stream, 1)
+            log.create_topics([NewTopic(stream)])
         key, _ = KeyBook(log).create("olga", "operator")
         api = {"api_port": port, "api_tls_cert": str(pair.cert), "api_tls_key": str(pair.key)}
         process = Service("admin", "a1", stack.settings.model_copy(update=api), tmp_path)

@@ -18,6 +18,7 @@ from common.jobs.store import JobBook
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
+from common.ports import NewTopic
 from common.reading import read_decoded
 from common.topics import control_topic, updates_topic
 from common.wire import decode_audit, decode_claim
@@ -69,7 +70,7 @@ class Training:
         )
         self.log = open_log(settings)
         for stream in (*self.streams, f"{name}-held-out"):
-            self.log.create_topic(stream, 1)
+            self.log.create_topics([NewTopic(stream)])
         with closing(JobBook(self.log)) as book:
             self.first = book.submit(self.spec).first
         self.board = open_board(settings, name)

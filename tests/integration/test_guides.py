@@ -21,6 +21,7 @@ from common.embedded.stack import EmbeddedStack
 from common.job_file import as_json, load_text
 from common.job_parts import ProvisioningSpec
 from common.market import Market
+from common.ports import NewTopic
 from common.provisioning.codec import decode_plan
 from common.provisioning.records import PlanRecord
 from services.admin.app import create_app
@@ -73,7 +74,7 @@ def services(stack: EmbeddedStack, tmp_path: Path) -> Iterator[None]:
             sources.stream(digits, "tensor", np.random.default_rng(0), repeat=False, warp=False)
         )
         for stream in ("clinic-a", "clinic-b"):
-            log.create_topic(stream, 1)
+            log.create_topics([NewTopic(stream)])
             for value in islice(cycle(values), RECORDS):
                 writer.append(stream, value, partition=0)
         assert writer.flush(LONG_S)

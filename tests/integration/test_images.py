@@ -18,6 +18,7 @@ import pytest
 
 from common.connections import open_log
 from common.embedded.redis import free_port
+from common.ports import NewTopic
 from services.admin.examples import JOB
 from tests.dockerfiles import DOCKERFILE
 from tests.integration.cluster import await_condition
@@ -140,7 +141,7 @@ def test_the_image_service_takes_jobs_and_shows_its_page_without_torch(
 ) -> None:
     log, port = open_log(embedded), free_port()
     for stream in JOB["streams"]:
-        log.create_topic(stream, 2)
+        log.create_topics([NewTopic(stream, 2)])
     given = {"DOLL_METRICS_PORT": str(free_port()), "DOLL_API_PORT": str(port)}
     ours = PlainContainer(service, {**embedded.environ(), **given}, own_user=True)
     key = ours.ran("doll", "key", "create", "ada", "--role", "operator").strip()

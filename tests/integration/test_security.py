@@ -29,7 +29,7 @@ from common.embedded.apache_kafka import ApacheKafka, Safe
 from common.embedded.redis import EmbeddedRedis, free_port
 from common.errors import OutsideError, UserError
 from common.keys import KeyBook, Keys
-from common.ports import Fetched
+from common.ports import Fetched, NewTopic
 from tests.certificates import Authority
 from tests.redis_servers import system_redis_server
 from tests.servers import kafka_jars, lacking
@@ -288,8 +288,8 @@ def safe_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeKafka]:
         for answer in admin.create_acls(allowed).values():
             answer.result()
         everything = open_log(read_settings({"DOLL_KAFKA": kafka.settings.bootstrap}))
-        everything.create_topic("clinic-a", 1)
-        everything.create_topic("payroll", 1)
+        everything.create_topics([NewTopic("clinic-a")])
+        everything.create_topics([NewTopic("payroll")])
         yield SafeKafka(environ, admin, everything)
 
 
@@ -325,7 +325,7 @@ def append(log: Log, topic: str, value: bytes) -> None:
 def test_the_rights_in_the_guide_are_all_that_a_log_needs(safe_kafka: SafeKafka) -> None:
     log = log_with(safe_kafka)
     for topic in ("doll.job.control", "clinic-a.dlq"):
-        log.create_topic(topic, 1, kept_forever=True)
+        log.create_topics([NewTopic(topic, kept_forever=True)])
         append(log, topic, b"said")
     with closing(log.tail(Partition("doll.job.control", 0), 0)) as tail:
         (record,) = tail.read(1, LONG_S)
@@ -379,7 +379,7 @@ def test_who_is_not_let_into_kafka_hears_what_to_do(
     with pytest.raises(OutsideError, match=message) as asked:
         log.partitions("clinic-a")
     with pytest.raises(OutsideError, match=message) as created:
-        log.create_topic("doll.jobs", 1)
+        log.create_topics([NewTopic("doll.jobs")])
     for told in (asked.value, created.value):
         assert not told.retriable
         assert PASSWORD not in all_text(told)

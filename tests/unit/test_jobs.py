@@ -49,7 +49,7 @@ def log() -> MemoryLog:
 
 def with_streams(log: MemoryLog) -> MemoryLog:
     for stream in ("clinic-a", "clinic-b"):
-        log.create_topic(stream, 1)
+        log.create_topics([NewTopic(stream)])
     return log
 
 
@@ -122,7 +122,7 @@ def test_a_name_in_use_is_refused_with_the_state_of_its_job(log: MemoryLog) -> N
 
 
 def test_a_name_whose_history_outlived_its_record_is_refused(log: MemoryLog) -> None:
-    log.create_topic("doll.digits.updates", 1)
+    log.create_topics([NewTopic("doll.digits.updates")])
     write(log, "doll.digits.updates", b"{}")
     with pytest.raises(ConflictError, match=r"doll.digits.updates holds records of an earlier job"):
         JobBook(log).submit(parse_job(TEXT))

@@ -62,12 +62,6 @@ class KafkaLog:
         self._tails = Tails(settings, lambda: self._admin)
         self._producer: SharedProducer | None = None
 
-    def create_topic(
-        self, topic: str, partitions: int, *, kept_forever: bool = False, compacted: bool = False
-    ) -> None:
-        """See the port."""
-        self.create_topics([NewTopic(topic, partitions, kept_forever, compacted)])
-
     def create_topics(self, wanted: Sequence[NewTopic]) -> None:
         """See the port.
 
@@ -75,15 +69,16 @@ class KafkaLog:
             UnavailableError: If the broker is away.
             OutsideError: If the broker refuses, or does not let us in.
         """
-        missing = [topic for topic in wanted if not self._exists(topic.name)]
-        if not missing:
+        admin = self._admin  # finds its brokers meanwhile
+        if all(self._exists(topic.name) for topic in wanted):
             return
-        if self._settings.topic_maker is not None:
-            for topic in missing:
-                self._settings.topic_maker(topic.name, topic.partitions)
+        if self._settings.topic_maker is None:
+            made = self._create(admin, wanted)
         else:
-            self._create(missing)
-        self._await_topics({topic.name for topic in missing})
+            made = [topic for topic in wanted if not self._exists(topic.name)]
+            for topic in made:
+                self._settings.topic_maker(topic.name, topic.partitions)
+        self._await_topics({topic.name for topic in made})
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
         """See the port.
@@ -300,8 +295,10 @@ class KafkaLog:
         found: TopicMetadata = metadata.topics[topic]
         return found
 
-    def _create(self, wanted: Sequence[NewTopic]) -> None:
-        answers = self._admin.create_topics(
+    def _create(self, admin: AdminClient, wanted: Sequence[NewTopic]) -> list[NewTopic]:
+        """Create those that are not there; returns them."""
+        made = {topic.name: topic for topic in wanted}
+        answers = admin.create_topics(
             [
                 cimpl.NewTopic(
                     topic.name,
@@ -321,8 +318,11 @@ class KafkaLog:
                 answer.result()
             except KafkaException as raised:
                 error = cause_of(raised)
-                if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:  # since a moment
+                if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise as_ours(error, f"creating topic {topic}") from raised
+                del made[topic]
+        self._admin_met = True
+        return list(made.values())
 
     def _await_topics(self, topics: Collection[str]) -> None:
         """Wait until all partitions of new topics can be asked for their ends."""

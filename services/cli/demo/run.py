@@ -13,6 +13,7 @@ from common.checkpoints import CheckpointStore
 from common.connections import open_blobs, open_board, open_log
 from common.errors import CorruptError, UnavailableError
 from common.jobs.store import JobBook
+from common.ports import NewTopic
 from services.cli import sources
 from services.cli.demo.cast import Cast
 from services.cli.demo.course import mean_accuracy, mean_loss
@@ -63,7 +64,7 @@ class Demo:
         self.spec = plan.job()
         self.log = open_log(settings, "demo")
         for stream in self.spec.streams:
-            self.log.create_topic(stream, plan.partitions)
+            self.log.create_topics([NewTopic(stream, plan.partitions)])
         self._book = JobBook(self.log)
         self.first = self._book.submit(self.spec).first
         self.ends: Positions = dict(self.first)  # after the last record produced

@@ -13,6 +13,7 @@ import pytest
 from common.config import Settings
 from common.keys import KeyBook
 from common.outside import Outside
+from common.ports import NewTopic
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
@@ -78,7 +79,7 @@ class World:
     def streams(self, *names: str) -> None:
         """Make datastreams."""
         for name in names:
-            self.log.create_topic(name, 2)
+            self.log.create_topics([NewTopic(name, 2)])
 
     def ask(
         self,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.plans import read_ledger
+from common.ports import NewTopic
 from common.provisioning.codec import encode_plan
 from common.provisioning.records import (
     Believed,
@@ -61,7 +62,7 @@ def planned(number: int, at_s: float) -> Planned:
 
 
 def decide(world: World, *records: PlanRecord) -> None:
-    world.log.create_topic("doll.digits.plans", 1)
+    world.log.create_topics([NewTopic("doll.digits.plans")])
     writer = world.log.writer()
     for record in records:
         writer.append("doll.digits.plans", encode_plan(record))

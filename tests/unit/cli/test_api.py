@@ -23,6 +23,7 @@ from common.jobs.store import JobBook
 from common.keys import KeyBook
 from common.outside import Outside
 from common.plans import read_ledger
+from common.ports import NewTopic
 from common.provisioning.records import Taken
 from common.saved import to_bytes
 from common.wire import encode_audit
@@ -133,7 +134,7 @@ class Both:
         """Write records of the job's provisioning."""
         from common.provisioning.codec import encode_plan  # noqa: PLC0415 -- only here
 
-        self.direct.log.create_topic("doll.digits.plans", 1)
+        self.direct.log.create_topics([NewTopic("doll.digits.plans")])
         self.direct.write("doll.digits.plans", *map(encode_plan, records))
 
 
@@ -147,7 +148,7 @@ def _nothing(settings: Settings) -> Outside:
 @contextmanager
 def opened(market: str = "") -> Iterator[Both]:
     made = Both(market=market)
-    made.direct.log.create_topic("clinic-a", 2)
+    made.direct.log.create_topics([NewTopic("clinic-a", 2)])
     try:
         yield made
     finally:
@@ -284,7 +285,7 @@ def test_during_a_takeover_both_show_the_history_that_counts(submitted: Both) ->
 
 def test_lists_say_the_same_of_every_job(submitted: Both) -> None:
     world = submitted.direct
-    world.log.create_topic("clinic-b", 1)
+    world.log.create_topics([NewTopic("clinic-b")])
     typed = JOB.replace("digits", "letters").replace("clinic-a", "clinic-b")
     submitted.remote("job", "submit", "-", typed=typed)
     world.write("clinic-a", *[b"record"] * 8)

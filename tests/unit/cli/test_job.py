@@ -19,6 +19,7 @@ from common.core.messages import (
 )
 from common.core.spans import Partition, Span
 from common.jobs.store import JobBook
+from common.ports import NewTopic
 from common.wire import encode_audit, encode_claim
 from services.cli import exits
 
@@ -46,12 +47,12 @@ def file(tmp_path: Path) -> str:
 
 
 def submitted(world: World) -> None:
-    world.log.create_topic("clinic-a", 1)
+    world.log.create_topics([NewTopic("clinic-a")])
     world.run("job", "submit", "-", typed=JOB)
 
 
 def test_a_job_file_becomes_a_job(world: World, file: str) -> None:
-    world.log.create_topic("clinic-a", 3)
+    world.log.create_topics([NewTopic("clinic-a", 3)])
     result = world.run("job", "submit", file)
     assert result.stdout == "job digits submitted: 3 partitions of clinic-a, from earliest on\n"
     assert "digits" in world.run("job", "list").stdout
@@ -74,7 +75,7 @@ def test_a_job_file_becomes_a_job(world: World, file: str) -> None:
 def test_a_bad_job_is_refused_by_name_and_nothing_is_posted(
     world: World, old: str, new: str, message: str
 ) -> None:
-    world.log.create_topic("clinic-a", 1)
+    world.log.create_topics([NewTopic("clinic-a")])
     result = world.run("job", "submit", "-", typed=JOB.replace(old, new), code=exits.REFUSED)
     assert message in result.stderr
     assert result.stderr.count("\n") == 1

@@ -9,6 +9,7 @@ import numpy as np
 from common.core.spans import Partition
 from common.learning.codecs import make_codec
 from common.learning.fields import Field
+from common.ports import NewTopic
 from services.cli import exits
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def test_a_topic_is_never_created_unasked(world: World) -> None:
 
 
 def test_an_existing_topic_keeps_its_partitions(world: World) -> None:
-    world.log.create_topic("a", 2)
+    world.log.create_topics([NewTopic("a", 2)])
     world.run("produce", "digits", "--topic", "a", "--create-partitions", "7", "--records", "3")
     assert len(world.log.partitions("a")) == 2
 

@@ -8,6 +8,7 @@ import pytest
 
 from common.core.messages import Standing
 from common.core.spans import Partition
+from common.ports import NewTopic
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
@@ -93,7 +94,7 @@ def standing(settled: int) -> Standing:
 
 def test_a_backlog_counts_what_the_job_has_not_settled() -> None:
     log, redis = MemoryLog(), MemoryRedis()
-    log.create_topic("clinic-a", 1)
+    log.create_topics([NewTopic("clinic-a")])
     board = MemoryBoard(redis, "digits")
     writer = log.writer()
     for _ in range(4):

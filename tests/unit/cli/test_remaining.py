@@ -16,6 +16,7 @@ from common.core.spans import Span
 from common.planning.plan import gather
 from common.planning.remaining import rates_of, remaining
 from common.planning.request import PlanRequest
+from common.ports import NewTopic
 from common.reading import read_decoded
 from common.wire import decode_claim, encode_audit, encode_claim
 from services.cli import exits
@@ -53,7 +54,7 @@ def update(epoch: int, version: int) -> bytes:
 
 def submitted(world: World, job: str = JOB) -> None:
     for stream in ("a", "b"):
-        world.log.create_topic(stream, 1)
+        world.log.create_topics([NewTopic(stream)])
     world.run("job", "submit", "-", typed=job)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from common.errors import UserError
 from common.learning.torch_here import need_torch
+from common.ports import NewTopic
 from common.simulation.experiments.experiment import learner_of
 from common.simulation.experiments.spec import Experiment
 from services.cli import exits
@@ -40,7 +41,7 @@ def test_where_it_is_not_the_message_says_how_to_have_it() -> None:
 @pytest.mark.usefixtures("without_torch")
 def test_a_job_of_a_built_in_task_is_submitted_without_torch() -> None:
     world = World()
-    world.log.create_topic("clinic-a", 1)
+    world.log.create_topics([NewTopic("clinic-a")])
     world.run("job", "submit", "-", typed=JOB)
     assert "digits" in world.run("job", "list").stdout
 
@@ -51,7 +52,7 @@ def test_so_is_one_of_ones_own_task_which_is_not_tried(
 ) -> None:
     monkeypatch.setenv("DOLL_TASKS", OWN)
     world = World()
-    world.log.create_topic("clinic-a", 1)
+    world.log.create_topics([NewTopic("clinic-a")])
     own = JOB.replace("name: image-classifier, classes: 10", f"entrypoint: '{OWN}'")
     world.run("job", "submit", "-", typed=own)
     assert "digits" in world.run("job", "list").stdout
@@ -60,7 +61,7 @@ def test_so_is_one_of_ones_own_task_which_is_not_tried(
 @pytest.mark.usefixtures("without_torch")
 def test_a_job_does_not_begin_with_anothers_checkpoint() -> None:
     world = World()
-    world.log.create_topic("clinic-a", 1)
+    world.log.create_topics([NewTopic("clinic-a")])
     world.run("job", "submit", "-", typed=JOB)
     following = JOB.replace("name: digits", "name: next")
     result = world.run(

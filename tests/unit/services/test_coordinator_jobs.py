@@ -11,6 +11,7 @@ from common.config import Settings
 from common.errors import OutsideError, TaskMissingError
 from common.job import parse_job
 from common.jobs.store import JobBook
+from common.ports import NewTopic
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
@@ -83,7 +84,7 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(effects, "TELL_S", 0.01)
         self.log, self.redis = MemoryLog(), MemoryRedis()
-        self.log.create_topic(STREAM, 1)
+        self.log.create_topics([NewTopic(STREAM)])
         self.book = JobBook(self.log)
         self.submit("innocent")
         self.replicas = list[MemoryReplica]()
@@ -209,7 +210,7 @@ def test_a_job_whose_topic_was_deleted_is_held_and_the_others_go_on(
 
 def test_a_job_whose_stream_was_deleted_is_held_at_the_next_takeover(bench: Bench) -> None:
     log = bench.log
-    log.create_topic("clinic-b", 1)
+    log.create_topics([NewTopic("clinic-b")])
     text = JOB.replace("name: digits", "name: bad").replace("clinic-a", "clinic-b")
     bench.book.submit(parse_job(text))
     first = bench.replica("c1")

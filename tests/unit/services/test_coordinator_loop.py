@@ -9,6 +9,7 @@ import pytest
 from common.core.messages import WorkerId
 from common.job import parse_job
 from common.jobs.store import JobBook
+from common.ports import NewTopic
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from services.coordinator.loop import protocol_settings
@@ -28,7 +29,7 @@ class Bench:
         self.log = MemoryLog()
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
-        self.log.create_topic("clinic-a", 1)
+        self.log.create_topics([NewTopic("clinic-a")])
         self.book = JobBook(self.log)
         self.record = self.book.submit(parse_job(JOB))
         self.leader = MemoryReplica(self.log, self.redis, "c1")

@@ -22,6 +22,7 @@ from common.core.spans import Span
 from common.job import parse_job
 from common.jobs.store import JobBook
 from common.metrics.catalogue import CATALOGUE
+from common.ports import NewTopic
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
@@ -46,7 +47,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.log, redis = MemoryLog(), MemoryRedis()
-        self.log.create_topic(STREAM, 1)
+        self.log.create_topics([NewTopic(STREAM)])
         self.board = MemoryBoard(redis, NAME)
         self.tracer = MemoryTracer()
         JobBook(self.log).submit(parse_job(JOB))

@@ -15,6 +15,7 @@ from common.core.spans import Partition
 from common.core.spread import JobDemand
 from common.job import parse_job
 from common.metrics.coordinator import CoordinatorMetrics
+from common.ports import NewTopic
 from common.telemetry import event_logger
 from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.clock import HandClock
@@ -96,7 +97,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.log = MemoryLog()
-        self.log.create_topic("clinic-a", 2)
+        self.log.create_topics([NewTopic("clinic-a", 2)])
         self.clock = HandClock()
         self.metrics = CoordinatorMetrics()
         self.measuring = Measuring(

@@ -14,6 +14,7 @@ from common.errors import UserError
 from common.job import parse_job
 from common.jobs.store import JobBook
 from common.log_lines import fields_of
+from common.ports import NewTopic
 from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
@@ -36,7 +37,7 @@ class Bench:
         self.log = MemoryLog()
         self.spec = parse_job(JOB + options)
         for stream in self.spec.streams:
-            self.log.create_topic(stream, 1)
+            self.log.create_topics([NewTopic(stream)])
         self.book = JobBook(self.log)
         record = self.book.submit(self.spec)
         self.redis = MemoryRedis()

@@ -37,6 +37,7 @@ from common.metrics.evaluator import EvaluatorMetrics
 from common.metrics.meters import Meters
 from common.metrics.serving import Pulses
 from common.metrics.supervision import SupervisionMetrics
+from common.ports import NewTopic
 from common.reading import read_decoded
 from common.runtime.supervisor import Supervisor
 from common.telemetry import event_logger
@@ -80,7 +81,7 @@ class World:
     def __init__(self, job: str = JOB) -> None:
         self.log = MemoryLog()
         for stream in ("left", "right"):
-            self.log.create_topic(stream, 1)
+            self.log.create_topics([NewTopic(stream)])
         self.spec = parse_job(job)
         self.book = JobBook(self.log)
         self.record = self.book.submit(self.spec)
@@ -108,7 +109,7 @@ class World:
 
     def hold_out(self) -> Columns:
         """Make the test set."""
-        self.log.create_topic("held-out", 1)
+        self.log.create_topics([NewTopic("held-out")])
         self.put("held-out", records(1, 70))
         return {name: column[:60] for name, column in records(1, 70).items()}
 
@@ -386,7 +387,7 @@ def test_without_a_test_set_streams_are_watched_all_the_same(
 def test_a_test_set_that_the_task_cannot_read_is_told_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world.log.create_topic("held-out", 1)
+    world.log.create_topics([NewTopic("held-out")])
     strange = records(1, 10)
     strange["label"][3] = 7
     world.put("held-out", strange)

@@ -14,6 +14,7 @@ from common.log_lines import fields_of
 from common.metrics.evaluator import EvaluatorMetrics
 from common.metrics.serving import Pulses
 from common.metrics.supervision import SupervisionMetrics
+from common.ports import NewTopic
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry import event_logger
@@ -109,7 +110,7 @@ def test_jobs_that_ask_for_it_are_judged_and_no_others() -> None:
     jobs = process.jobs()
     plain = JOB[: JOB.index("evaluation")]
     for name in ("asks", "other"):
-        process.log.create_topic(updates_topic(name), 1)
+        process.log.create_topics([NewTopic(updates_topic(name))])
     jobs.follow({"asks": record("asks"), "other": record("other", plain)})
     until(lambda: process.judges("asks"), "it is judged")
     assert not process.judges("other")
@@ -122,7 +123,7 @@ def test_of_all_jobs_only_the_one_that_was_named_is_judged() -> None:
     process = Evaluator()
     jobs = process.jobs(only="two")
     for name in ("one", "two"):
-        process.log.create_topic(updates_topic(name), 1)
+        process.log.create_topics([NewTopic(updates_topic(name))])
     jobs.follow({name: record(name) for name in ("one", "two")})
     until(lambda: process.judges("two"), "it is judged")
     assert not process.judges("one")
@@ -134,7 +135,7 @@ def test_a_job_whose_task_may_not_be_imported_here_is_told_once_and_tried_again(
 ) -> None:
     process = Evaluator(world.log, world.redis)
     job = JOB.replace("name: logistic-regression, classes: 2", f'entrypoint: "{ENTRYPOINT}"')
-    process.log.create_topic(updates_topic("good"), 1)
+    process.log.create_topics([NewTopic(updates_topic("good"))])
     world.update(1)
     world.update(2)
     world.offer(2)
@@ -170,7 +171,7 @@ def test_a_fault_of_ours_in_one_job_is_nothing_to_the_others(
 ) -> None:
     process = Evaluator(BrokenLog())
     for name in ("broken", "whole"):
-        process.log.create_topic(updates_topic(name), 1)
+        process.log.create_topics([NewTopic(updates_topic(name))])
     process.jobs().follow({name: record(name) for name in ("broken", "whole")})
     until(lambda: process.faults("broken") >= 2, "one fails")
     until(lambda: process.judges("whole"), "the other is judged")
@@ -186,7 +187,7 @@ def test_a_job_that_was_stopped_before_is_looked_at_once() -> None:
     stopped = {"signs": record("signs", wanted="stopped")}
     jobs.follow(stopped)
     until(lambda: not process.has("signs"), "there is nothing to judge")
-    process.log.create_topic(updates_topic("signs"), 1)
+    process.log.create_topics([NewTopic(updates_topic("signs"))])
     jobs.follow(stopped)
     assert not process.has("signs")
     jobs.follow({"signs": record("signs")})

@@ -32,6 +32,7 @@ from common.learning.tasks import build_model
 from common.log_lines import fields_of
 from common.metrics.serving import Pulse
 from common.metrics.worker import WorkerMetrics
+from common.ports import NewTopic
 from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
 from common.testing.counting import CountingTask
@@ -93,7 +94,7 @@ def make_world(
     task: CountingTask | None = None,
 ) -> World:
     log = MemoryLog()
-    log.create_topic("s", 1)
+    log.create_topics([NewTopic("s")])
     codec = make_codec("tensor", [Field("id", "int64")])
     writer = log.writer()
     for number, value in enumerate(codec.encode({"id": np.array(IDS)})):

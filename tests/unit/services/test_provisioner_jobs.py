@@ -13,6 +13,7 @@ from common.log_lines import fields_of
 from common.metrics.provisioner import ProvisionerMetrics
 from common.metrics.serving import Pulses
 from common.metrics.supervision import SupervisionMetrics
+from common.ports import NewTopic
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry import event_logger
@@ -56,7 +57,7 @@ class Process:
     def __init__(self, log: MemoryLog, folder: Path) -> None:
         self.redis, self.metrics = MemoryRedis(), ProvisionerMetrics()
         for topic in (control_topic("digits"), updates_topic("digits"), "a"):
-            log.create_topic(topic, 2)
+            log.create_topics([NewTopic(topic, 2)])
         settings = Settings(
             market=str(folder / "market.yaml"), fleet_directory=str(folder / "machines")
         )

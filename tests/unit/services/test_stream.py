@@ -11,6 +11,7 @@ from common.core.spans import Partition
 from common.learning.codecs import make_codec
 from common.learning.fields import Field
 from common.metrics.worker import WorkerMetrics
+from common.ports import NewTopic
 from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import HandClock
@@ -35,8 +36,8 @@ class Bench:
     def __init__(self) -> None:
         self.clock = HandClock()
         self.log = MemoryLog()
-        self.log.create_topic("s", 1)
-        self.log.create_topic(control_topic(JOB), 1)
+        self.log.create_topics([NewTopic("s")])
+        self.log.create_topics([NewTopic(control_topic(JOB))])
         codec = make_codec("tensor", [Field("id", "int64")])
         self.produce(*codec.encode({"id": np.arange(RECORDS)}))
         self.metrics, self.tracer = WorkerMetrics(), MemoryTracer()

@@ -23,6 +23,7 @@ from common.job import job_from_json
 from common.job_file import as_json
 from common.metrics.serving import Pulse, Pulses
 from common.metrics.worker import WorkerMetrics
+from common.ports import NewTopic
 from common.telemetry import event_logger
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
@@ -94,8 +95,8 @@ class Bench:
 
     def __init__(self) -> None:
         self.log = FailingLog()
-        self.log.create_topic(STREAM, len(PLACES))
-        self.log.create_topic(control_topic(NAME), 1)
+        self.log.create_topics([NewTopic(STREAM, len(PLACES))])
+        self.log.create_topics([NewTopic(control_topic(NAME))])
         self.board = MemoryBoard(MemoryRedis(lambda: 0.0), NAME)
         self.metrics, self.pulses = WorkerMetrics(), Pulses()
         self.observers = Observers(self.metrics, MemoryTracer(), self.pulses, Pulse())

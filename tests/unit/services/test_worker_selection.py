@@ -16,6 +16,7 @@ from common.job import parse_job
 from common.job_parts import TaskSpec
 from common.jobs.store import JobBook
 from common.metrics.worker import WorkerMetrics
+from common.ports import NewTopic
 from common.telemetry import event_logger, set_up_logging
 from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.clock import HandClock
@@ -38,7 +39,7 @@ class Bench:
         monkeypatch.setattr(selection, "JOBS_S", 0.0)
         self.clock = HandClock(1000.0)
         self.log = MemoryLog()
-        self.log.create_topic("clinic-a", 1)
+        self.log.create_topics([NewTopic("clinic-a")])
         self.book = JobBook(self.log)
         self.redis = MemoryRedis(self.clock)
         self.roster = MemoryBoards(self.redis).roster()

@@ -17,6 +17,7 @@ from common.core.audit import audit
 from common.embedded.services import Service, stop_all
 from common.errors import CorruptError, DollError, UnavailableError
 from common.jobs.store import JobBook
+from common.ports import NewTopic
 from common.reading import read_decoded
 from common.wire import decode_audit, decode_claim
 from services.cli import sources
@@ -69,7 +70,7 @@ class RentedDemo:
         self.spec = plan.job()
         self.log = open_log(settings, "demo")
         for stream in self.spec.streams:
-            self.log.create_topic(stream, plan.partitions)
+            self.log.create_topics([NewTopic(stream, plan.partitions)])
         self._screen = screen
         self._ending = ending
         self._settings = settings
@@ -85,7 +86,7 @@ class RentedDemo:
         self._phase = "starting"
         self._record = self._book.submit(self.spec)
         self.ends: Positions = dict(self._record.first)
-        self.log.create_topic(topics.plans_topic(plan.name), 1, kept_forever=True)
+        self.log.create_topics([NewTopic(topics.plans_topic(plan.name), kept_forever=True)])
         self._board = open_board(settings, plan.name)
         self._observer = Observer(plan.name, self.log, self._board)
         self._fleet = FleetWatch(self.log, plan.name)

@@ -21,6 +21,7 @@ from common.core.messages import (
 from common.core.spans import Partition, Span
 from common.job import parse_job
 from common.jobs.store import JobRecord
+from common.ports import NewTopic
 from common.provisioning.codec import encode_plan
 from common.wire import encode_audit, encode_claim
 
@@ -122,9 +123,9 @@ class Topics:
         self.log = log
         self.name = name
         for stream in STREAMS:
-            log.create_topic(stream, partitions)
-        log.create_topic(topics.control_topic(name), 1)
-        log.create_topic(topics.updates_topic(name), 1)
+            log.create_topics([NewTopic(stream, partitions)])
+        log.create_topics([NewTopic(topics.control_topic(name))])
+        log.create_topics([NewTopic(topics.updates_topic(name))])
         self._writer = log.writer()
 
     def audit(self, *records: AuditRecord) -> None:
@@ -140,7 +141,7 @@ class Topics:
 
     def plan(self, *records: PlanRecord) -> None:
         """Append to the plans topic, which begins to be then."""
-        self.log.create_topic(topics.plans_topic(self.name), 1)
+        self.log.create_topics([NewTopic(topics.plans_topic(self.name))])
         for record in records:
             self._writer.append(topics.plans_topic(self.name), encode_plan(record))
 
