@@ -242,7 +242,7 @@ def _records_of(log: Log, batch: Batch) -> list[_Record]:
         ExpiredError: If some are gone.
         UnavailableError: If Kafka does not give them in time.
     """
-    bad = {(each.topic, each.partition, each.offset) for each in batch.skipped}
+    bad = {(s.topic, s.partition, offset) for s in batch.skipped for offset in s.offsets}
     found = list[_Record]()
     for span in batch.address:
         if log.bounds(span.place).start > span.start:

@@ -31,13 +31,14 @@ UPDATES = "doll.digits.updates"
 LEAD = Lead(-1, GENESIS, "c1")
 
 
-def batch(offset: int, start: int, end: int, *bad: int) -> Batch:
-    skipped = tuple(Skipped("clinic-a", 0, each, "no label") for each in bad)
+def batch(offset: int, start: int, end: int, *skipped: Skipped) -> Batch:
+    bad = sum(each.records for each in skipped)
     spans = (Span("clinic-a", 0, start, end),)
-    return Batch(offset, WorkerId("w1"), spans, end - start - len(bad), skipped)
+    return Batch(offset, WorkerId("w1"), spans, end - start - bad, skipped)
 
 
-POISON, BAD, GONE = batch(0, 0, 2), batch(1, 2, 5, 3), batch(2, 5, 7)
+POISON, GONE = batch(0, 0, 2), batch(2, 7, 9)
+BAD = batch(1, 2, 7, Skipped("clinic-a", 0, 3, "no label", (2,)))  # 3 and 5
 QUARANTINE = (
     LEAD,
     Quarantined(0, POISON, "poison: raised: KeyError"),
@@ -84,7 +85,7 @@ def test_what_is_quarantined_is_listed_and_left(
     told = world.run("job", command, "digits", *options).stdout
 
     assert "poison: raised: KeyError" in told
-    assert "clinic-a[0]@2:5" in told
+    assert "clinic-a[0]@2:7" in told
     assert "nothing: expired" in told
     assert ("--batch OFFSET" in told) == (not options)
     assert written(world) == list(QUARANTINE)
@@ -118,13 +119,13 @@ def test_one_batch_is_taken_back_and_the_other_replayed_without_its_bad_records(
 
     told = world.run("job", "replay", "digits", "--batch", "1").stdout
 
-    assert told == ("batch 1: 2 records are written anew\n2 records of digits are written anew\n")
-    assert stream(world)[10:] == [(b"k2", b"r2"), (b"k4", b"r4")]
+    assert told == ("batch 1: 3 records are written anew\n3 records of digits are written anew\n")
+    assert stream(world)[10:] == [(b"k2", b"r2"), (b"k4", b"r4"), (b"k6", b"r6")]
     assert isinstance(written(world)[-1], Replayed)
     for command, words in (("requeue", "was replayed"), ("replay", "was replayed")):
         refused = world.run("job", command, "digits", "--batch", "1", code=exits.REFUSED)
         assert words in refused.stderr
-    assert len(stream(world)) == 12
+    assert len(stream(world)) == 13
 
 
 @pytest.mark.parametrize("offset", ["2", "7"])
