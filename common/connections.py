@@ -36,11 +36,12 @@ _MORE_LEAVE_S = 10.0
 
 
 def connect(settings: Settings) -> Outside:
-    """Say how to open what the settings name; all who open Kafka so share its clients."""
+    """Say how to open what the settings name; all who open Kafka or Redis so share its clients."""
+    boards = cache(partial(open_boards, settings))
     return Outside(
         settings,
         open_log=cache(partial(open_log, settings)),
-        open_board=partial(open_board, settings),
+        open_board=lambda job: boards().board(job),
         open_blobs=partial(open_blobs, settings),
     )
 
