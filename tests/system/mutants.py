@@ -70,8 +70,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "worker.py",
-                "replace(self._settings, batch_size=batch_size, bound=bound)",
-                "replace(self._settings, batch_size=batch_size)",
+                "self._settings, batch_size=batch_size, bound=bound, group_size=group_size",
+                "self._settings, batch_size=batch_size, group_size=group_size",
             ),
         ),
     ),
@@ -346,8 +346,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "for b in snapshot.waiting if b.offset not in self._quarantined",
-                "for b in snapshot.waiting",
+                "for o, b in waiting.items() if o not in self._quarantined",
+                "for o, b in waiting.items()",
             ),
         ),
     ),
