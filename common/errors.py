@@ -19,6 +19,15 @@ class UserError(DollError):
     """Something a person gave us makes no sense; the message names the field and what to do."""
 
 
+class GivenError(UserError):
+    """What a person asks makes no sense; knows the fields, whose names differ by who was asked."""
+
+    def __init__(self, fields: tuple[str, ...], problem: str) -> None:
+        super().__init__(f"{', '.join(fields)}: {problem}")
+        self.fields = fields
+        self.problem = problem
+
+
 class NotFoundError(UserError):
     """What a person names is not there: a job, a version of a model."""
 

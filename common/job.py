@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from common import topics
 from common.complaints import complaint, field_names
-from common.errors import UnknownTopicError, UserError
+from common.errors import GivenError, UnknownTopicError, UserError
 from common.job_file import as_json, load_text
 from common.job_parts import (
     BUILT_IN_TASKS,
@@ -72,6 +72,8 @@ class JobSpec(Part):
     # So much poison is a fault of the task, not of the data: the job is held, see docs/tasks.md.
     poison_in_a_row: Count = 3  # poison batches without an applied update between them
     poison_share: Share = 0.1  # of the last hundred settled batches; more than this is too much
+    # Skipped or quarantined, of the last 10,000 records: above it the job's state is "degraded".
+    degraded_share: float = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     autocast: bool = False
     weight: Positive = 1.0  # its share of the workers where jobs need more of them than there are
@@ -206,24 +208,33 @@ def parse_job(text: str, allowed_tasks: Collection[str] = ()) -> JobSpec:
     return spec
 
 
+def check_options(spec: JobSpec) -> None:
+    """Refuse options that make no sense for a built-in task.
+
+    Raises:
+        GivenError: By the field.
+    """
+    if spec.task.name:
+        try:
+            options_of(spec.task.name, spec.task_options)
+        except UserError as error:
+            raise GivenError(("task",), str(error)) from error
+    for option, size in spec.record_sizes.items():
+        given = spec.task.options.get(option, size)
+        if given != size:
+            problem = (
+                f"the records have {size}, got {given}: change the field or the options of the task"
+            )
+            raise GivenError((f"task.{option}",), problem)
+
+
 def check_task(spec: JobSpec, allowed_tasks: Collection[str]) -> None:
     """Refuse a task that is neither built in, with options that make sense, nor allowed.
 
     Raises:
         UserError: Naming it and what is allowed.
     """
-    if spec.task.name:
-        try:
-            options_of(spec.task.name, spec.task_options)
-        except UserError as error:
-            raise UserError(f"job file: {error}") from error
-    for option, size in spec.record_sizes.items():
-        given = spec.task.options.get(option, size)
-        if given != size:
-            raise UserError(
-                f"job file: task.{option}: the records have {size}, got {given}: change the"
-                " field or the options of the task"
-            )
+    check_options(spec)
     entrypoint = spec.task.entrypoint
     if entrypoint and entrypoint not in allowed_tasks:
         raise UserError(

@@ -1,6 +1,8 @@
 """Many jobs on one coordinator: what they cost, and how workers spread over them.
 
+python load/jobs.py --only idle       # exits 1 where a hundred idle jobs cost too much
 python load/jobs.py --only spread     # exits 1 where a small job waits too long for a worker
+python load/jobs.py --only submit     # exits 1 where `doll job submit` takes long beside many jobs
 """
 
 from __future__ import annotations
@@ -16,13 +18,21 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 from common.errors import UserError
 from common.testing.counting import ENTRYPOINT
 from load import report
-from load.jobs_spread import measure_spread
+from load.jobs_idle import IdleFound, measure_idle
+from load.jobs_spread import SpreadFound, measure_spread
+from load.jobs_submit import SubmitFound, measure_submit
 from load.stack import NotMeasuredError, servers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-PARTS = {"spread": measure_spread}
+    from load.stack import Servers
+
+PARTS: dict[str, Callable[[Servers, Path, int], IdleFound | SpreadFound | SubmitFound]] = {
+    "idle": measure_idle,
+    "spread": measure_spread,
+    "submit": measure_submit,
+}
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -18,6 +18,7 @@ from common import topics
 from common.config import Settings
 from common.core.messages import UpdateApplied, WorkerId
 from common.core.spans import Partition
+from common.jobs.progress import Look
 from common.jobs.store import JobBook, encode_job
 from common.keys import KeyBook
 from common.outside import Outside
@@ -28,7 +29,6 @@ from common.testing.log import MemoryLog
 from common.wire import encode_audit
 from load.page_world import STREAMS, UPDATES_PER_S, standing_of
 from services.admin.app import create_app
-from services.admin.following.view import Look
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -135,6 +135,9 @@ class PageService:
     def _fill(self, name: str, world: World) -> None:
         for topic in (topics.control_topic, topics.updates_topic, topics.plans_topic):
             self._log.create_topic(topic(name), 1)
+        # Claims are not made up: as where they are gone, the leader's standing says how far it is.
+        self._append(topics.control_topic(name), b"{}")
+        self._log.expire(Partition(topics.control_topic(name), 0), 1)
         self.job(world.record)
         for at_s, record in world.updates:
             self._at_s = at_s

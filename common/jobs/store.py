@@ -78,6 +78,7 @@ class JobRecord(NamedTuple):
     request: str = ""  # who submitted it recognises a request that comes twice by this
     held: bool = False  # paused by a machine that may not decide alone, not by a person
     detail: str = ""  # of what it is held for: a traceback, many lines; empty where there is none
+    finished: bool = False  # stopped because it reached its stop rule, not by a person
 
 
 class _Stored(msgspec.Struct, omit_defaults=True):
@@ -94,6 +95,7 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     request: str = ""
     held: bool = False
     detail: str = ""
+    finished: bool = False
 
 
 class JobBook:
@@ -199,7 +201,24 @@ class JobBook:
         """
         reason = reason[:REASON_CHARACTERS]
         with self._book.lock:
-            record = self.get(job)._replace(wanted=wanted, reason=reason, held=False, detail="")
+            record = self.get(job)._replace(
+                wanted=wanted, reason=reason, held=False, detail="", finished=False
+            )
+            self._book.write(job, encode_job(record))
+            return record
+
+    def finish(self, job: str, reason: str) -> JobRecord:
+        """End a job that has reached its stop rule; `want` may let it go on all the same.
+
+        Raises:
+            NotFoundError: If there is no such job.
+            ConflictError: If somebody else wrote it in the same moment.
+            UnavailableError: If Kafka is away for long.
+        """
+        with self._book.lock:
+            record = self.get(job)._replace(
+                wanted="stopped", reason=reason, held=False, detail="", finished=True
+            )
             self._book.write(job, encode_job(record))
             return record
 
@@ -223,6 +242,7 @@ class JobBook:
                 reason=reason[:REASON_CHARACTERS],
                 held=True,
                 detail=detail[:DETAIL_CHARACTERS],
+                finished=False,
             )
             self._book.write(job, encode_job(record))
             return record
@@ -364,6 +384,7 @@ def encode_job(record: JobRecord) -> bytes:
         record.request,
         record.held,
         record.detail,
+        record.finished,
     )
     return msgspec.json.encode(stored)
 
@@ -398,4 +419,5 @@ def decode_job(key: bytes | None, value: bytes) -> JobRecord:
         stored.request,
         stored.held,
         stored.detail,
+        stored.finished,
     )

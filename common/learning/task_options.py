@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
@@ -39,6 +40,24 @@ class ImageClassifierOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=
         shape = (self.channels, self.height, self.width)
         return {(1, 28, 28): "cnn-28", (3, 32, 32): "cnn-32"}.get(shape, "cnn-small")
 
+    @property
+    def parameters(self) -> int:
+        """Numbers of its network; a test holds this and `common.learning.models` together."""
+        height, width = self.height, self.width
+        if self.fitting == "cnn-small":
+            kernels, hidden = ((16, 3), (32, 3)), [64]
+            height, width = height // 2, width // 2
+        else:
+            kernels = ((32, KERNEL), (64, KERNEL))
+            hidden = [168] if self.fitting == "cnn-28" else [120, 84]
+            for _ in range(2):
+                height, width = (height - KERNEL + 1) // 2, (width - KERNEL + 1) // 2
+        count, inputs = 0, self.channels
+        for outputs, kernel in kernels:
+            count += outputs * (inputs * kernel**2 + 1)
+            inputs = outputs
+        return count + _dense(inputs * height * width, *hidden, self.classes)
+
     def check(self) -> None:
         """Refuse images that the network cannot take.
 
@@ -61,6 +80,11 @@ class LogisticRegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fiel
     features: Size
     classes: Classes
 
+    @property
+    def parameters(self) -> int:
+        """Numbers of its network."""
+        return _dense(self.features, self.classes)
+
     def check(self) -> None:
         """All that there is to check is in the types."""
 
@@ -72,8 +96,18 @@ class TabularMlpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     classes: Classes
     hidden: tuple[Size, ...] = (64, 64)
 
+    @property
+    def parameters(self) -> int:
+        """Numbers of its network."""
+        return _dense(self.features, *self.hidden, self.classes)
+
     def check(self) -> None:
         """All that there is to check is in the types."""
+
+
+def _dense(*sizes: int) -> int:
+    """Weights and biases of dense layers one behind the other."""
+    return sum((inputs + 1) * outputs for inputs, outputs in pairwise(sizes))
 
 
 Options: TypeAlias = ImageClassifierOptions | LogisticRegressionOptions | TabularMlpOptions

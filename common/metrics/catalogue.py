@@ -399,6 +399,30 @@ API_SECONDS = Metric(
     SECONDS[:-1],
 )
 API_STREAMS = gauge("doll_api_streams_open", "streams", (), "Of events, open now.", "admin")
+JOB_STATE = gauge(
+    "doll_job_state",
+    "always 1",
+    ("job_name", "state"),
+    "The job's state, in the words of operating.md; of each job that is not stopped there is one.",
+    "admin",
+)
+JOB_LAG = gauge(
+    "doll_job_lag_records",
+    "records",
+    _JOB,
+    "In the job's streams and in no update yet, whether it is led or not.",
+    "admin",
+)
+JOB_SKIPPED = gauge(
+    "doll_job_skipped_records", "records", _JOB, "Did not decode, since the job began.", "admin"
+)
+JOB_QUARANTINED = gauge(
+    "doll_job_quarantined_batches",
+    "batches",
+    _JOB,
+    "Given up since the job began, and not taken back by an operator.",
+    "admin",
+)
 
 CATALOGUE: tuple[Metric, ...] = tuple(
     value for value in dict(globals()).values() if isinstance(value, Metric)

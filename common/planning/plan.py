@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from common.errors import GivenError
 from common.planning.remaining import Remaining, arriving, remaining
-from common.planning.request import GivenError
 from common.planning.told import ToldCurve, ToldPlan
 from common.theory.beyond.chance import deadline_probability, plan_with_probability
 from common.theory.errors import ParameterError

@@ -17,8 +17,8 @@ from common import topics
 from common.core.history import History
 from common.core.messages import BatchReady
 from common.core.spans import Partition
+from common.errors import GivenError
 from common.jobs.store import JobBook
-from common.planning.request import GivenError
 from common.reading import read_decoded
 from common.theory.estimates import pooled_prior, rate_from_counts
 from common.wire import decode_audit, decode_claim

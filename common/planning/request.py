@@ -6,22 +6,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.errors import UserError
-
 MOST_WORKERS = 1_000_000  # a slip of the finger shall not ask for all memory
 MOST_POINTS = 10_000
 
 Rate = Annotated[float, Field(ge=0, le=1e12)]
 Usd = Annotated[float, Field(ge=0, le=1e6)]
-
-
-class GivenError(UserError):
-    """What a person asks makes no sense; knows the fields, whose names differ by who was asked."""
-
-    def __init__(self, fields: tuple[str, ...], problem: str) -> None:
-        super().__init__(f"{', '.join(fields)}: {problem}")
-        self.fields = fields
-        self.problem = problem
 
 
 class PlanRequest(BaseModel):

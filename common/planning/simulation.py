@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.planning.request import GivenError
+from common.errors import GivenError
 from common.simulation.experiments.spec import Experiment  # noqa: TC001 -- see below
 from common.theory.policy import PolicyName  # noqa: TC001 -- pydantic reads both when run
 from common.traces.spec import TraceSpec

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from common.core.events import Wanted  # noqa: TC001 -- pydantic reads it when run
 from common.job import JobSpec  # noqa: TC001 -- likewise
+from common.jobs.progress import Word  # noqa: TC001 -- likewise
 
 Count = Annotated[int, Field(ge=0)]
 MachineKind = Literal["on-demand", "spot", "unknown"]  # unknown: started by hand
@@ -50,7 +51,12 @@ class Progress(Answer):
     lag: Count | None = Field(description="Records in the streams and in no update yet.")
     workers: Count | None = Field(description="That give signs of life.")
     waiting: Count | None = Field(description="Batches that wait for an update.")
-    quarantined: Count
+    skipped: Count = Field(description="Records that did not decode.")
+    quarantined: Count = Field(description="Batches that were given up.")
+    whole: bool = Field(
+        description="False: the beginning of its history is gone from Kafka; `samples`, `skipped`"
+        " and `quarantined` are of the rest."
+    )
     led: bool | None = Field(description="Whether a coordinator leads the job; null: Redis away.")
     last_update_s: float | None
     done: str = Field(description="Why it is over; empty while it is not.")
@@ -83,6 +89,9 @@ class JobAnswer(Answer):
     id: str = Field(description="Its name.", examples=["digits"])
     wanted: Wanted
     reason: str = Field(description="Why it is wanted so.")
+    detail: str = Field(
+        default="", description="Of a job that is held: a traceback, or empty where there is none."
+    )
     submitted_s: float
     deadline_s: float | None = Field(description="When it must be done, since 1970.")
     revision: Count
@@ -92,6 +101,8 @@ class JobAnswer(Answer):
         default=(), description="Where it began: topic, partition, position."
     )
     origin: OriginAnswer | None = Field(default=None, description="Null: its own version 0.")
+    state: Word = Field(description="How it is now: docs/operating.md says what each means.")
+    why: str = Field(default="", description="One line; of a job that is held, the reason.")
     progress: Progress
 
 
@@ -107,12 +118,29 @@ class JobSummary(Answer):
     batch_size: int
     group_size: int
     provisioned: bool = Field(description="Whether a provisioner rents its machines.")
+    state: Word
+    why: str = Field(description="One line; of a job that is held, the reason.")
+    lag: Count | None = Field(description="Null: not known, as that of a job that is stopped.")
+    skipped: Count | None = Field(description="Records that did not decode.")
+    quarantined: Count | None = Field(description="Batches that were given up.")
+    whole: bool = Field(description="As in `progress`: whether these two are of all its history.")
+
+
+class UnreadableRecord(Answer):
+    """The newest record of a job, where it does not parse."""
+
+    id: str = Field(description="The record's key: a job that had this name goes on as it was.")
+    offset: Count = Field(description="In the topic `doll.jobs`.")
+    reason: str
 
 
 class JobList(Answer):
     """Jobs by name."""
 
     jobs: tuple[JobSummary, ...]
+    unreadable: tuple[UnreadableRecord, ...] = Field(
+        default=(), description="Records of jobs that do not parse, with the first page alone."
+    )
     next: str | None = Field(description="Give it as `after` for more; null: there are no more.")
 
 

@@ -21,6 +21,7 @@ from common.telemetry import Outage, event_logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from common.book import Unreadable
     from common.jobs.store import JobRecord
     from common.ports import Log
 
@@ -60,6 +61,7 @@ class Books:
         self._away = ""
         self._records = dict[str, KeyRecord]()
         self.jobs: Mapping[str, JobRecord] = {}
+        self.unreadable: Mapping[str, Unreadable] = {}  # records of jobs that do not parse
         self.keys = Keys(())
         self.fault: Exception | None = None
 
@@ -155,6 +157,7 @@ class Books:
         else:
             self._fold(jobs.read(), keys.read())
             self._read = True
+        self.unreadable = jobs.unreadable
         self._away = ""
         self._take(NEWS_S)
 

@@ -11,14 +11,17 @@ from typing_extensions import TypedDict  # pydantic asks for this one before Pyt
 
 from common.core.events import Wanted  # noqa: TC001 -- FastAPI reads it when run
 from common.errors import ConflictError, UnavailableError, UserError
-from common.job import JobSpec, check_task
+from common.job import JobSpec, check_options
 from common.job_changes import CHANGEABLE, changed_spec
+from common.jobs.check import check_submission
+from common.jobs.progress import UNREAD, resting
 from common.keys import fingerprint
 from common.plans import check_given_back, read_ledger
 from services.admin.access import OPERATOR, VIEWER, Operator
-from services.admin.answers import JobAnswer, JobList, JobSummary
+from services.admin.answers import JobAnswer, JobList, JobSummary, UnreadableRecord
 from services.admin.bodies import strictly
 from services.admin.examples import JOB
+from services.admin.following.followers import followed
 from services.admin.parameters import JobName, Limit  # noqa: TC001 -- FastAPI reads them when run
 from services.admin.problems import documented
 from services.admin.service import service_of
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from common.job_changes import Value
     from common.jobs.store import JobBook, JobRecord
     from common.ports import Log
+    from services.admin.following.follower import Follower
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -99,7 +103,9 @@ async def create(
 ) -> Response:
     """Submit a job; coordinators take it up from there."""
     service = service_of(request)
-    check_task(spec, service.settings.tasks)
+    settings = service.settings
+    check_options(spec)  # before anybody waits for a turn
+    await service.tasks.run(lambda: check_submission(spec, settings.tasks, settings.max_model_mb))
     asked = "" if idempotency_key is None else _fingerprint(caller.name, idempotency_key, spec)
     record, new = await service.write(lambda book: _submit(book, spec, asked))
     if new:
@@ -119,13 +125,24 @@ async def list_jobs(
         str, Query(max_length=100, description="Only names after this one.", examples=["digits"])
     ] = "",
 ) -> JobList:
-    """List jobs by name."""
-    jobs = service_of(request).jobs
+    """List jobs by name, each with its state."""
+    service = service_of(request)
+    jobs = service.jobs
     names = sorted(
         name for name, record in jobs.items() if name > after and wanted in (None, record.wanted)
     )
-    told = tuple(_summary(name, jobs[name]) for name in names[:limit])
-    return JobList(jobs=told, next=names[limit - 1] if len(names) > limit else None)
+    shown = names[:limit]
+    followers = await service.followers.known(shown)
+    now = service.clock()
+    unreadable = () if after else sorted(service.unreadable.items())
+    return JobList(
+        jobs=tuple(_summary(jobs[name], followers.get(name), now) for name in shown),
+        unreadable=tuple(
+            UnreadableRecord(id=name, offset=record.offset, reason=record.reason)
+            for name, record in unreadable
+        ),
+        next=names[limit - 1] if len(names) > limit else None,
+    )
 
 
 @router.get("/{job}", response_model=JobAnswer, responses=documented(404), dependencies=[VIEWER])
@@ -254,10 +271,19 @@ def _delete(book: JobBook, log: Log, job: str) -> None:
     book.delete(job)
 
 
-def _summary(name: str, record: JobRecord) -> JobSummary:
-    spec = record.spec
+def _summary(record: JobRecord, follower: Follower | None, now: float) -> JobSummary:
+    spec, state = record.spec, resting(record)
+    lag = skipped = quarantined = None
+    whole = True
+    if follower is not None and followed(record):
+        with follower.view() as view:
+            state = state or view.job.state_at_work(now)
+            numbers = view.job.numbers(now)
+        lag, whole = numbers.lag, numbers.whole
+        skipped, quarantined = numbers.skipped, numbers.quarantined
+    state = state or UNREAD
     return JobSummary(
-        id=name,
+        id=spec.name,
         wanted=record.wanted,
         reason=record.reason,
         submitted_s=record.submitted_s,
@@ -266,4 +292,10 @@ def _summary(name: str, record: JobRecord) -> JobSummary:
         batch_size=spec.batch_size,
         group_size=spec.group_size,
         provisioned=spec.provisioning is not None,
+        state=state.word,
+        why=state.why,
+        lag=lag,
+        skipped=skipped,
+        quarantined=quarantined,
+        whole=whole,
     )

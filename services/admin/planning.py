@@ -11,13 +11,13 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
 from starlette.responses import Response
 
-from common.planning.request import GivenError, PlanRequest, Rate
+from common.planning.request import PlanRequest, Rate
 from common.planning.simulation import SimulateRequest, check_files, check_size
 from common.planning.told import ToldPlan
 from services.admin.access import VIEWER
 from services.admin.answers import PricesAnswer
 from services.admin.bodies import strictly
-from services.admin.problems import FieldProblem, documented, problem
+from services.admin.problems import documented
 from services.admin.service import service_of
 
 if TYPE_CHECKING:
@@ -49,11 +49,8 @@ async def plan(request: Request, asked: PlanBody) -> Response:
     """
     service = service_of(request)
     work = partial(_planned, service, asked)
-    try:
-        # In a thread: it computes for some milliseconds, and with a job Kafka may hang.
-        told = await (service.job_plans.run(work) if asked.job else run_in_threadpool(work))
-    except GivenError as error:
-        return _wrong(error, request)
+    # In a thread: it computes for some milliseconds, and with a job Kafka may hang.
+    told = await (service.job_plans.run(work) if asked.job else run_in_threadpool(work))
     return Response(told, media_type="application/json")
 
 
@@ -69,12 +66,9 @@ async def simulate(
     service = service_of(request)
     traces = service.settings.api_traces
     folder = Path(traces) if traces else None
-    try:
-        check_size(asked)
-        check_files(asked, folder)
-        results = await service.simulations.run(asked, folder)
-    except GivenError as error:
-        return _wrong(error, request)
+    check_size(asked)
+    check_files(asked, folder)
+    results = await service.simulations.run(asked, folder)
     return Response(results, media_type="application/json")
 
 
@@ -98,9 +92,3 @@ def _planned(service: Service, asked: PlanBody) -> bytes:
     from common.planning.plan import plan_told  # noqa: PLC0415 -- scipy takes long to load
 
     return plan_told(asked, service.log, service.clock()).model_dump_json().encode()
-
-
-def _wrong(error: GivenError, request: Request) -> Response:
-    """422 that names each field."""
-    fields = [FieldProblem(field=f"body.{each}", detail=error.problem) for each in error.fields]
-    return problem(422, str(error), request.url.path, errors=fields)

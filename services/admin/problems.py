@@ -14,6 +14,7 @@ from common.complaints import problems_of
 from common.errors import (
     ConflictError,
     DollError,
+    GivenError,
     NotFoundError,
     OutsideError,
     UnavailableError,
@@ -131,7 +132,9 @@ def problem_of(error: DollError, instance: str) -> Response:
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         return failure(error, instance)
     headers = {"Retry-After": str(RETRY_S)} if error.retriable else None
-    return problem(status, str(error), instance, headers=headers)
+    given = error if isinstance(error, GivenError) else GivenError((), "")
+    fields = [FieldProblem(field=f"body.{each}", detail=given.problem) for each in given.fields]
+    return problem(status, str(error), instance, errors=fields, headers=headers)
 
 
 def failure(error: Exception, instance: str) -> Response:

@@ -7,7 +7,8 @@ from time import time
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from common.errors import NotFoundError, OutsideError, UserError
-from common.metrics.api import ApiMetrics
+from common.jobs.check import PATIENCE_S
+from common.metrics.api import ApiMetrics, ShownJob
 from common.metrics.serving import Pulse
 from common.price_list import market_of, minimum_billing_s
 from services.admin.books import Books
@@ -21,10 +22,11 @@ from services.admin.told import Heads
 from services.admin.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from starlette.requests import HTTPConnection
 
+    from common.book import Unreadable
     from common.config import Settings
     from common.jobs.store import JobBook, JobRecord
     from common.keys import Keys
@@ -36,6 +38,8 @@ T = TypeVar("T")
 MODELS_AT_ONCE = 2  # read for requests: each is in memory several times
 PLANS_AT_ONCE = 2  # of jobs whose whole history is read for them
 QUESTIONS_AT_ONCE = 2  # to whoever provisions
+TASKS_AT_ONCE = 2  # built for requests, each in a process of its own
+CHECK_S = 2 * PATIENCE_S  # that a request waits
 READ_S = 45.0  # that a request waits: a million updates take half of that
 ASK_S = 20.0  # likewise, as for a change of a job
 
@@ -57,9 +61,10 @@ class Service:
         self.prices = PriceDesk(outside.settings, clock)
         self.models = Turns("reading a model", MODELS_AT_ONCE, READ_S)
         self.job_plans = Turns("reading a job", PLANS_AT_ONCE, READ_S)
+        self.tasks = Turns("checking a task", TASKS_AT_ONCE, CHECK_S)
         self.questions = Turns("asking for a plan", QUESTIONS_AT_ONCE, ASK_S)
         self.streams = Streams(outside.settings.api_streams)
-        self.metrics = ApiMetrics(lambda: self.streams.open)
+        self.metrics = ApiMetrics(lambda: self.streams.open, self._shown_jobs)
         self.pulse = Pulse(what="the event loop")
         self._lock = threading.Lock()
         self._log: Log | None = None
@@ -80,6 +85,11 @@ class Service:
     def jobs(self) -> Mapping[str, JobRecord]:
         """All jobs by name, as last read."""
         return self._books.jobs
+
+    @property
+    def unreadable(self) -> Mapping[str, Unreadable]:
+        """Records of jobs that do not parse, as last read, by their keys."""
+        return self._books.unreadable
 
     @property
     def keys(self) -> Keys:
@@ -140,10 +150,18 @@ class Service:
         self.ending.set()
         self.followers.close()
         self.checks.close()
-        for turns in (self.models, self.job_plans, self.questions):
+        for turns in (self.models, self.job_plans, self.tasks, self.questions):
             turns.close()
         self._servers.close()
         self._books.close()
+
+    def _shown_jobs(self) -> Iterator[ShownJob]:
+        """How each job is that is followed: asked in a thread of scrapes, or by a request."""
+        now = self.clock()
+        for job, follower in self.followers.following().items():
+            with follower.view() as view:
+                numbers, state = view.job.numbers(now), view.job.state(now)
+            yield ShownJob(job, state.word, numbers.lag, numbers.skipped, numbers.quarantined)
 
     def _minimum_billing_s(self) -> dict[str, float]:
         """What machines cost at least, by pool, as far as the market file says."""

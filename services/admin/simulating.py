@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.exceptions import HTTPException
 
-from common.errors import UserError
+from common.errors import GivenError, UserError
 from common.planning.apart import Order, Report
-from common.planning.request import GivenError
 from common.telemetry import event_logger
 
 if TYPE_CHECKING:

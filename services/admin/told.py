@@ -4,34 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from common.jobs.progress import resting
 from common.jobs.store import JobRecord
-from services.admin.answers import Change, JobAnswer, OriginAnswer, Progress
+from services.admin.answers import Change, JobAnswer, OriginAnswer
+from services.admin.following.view import JobView
 
 if TYPE_CHECKING:
     from services.admin.following.follower import Follower
     from services.admin.service import Service
 
 _MOST = 1000  # answers that are kept, a few kilobytes each
-_NOTHING_YET = Progress(
-    version=0,
-    samples=0,
-    loss=None,
-    metrics={},
-    updates_per_s=None,
-    samples_per_s=None,
-    lag=None,
-    workers=None,
-    waiting=None,
-    quarantined=0,
-    led=None,
-    last_update_s=None,
-    done="",
-)
 
 
 def told_new(service: Service, record: JobRecord) -> bytes:
     """A job that has just been made, a `JobAnswer` as JSON."""
-    return service.heads.of(record) + _NOTHING_YET.model_dump_json().encode() + b"}"
+    return service.heads.told(JobView(record), record, service.clock())
 
 
 def told_job(service: Service, record: JobRecord, follower: Follower) -> bytes:
@@ -43,18 +32,26 @@ def told_job(service: Service, record: JobRecord, follower: Follower) -> bytes:
         follower: Knows the rest.
     """
     with follower.view() as view:
-        progress = view.progress(service.clock())
-    return service.heads.of(record) + progress.model_dump_json().encode() + b"}"
+        return service.heads.told(view, record, service.clock())
 
 
 class Heads:
-    """All of a job's answer but its progress, which comes last."""
+    """All of a job's answer but its state and its progress, which come last."""
 
     def __init__(self) -> None:
         self._known = dict[str, tuple[JobRecord, bytes]]()  # by name
 
-    def of(self, record: JobRecord) -> bytes:
-        """The beginning of the answer, up to the value of `progress`."""
+    def told(self, view: JobView, record: JobRecord, now: float) -> bytes:
+        """The whole answer, a `JobAnswer` as JSON."""
+        state, progress = resting(record) or view.job.state_at_work(now), view.progress(now)
+        return b'%b"state":%b,"why":%b,"progress":%b}' % (
+            self._of(record),
+            *map(msgspec.json.encode, state),
+            progress.model_dump_json().encode(),
+        )
+
+    def _of(self, record: JobRecord) -> bytes:
+        """The beginning of the answer, up to what is not of the record."""
         name = record.spec.name
         known = self._known.get(name)
         if known is not None and known[0] is record:
@@ -95,6 +92,9 @@ def _head(record: JobRecord) -> bytes:
         else OriginAnswer(
             job=origin.job, epoch=origin.epoch, version=origin.version, sha256=origin.sha256
         ),
-        progress=_NOTHING_YET,
+        detail=record.detail,
+        state="running",
+        progress=JobView(record).progress(0.0),
     )
-    return told.model_dump_json(exclude={"progress"}).encode()[:-1] + b',"progress":'
+    head = told.model_dump_json(exclude={"state", "why", "progress"})
+    return head.encode()[:-1] + b","

@@ -15,13 +15,14 @@ from common.core.spans import Partition
 from common.errors import UserError, WireError
 from common.job import job_from_json
 from common.job_file import as_json, load_text
+from common.jobs.progress import State, Word
 from common.jobs.store import Change, JobRecord, Origin
 from common.planning.told import ToldPlan
 from common.price_list import PriceList
 from common.provisioning.told import ToldProvisioning
 from services.cli.api_client import Client
-from services.cli.system import JobLine, PulledModel, Submitted
-from services.cli.watching import REDIS_AWAY, SHOWN_UPDATES, Picture, UpdateLine, state_of
+from services.cli.system import JobLine, Jobs, PulledModel, Submitted, UnreadableLine
+from services.cli.watching import SHOWN_UPDATES, Picture, UpdateLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,7 +45,9 @@ class _Progress(msgspec.Struct):
     samples_per_s: float | None
     lag: int | None
     waiting: int | None
+    skipped: int
     quarantined: int
+    whole: bool
 
 
 class _Job(msgspec.Struct):
@@ -56,6 +59,9 @@ class _Job(msgspec.Struct):
     changes: tuple[Change, ...]
     first: tuple[tuple[str, int, int], ...]
     origin: Origin | None
+    detail: str
+    state: Word
+    why: str
     progress: _Progress
 
 
@@ -67,10 +73,23 @@ class _Summary(msgspec.Struct):
     task: str
     batch_size: int
     group_size: int
+    state: Word
+    why: str
+    lag: int | None
+    skipped: int | None
+    quarantined: int | None
+    whole: bool
+
+
+class _Unreadable(msgspec.Struct):
+    id: str
+    offset: int
+    reason: str
 
 
 class _Jobs(msgspec.Struct):
     jobs: tuple[_Summary, ...]
+    unreadable: tuple[_Unreadable, ...]
     next: str | None
 
 
@@ -114,14 +133,15 @@ class Api:
             self._record(self._client.ask("POST", "/v1/jobs", body.encode(), headers=headers))
         )
 
-    def jobs(self) -> tuple[JobLine, ...]:
+    def jobs(self) -> Jobs:
         """See the protocol."""
-        lines, after = list[JobLine](), ""
+        lines, unreadable, after = list[JobLine](), list[UnreadableLine](), ""
         while True:
             page = self._client.get("/v1/jobs", _Jobs, limit=_PAGE, after=after)
             lines += [_line(each) for each in page.jobs]
+            unreadable += [UnreadableLine(e.id, e.offset, e.reason) for e in page.unreadable]
             if page.next is None or page.next <= after:
-                return tuple(lines)
+                return Jobs(tuple(lines), tuple(unreadable))
             after = page.next
 
     def job(self, name: str) -> JobRecord:
@@ -210,6 +230,9 @@ class Api:
             origin=told.origin,
             revision=told.revision,
             changes=told.changes,
+            held=told.state == "held",
+            detail=told.detail,
+            finished=told.state == "finished",
         )
 
 
@@ -234,16 +257,16 @@ class ApiWatched:
             _path(self._name, "updates"), _Updates, after=after, limit=SHOWN_UPDATES
         )
         statuses = [worker.status for worker in workers.workers]
-        away = bool(workers.board_away)
-        state = state_of(job.wanted, job.reason)
         return Picture(
-            f"{state}, {REDIS_AWAY}" if away else state,
-            None if away else statuses.count("alive"),
+            State(job.state, job.why),
+            None if workers.board_away else statuses.count("alive"),
             statuses.count("leaving"),
             progress.samples_per_s,
             progress.lag,
             progress.waiting,
+            progress.skipped,
             progress.quarantined,
+            progress.whole,
             updates.updates,
         )
 
@@ -258,10 +281,14 @@ def _path(job: str, part: str = "") -> str:
 def _line(told: _Summary) -> JobLine:
     return JobLine(
         told.id,
-        told.wanted,
+        State(told.state, told.why),
         told.task,
         told.streams,
         told.batch_size,
         told.group_size,
         told.reason,
+        told.lag,
+        told.skipped,
+        told.quarantined,
+        told.whole,
     )

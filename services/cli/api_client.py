@@ -9,12 +9,12 @@ import msgspec
 
 from common.errors import (
     ConflictError,
+    GivenError,
     NotFoundError,
     OutsideError,
     UnavailableError,
     UserError,
 )
-from common.planning.request import GivenError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

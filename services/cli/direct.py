@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 from common.connections import open_prices
 from common.errors import NotFoundError
 from common.job import parse_job
+from common.jobs.check import check_submission
+from common.jobs.progress import UNREAD, resting
 from common.jobs.store import JobBook
+from common.jobs.watching import look_at_jobs
 from common.kept import find_model
 from common.learning.checkpoint import save_weights
 from common.learning.torch_here import need_torch
@@ -18,7 +21,7 @@ from common.provisioning.records import ReplanAsked
 from common.provisioning.told import provisioning_told
 from services.cli.directly_watched import DirectlyWatched
 from services.cli.origins import begin_with
-from services.cli.system import JobLine, PulledModel, Submitted
+from services.cli.system import JobLine, Jobs, PulledModel, Submitted, UnreadableLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from common.core.events import Wanted
     from common.job import JobSpec
     from common.job_changes import Value
+    from common.jobs.progress import JobProgress
     from common.jobs.store import JobRecord
     from common.kept import Wish
     from common.learning.checkpoint import Layout
@@ -51,8 +55,7 @@ class Direct:
         """See the protocol."""
         allowed = self._outside.settings.tasks
         spec = parse_job(text, allowed)
-        if spec.task.entrypoint:  # all that a built-in task asks for was checked without torch
-            _try_task(spec, allowed)
+        check_submission(spec, allowed, self._outside.settings.max_model_mb)
         book = self._book()
         if not source:
             return Submitted(book.submit(spec))
@@ -60,9 +63,16 @@ class Direct:
         beginning = begin_with(source, spec, book, self._outside)
         return Submitted(book.submit(spec, beginning.origin), beginning.told)
 
-    def jobs(self) -> tuple[JobLine, ...]:
+    def jobs(self) -> Jobs:
         """See the protocol."""
-        return tuple(_line(name, record) for name, record in sorted(self._book().read().items()))
+        log, now = self._outside.open_log(), time.time()
+        book = JobBook(log)
+        records = book.read()
+        found = look_at_jobs(records, log, self._outside.open_board, now)
+        return Jobs(
+            tuple(_line(record, found.get(name), now) for name, record in sorted(records.items())),
+            tuple(UnreadableLine(name, *each) for name, each in sorted(book.unreadable.items())),
+        )
 
     def job(self, name: str) -> JobRecord:
         """See the protocol."""
@@ -86,7 +96,7 @@ class Direct:
     def watch(self, name: str) -> DirectlyWatched:
         """See the protocol."""
         log = self._outside.open_log()
-        return DirectlyWatched(name, log, self._outside.open_board(name), JobBook(log))
+        return DirectlyWatched(name, log, self._outside.open_board, JobBook(log))
 
     def model(self, name: str, wish: Wish, tell: Callable[[str], object]) -> PulledModel:
         """See the protocol."""
@@ -143,24 +153,27 @@ class Direct:
         return JobBook(self._outside.open_log())
 
 
-def _line(name: str, record: JobRecord) -> JobLine:
-    spec = record.spec
-    return JobLine(
-        name,
-        record.wanted,
+def _line(record: JobRecord, progress: JobProgress | None, now: float) -> JobLine:
+    spec, state = record.spec, resting(record)
+    line = JobLine(
+        spec.name,
+        state or UNREAD,
         spec.task.name or spec.task.entrypoint or "",
         spec.streams,
         spec.batch_size,
         spec.group_size,
         record.reason,
     )
-
-
-def _try_task(spec: JobSpec, allowed: Collection[str]) -> None:
-    need_torch(f"{spec.task.entrypoint}, a task of your own,")
-    from common.job_task import task_of  # noqa: PLC0415 -- torch takes seconds to load
-
-    task_of(spec, allowed)
+    if progress is None:
+        return line
+    numbers = progress.numbers(now)
+    return line._replace(
+        state=state or progress.state_at_work(now),
+        lag=numbers.lag,
+        skipped=numbers.skipped,
+        quarantined=numbers.quarantined,
+        whole=numbers.whole,
+    )
 
 
 def _layout(spec: JobSpec, allowed: Collection[str]) -> Layout:

@@ -10,12 +10,15 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
+from common import topics
 from common.errors import UserError
 from common.jobs.store import encode_job
 from services.cli.outside import system_of
 from services.cli.requeue import replay, requeue
 from services.cli.watch import watch
+from services.cli.watching import at_least, number, printable
 
 if TYPE_CHECKING:
     from common.core.events import Wanted
@@ -24,6 +27,12 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, help="Submit jobs, look at them, change, pause and stop them."
 )
+
+_TOLD: dict[Wanted, str] = {
+    "running": "is resumed",
+    "paused": "is paused",
+    "stopped": "is stopped",
+}
 
 Reason = Annotated[str, typer.Option(help="Why; kept with the job.")]
 Name = Annotated[str, typer.Argument(help="The job's name.")]
@@ -58,36 +67,55 @@ def submit(
 
 @app.command("list")
 def list_jobs(context: typer.Context) -> None:
-    """List all jobs.
+    """List all jobs: how each is, how far behind, what it could not use.
+
+    Lag and skipped are records, quarantined are batches; "-" is not known, or the job is stopped.
 
     Example: [bold]doll job list[/]
     """
     jobs = system_of(context).jobs()
     # A name is for copying: never cut it, however narrow the terminal.
-    name_width = max((len(line.name) for line in jobs), default=0)
+    name_width = max((len(line.name) for line in jobs.lines), default=0)
     table = Table(
         Column("job", min_width=name_width),
-        *("wanted", "task", "streams", "b", "K", "why"),
+        "state",
+        *(Column(name, justify="right") for name in ("lag", "skipped", "quarantined")),
+        *("task", "streams", "b", "K", "why"),
         box=None,
     )
-    for line in jobs:
+    for line in jobs.lines:
+        counts = (at_least(each, whole=line.whole) for each in (line.skipped, line.quarantined))
         sizes = str(line.batch_size), str(line.group_size)
-        streams = ", ".join(line.streams)
-        table.add_row(line.name, line.wanted, line.task, streams, *sizes, line.reason)
-    if jobs:
+        # Texts: a reason may have brackets, which are no markup.
+        cells = (
+            *(line.name, line.state.word, number(line.lag), *counts),
+            *(line.task, ", ".join(line.streams), *sizes, line.state.why or line.reason),
+        )
+        table.add_row(*map(Text, cells))
+    if jobs.lines:
         Console().print(table)
-    else:
+    elif not jobs.unreadable:
         typer.echo("no jobs yet; submit one with `doll job submit FILE`")
+    for each in jobs.unreadable:
+        typer.echo(
+            f"unreadable: the record of {each.name!r} at offset {each.offset} of {topics.JOBS}:"
+            f" {each.reason}"
+        )
 
 
 @app.command()
 def show(context: typer.Context, job: Name) -> None:
     """Show a job as JSON: its specification with all defaults, what is wanted, where it began.
 
+    Of a job that is held, the reason and its traceback come behind, on standard error.
+
     Example: [bold]doll job show digits[/]
     """
     record = system_of(context).job(job)
     typer.echo(msgspec.json.format(encode_job(record), indent=2).decode())
+    if record.held:
+        typer.echo(f"{job} is held: {printable(record.reason)}", err=True)
+        typer.echo(printable(record.detail), err=True)
 
 
 @app.command()
@@ -179,7 +207,7 @@ app.command()(replay)
 
 def _want(context: typer.Context, job: str, wanted: Wanted, reason: str) -> None:
     system_of(context).want(job, wanted, reason)
-    typer.echo(f"job {job} is to be {wanted}: {reason}")
+    typer.echo(f"job {job} {_TOLD[wanted]}: {reason}")
 
 
 def _read(file: str) -> str:

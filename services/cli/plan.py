@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from common.complaints import complaint
-from common.errors import UserError
-from common.planning.request import GivenError, PlanRequest
+from common.errors import GivenError, UserError
+from common.planning.request import PlanRequest
 from services.cli import plots
 from services.cli.outside import system_of
 from services.cli.planned import POINTS, as_data, draw

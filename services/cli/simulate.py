@@ -19,8 +19,7 @@ from rich.progress import (
 )
 
 from common.complaints import complaint
-from common.errors import UserError
-from common.planning.request import GivenError
+from common.errors import GivenError, UserError
 from services.cli import plots
 from services.cli.outside import system_of
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from common.core.events import Wanted
     from common.job_changes import Value
+    from common.jobs.progress import State
     from common.jobs.store import JobRecord
     from common.kept import Wish
     from common.planning.compare import Result
@@ -36,15 +37,34 @@ class Submitted(NamedTuple):
 
 
 class JobLine(NamedTuple):
-    """One job in a list."""
+    """One job in a list; None is what nobody could say."""
 
     name: str
-    wanted: Wanted
+    state: State
     task: str
     streams: tuple[str, ...]
     batch_size: int  # b
     group_size: int  # K
+    reason: str  # why it is wanted so
+    lag: int | None = None
+    skipped: int | None = None  # records
+    quarantined: int | None = None  # batches
+    whole: bool = True  # whether these two are of all that ever happened
+
+
+class UnreadableLine(NamedTuple):
+    """The newest record of a job, where it does not parse."""
+
+    name: str
+    offset: int  # in the jobs topic
     reason: str
+
+
+class Jobs(NamedTuple):
+    """All jobs, by name."""
+
+    lines: tuple[JobLine, ...]
+    unreadable: tuple[UnreadableLine, ...] = ()
 
 
 class PulledModel(NamedTuple):
@@ -80,8 +100,8 @@ class System(Protocol):
             source: JOB or JOB@VERSION whose checkpoint it begins with; empty: its own version 0.
         """
 
-    def jobs(self) -> tuple[JobLine, ...]:
-        """All jobs, by name."""
+    def jobs(self) -> Jobs:
+        """All jobs, by name, each with its state."""
 
     def job(self, name: str) -> JobRecord:
         """One job."""

@@ -1,8 +1,7 @@
-"""What `doll job watch` shows of a job: a view of its newest updates, a picture, how it looks."""
+"""What `doll job watch` shows of a job: a picture of it, and how that looks."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,14 +9,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from common.core.messages import Lead, Quarantined, UpdateApplied
-
 if TYPE_CHECKING:
-    from common.core.messages import AuditRecord, Positions, Standing
+    from common.jobs.progress import State
 
-_RATE_WINDOW_S = 10.0  # long enough to hold some updates, short enough to show a change
 SHOWN_UPDATES = 10
-REDIS_AWAY = "Redis is away"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,101 +31,31 @@ class UpdateLine:
 class Picture(NamedTuple):
     """How a job is; None is what nobody could say."""
 
-    state: str
+    state: State
     alive: int | None
     leaving: int
     samples_per_s: float | None
     lag: int | None
     waiting: int | None
+    skipped: int
     quarantined: int
+    whole: bool  # whether these two are of all that ever happened
     updates: tuple[UpdateLine, ...]  # the last ones, newest last
-
-
-class JobView:
-    """The newest updates of a job as they come.
-
-    The newest of several leaders is taken for the one that counts; what is true for ever is said by
-    `doll audit`, which folds the whole topic.
-    """
-
-    def __init__(self) -> None:
-        self.updates = deque[UpdateApplied](maxlen=SHOWN_UPDATES)
-        self.leads = 0
-        self.quarantined = 0
-        self._arrivals = deque[tuple[float, int]]()  # when seen, samples
-
-    def feed(self, record: AuditRecord | None, now: float | None) -> None:
-        """Take in one audit record; `now` is None for what was there before we looked."""
-        match record:
-            case UpdateApplied():
-                while self.updates and self._takes_back(record, self.updates[-1]):
-                    self.updates.pop()
-                newest = self.updates[-1] if self.updates else None
-                if newest is None or record.epoch >= newest.epoch:
-                    self.updates.append(record)
-                    if now is not None:
-                        self._arrivals.append((now, record.samples))
-            case Lead():
-                self.leads += 1
-            case Quarantined():
-                self.quarantined += 1
-            case None:
-                pass
-
-    def samples_per_s(self, now: float) -> float | None:
-        """Records trained per second of late, None before there is something to say."""
-        while self._arrivals and self._arrivals[0][0] < now - _RATE_WINDOW_S:
-            self._arrivals.popleft()
-        if len(self._arrivals) < 2:
-            return None
-        span_s = now - self._arrivals[0][0]
-        samples = sum(samples for _, samples in self._arrivals) - self._arrivals[0][1]
-        return samples / span_s if span_s > 0 else None
-
-    def lines(self) -> tuple[UpdateLine, ...]:
-        """The last updates, newest last."""
-        return tuple(
-            UpdateLine(
-                update.version,
-                update.epoch,
-                update.loss,
-                dict(update.metrics),
-                update.samples,
-                len(update.batches),
-                update.short,
-            )
-            for update in self.updates
-        )
-
-    @staticmethod
-    def _takes_back(new: UpdateApplied, old: UpdateApplied) -> bool:
-        return new.epoch > old.epoch and new.version <= old.version
-
-
-def state_of(wanted: str, reason: str) -> str:
-    """What is wanted of a job, in words."""
-    return f"is to be {wanted} ({reason})"
-
-
-def lag_of(standing: Standing | None, ends: Positions) -> int | None:
-    """Records that are in the datastreams and not settled; None while nobody leads."""
-    if standing is None:
-        return None
-    return sum(max(0, end - standing.settled.get(place, end)) for place, end in ends.items())
 
 
 def render(job: str, picture: Picture) -> Group:
     """Draw a line of the present and a table of the last updates, newest first."""
     leaving = f" (+{picture.leaving} leaving)" if picture.leaving else ""
     present = [
-        ("workers", _number(picture.alive) + leaving),
-        ("records/s", _number(picture.samples_per_s)),
-        ("lag", _number(picture.lag)),
-        ("batches waiting", _number(picture.waiting)),
-        ("quarantined", _number(picture.quarantined)),
+        ("workers", number(picture.alive) + leaving),
+        ("records/s", number(picture.samples_per_s)),
+        ("lag", number(picture.lag)),
+        ("batches waiting", number(picture.waiting)),
+        ("records skipped", at_least(picture.skipped, whole=picture.whole)),
+        ("batches quarantined", at_least(picture.quarantined, whole=picture.whole)),
     ]
-    head = Text.assemble((job, "bold"), f" {picture.state}   ")
-    head.append_text(Text("   ".join(f"{name} {value}" for name, value in present)))
+    head = Text.assemble((job, "bold"), f" {picture.state}")
+    numbers = Text("   ".join(f"{name} {value}" for name, value in present))
     names = sorted({name for update in picture.updates for name in update.metrics})
     table = Table("update", "by", "loss", *names, "records", "batches", box=None)
     for update in reversed(picture.updates):
@@ -142,8 +67,21 @@ def render(job: str, picture: Picture) -> Group:
             f"{update.samples:,}",
             f"{update.batches}" + (f" ({update.short})" if update.short else ""),
         )
-    return Group(head, table if picture.updates else Text("no update yet"))
+    return Group(head, numbers, table if picture.updates else Text("no update yet"))
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """A number for people; None is not known."""
     return "-" if value is None else f"{value:,.0f}"
+
+
+def at_least(count: int | None, *, whole: bool) -> str:
+    """A count for people: of a history that was not read whole, it may be more."""
+    return number(count) + ("" if whole or count is None else "+")
+
+
+def printable(text: str) -> str:
+    """A text of somebody else without what a terminal would obey; lines and tabs stay."""
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else f"\\x{ord(each):02x}" for each in text
+    )

@@ -518,7 +518,7 @@ class Effects:
             if record is None or record.wanted == "stopped":
                 return
             if record.revision == ending.revision:
-                self._book.want(self._job, "stopped", ending.reason)
+                self._book.finish(self._job, ending.reason)
             else:  # its deadline may be another: whoever begins with it anew decides
                 self._log.info("job_goes_on", reason="it was changed meanwhile")
         except ConflictError as error:  # likewise

@@ -353,6 +353,22 @@ def test_whoever_looks_sees_whether_there_is_a_lease(server: Server) -> None:
     eventually(lambda: not visitor.is_leased())
 
 
+def test_whoever_cannot_lead_says_why_for_a_while(server: Server) -> None:
+    one, two, visitor = server.board(), server.board(), server.board()
+    assert visitor.unable() == {}
+    one.put_unable("c1", "task x is not in DOLL_TASKS", LONG_S * 10)
+    two.put_unable("c2", "its task cannot be imported: \N{SNOWMAN}", LONG_S * 10)
+    one.put_unable("c1", "task y is not in DOLL_TASKS", LONG_S * 10)
+    assert visitor.unable() == {
+        "c1": "task y is not in DOLL_TASKS",
+        "c2": "its task cannot be imported: \N{SNOWMAN}",
+    }
+    one.put_unable("c1", "for a moment", 0.03)
+    eventually(lambda: "c1" not in visitor.unable())
+    one.put_unable("c1", "again", LONG_S * 10)
+    assert visitor.unable()["c1"] == "again"
+
+
 def test_prolonging_a_lease_counts_from_now(server: Server) -> None:
     one, two = server.board(), server.board()
     assert one.hold_lease("one", LONG_S * 10)

@@ -55,6 +55,7 @@ class Cluster:
         records: Ids from 0.
         options: Further lines of the job file.
         poison: See `CountingTask`.
+        seconds: Likewise.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Cluster:
         records: int,
         options: str = "",
         poison: int = -1,
+        seconds: float = 0.0,
     ) -> None:
         self.settings = settings.model_copy(update={"tasks": (ENTRYPOINT,), "threads": 1})
         self.job = name
@@ -78,7 +80,9 @@ class Cluster:
             name: {name}
             streams: [{", ".join(self.streams)}]
             records: {{codec: tensor, fields: {{id: {{dtype: int64}}}}}}
-            task: {{entrypoint: "{ENTRYPOINT}", records: {records}, poison: {poison}}}
+            task:
+              {{entrypoint: "{ENTRYPOINT}", records: {records}, poison: {poison},
+              seconds: {seconds}}}
             batch_size: 8
             group_size: 4
             reduction: sum

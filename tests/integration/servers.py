@@ -63,7 +63,14 @@ def likest_to_production(request: pytest.FixtureRequest) -> Settings:
 class Make(Protocol):
     """Makes a cluster on the servers of the test."""
 
-    def __call__(self, name: str, records: int, options: str = "", poison: int = -1) -> Cluster:
+    def __call__(
+        self,
+        name: str,
+        records: int,
+        options: str = "",
+        poison: int = -1,
+        seconds: float = 0.0,
+    ) -> Cluster:
         """Make one; it is closed when the test ends."""
 
 
@@ -71,8 +78,10 @@ class Make(Protocol):
 def make(tmp_path: Path, settings: Settings) -> Iterator[Make]:
     made = list[Cluster]()
 
-    def one(name: str, records: int, options: str = "", poison: int = -1) -> Cluster:
-        made.append(Cluster(settings, tmp_path, name, records, options, poison))
+    def one(
+        name: str, records: int, options: str = "", poison: int = -1, seconds: float = 0.0
+    ) -> Cluster:
+        made.append(Cluster(settings, tmp_path, name, records, options, poison, seconds))
         return made[-1]
 
     yield one

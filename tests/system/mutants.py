@@ -430,17 +430,6 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "what is taken back waits for its claim, where that is still to be replayed",
-        2000,
-        (
-            Edit(
-                CORE + "leader.py",
-                "        if batch.offset < self._ledger.position:\n            self._grouper",
-                "        if True:\n            self._grouper",
-            ),
-        ),
-    ),
-    Mutant(
         "in a copy that is published later it waits, too",
         2000,
         (

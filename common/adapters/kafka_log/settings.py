@@ -46,6 +46,7 @@ class KafkaSettings:
     )  # passed on: security.protocol, sasl.*
 
 
+_TAIL_FETCH_WAIT_MS = 50
 # A topic that is gone is taken for one that is about to appear for so long; the default is 30 s.
 _PROPAGATION = {"topic.metadata.propagation.max.ms": 10_000}
 
@@ -87,6 +88,8 @@ def tail_properties(settings: KafkaSettings) -> dict[str, Any]:
     """Properties of the consumer that all tails share."""
     return {
         **reader_properties(settings),
+        # A tail that is opened beside others waits for the fetch that waits for them.
+        "fetch.wait.max.ms": min(settings.fetch_wait_ms, _TAIL_FETCH_WAIT_MS),
         **_PROPAGATION,  # what is said of a topic then is looked into
     }
 

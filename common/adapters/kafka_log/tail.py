@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from common.adapters.kafka_log.settings import KafkaSettings
     from common.ports import Bounds
 
-_WAIT_S = 0.02  # for records; what is asked of the thread meanwhile waits as long
+_WAIT_S = 0.01  # for records; what is asked of the thread meanwhile waits as long
 _MANY_RECORDS = 2000  # of one call to the client
 _HELD_BYTES = 4 << 20  # of one tail: it is fetched no more until half of it is read
 _RECORD_BYTES = 200  # of a record besides its key and value
@@ -72,7 +72,9 @@ class KafkaTail:
         self._consumer = consumer
         self._position = position
         self._on_ready = on_ready
-        self._records = deque[LogRecord]()
+        self._runs = deque[tuple[list[LogRecord], int]]()  # with how many bytes each takes
+        self._run: list[LogRecord] = []  # of which the first `_taken` are read
+        self._taken = 0
         # Each is changed by one thread only: the consumer's, and whoever reads.
         self._put_bytes = self._read_bytes = 0
         self._fault: OutsideError | None = None  # for good
@@ -116,21 +118,31 @@ class KafkaTail:
 
     def _take(self, max_records: int) -> list[LogRecord]:
         records = list[LogRecord]()
-        while self._records and len(records) < max_records:
-            records.append(self._records.popleft())
+        while len(records) < max_records and self._has_run():
+            until = self._taken + max_records - len(records)
+            records += self._run[self._taken : until]
+            self._taken = min(until, len(self._run))
         if records:
             self._position = records[-1].offset + 1
-            self._read_bytes += sum(map(_size, records))
             if self.is_full and self.has_room():
                 self._consumer.go_on(self)
         return records
+
+    def _has_run(self) -> bool:
+        """Whether there is a record; takes the next run when the last one is read."""
+        if self._taken == len(self._run) and self._runs:
+            self._run, size = self._runs.popleft()
+            self._taken = 0
+            self._read_bytes += size
+        return self._taken < len(self._run)
 
     # --- for the consumer's thread ---------------------------------------------------------------
 
     def put(self, records: list[LogRecord]) -> None:
         """Take over records that follow."""
-        self._put_bytes += sum(map(_size, records))
-        self._records.extend(records)
+        size = sum(map(_size, records))
+        self._put_bytes += size
+        self._runs.append((records, size))
         self._tell()
 
     def fail(self, fault: OutsideError) -> None:

@@ -17,7 +17,7 @@ from services.admin.following.thinned import POINTS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from services.admin.following.columns import Row
+    from common.jobs.progress import Row
 
 _RATE_S = 10.0  # of updates per second, as in progress
 

@@ -11,38 +11,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from secrets import token_hex
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from common import topics
 from common.core.messages import Drifted, Evaluated, UpdateApplied
 from common.core.spans import Partition
 from common.errors import (
     ExpiredError,
-    FutureFormatError,
-    OutsideError,
     TruncatedError,
     UnavailableError,
     UnknownTopicError,
-    WireError,
 )
+from common.jobs.watching import READ_RECORDS, HistoryReader, Looker, decoded
 from common.provisioning.codec import decode_plan
 from common.telemetry import Outage, event_logger
-from common.wire import decode_audit
 from services.admin.following.feed import Feed
-from services.admin.following.looking import Looker
 from services.admin.following.told import member_told, record_told, update_told, verdict_told
 from services.admin.following.view import JobView
 from services.admin.told import Heads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from common.jobs.progress import Word
     from common.jobs.store import JobRecord
-    from common.ports import Board, Log, LogRecord, Tail
+    from common.jobs.watching import Audited
+    from common.ports import Board, Log, Tail
 
-T = TypeVar("T")
-
-READ_RECORDS = 500
 FOLDED = 50  # of them at once: about a millisecond under the lock
 WAIT_S = 0.1  # for news: so soon a thread notices that it is to end
 AGAIN_S = 0.5  # after a server did not answer
@@ -92,9 +87,11 @@ class Follower:
         self._ready = threading.Event()
         self._stopping = threading.Event()
         self._away = ""  # why reading does not go on
-        self._updates: Tail | None = None
+        self._history: HistoryReader | None = None
+        self._lost = False  # its topics were deleted: its record is all that is known
         self._plans: Tail | None = None
-        self._until = [0, 0]  # ends of both topics when they were opened: what had happened before
+        self._plans_until = 0  # end of their topic when it was opened: what had happened before
+        self._word: Word | None = None  # of the job's state, as it was told last
         self._plans_at = 0.0  # when to look for the topic again; 0: nobody looked yet
         self._told_at = 0.0  # when the last event of an update was made
         self._untold = 0  # updates since
@@ -139,10 +136,8 @@ class Follower:
 
     def told(self) -> bytes:
         """The job as it is now, a `JobAnswer` as JSON."""
-        now = self._sources.clock()
         with self.view() as view:
-            record, progress = view.record, view.progress(now)
-        return self._heads.of(record) + progress.model_dump_json().encode() + b"}"
+            return self._heads.told(view, view.job.record, self._sources.clock())
 
     # --- the thread ------------------------------------------------------------------------------
 
@@ -155,6 +150,7 @@ class Follower:
                 except (UnavailableError, UnknownTopicError) as error:
                     self._away = str(error)
                     self._outage.met(error)
+                    self._lost = isinstance(error, UnknownTopicError)
                     self._stopping.wait(AGAIN_S)
                 except (ExpiredError, TruncatedError) as error:
                     _log.warning("followed_anew", job=self.job, reason=str(error))
@@ -178,10 +174,15 @@ class Follower:
         Raises:
             OutsideError: If Kafka does not do what it should.
         """
-        updates = self._open_updates()
+        history = self._open_history()
         wait_s = self._told_at + UPDATES_S - monotonic() if self._untold else WAIT_S
-        records = updates.read(READ_RECORDS, min(max(wait_s, 0.0), WAIT_S))
-        if records:
+        claims = history.claims()
+        for first in range(0, len(claims), FOLDED):
+            with self._lock:
+                for offset, claim in claims[first : first + FOLDED]:
+                    self._filling.job.feed_claim(offset, claim)
+        records = history.updates(0.0 if claims else min(max(wait_s, 0.0), WAIT_S))
+        if records or claims:
             self._outage.over()
             self._away = ""
             self._take_updates(records)
@@ -200,20 +201,19 @@ class Follower:
         if record is not self._record:
             changed, self._record = record != self._record, record
             with self._lock:
-                self._view.record = self._filling.record = record
+                self._view.job.record = self._filling.job.record = record
             if changed and self.ready:
                 self.feed.publish("job", self.told())
 
-    def _open_updates(self) -> Tail:
-        if self._updates is None:
-            place = Partition(topics.updates_topic(self.job), 0)
-            log = self._sources.log()
-            bounds = log.bounds(place)
-            self._updates, self._until[0] = log.tail(place, bounds.start), bounds.end
+    def _open_history(self) -> HistoryReader:
+        if self._history is None:
+            self._history = history = HistoryReader(self.job, self._sources.log())
             billing_s = self._sources.minimum_billing_s()
-            self._filling = JobView(self._record, bounds.start, billing_s)
+            self._filling = JobView(
+                self._record, history.updates_start, history.control_start, billing_s
+            )
             self._plans_at = 0.0
-        return self._updates
+        return self._history
 
     def _open_plans(self) -> Tail | None:
         if self._plans is None and monotonic() >= self._plans_at:
@@ -225,20 +225,18 @@ class Follower:
                 self._plans_at = monotonic() + PLANS_S
                 return None  # nobody provisions it, or not yet
             self._plans_at = monotonic()
-            self._plans, self._until[1] = log.tail(place, bounds.start), bounds.end
+            self._plans, self._plans_until = log.tail(place, bounds.start), bounds.end
         return self._plans
 
-    def _take_updates(self, records: list[LogRecord]) -> None:
+    def _take_updates(self, records: Sequence[Audited]) -> None:
         now, live = self._sources.clock(), self._live()
-        decoded = [(each, _decoded(decode_audit, each)) for each in records]
-        counted, before = 0, self._filling.version
+        counted, before = 0, self._filling.job.version
         verdicts = list[Evaluated | Drifted]()
-        for first in range(0, len(decoded), FOLDED):
+        for first in range(0, len(records), FOLDED):
             with self._lock:
-                for each, record in decoded[first : first + FOLDED]:
-                    written_s = each.timestamp_s or None
+                for offset, record, written_s in records[first : first + FOLDED]:
                     seen_s = now if live or written_s is None else min(written_s, now)
-                    counts = self._filling.feed_update(each.offset, record, written_s, seen_s)
+                    counts = self._filling.feed_update(offset, record, written_s, seen_s)
                     counted += counts and isinstance(record, UpdateApplied)
                     if counts and isinstance(record, Evaluated | Drifted):
                         verdicts.append(record)
@@ -246,26 +244,25 @@ class Follower:
             for verdict in verdicts:
                 self.feed.publish(*verdict_told(verdict))
             self._untold += counted
-            if (
-                self._filling.version != before + counted
-            ):  # a new leader took some back: everything looks different
+            if self._filling.job.version != before + counted:
+                # A new leader took some back: everything looks different.
                 self.feed.publish("job", self.told())
 
     def _tell_update(self) -> None:
         count, self._untold, self._told_at = self._untold, 0, monotonic()
         with self._lock:
-            row = self._view.newest()
+            row = self._view.job.newest()
         if row is not None:
             self.feed.publish("update", update_told(row, count))
 
     def _take_plans(self, plans: Tail) -> None:
         live = self._live()
         records = plans.read(READ_RECORDS, 0.0)
-        decoded = [(each.offset, _decoded(decode_plan, each)) for each in records]
+        decisions = [(each.offset, decoded(decode_plan, each)) for each in records]
         events = list[tuple[str, bytes]]()
         with self._lock:
             ledger = self._filling.ledger
-            for offset, record in decoded:
+            for offset, record in decisions:
                 if ledger.feed(offset, record) and record is not None and live:
                     event = record_told(ledger, record)
                     events += [] if event is None else [event]
@@ -277,10 +274,11 @@ class Follower:
         if look is None:
             return
         with self._lock:
-            before = self._view.statuses
+            before = self._view.job.seen.statuses
             self._filling.look(look)
             if self._view is not self._filling:
                 self._view.look(look)
+        self._tell_state(look.at_s)
         if before is None or look.statuses is None or not self._live():
             return
         for worker in sorted({*before, *look.statuses}):
@@ -288,16 +286,28 @@ class Follower:
             if status != before.get(worker, "gone"):
                 self.feed.publish("member", member_told(worker, status, look.at_s))
 
+    def _tell_state(self, now: float) -> None:
+        """Tell of the job where its state is called otherwise than before."""
+        if not self._live():
+            return
+        with self._lock:
+            word = self._view.job.state(now).word
+        before, self._word = self._word, word
+        if before not in (None, word):
+            self.feed.publish("job", self.told())
+
     def _live(self) -> bool:
         """Whether what comes now is news."""
         return self.ready and self._filling is self._view
 
     def _catch_up(self) -> None:
         """Say that all is known, once what had happened before is."""
-        if self._live() or self._updates is None or not (self._plans_at and self._looker.looked):
+        if self._lost and self._looker.looked:
+            self._ready.set()
+        if self._live() or self._history is None or not (self._plans_at and self._looker.looked):
             return
         plans = 0 if self._plans is None else self._plans.position()
-        if self._updates.position() >= self._until[0] and plans >= self._until[1]:
+        if self._history.caught_up and plans >= self._plans_until:
             with self._lock:
                 anew, self._view = self._view is not self._filling, self._filling
             if self.ready and anew:
@@ -305,17 +315,8 @@ class Follower:
             self._ready.set()
 
     def _close_tails(self) -> None:
-        for tail in (self._updates, self._plans):
-            if tail is not None:
-                tail.close()
-        self._updates = self._plans = None
-        self._until = [0, 0]
-
-
-def _decoded(decode: Callable[[bytes], T], record: LogRecord) -> T | None:
-    try:
-        return None if record.value is None else decode(record.value)
-    except FutureFormatError as error:
-        raise OutsideError(f"offset {record.offset} is {error}; run a newer service") from error
-    except WireError:
-        return None
+        for reader in (self._history, self._plans):
+            if reader is not None:
+                reader.close()
+        self._history = self._plans = None
+        self._plans_until = 0

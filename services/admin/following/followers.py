@@ -1,7 +1,7 @@
-"""All jobs that one process follows: those that run, and those that somebody asked about of late.
+"""All jobs that one process follows: those that may run, and those that were asked about of late.
 
-Following begins at the first question, or as soon as a job runs; it ends some minutes after the
-last question about a job that does not run, and when a job is deleted.
+Following begins at the first question, or as soon as a job is there that is not stopped; it ends
+some minutes after the last question about a job that is, and when a job is deleted.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from common.errors import NotFoundError, UnavailableError
 from services.admin.following.follower import Follower
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from common.jobs.store import JobRecord
     from services.admin.following.follower import Sources
 
-IDLE_S = 300.0  # nobody asked about a job that does not run
+IDLE_S = 300.0  # nobody asked about a job that is stopped
 READY_S = 3.0  # that a request waits for a history to be read
-SWEEP_S = 0.25  # between looks for jobs that run
+SWEEP_S = 0.25  # between looks for jobs that are not
+LIST_S = 1.0  # that a list waits for histories to be read
 LOOK_S = 0.01  # between looks whether it is
 FAILED_S = 10.0  # after a fault, until another follower tries
 END_S = 5.0  # for all threads to end
@@ -34,7 +38,7 @@ class Followers:
     Args:
         sources: Where followers read.
         ending: Set when the process is to end: all streams of events end at once then.
-        idle_s: After so long without a question a job that does not run is left.
+        idle_s: After so long without a question a job that is stopped is left.
         ready_s: How long `ready` waits.
     """
 
@@ -56,7 +60,7 @@ class Followers:
         self._keeper: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to follow the jobs that run, unless that has begun."""
+        """Begin to follow the jobs that are not stopped, unless that has begun."""
         with self._lock:
             self._keep()
 
@@ -85,6 +89,39 @@ class Followers:
             await asyncio.sleep(LOOK_S)
         follower.check()
         return follower
+
+    def following(self) -> dict[str, Follower]:
+        """Those who follow a job that is not stopped, and know all that had happened before."""
+        with self._lock:
+            jobs = self._sources.jobs()
+            return {
+                job: each
+                for job, each in self._followers.items()
+                if each.ready and job in jobs and followed(jobs[job])
+            }
+
+    async def known(self, jobs: Collection[str]) -> dict[str, Follower]:
+        """Those who follow these jobs and know all that had happened before.
+
+        Waits a moment for those who have just begun, and begins with none: what rests is not
+        followed because somebody looks at a list.
+        """
+        until = monotonic() + LIST_S
+        while True:
+            with self._lock:
+                self._keep()
+                found = {job: self._followers[job] for job in jobs if job in self._followers}
+                running = self._sources.jobs()
+            missing = [
+                job
+                for job in jobs
+                if not (job in found and (found[job].ready or found[job].ended_s is not None))
+                and job in running
+                and followed(running[job])
+            ]
+            if not missing or monotonic() > until or self._ending.is_set():
+                return {job: each for job, each in found.items() if each.ready}
+            await asyncio.sleep(LOOK_S)
 
     def close(self) -> None:
         """End all streams and threads."""
@@ -125,7 +162,7 @@ class Followers:
         while not self._ending.wait(SWEEP_S):
             with self._lock:
                 for job, record in list(self._sources.jobs().items()):
-                    if record.wanted == "running" and not self._ending.is_set():
+                    if followed(record) and not self._ending.is_set():
                         with suppress(NotFoundError):  # deleted in this moment
                             self._begun(job)
                 for job in list(self._followers):
@@ -139,12 +176,17 @@ class Followers:
         record, follower = self._sources.jobs().get(job), self._followers[job]
         idle_s = monotonic() - self._asked_at.setdefault(job, monotonic())
         wanted = record is not None and (
-            record.wanted == "running" or follower.feed.listeners > 0 or idle_s < self._idle_s
+            followed(record) or follower.feed.listeners > 0 or idle_s < self._idle_s
         )
         if not wanted:
             follower.stop()
             del self._followers[job], self._asked_at[job]
             self._left = [*(each for each in self._left if each.ended_s is None), follower]
+
+
+def followed(record: JobRecord) -> bool:
+    """Whether a job is followed although nobody asks: what is stopped does not change any more."""
+    return record.wanted != "stopped"
 
 
 def _failed_long_ago(follower: Follower) -> bool:

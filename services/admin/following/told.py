@@ -13,10 +13,10 @@ from services.admin.following.machines import kind_of
 
 if TYPE_CHECKING:
     from common.core.messages import Evaluated
+    from common.jobs.progress import Row
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.records import PlanRecord
     from services.admin.answers import MachineKind
-    from services.admin.following.columns import Row
 
 
 class UpdateTold(msgspec.Struct, frozen=True):

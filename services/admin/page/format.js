@@ -10,6 +10,11 @@ export function count(value) {
   return known(value) ? grouped.format(value) : UNKNOWN;
 }
 
+/** A count that is of a part only, unless it is whole. @returns {string} such as 12+ */
+export function atLeast(value, whole) {
+  return count(value) + (whole || !known(value) ? "" : "+");
+}
+
 /** @param {number|null} value @returns {string} three significant digits: 0.351, 12.3k, 4.1M */
 export function short(value) {
   if (!known(value)) return UNKNOWN;

@@ -97,7 +97,7 @@ export class JobStore {
     }
     const before = this.job;
     if (name === "job" && data.spec) this.job = data;
-    const news = name === "job" ? before !== null && (before.wanted !== data.wanted || before.reason !== data.reason) : true;
+    const news = name === "job" ? before !== null && (before.state !== data.state || before.reason !== data.reason) : true;
     if (news && (name === "member" || name === "job")) {
       this.heard = [...this.heard.slice(1 - MOST_HEARD), { name, data, atS: Date.now() / 1000 }];
     }

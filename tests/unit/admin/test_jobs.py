@@ -17,6 +17,7 @@ from common.topics import JOBS
 from services.admin.examples import JOB
 from services.admin.jobs import JobPatch
 from tests.unit.admin.conftest import World, problem
+from tests.unit.admin.following.helpers import eventually
 
 if TYPE_CHECKING:
     import httpx
@@ -49,8 +50,13 @@ def test_a_job_is_created_with_all_defaults_and_where_it_begins(world: World) ->
     assert told["spec"]["strikes"] == 5
     places = [("clinic-a", 0), ("clinic-a", 1), ("clinic-b", 0), ("clinic-b", 1)]
     assert told["first"] == [[stream, partition, 0] for stream, partition in places]
-    shown = world.get("/v1/jobs/digits")
-    assert shown | {"progress": None} == told | {"progress": None}
+    assert (told["state"], told["why"]) == (
+        "waiting for a coordinator",
+        "nobody has looked at it yet",
+    )
+    shown, seen = world.get("/v1/jobs/digits"), {"progress": None, "why": ""}
+    assert shown | seen == told | seen
+    assert shown["why"] == "nobody leads digits yet: `doll coordinator` starts one"
     assert JobBook(world.log).get("digits").spec.task.name == "image-classifier"
 
 
@@ -154,9 +160,15 @@ def test_every_field_that_makes_no_sense_is_named(world: World) -> None:
     }
 
 
-def test_a_task_that_is_not_on_the_allow_list_is_refused(world: World) -> None:
-    answer = post(world, task={"entrypoint": "os:system"})
-    assert '"os:system" is not on the allow-list' in problem(answer, 422)
+def test_a_task_that_is_not_here_is_left_to_those_that_have_it(world: World) -> None:
+    world.streams("clinic-a", "clinic-b")
+    assert post(world, task={"entrypoint": "os:system"}).status_code == 201
+
+
+def test_a_model_that_is_too_large_is_refused_by_field(world: World) -> None:
+    answer = post(world, task={"name": "image-classifier", "classes": 2**31 - 1})
+    assert "more than the 16,384 that DOLL_MAX_MODEL_MB allows" in problem(answer, 422)
+    assert [each["field"] for each in answer.json()["errors"]] == ["body.task"]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +229,7 @@ def test_jobs_are_listed_by_name_page_by_page(world: World) -> None:
         after = page["next"]
     assert found == names
     assert [job["id"] for job in world.get("/v1/jobs?wanted=paused")["jobs"]] == ["b"]
-    assert world.get("/v1/jobs?after=e") == {"jobs": [], "next": None}
+    assert world.get("/v1/jobs?after=e") == {"jobs": [], "unreadable": [], "next": None}
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x", "wanted=happy"])
@@ -313,3 +325,26 @@ def test_changes_are_refused_while_kafka_is_away_and_jobs_are_shown(digits: Worl
     assert problem(answer, 503)
     assert int(answer.headers["retry-after"]) > 0
     assert digits.get("/v1/jobs")["jobs"][0]["wanted"] == "running"
+
+
+def test_metrics_say_how_each_job_is_that_is_not_stopped(digits: World) -> None:
+    assert post(digits, name="letters").status_code == 201
+    assert digits.ask("PATCH", "/v1/jobs/digits", json={"wanted": "paused"}).status_code == 200
+
+    def lines() -> set[str]:
+        return set(digits.ask("GET", "/metrics").text.splitlines())
+
+    eventually(
+        lambda: (
+            {
+                'doll_job_state{job_name="digits",state="paused"} 1.0',
+                'doll_job_state{job_name="letters",state="waiting for a coordinator"} 1.0',
+                'doll_job_lag_records{job_name="letters"} 0.0',
+                'doll_job_skipped_records{job_name="letters"} 0.0',
+                'doll_job_quarantined_batches{job_name="letters"} 0.0',
+            }
+            <= lines()
+        )
+    )
+    assert digits.ask("PATCH", "/v1/jobs/letters", json={"wanted": "stopped"}).status_code == 200
+    eventually(lambda: not [line for line in lines() if 'job_name="letters"' in line])

@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.config import Settings
+from common.errors import GivenError
 from common.planning.compare import as_data, compare, with_policies
 from common.planning.plan import plan_told
-from common.planning.request import GivenError, PlanRequest
+from common.planning.request import PlanRequest
 from common.planning.simulation import SimulateRequest
 from services.admin.answers import PricesAnswer
 from services.admin.planning import MOST_WORKERS, PlanBody

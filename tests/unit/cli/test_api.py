@@ -16,8 +16,10 @@ import torch
 from typer.testing import CliRunner
 
 from common.config import Settings
+from common.core.history import History
 from common.core.messages import GENESIS, Lead, ModelId, Standing, WorkerId
 from common.core.spans import Partition
+from common.jobs.store import JobBook
 from common.keys import KeyBook
 from common.outside import Outside
 from common.plans import read_ledger
@@ -30,10 +32,11 @@ from services.cli.api import Api
 from services.cli.app import app
 from services.cli.direct import Direct
 from services.cli.outside import Ways
+from tests.unit.admin.following.helpers import eventually
 from tests.unit.admin.test_model import kept, trained
 from tests.unit.admin.test_provisioning import planned as decided
 from tests.unit.cli.conftest import World
-from tests.unit.cli.test_job import JOB, update
+from tests.unit.cli.test_job import JOB, claimed, update
 from tests.unit.cli.test_plan import options
 from tests.unit.cli.test_simulate import SMALL
 
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
     from typer.testing import Result
 
+    from common.core.messages import AuditRecord
     from common.provisioning.records import PlanRecord
     from services.admin.service import Service
     from services.cli.system import System
@@ -179,7 +183,7 @@ def test_a_job_is_submitted_listed_and_shown_as_directly(both: Both) -> None:
 
 def test_a_job_is_paused_resumed_and_stopped_as_directly(submitted: Both) -> None:
     for command in ("pause", "resume", "stop"):
-        assert "job digits is to be" in submitted.same("job", command, "digits", "--reason", "why")
+        assert ": why" in submitted.same("job", command, "digits", "--reason", "why")
         assert "why" in submitted.same("job", "list")
 
 
@@ -228,25 +232,80 @@ def test_what_is_not_there_or_contradicts_ends_as_directly(submitted: Both) -> N
     assert "leave out --api" in begun.stderr
 
 
+def look(run: Callable[..., Result]) -> str:
+    """What `doll job watch` shows, but for a rate: a service has looked for longer."""
+    shown: str = run("job", "watch", "digits", "--once").stdout
+    return re.sub(r"records/s \S+", "", shown)
+
+
 def test_watch_shows_what_it_shows_directly(submitted: Both) -> None:
     world, place = submitted.direct, Partition("clinic-a", 0)
     world.write("clinic-a", *[b"record"] * 5)
+    claimed(world, 1)
     lead = encode_audit(Lead(-1, GENESIS, "c"))
     world.write("doll.digits.updates", lead, encode_audit(update(0, 1)))
     board = world.board("digits")
     first = {place: 2, Partition("clinic-a", 1): 0}
+    board.hold_lease("c1", 60.0)
     board.put_standing(Standing(0, 1, first, 1, 7, 2, first))
     board.beat(WorkerId("w1"), "alive", 60.0)
     board.beat(WorkerId("w2"), "leaving", 60.0)
-    looks = [
-        re.sub(r"records/s \S+", "", run("job", "watch", "digits", "--once").stdout)
-        for run in submitted.ways  # the service has looked for longer
-    ]
-    assert looks[0] == looks[1]
-    (shown, _) = looks
+    eventually(lambda: look(submitted.remote) == look(submitted.direct.run))
+    shown = look(submitted.remote)
     assert "workers 1 (+1 leaving)" in shown
     assert "lag 3" in shown
     assert "accuracy" in shown
+
+
+def test_during_a_takeover_both_show_the_history_that_counts(submitted: Both) -> None:
+    world, history = submitted.direct, History()
+    world.write("clinic-a", *[b"record"] * 8)
+    claimed(world, 1, 2, 3, 4)
+    world.board("digits").hold_lease("c2", 60.0)
+    course: list[AuditRecord] = [
+        Lead(-1, GENESIS, "c1"),
+        update(0, 1),
+        update(0, 2),
+        update(0, 3),
+        Lead(0, ModelId(0, 1), "c2"),  # takes back 2 and 3
+        update(0, 4),  # by the one before, who does not know it yet
+        Lead(0, ModelId(0, 3), "c3"),  # too late: counts for nobody
+        update(4, 2),
+        update(6, 9),
+    ]
+    for offset, record in enumerate(course):
+        world.write("doll.digits.updates", encode_audit(record))
+        history.feed(offset, record)
+        eventually(lambda: look(submitted.remote) == look(world.run))
+        lines = look(world.run).splitlines()
+        shown = [tuple(map(int, line.split()[:2])) for line in lines if "0.5000" in line]
+        assert shown == [(each.version, each.epoch) for each in reversed(history.path[1:])]
+
+
+def test_lists_say_the_same_of_every_job(submitted: Both) -> None:
+    world = submitted.direct
+    world.log.create_topic("clinic-b", 1)
+    typed = JOB.replace("digits", "letters").replace("clinic-a", "clinic-b")
+    submitted.remote("job", "submit", "-", typed=typed)
+    world.write("clinic-a", *[b"record"] * 8)
+    claimed(world, 1, 2, skipped=1)
+    writer = world.log.writer()
+    writer.append("doll.jobs", b"[]", key=b"odd")
+    assert writer.flush(1.0)
+    world.board("letters").put_unable("c1", "its task cannot be imported", 60.0)
+    listed = ("job", "list")
+    eventually(lambda: submitted.remote(*listed).stdout == world.run(*listed).stdout)
+    shown = submitted.same(*listed)
+    assert "c1: its task cannot be imported" in shown
+    assert "unreadable: the record of 'odd' at offset 2 of doll.jobs" in shown
+    JobBook(world.log).hold("digits", "its task raises KeyError", "Traceback: boom")
+    JobBook(world.log).finish("letters", "400 updates applied")
+    eventually(lambda: submitted.remote(*listed).stdout == world.run(*listed).stdout)
+    shown = submitted.same(*listed)
+    assert re.search("digits +held .*its task raises KeyError", shown)
+    assert re.search("letters +finished .*400 updates applied", shown)
+    for run in submitted.ways:
+        assert "Traceback: boom" in run("job", "show", "digits").stderr
 
 
 def test_models_are_pulled_with_the_same_tensors(submitted: Both, tmp_path: Path) -> None:

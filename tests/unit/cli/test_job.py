@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.core.messages import GENESIS, Batch, Lead, Standing, UpdateApplied, WorkerId
+from common.core.messages import (
+    GENESIS,
+    Batch,
+    BatchReady,
+    Lead,
+    Skipped,
+    Standing,
+    UpdateApplied,
+    WorkerId,
+)
 from common.core.spans import Partition, Span
-from common.wire import encode_audit
+from common.jobs.store import JobBook
+from common.wire import encode_audit, encode_claim
 from services.cli import exits
-from services.cli.watching import JobView, lag_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,9 +54,7 @@ def test_a_job_file_becomes_a_job(world: World, file: str) -> None:
     world.log.create_topic("clinic-a", 3)
     result = world.run("job", "submit", file)
     assert result.stdout == "job digits submitted: 3 partitions of clinic-a, from earliest on\n"
-    listed = world.run("job", "list").stdout
-    assert "digits" in listed
-    assert "running" in listed
+    assert "digits" in world.run("job", "list").stdout
     shown = json.loads(world.run("job", "show", "digits").stdout)
     assert shown["spec"]["batch_size"] == 2
     assert shown["first"] == [["clinic-a", 0, 0], ["clinic-a", 1, 0], ["clinic-a", 2, 0]]
@@ -86,12 +93,15 @@ def test_a_job_is_paused_resumed_and_stopped(world: World) -> None:
     submitted(world)
     world.run("job", "pause", "digits", "--reason", "prices are high")
     assert "prices are high" in world.run("job", "list").stdout
+    assert (
+        world.run("job", "pause", "digits").stdout == "job digits is paused: paused by a person\n"
+    )
     world.run("job", "resume", "digits")
-    assert "running" in world.run("job", "list").stdout
+    assert "waiting for a coordinator" in world.run("job", "list").stdout
     world.run("job", "stop", "digits")
     assert "stopped" in world.run("job", "list").stdout
     world.run("job", "resume", "digits")
-    assert "running" in world.run("job", "list").stdout
+    assert "waiting for a coordinator" in world.run("job", "list").stdout
 
 
 def test_a_job_is_changed_with_its_reason(world: World) -> None:
@@ -143,55 +153,111 @@ def test_a_job_that_is_not_there_is_refused(world: World) -> None:
         assert 'there is no job "digit"' in result.stderr
 
 
-def update(epoch: int, version: int, samples: int = 2) -> UpdateApplied:
-    batch = Batch(version - 1, WorkerId("w1"), (Span("clinic-a", 0, 0, 2),), samples)
-    return UpdateApplied(epoch, version, (batch,), samples, 0.25, {"accuracy": 0.5})
+def made(version: int) -> Batch:
+    span = Span("clinic-a", 0, 2 * version - 2, 2 * version)
+    return Batch(version - 1, WorkerId("w1"), (span,), 2)
+
+
+def update(epoch: int, version: int) -> UpdateApplied:
+    batch = made(version)
+    return UpdateApplied(epoch, version, (batch,), 2, 0.25, {"accuracy": 0.5})
+
+
+def claimed(world: World, *versions: int, skipped: int = 0) -> None:
+    """Workers hold the batches that updates are made of."""
+    for batch in map(made, versions):
+        start = batch.address[0].start
+        left_out = tuple(Skipped("clinic-a", 0, start + n, "torn") for n in range(skipped))
+        claim = BatchReady(batch.worker, batch.address, batch.samples - skipped, left_out)
+        world.write("doll.digits.control", encode_claim(claim))
 
 
 def test_watch_shows_updates_workers_and_lag(world: World) -> None:
     submitted(world)
     world.write("clinic-a", *[b"record"] * 5)
+    claimed(world, 1, 2)
     world.write(
         "doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c")), encode_audit(update(0, 1))
     )
     board = world.board("digits")
     place = Partition("clinic-a", 0)
-    board.put_standing(Standing(0, 1, {place: 4}, 1, 7, 2, {place: 2}))
+    board.hold_lease("c1", 60.0)
+    board.put_standing(Standing(0, 1, {place: 4}, 1, 7, 2, {place: 0}))
     board.beat(WorkerId("w1"), "alive", 60.0)
     board.beat(WorkerId("w2"), "leaving", 60.0)
     shown = world.run("job", "watch", "digits", "--once").stdout
-    assert "is to be running (submitted)" in shown
+    assert "digits running" in shown
     assert "workers 1 (+1 leaving)" in shown
     assert "lag 3" in shown
-    assert "batches waiting 7" in shown
+    assert "batches waiting 1" in shown
+    assert "records skipped 0" in shown
     assert "accuracy" in shown
     assert "0.2500" in shown
+
+
+def test_the_lag_is_of_now_not_of_the_last_checkpoint(world: World) -> None:
+    submitted(world)
+    world.write("clinic-a", *[b"record"] * 4)
+    claimed(world, 1, 2)
+    records = (Lead(-1, GENESIS, "c"), update(0, 1), update(0, 2))
+    world.write("doll.digits.updates", *map(encode_audit, records))
+    board = world.board("digits")
+    board.hold_lease("c1", 60.0)
+    board.put_standing(Standing(0, 2, {Partition("clinic-a", 0): 4}, 2, 0, 0, {}))  # no checkpoint
+    assert "lag 0" in world.run("job", "watch", "digits", "--once").stdout
+    assert "lag 0" in world.run("job", "watch", "digits", "--once").stdout
 
 
 def test_watch_goes_on_without_redis(world: World) -> None:
     submitted(world)
     world.redis.kill()
     shown = world.run("job", "watch", "digits", "--once").stdout
-    assert "Redis is away" in shown
+    assert "waiting for a coordinator: Redis is unavailable" in shown
     assert "no update yet" in shown
 
 
-def test_an_update_that_a_later_leader_took_back_is_not_shown() -> None:
-    view = JobView()
-    for epoch, version in ((0, 1), (0, 2), (0, 3), (9, 2), (0, 4)):
-        view.feed(update(epoch, version), None)
-    assert [(each.epoch, each.version) for each in view.updates] == [(0, 1), (9, 2)]
+def test_the_list_says_how_each_job_is_and_what_it_could_not_use(world: World) -> None:
+    submitted(world)
+    world.write("clinic-a", *[b"record"] * 4)
+    claimed(world, 1, skipped=2)
+    shown = world.run("job", "list").stdout
+    assert "waiting for a coordinator" in shown
+    assert "nobody leads digits yet: `doll coordinator` starts one" in shown
+    world.board("digits").put_unable("c1", "task [x] is not in DOLL_TASKS", 60.0)
+    assert "c1: task [x] is not in DOLL_TASKS" in world.run("job", "list").stdout
+    world.board("digits").hold_lease("c1", 60.0)
+    world.board("digits").put_standing(Standing(0, 1, {}, 1, 0, 0, {}))
+    [line] = world.run("job", "list").stdout.splitlines()[1:]
+    assert line.split()[:7] == ["digits", "waiting", "for", "workers", "2", "2", "0"]
+    world.redis.kill()
+    assert "Redis is unavailable" in world.run("job", "list").stdout
 
 
-def test_records_per_second_are_those_of_late() -> None:
-    view = JobView()
-    view.feed(update(0, 1), None)
-    assert view.samples_per_s(0.0) is None
-    for second in range(20):
-        view.feed(update(0, 2 + second, samples=50), float(second))
-    assert view.samples_per_s(19.0) == pytest.approx(50.0)
-    assert view.samples_per_s(40.0) is None
+def test_a_job_that_is_held_shows_its_reason_and_its_traceback(world: World) -> None:
+    submitted(world)
+    JobBook(world.log).hold("digits", "its task raises KeyError", "Traceback:\n  \x1b[31mboom")
+    (_, line) = world.run("job", "list").stdout.splitlines()
+    assert line.split()[1] == "held"
+    assert "its task raises KeyError" in line
+    assert "held: its task raises KeyError" in world.run("job", "watch", "digits", "--once").stdout
+    shown = world.run("job", "show", "digits")
+    assert json.loads(shown.stdout)["held"]
+    assert shown.stderr == "digits is held: its task raises KeyError\nTraceback:\n  \\x1b[31mboom\n"
 
 
-def test_lag_is_unknown_while_nobody_leads() -> None:
-    assert lag_of(None, {}) is None
+def test_a_job_whose_topics_are_gone_is_listed_and_watched(world: World) -> None:
+    submitted(world)
+    world.log.delete_topic("doll.digits.updates")
+    JobBook(world.log).hold("digits", "the topic doll.digits.updates does not exist any more")
+    for command in (("job", "list"), ("job", "watch", "digits", "--once")):
+        assert "does not exist any more" in world.run(*command).stdout
+
+
+def test_a_record_that_does_not_parse_is_listed_with_its_offset(world: World) -> None:
+    submitted(world)
+    writer = world.log.writer()
+    writer.append("doll.jobs", b'{"spec": {}}', key=b"letters")
+    assert writer.flush(1.0)
+    shown = world.run("job", "list").stdout
+    assert "digits" in shown
+    assert "unreadable: the record of 'letters' at offset 1 of doll.jobs: job record: " in shown

@@ -117,8 +117,8 @@ class Bench:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(streams, "LOOK_S", 0.01)
-    monkeypatch.setattr(streams, "SOON_S", 0.01)
+    monkeypatch.setattr(streams, "IDLE_LOOK_S", 0.0)
+    monkeypatch.setattr(streams, "PUBLISH_S", 0.01)
     made = Bench()
     yield made
     made.replica.close()

@@ -187,6 +187,12 @@ def test_what_retention_deleted_is_expired_and_the_rest_is_not_blamed(world: Wor
     assert failure(world.order(batch(5, 7, offset=1), batch(2, 4, offset=2))) == ("expired", (2,))
 
 
+def test_records_of_a_topic_that_is_gone_are_unreadable_and_end_nothing(world: World) -> None:
+    publish(world)
+    world.log.delete_topic("s")
+    assert failure(world.order(batch(0, 2))) == ("unreadable", (0,))
+
+
 def test_an_address_that_gives_other_samples_than_announced_is_unreadable(world: World) -> None:
     publish(world)
     assert failure(world.order(batch(0, 2, samples=1))) == ("unreadable", (0,))

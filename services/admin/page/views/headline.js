@@ -1,7 +1,7 @@
 /** The numbers that a person looks for first. */
 
 import { h, say } from "../dom.js";
-import { brief, clock, count, money, percent, short, UNKNOWN } from "../format.js";
+import { atLeast, brief, clock, count, money, percent, short, UNKNOWN } from "../format.js";
 
 /** The metric that stands for a job: accuracy where it has one. @returns {string|null} */
 export function mainMetric(metrics) {
@@ -14,7 +14,7 @@ export function metricText(name, value) {
   return name === "accuracy" || name?.endsWith("_share") ? percent(value) : short(value);
 }
 
-const ORDER = ["Version", "Loss", "Metric", "Updates/s", "Lag", "Workers", "Time left", "Cost so far", "Predicted cost"];
+const ORDER = ["Version", "Loss", "Metric", "Updates/s", "Lag", "Skipped", "Workers", "Time left", "Cost so far", "Predicted cost"];
 
 /** Tiles with numbers; made once, told often. */
 export class Headline {
@@ -40,6 +40,8 @@ export class Headline {
     }
     this.#put("Updates/s", short(progress.updates_per_s), `${short(progress.samples_per_s)} records/s`);
     this.#put("Lag", short(progress.lag), progress.waiting === null ? "" : `${count(progress.waiting)} batches wait`);
+    const quarantined = `${atLeast(progress.quarantined, progress.whole)} batches quarantined`;
+    this.#put("Skipped", atLeast(progress.skipped, progress.whole), quarantined);
     this.#put("Workers", count(progress.workers), provisioning ? `${provisioning.running} machines run` : "alive");
     const cost = provisioning?.cost ?? null;
     if (cost !== null) {

@@ -86,7 +86,9 @@ export function jobView(main, name, state) {
     headline.tell(store);
     const { job, curves, provisioning } = store;
     const progress = job.progress;
-    show(view.badge, [job.wanted, progress.done, progress.led], () => badge(job));
+    show(view.badge, job.state, () => badge(job));
+    show(view.detail, job.detail, () => (job.detail ? [h("summary", {}, "Traceback"), h("pre", { class: "detail" }, job.detail)] : []));
+    view.detail.hidden = !job.detail;
     show(view.subtitle, [job.spec, job.submitted_s, Math.floor(Date.now() / 60000)], () => subtitle(job));
     show(view.warnings, warnings(store), () => banners(warnings(store)));
     show(view.plan, provisioning?.plan ?? provisioning, () => (provisioning ? planInForce(provisioning) : unprovisioned(store)));
@@ -217,6 +219,7 @@ function skeleton(name) {
     badge: at({}, "span"),
     subtitle: at({ class: "subtitle" }, "p"),
     warnings: at({ class: "banners" }),
+    detail: at({ hidden: true, open: true }, "details"),
     trouble: at({ class: "trouble", role: "status" }, "p"),
     tiles: at({}),
     plan: at(),
@@ -247,6 +250,7 @@ function skeleton(name) {
     h("div", { class: "title" }, h("h1", {}, name), view.badge, view.ranges),
     view.subtitle,
     view.warnings,
+    view.detail,
     view.trouble,
     view.tiles,
     h(

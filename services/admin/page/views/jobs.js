@@ -2,14 +2,17 @@
 
 import { ask, jobPath } from "../api.js";
 import { h, say, show } from "../dom.js";
-import { count, money, percent, short } from "../format.js";
-import { noJobs, refused } from "./notices.js";
+import { atLeast, count, money, percent, short } from "../format.js";
+import { banners, noJobs, refused } from "./notices.js";
 import { badge } from "./status.js";
 
 const EVERY_S = 5;
 const JOBS_PER_S = 8; // asked about by one page, however many there are
 const AT_ONCE = 4;
-const COLUMNS = ["Job", "State", "Version", "Loss", "Accuracy", "Updates/s", "Lag", "Workers", "Cost", "Of on-demand"];
+const COLUMNS = [
+  ...["Job", "State", "Version", "Loss", "Accuracy", "Updates/s", "Lag", "Skipped", "Quarantined", "Workers"],
+  ...["Cost", "Of on-demand"],
+];
 
 /**
  * Show the list until closed.
@@ -30,14 +33,16 @@ export function jobsView(main, state) {
   );
   const title = h("h1", { hidden: true }, "Jobs");
   const trouble = h("p", { class: "banner", role: "alert", hidden: true });
-  main.append(title, trouble, table, notice);
+  const unreadable = h("div", { class: "banners" });
+  main.append(title, trouble, unreadable, table, notice);
   let timer = 0;
 
   async function turn() {
     let againS = EVERY_S;
     try {
-      const jobs = await all(closing.signal);
+      const [jobs, records] = await all(closing.signal);
       list(jobs);
+      show(unreadable, records, () => banners(records.map(broken)));
       state("live");
       trouble.hidden = true;
       await details(jobs);
@@ -74,6 +79,7 @@ export function jobsView(main, state) {
     jobs.forEach((job, place) => {
       if (!rows.has(job.id)) rows.set(job.id, newRow(job));
       const row = rows.get(job.id);
+      tellState(row, job);
       if (body.children[place] !== row) body.insertBefore(row, body.children[place] ?? null);
     });
   }
@@ -112,13 +118,19 @@ function none(refusal) {
 
 async function all(signal) {
   const jobs = [];
+  const unreadable = [];
   let after = null;
   do {
     const page = await ask(after === null ? "/v1/jobs" : `/v1/jobs?after=${encodeURIComponent(after)}`, signal);
     jobs.push(...page.jobs);
+    unreadable.push(...page.unreadable);
     after = page.next;
   } while (after !== null);
-  return jobs;
+  return [jobs, unreadable];
+}
+
+function broken({ id, offset, reason }) {
+  return { grave: true, title: `The record of ${id} at offset ${offset} of doll.jobs is unreadable:`, text: reason };
 }
 
 function newRow(job) {
@@ -129,7 +141,6 @@ function newRow(job) {
   row.addEventListener("click", (event) => {
     if (!event.target.closest("a") && String(getSelection()) === "") link.click();
   });
-  show(cells[0], [job.wanted], () => badge(job));
   return row;
 }
 
@@ -137,11 +148,16 @@ function streams(names) {
   return names.length <= 3 ? names.join(", ") : `${names.slice(0, 2).join(", ")} and ${names.length - 2} more`;
 }
 
+function tellState(row, { state, why }) {
+  const told = state === "running" ? "" : why;
+  show(row.querySelector("td"), [state, told], () => [badge({ state }), told ? h("span", { class: "under why" }, told) : null]);
+}
+
 function tell(row, job, provisioning) {
-  const [state, ...cells] = row.querySelectorAll("td");
+  const [, ...cells] = row.querySelectorAll("td");
   const progress = job.progress;
   const cost = provisioning?.cost ?? null;
-  show(state, [job.wanted, progress.done, progress.led], () => badge(job));
+  tellState(row, job);
   const accuracy = progress.metrics.accuracy ?? null;
   const texts = [
     count(progress.version),
@@ -149,6 +165,8 @@ function tell(row, job, provisioning) {
     percent(accuracy),
     short(progress.updates_per_s),
     count(progress.lag),
+    atLeast(progress.skipped, progress.whole),
+    atLeast(progress.quarantined, progress.whole),
     count(progress.workers),
     money(cost?.spent_usd ?? null),
     percent(cost?.ratio_to_on_demand ?? null),

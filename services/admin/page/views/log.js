@@ -54,8 +54,7 @@ function lived(life) {
 
 function heard({ name, data, atS }) {
   if (name === "job") {
-    const reason = data.reason ? `: ${data.reason}` : "";
-    return { atS, kind: "job", text: `The job is ${data.wanted}${reason}` };
+    return { atS, kind: "job", text: `The job is ${data.state}${data.why ? `: ${data.why}` : ""}` };
   }
   return { atS: data.at_s ?? atS, kind: "member", text: `The worker ${data.worker} is ${data.status}.` };
 }

@@ -1,6 +1,8 @@
 /** What a person must know about a job at once. */
 
-import { short } from "../format.js";
+import { count, short } from "../format.js";
+
+const GRAVE = new Set(["held", "degraded", "waiting for a coordinator", "waiting for workers"]);
 
 /**
  * @param {import("../store.js").JobStore} store
@@ -12,15 +14,12 @@ export function warnings(store) {
   const progress = job.progress;
   const found = [];
   const warn = (grave, title, text) => found.push({ grave, title, text });
-  if (progress.done) warn(false, "The job is over.", progress.done);
-  else if (job.wanted !== "running") warn(false, `The job is ${job.wanted}.`, job.reason);
-  if (!progress.done && job.wanted === "running") {
-    if (progress.led === false) warn(true, "No coordinator leads this job:", "it makes no updates. Start one with doll coordinator.");
-    if (progress.led === null) warn(true, "Redis is away:", "who leads and who works is not known.");
-  }
+  if (job.state !== "running") warn(GRAVE.has(job.state), `The job is ${job.state}${job.why ? ":" : "."}`, job.why);
+  else if (progress.led === null) warn(true, "Redis is unavailable:", "who leads and who works is not known.");
   if (workers?.board_away && progress.led !== null) warn(true, "Signs of life cannot be read:", workers.board_away);
+  if (progress.skipped > 0) warn(false, `${count(progress.skipped)} records did not decode:`, "they are in the streams' dead letters.");
   if (progress.quarantined > 0) {
-    warn(false, `${progress.quarantined} batches are quarantined:`, "doll audit says which and why.");
+    warn(false, `${count(progress.quarantined)} batches are quarantined:`, "doll audit says which and why.");
   }
   if (provisioning) rented(provisioning, warn);
   return found;

@@ -10,6 +10,7 @@ from common import topics
 from common.core.messages import (
     GENESIS,
     Batch,
+    BatchReady,
     Lead,
     ModelId,
     Quarantined,
@@ -21,7 +22,7 @@ from common.core.spans import Partition, Span
 from common.job import parse_job
 from common.jobs.store import JobRecord
 from common.provisioning.codec import encode_plan
-from common.wire import encode_audit
+from common.wire import encode_audit, encode_claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,6 +123,7 @@ class Topics:
         self.name = name
         for stream in STREAMS:
             log.create_topic(stream, partitions)
+        log.create_topic(topics.control_topic(name), 1)
         log.create_topic(topics.updates_topic(name), 1)
         self._writer = log.writer()
 
@@ -129,6 +131,12 @@ class Topics:
         """Append to the updates topic."""
         for record in records:
             self._writer.append(topics.updates_topic(self.name), encode_audit(record))
+
+    def claim(self, *batches: Batch) -> None:
+        """Append to the control topic: the batches' worker holds them."""
+        for each in batches:
+            claim = BatchReady(each.worker, each.address, each.samples, each.skipped)
+            self._writer.append(topics.control_topic(self.name), encode_claim(claim))
 
     def plan(self, *records: PlanRecord) -> None:
         """Append to the plans topic, which begins to be then."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.admin.following.columns import Row
+from common.jobs.progress import Row
 from services.admin.following.course import Course
 
 CAPACITY = 8

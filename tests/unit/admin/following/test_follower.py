@@ -91,7 +91,7 @@ def test_what_had_happened_is_known_and_not_told(rig: Rig) -> None:
     rig.topics.audit(lead(), *(update(0, version) for version in range(1, 1301)))
     follower = rig.begin()
     with follower.view() as view:
-        assert view.version == 1300
+        assert view.job.version == 1300
     assert follower.feed.end == 0
     assert rig.progress()["version"] == 1300
 
@@ -270,7 +270,7 @@ def test_what_a_newer_program_wrote_is_said(rig: Rig) -> None:
         rig.log.append(UPDATES.topic, 0, None, b'{"type":"update","format":3}')
     rig.follower.start()
     eventually(lambda: rig.follower.ended_s is not None)
-    with pytest.raises(UnavailableError, match="run a newer service"):
+    with pytest.raises(UnavailableError, match="run a newer program"):
         rig.follower.check()
 
 

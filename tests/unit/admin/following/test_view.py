@@ -11,17 +11,13 @@ from hypothesis import strategies as st
 from common.core.history import History
 from common.core.messages import (
     AuditRecord,
-    Batch,
     Lead,
     ModelId,
     Quarantined,
-    Standing,
     UpdateApplied,
 )
-from common.core.spans import Partition
-from services.admin.following.columns import Columns
-from services.admin.following.recent import WINDOW_S
-from services.admin.following.view import SHOWN_UPDATES, JobView, Look
+from common.jobs.progress import SHOWN_UPDATES, WINDOW_S, Look
+from services.admin.following.view import JobView
 from tests.unit.admin.following.helpers import BATCH, batch, job, lead, quarantine, update
 
 STEP_S = 0.5  # between records
@@ -50,7 +46,7 @@ def written(course: list[tuple[str, int, int]]) -> list[AuditRecord | None]:
         record: AuditRecord | None = None
         if what == "update":
             version = max(1, history.head.version + 1 + number)
-            made = [batch(offset * 2, f"w{offset % 3}", skipped=offset % 2), batch(offset * 2 + 1)]
+            made = [batch(offset * 2, f"w{offset % 3}"), batch(offset * 2 + 1)]
             name = "accuracy" if offset % 3 else "recall"
             record = update(epoch, version, *made, loss=offset / 7, metrics={name: offset / 100})
         elif what == "lead":
@@ -117,10 +113,8 @@ def test_the_view_is_what_the_effective_history_says(
     ]
     assert (page.newest, page.next) == (len(made), None)
 
-    dead = sum(len(each.skipped) for record in updates for each in record.batches)
-    dead += BATCH * len(quarantined)
     told = {each.stream: each.dead_lettered for each in view.streams().streams}
-    assert told == {"clicks": dead, "views": 0}
+    assert told == {"clicks": BATCH * len(quarantined), "views": 0}
 
     curves = view.curves(now)
     assert list(curves.version) == [record.version for record in updates]
@@ -194,7 +188,7 @@ def test_pages_follow_one_another_without_a_gap() -> None:
 
 def test_updates_are_followed_where_the_beginning_of_the_topic_is_gone() -> None:
     # Offsets below 500 are gone; whose epoch 480 is in force shows its first update.
-    view = JobView(job(), start=500)
+    view = JobView(job(), updates_start=500)
     assert not view.feed_update(500, None, 1.0, 1.0)
     assert view.feed_update(501, update(480, 41), 1.0, 1.0)
     assert not view.feed_update(502, update(300, 41), 1.0, 1.0)  # a ghost
@@ -207,7 +201,7 @@ def test_updates_are_followed_where_the_beginning_of_the_topic_is_gone() -> None
 
 
 def test_a_ghost_that_is_read_first_is_found_out() -> None:
-    view = JobView(job(), start=500)
+    view = JobView(job(), updates_start=500)
     assert view.feed_update(500, update(300, 17), 1.0, 1.0)  # nobody can know better yet
     assert view.feed_update(501, update(480, 41), 1.0, 1.0)
     assert [each.version for each in view.page(0, 10).updates] == [41]
@@ -217,7 +211,7 @@ def test_a_ghost_that_is_read_first_is_found_out() -> None:
 def test_what_nobody_knows_is_null() -> None:
     view = JobView(job())
     progress = view.progress(5.0)
-    assert (progress.lag, progress.workers, progress.waiting, progress.led) == (None,) * 4
+    assert (progress.lag, progress.workers, progress.led) == (None,) * 3
     assert (progress.loss, progress.updates_per_s, progress.last_update_s) == (None,) * 3
     view.feed_update(0, lead(), None, 1.0)
     view.feed_update(1, update(0, 1), None, 1.0)
@@ -239,39 +233,8 @@ def test_where_redis_is_away_nobody_is_called_silent() -> None:
     assert view.progress(2.0).led is None
 
 
-def test_lag_is_what_is_unclaimed_and_what_waits() -> None:
-    view = JobView(job())
-    places = [Partition(stream, index) for stream in ("clicks", "views") for index in (0, 1)]
-    ends = dict.fromkeys(places, 200)
-    view.look(Look(1.0, {}, None, led=False, ends=ends))
-    assert view.progress(1.0).lag == 400  # nobody has led: all since the first positions
-    view.feed_update(0, lead(), 1.0, 1.0)
-    view.feed_update(1, update(0, 1), 1.0, 1.0)
-    claimed = dict.fromkeys(places, 180)
-    settled = dict.fromkeys(places, 100) | {places[0]: 180, places[1]: 180}
-    standing = Standing(0, 9, claimed, 9, waiting=3, live=2, settled=settled)
-    view.look(Look(2.0, {}, standing, led=True, ends=ends))
-    # 20 of each partition are unclaimed; 3 batches of 10 wait, all of the stream that no
-    # checkpoint covers.
-    assert view.progress(2.0).lag == 80 + 30
-    assert [(each.lag, each.settled) for each in view.streams().streams] == [(40, 160), (70, 0)]
-
-
 def test_a_job_that_is_stopped_says_why() -> None:
     view = JobView(job())
     assert view.progress(1.0).done == ""
-    view.record = view.record._replace(wanted="stopped", reason="the loss is reached")
+    view.job.record = view.job.record._replace(wanted="stopped", reason="the loss is reached")
     assert view.progress(1.0).done == "the loss is reached"
-
-
-def test_columns_take_back_what_was_skipped_too() -> None:
-    columns = Columns()
-    made: list[Batch] = [batch(1, skipped=2), batch(2, skipped=1, stream="views")]
-    columns.append(update(0, 1, batch(0, skipped=1)), 1.0)
-    columns.append(update(0, 2, *made, short="linger"), 2.0)
-    assert columns.skipped == {"clicks": 3, "views": 1}
-    [row] = columns.rows(2, 2)
-    assert row.short == "linger"
-    columns.take_back(1)
-    assert +columns.skipped == {"clicks": 1}
-    assert (columns.samples, columns.newest) == (BATCH, 1)

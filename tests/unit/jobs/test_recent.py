@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.admin.following.recent import WINDOW_S, Recent
+from common.jobs.progress import WINDOW_S, Recent
 from tests.unit.admin.following.helpers import update
 
 RATE_PER_S = 10

@@ -1,0 +1,137 @@
+"""Refuses a job at its submission for what would hold it later: its task, or its model's size.
+
+A built-in task is judged by arithmetic. A task of somebody's own is built in a process of its own,
+`python -m common.jobs.check`, with little memory and little time, so that it can do no harm here;
+what cannot be told so is no reason to refuse. Nor is a task that is not here: others may have it.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import msgspec
+
+from common.errors import GivenError, TaskMissingError, UserError
+from common.job import check_options, job_from_json
+from common.learning.task_options import options_of
+from common.telemetry import event_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from common.job import JobSpec
+
+MOST_BYTES = 4 << 30  # of the other process; a model that fits is judged, whatever builds it
+PATIENCE_S = 60.0  # PyTorch and the task's own libraries are loaded, from a cold disk
+_MIB = 1 << 20
+_BYTES = 4  # of a float32
+
+_log = event_logger(__name__)
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Which task to build."""
+
+    spec: msgspec.Raw
+    allowed: tuple[str, ...]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What came of it."""
+
+    refused: str = ""  # why no job can have it
+    model_mb: float | None = None  # None: that could not be told
+
+
+def check_submission(spec: JobSpec, allowed: Collection[str], max_model_mb: int) -> None:
+    """Refuse a job whose task makes no sense, as far as can be seen here. May take some seconds.
+
+    Args:
+        spec: The job.
+        allowed: Entrypoints that may be imported here (DOLL_TASKS).
+        max_model_mb: The largest model, in MiB (DOLL_MAX_MODEL_MB).
+
+    Raises:
+        GivenError: By the field.
+    """
+    check_options(spec)
+    if spec.task.name:
+        parameters = options_of(spec.task.name, spec.task_options).parameters
+        size_mb: float | None = parameters * _BYTES / _MIB
+    elif spec.task.entrypoint in allowed and find_spec("torch") is not None:
+        report = _built_apart(spec, allowed)
+        if report.refused:
+            raise GivenError(("task",), report.refused)
+        size_mb = report.model_mb
+    else:
+        size_mb = None
+    if size_mb is not None and size_mb > max_model_mb:
+        raise GivenError(
+            ("task",),
+            f"the model takes {size_mb:,.0f} MiB, more than the {max_model_mb:,} that"
+            " DOLL_MAX_MODEL_MB allows: make it smaller, or allow more, here and at the"
+            " coordinators",
+        )
+
+
+def _built_apart(spec: JobSpec, allowed: Collection[str]) -> Report:
+    order = Order(msgspec.Raw(spec.model_dump_json().encode()), tuple(allowed))
+    path = os.pathsep.join(filter(None, sys.path))  # the task is found there as it is here
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "common.jobs.check"],
+            input=msgspec.json.encode(order),
+            capture_output=True,
+            check=True,
+            timeout=PATIENCE_S,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        return msgspec.json.decode(done.stdout, type=Report)
+    except (subprocess.SubprocessError, msgspec.DecodeError) as error:
+        _log.warning("task_not_checked", job=spec.name, reason=str(error))
+        return Report()
+
+
+# --- in the other process -------------------------------------------------------------------------
+
+
+def built(order: Order) -> Report:
+    """Build the task."""
+    # These bring torch.
+    from common.job_task import task_of  # noqa: PLC0415 -- see above
+    from common.learning.origin import one_line  # noqa: PLC0415 -- likewise
+    from common.learning.sizes import try_model  # noqa: PLC0415 -- likewise
+
+    spec = job_from_json(bytes(order.spec))
+    try:
+        return Report(model_mb=try_model(task_of(spec, order.allowed), spec.seed))
+    except TaskMissingError:
+        return Report()
+    except UserError as error:
+        return Report(refused=str(error))
+    except Exception as error:  # noqa: BLE001 -- the task is the user's code and may raise anything
+        return Report(refused=f"looking at the task raised {one_line(error)}")
+
+
+def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:
+    """Read an order, carry it out with bounds, answer."""
+    with suppress(OSError):  # should memory lack all the same, this process is the one to go
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    least = MOST_BYTES if most == resource.RLIM_INFINITY else min(MOST_BYTES, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (least, most))
+    answer(msgspec.json.encode(built(msgspec.json.decode(asked.read(), type=Order))))
+
+
+if __name__ == "__main__":
+    told = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the task prints is no answer
+    main(sys.stdin.buffer, told.write)
+    told.close()

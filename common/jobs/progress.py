@@ -1,0 +1,868 @@
+"""How a job is and how far: one view, folded from its history, for everybody who shows it.
+
+The page, the API, its metrics and the command line ask this fold, so that they cannot disagree, not
+even while one leader takes over from another. It is pure: what happened is fed (records of the
+control and the updates topic), what is so now is looked at (the board, the ends of the logs), times
+are arguments. Both topics are folded apart, so it does not matter how their records interleave.
+
+    first             settled                claimed              end
+      |-- in updates that -|-- batches accepted,  -|-- nobody has -----|
+      |   count, or given  |   in no update yet    |   claimed it      |
+      |   up               |<-------------- lag ---------------------->|
+
+`common.core.history` says which updates count, `common.core.ledger` which claims. Where the
+beginning of a topic is gone (retention, the small log of an embedded broker), or was not read, the
+counts are of the rest, `whole` is False, and the lag is what the leader's standing says.
+
+What a job's state is called, and exactly when, stands in `docs/operating.md`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, deque
+from math import isnan, nan
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from common.core.ledger import Ledger
+from common.core.messages import BatchReady, Lead, Quarantined, Requeued, UpdateApplied
+from common.trail import Trail
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from common.core.messages import (
+        AuditRecord,
+        Batch,
+        Claim,
+        ModelId,
+        Positions,
+        Skipped,
+        Standing,
+    )
+    from common.core.spans import Partition, Span
+    from common.jobs.store import JobRecord
+
+# --- what a job's state is -----------------------------------------------------------------------
+
+Word: TypeAlias = Literal[
+    "running",
+    "waiting for a coordinator",
+    "waiting for workers",
+    "waiting for records",
+    "paused",
+    "held",
+    "degraded",
+    "drained",
+    "finished",
+    "stopped",
+]
+WORDS: tuple[Word, ...] = (
+    *("running", "waiting for a coordinator", "waiting for workers", "waiting for records"),
+    *("paused", "held", "degraded", "drained", "finished", "stopped"),
+)
+QUIET_S = 3.0  # without an update: shorter, and a slow stream would flicker; longer, and it is old
+RECENT_RECORDS = 10_000  # of which the share that was skipped or quarantined is taken
+REDIS_AWAY = "Redis is unavailable"
+
+
+class State(NamedTuple):
+    """How a job is, in the words of `docs/operating.md`."""
+
+    word: Word
+    why: str  # one line
+
+    def __str__(self) -> str:
+        """As it is shown where there is one line for both."""
+        return f"{self.word}: {self.why}" if self.why else self.word
+
+
+UNREAD = State("running", "its history is still being read")
+
+
+def resting(record: JobRecord) -> State | None:
+    """The state of a job that nobody works on, which its record alone says; None: it runs."""
+    match record.wanted:
+        case "stopped":
+            return State("finished" if record.finished else "stopped", record.reason)
+        case "paused":
+            return State("held" if record.held else "paused", record.reason)
+        case "running":
+            return None
+
+
+# --- what is looked at ---------------------------------------------------------------------------
+
+
+class Look(NamedTuple):
+    """What the board and the streams said at one time; None is what nobody could say."""
+
+    at_s: float
+    statuses: Mapping[str, str] | None = None  # by worker that gives signs of life
+    standing: Standing | None = None
+    led: bool | None = None  # whether anybody holds the lease of leaders
+    board_away: str = ""  # why the board did not answer
+    ends: Mapping[Partition, int] | None = None  # of the streams' partitions
+    unable: Mapping[str, str] = {}  # why a coordinator cannot lead the job, by its name
+
+
+# --- effective updates, as compact columns: about 80 bytes for each -------------------------------
+
+KEPT = 1_000_000
+_NAMES = 32  # metrics of a job, and reasons for a short group: more than tasks and modes have
+_OTHER = "other"
+
+
+class Row(NamedTuple):
+    """One update."""
+
+    version: int
+    epoch: int
+    at_s: float | None
+    samples: int
+    batches: int
+    loss: float
+    gradient_s: float | None
+    revision: int
+    short: str
+    metrics: dict[str, float]
+
+
+class Columns:
+    """Effective updates, by version.
+
+    version        41  42  43  44          a Lead takes back what is above 42
+    column         [0] [1] [2] [3]         then [2] and [3] are gone, and so are their samples
+
+    Versions have no holes, so a version is a place. Totals are of all updates ever seen, those that
+    fell out of the columns with them.
+
+    Args:
+        streams: Of the job.
+        kept: Updates that are kept, at least; memory holds a twentieth more.
+    """
+
+    def __init__(self, streams: Sequence[str], kept: int = KEPT) -> None:
+        self._kept = kept
+        self._streams = tuple(streams)
+        self.clear(0)
+
+    def clear(self, version: int) -> None:
+        """Begin anew; the next update is the one after `version`."""
+        self._before = version  # the first column's version is the next one
+        self._epoch = array("q")
+        self._at_s = array("d")
+        self._samples = array("q")
+        self._batches = array("i")
+        self._loss = array("d")
+        self._gradient_s = array("d")
+        self._revision = array("i")
+        self._short = array("B")
+        self._metrics: dict[str, array[float]] = {}
+        self._offsets = {stream: array("q") for stream in self._streams}
+        self._shorts = ["", _OTHER]
+        self.samples = 0  # of all effective updates
+        self.batches = 0  # likewise
+        self.offsets = Counter[str]()  # in the spans of their batches, by stream
+
+    def __len__(self) -> int:
+        return len(self._epoch)
+
+    @property
+    def oldest(self) -> int | None:
+        """The first version that is still there; None: there is none."""
+        return self._before + 1 if self._epoch else None
+
+    @property
+    def newest(self) -> int:
+        """The last version that was made."""
+        return self._before + len(self._epoch)
+
+    @property
+    def last_at_s(self) -> float | None:
+        """When the newest was written."""
+        return _known(self._at_s[-1]) if self._epoch else None
+
+    def append(self, update: UpdateApplied, at_s: float | None) -> None:
+        """Take in the next version.
+
+        Args:
+            update: It counts.
+            at_s: When it was written, since 1970; None: nobody knows.
+        """
+        self._epoch.append(update.epoch)
+        self._at_s.append(nan if at_s is None else at_s)
+        self._samples.append(update.samples)
+        self._batches.append(len(update.batches))
+        self._loss.append(update.loss)
+        self._gradient_s.append(update.gradient_s or nan)
+        self._revision.append(update.revision)
+        self._short.append(self._code(update.short))
+        self._take_metrics(update.metrics)
+        offsets = _lengths(span for batch in update.batches for span in batch.address)
+        for stream, column in self._offsets.items():
+            column.append(offsets[stream])
+        self.samples += update.samples
+        self.batches += len(update.batches)
+        self.offsets += offsets
+        if len(self) > self._kept + self._kept // 20:
+            self._drop(0, len(self) - self._kept)
+            self._before = update.version - len(self)
+
+    def take_back(self, version: int) -> None:
+        """Forget all updates above a version."""
+        first = max(0, version - self._before)
+        self.samples -= sum(self._samples[first:])
+        self.batches -= sum(self._batches[first:])
+        for stream, column in self._offsets.items():
+            self.offsets[stream] -= sum(column[first:])
+        if version < self._before:  # older than what is kept: what was before is gone for good
+            totals = self.samples, self.batches, self.offsets
+            self.clear(version)
+            self.samples, self.batches, self.offsets = totals
+        else:
+            self._drop(first, len(self))
+
+    def rows(self, first: int, last: int) -> Iterator[Row]:
+        """Updates from one version to another, both included, as far as they are there."""
+        for index in range(max(0, first - self._before - 1), min(len(self), last - self._before)):
+            yield self._row(index)
+
+    def recent(self, records: int) -> int:
+        """Samples of the newest updates that together have so many, or of all."""
+        found = 0
+        for samples in reversed(self._samples):
+            if found >= records:
+                break
+            found += samples
+        return found
+
+    def _row(self, index: int) -> Row:
+        metrics = {name: column[index] for name, column in self._metrics.items()}
+        return Row(
+            self._before + 1 + index,
+            self._epoch[index],
+            _known(self._at_s[index]),
+            self._samples[index],
+            self._batches[index],
+            self._loss[index],
+            _known(self._gradient_s[index]),
+            self._revision[index],
+            self._shorts[self._short[index]],
+            {name: value for name, value in metrics.items() if not isnan(value)},
+        )
+
+    def _take_metrics(self, metrics: dict[str, float]) -> None:
+        for name in metrics.keys() - self._metrics.keys():
+            if len(self._metrics) < _NAMES:
+                self._metrics[name] = array("d", [nan]) * (len(self) - 1)
+        for name, column in self._metrics.items():
+            column.append(metrics.get(name, nan))
+
+    def _code(self, short: str) -> int:
+        if short not in self._shorts:
+            if len(self._shorts) == _NAMES:
+                return self._shorts.index(_OTHER)
+            self._shorts.append(short)
+        return self._shorts.index(short)
+
+    def _drop(self, first: int, end: int) -> None:
+        counts = (self._epoch, self._samples, self._batches, self._revision, self._short)
+        for numbers in (*counts, *self._offsets.values()):
+            del numbers[first:end]
+        for values in (self._at_s, self._loss, self._gradient_s, *self._metrics.values()):
+            del values[first:end]
+
+
+def _known(value: float) -> float | None:
+    return None if isnan(value) else value
+
+
+def _lengths(spans: Iterable[Span]) -> Counter[str]:
+    """Offsets in spans, by stream."""
+    lengths = Counter[str]()
+    for span in spans:
+        lengths[span.topic] += span.end - span.start
+    return lengths
+
+
+# --- what the last seconds brought ----------------------------------------------------------------
+
+WINDOW_S = 10.0  # long enough to hold some updates, short enough to show a change
+_LEAST_S = 1.0  # a rate over less would be noise
+
+
+class Rates(NamedTuple):
+    """Of effective updates."""
+
+    updates_per_s: float
+    samples_per_s: float
+
+
+class _Made(NamedTuple):
+    at_s: float
+    version: int
+    samples: int
+    batches: tuple[Batch, ...]
+
+
+class Recent:
+    """The updates of the window, with samples by worker; none of those that were taken back."""
+
+    def __init__(self) -> None:
+        self._made = deque[_Made]()
+        self._samples = 0
+        self._by_worker = Counter[str]()
+        self._first_s: float | None = None  # when the first update was made, ever
+
+    def add(self, update: UpdateApplied, at_s: float) -> None:
+        """Take in an update that was made, or first seen, at this time."""
+        self._first_s = at_s if self._first_s is None else min(self._first_s, at_s)
+        self._forget(at_s)
+        self._made.append(_Made(at_s, update.version, update.samples, update.batches))
+        self._samples += update.samples
+        for batch in update.batches:
+            self._by_worker[batch.worker] += batch.samples
+
+    def take_back(self, version: int) -> None:
+        """Forget all updates above a version."""
+        while self._made and self._made[-1].version > version:
+            self._without(self._made.pop())
+
+    def rates(self, now: float) -> Rates | None:
+        """Over the window, or since the first update; None where there was none."""
+        self._forget(now)
+        if self._first_s is None:
+            return None
+        span_s = min(WINDOW_S, max(_LEAST_S, now - self._first_s))
+        return Rates(len(self._made) / span_s, self._samples / span_s)
+
+    def samples_of(self, now: float) -> Counter[str]:
+        """Samples by worker; do not change it."""
+        self._forget(now)
+        return self._by_worker
+
+    def _forget(self, now: float) -> None:
+        while self._made and self._made[-1].at_s > now + WINDOW_S:
+            self._without(self._made.pop())  # the clock was set back: they would stay for long
+        while self._made and self._made[0].at_s < now - WINDOW_S:
+            self._without(self._made.popleft())
+
+    def _without(self, made: _Made) -> None:
+        self._samples -= made.samples
+        for batch in made.batches:
+            self._by_worker[batch.worker] -= batch.samples
+            if not self._by_worker[batch.worker]:
+                del self._by_worker[batch.worker]
+
+
+# --- what workers claimed -------------------------------------------------------------------------
+
+
+class Claims:
+    """What the control topic says: how far the streams are claimed, in how many batches.
+
+    Args:
+        first: Where every partition of the job begins.
+        whole: Whether all claims are fed; where some are not, none can be decided, and what was
+            skipped is known of updates alone.
+    """
+
+    def __init__(self, first: Positions, *, whole: bool) -> None:
+        self._ledger = Ledger(first) if whole else None
+        self.batches = 0  # accepted, that need an update
+        self.offsets = Counter[str]()  # in their spans, by stream
+        self.skipped = Counter[str]()  # records of accepted batches that did not decode, by stream
+        self._recent = deque[tuple[int, int]]()  # offsets and skipped records of the last batches
+        self._recent_offsets = 0
+        self._recent_skipped = 0
+        self._used = dict[int, None]()  # batches of updates; those that were taken back come again
+
+    @property
+    def known(self) -> bool:
+        """Whether claims can be decided."""
+        return self._ledger is not None
+
+    @property
+    def claimed(self) -> Positions:
+        """Below it, every record belongs to exactly one accepted batch or has expired."""
+        return {} if self._ledger is None else self._ledger.claimed
+
+    @property
+    def skipped_share(self) -> tuple[int, int]:
+        """Skipped records among the last `RECENT_RECORDS` claimed ones, and how many those are."""
+        return self._recent_skipped, self._recent_offsets
+
+    def feed(self, offset: int, claim: Claim | None) -> None:
+        """Fold the record at `offset` (None: does not parse).
+
+        Raises:
+            ValueError: If `offset` was fed before.
+        """
+        if self._ledger is None:
+            return
+        decision = self._ledger.decide(offset, claim)
+        if not decision.accepted or not isinstance(claim, BatchReady):
+            return
+        if decision.batch is not None:
+            self.batches += 1
+            self.offsets += _lengths(claim.address)
+        self._take(claim.samples, _skips(claim.skipped))
+
+    def use(self, update: UpdateApplied) -> None:
+        """Learn what was skipped from an update, where claims cannot be decided."""
+        if self._ledger is not None:
+            return
+        seen = [batch.offset in self._used for batch in update.batches]
+        self._used |= dict.fromkeys(batch.offset for batch in update.batches)
+        while len(self._used) > RECENT_RECORDS:
+            del self._used[next(iter(self._used))]
+        if any(seen):
+            return  # it was taken back, and made again of the same records
+        # Programs before format 2 said it of each batch.
+        of_batches = _skips(each for batch in update.batches for each in batch.skipped)
+        self._take(update.samples, Counter(update.skipped) + of_batches)
+
+    def _take(self, samples: int, skipped: Counter[str]) -> None:
+        bad = skipped.total()
+        if bad:
+            self.skipped += skipped
+        offsets = samples + bad
+        self._recent.append((offsets, bad))
+        self._recent_offsets += offsets
+        self._recent_skipped += bad
+        while self._recent_offsets - self._recent[0][0] >= RECENT_RECORDS:
+            offsets, bad = self._recent.popleft()
+            self._recent_offsets -= offsets
+            self._recent_skipped -= bad
+
+
+def _skips(skipped: Iterable[Skipped]) -> Counter[str]:
+    """Records that did not decode, by stream."""
+    found = Counter[str]()
+    for each in skipped:
+        found[each.topic] += each.records
+    return found
+
+
+# --- the datastreams ------------------------------------------------------------------------------
+
+_STALE_S = 10.0  # after so long without an answer the ends count as unknown
+
+
+class StreamState(NamedTuple):
+    """One stream, now; None is what nobody knows."""
+
+    stream: str
+    partitions: int
+    rate_per_s: float | None  # that arrive
+    lag: int | None
+    settled: int | None  # in updates that a checkpoint covers
+    dead_lettered: int  # did not decode, or were quarantined
+
+
+class Ends:
+    """The ends of a job's streams, from looks at them.
+
+    Args:
+        names: In the order of the job's specification.
+        first: Where each partition of the job begins.
+    """
+
+    def __init__(self, names: Sequence[str], first: Positions) -> None:
+        self.names = tuple(names)
+        self.first = dict(first)
+        self.places: dict[str, list[Partition]] = {name: [] for name in names}
+        for place in sorted(first):
+            self.places[place.topic].append(place)
+        self.ends: Positions | None = None  # None: nobody knows
+        self._at_s = 0.0
+        self._grown = deque[tuple[float, tuple[int, ...]]]()  # when, the sum of ends by stream
+
+    def look(self, now: float, ends: Mapping[Partition, int] | None) -> None:
+        """Take in a look; None: Kafka did not answer."""
+        if ends is not None:
+            self.ends, self._at_s = dict(ends), now
+            sums = [sum(ends.get(place, 0) for place in self.places[name]) for name in self.names]
+            self._grown.append((now, tuple(sums)))
+            while len(self._grown) > 2 and self._grown[1][0] <= now - WINDOW_S:
+                self._grown.popleft()
+        elif now - self._at_s > _STALE_S:
+            self.ends = None
+
+    def beyond(self, positions: Mapping[Partition, int]) -> list[int] | None:
+        """Records from positions on (from the first one where there is none), by stream."""
+        ends = self.ends
+        if ends is None:
+            return None
+        return [
+            sum(
+                max(0, ends.get(place, 0) - positions.get(place, self.first[place]))
+                for place in self.places[name]
+            )
+            for name in self.names
+        ]
+
+    def between(self, lower: Mapping[Partition, int], upper: Mapping[Partition, int]) -> list[int]:
+        """Records from positions to others, by stream."""
+        return [
+            sum(
+                max(0, upper.get(place, 0) - lower.get(place, self.first[place]))
+                for place in self.places[name]
+            )
+            for name in self.names
+        ]
+
+    def rates(self) -> list[float | None]:
+        """Arrivals per second over the last ten."""
+        if self.ends is None or len(self._grown) < 2:
+            return [None] * len(self.names)
+        (since_s, before), (until_s, after) = self._grown[0], self._grown[-1]
+        if until_s - since_s < _LEAST_S:
+            return [None] * len(self.names)
+        pairs = zip(before, after, strict=True)
+        return [max(0, last - first) / (until_s - since_s) for first, last in pairs]
+
+
+def _spread(count: int, room: Sequence[int]) -> list[int]:
+    """Spread a count over places in proportion to their room, and never more than there is."""
+    total = sum(room)
+    count = min(count, total)
+    parts, before = list[int](), 0
+    seen = 0
+    for each in room:
+        seen += each
+        until = count * seen // total if total else 0
+        parts.append(until - before)
+        before = until
+    return parts
+
+
+# --- one job --------------------------------------------------------------------------------------
+
+SHOWN_UPDATES = 20  # what "now" means for loss and metrics
+
+
+class Numbers(NamedTuple):
+    """How far a job is; None is what nobody knows."""
+
+    version: int  # J
+    samples: int  # trained
+    loss: float | None  # mean per sample of the last updates
+    metrics: dict[str, float]  # likewise
+    updates_per_s: float | None
+    samples_per_s: float | None
+    lag: int | None  # records in the streams, and in no update yet
+    waiting: int | None  # batches that wait for an update
+    skipped: int  # records that did not decode
+    quarantined: int  # batches
+    whole: bool  # whether the three counts are of all that ever happened
+    workers: int | None  # that give signs of life
+    led: bool | None
+    last_update_s: float | None
+
+
+class JobProgress:
+    """One job. For one thread at a time.
+
+    Args:
+        record: The job, as it is now.
+        updates_start: Offset of the first record of the updates topic that is fed.
+        control_start: Likewise of the control topic.
+        kept: Updates that are kept singly; of older ones sums remain.
+    """
+
+    def __init__(
+        self, record: JobRecord, updates_start: int = 0, control_start: int = 0, kept: int = KEPT
+    ) -> None:
+        self.record = record
+        self.whole = updates_start == control_start == 0
+        self.columns = Columns(record.spec.streams, kept)
+        self.seen = Look(0.0)
+        self._trail = Trail(updates_start)
+        self._claims = Claims(record.first, whole=self.whole)
+        self._recent = Recent()
+        self._ends = Ends(record.spec.streams, record.first)
+        self._quarantined = 0
+        self._dead = Counter[str]()  # offsets of quarantined batches, by stream
+        # By control offset samples trained before it, and its own, of which it has one at least.
+        self._quarantines = dict[int, tuple[int, int]]()
+
+    @property
+    def version(self) -> int:
+        """J, updates made so far."""
+        return self._trail.version
+
+    @property
+    def epoch(self) -> int:
+        """Offset of the Lead in force, -1 for none."""
+        return self._trail.epoch
+
+    def holds(self, model: ModelId) -> bool:
+        """Whether a version is part of the effective history."""
+        return self._trail.holds(model)
+
+    def newest(self) -> Row | None:
+        """The newest effective update that is known."""
+        return next(self.columns.rows(self.columns.newest, self.columns.newest), None)
+
+    # --- what happens ----------------------------------------------------------------------------
+
+    def feed_update(
+        self, offset: int, record: AuditRecord | None, written_s: float | None, seen_s: float
+    ) -> bool:
+        """Fold a record of the updates topic (None: does not parse); True where it counts.
+
+        Args:
+            offset: Its own.
+            record: What it says.
+            written_s: Its timestamp; None: nobody knows.
+            seen_s: When it came, or for records from before we looked, when it was written.
+
+        Raises:
+            ValueError: If `offset` was fed before.
+        """
+        if not self._trail.feed(offset, record):
+            return False
+        match record:
+            case Lead() if self._trail.version < self.columns.newest:
+                self.columns.take_back(self._trail.version)
+                self._recent.take_back(self._trail.version)
+            case UpdateApplied():
+                if record.version != self.columns.newest + 1:
+                    # Whom the first records showed to lead did not: see `Trail`.
+                    self.columns.clear(record.version - 1)
+                    self._recent = Recent()
+                self.columns.append(record, written_s)
+                self._recent.add(record, seen_s)
+                self._claims.use(record)
+            case Quarantined():
+                self._quarantined += 1
+                self._dead += _lengths(record.batch.address)
+                self._quarantines[record.batch.offset] = self.columns.samples, record.batch.samples
+                while len(self._quarantines) > RECENT_RECORDS:
+                    del self._quarantines[next(iter(self._quarantines))]
+            case Requeued():
+                self._quarantined -= 1
+                self._dead.subtract(_lengths(record.batch.address))
+                self._quarantines.pop(record.batch.offset, None)
+        return True
+
+    def feed_claim(self, offset: int, claim: Claim | None) -> None:
+        """Fold a record of the control topic (None: does not parse).
+
+        Raises:
+            ValueError: If `offset` was fed before.
+        """
+        self._claims.feed(offset, claim)
+
+    def look(self, look: Look) -> None:
+        """Take in what the board and the streams said."""
+        self.seen = look
+        self._ends.look(look.at_s, look.ends)
+
+    # --- what is told ----------------------------------------------------------------------------
+
+    def numbers(self, now: float) -> Numbers:
+        """How far the job is."""
+        rates = self._recent.rates(now)
+        loss, metrics = self._means()
+        look = self.seen
+        return Numbers(
+            version=self.version,
+            samples=self.columns.samples,
+            loss=loss,
+            metrics=metrics,
+            updates_per_s=rates.updates_per_s if rates else None,
+            samples_per_s=rates.samples_per_s if rates else None,
+            lag=self.lag,
+            waiting=self.waiting,
+            skipped=self._claims.skipped.total(),
+            quarantined=self._quarantined,
+            whole=self.whole,
+            workers=None if look.statuses is None else len(look.statuses),
+            led=look.led,
+            last_update_s=self.columns.last_at_s,
+        )
+
+    @property
+    def waiting(self) -> int | None:
+        """Batches that are accepted and in no update yet; None: nobody knows."""
+        if self._claims.known:
+            settled = self.columns.batches + self._quarantined
+            return max(0, self._claims.batches - settled)
+        return self.seen.standing.waiting if self.seen.standing is not None else None
+
+    @property
+    def lag(self) -> int | None:
+        """Records in the streams, and in no update yet; None: nobody knows."""
+        lags = self._lags()
+        return None if lags is None else sum(lags)
+
+    def samples_of(self, now: float) -> Counter[str]:
+        """Samples by worker, of late; do not change it."""
+        return self._recent.samples_of(now)
+
+    def streams(self) -> list[StreamState]:
+        """Each stream as of the last look."""
+        ends, standing = self._ends, self.seen.standing
+        rates, lags, skipped = ends.rates(), self._lags(), self._claims.skipped
+        settled = None if standing is None else ends.between({}, standing.settled)
+        return [
+            StreamState(
+                name,
+                len(ends.places[name]),
+                rates[index],
+                None if lags is None else lags[index],
+                None if settled is None else settled[index],
+                self._dead[name] + skipped[name],
+            )
+            for index, name in enumerate(ends.names)
+        ]
+
+    def state(self, now: float) -> State:
+        """How the job is."""
+        return resting(self.record) or self.state_at_work(now)
+
+    def state_at_work(self, now: float) -> State:
+        """How a job is that is to run: the first of these that is so."""
+        return (
+            self._leaderless(now)
+            or self._workerless()
+            or self._degraded()
+            or self._without_records(now)
+            or State("running", "")
+        )
+
+    # --- how it is -------------------------------------------------------------------------------
+
+    def _leaderless(self, now: float) -> State | None:
+        look, spec = self.seen, self.record.spec
+        if not look.at_s:
+            return State("waiting for a coordinator", "nobody has looked at it yet")
+        if look.led is None:
+            if not self._quiet(now):
+                return None  # somebody leads, whom we cannot see
+            away = f": {look.board_away}" if look.board_away else ""
+            return State("waiting for a coordinator", f"{REDIS_AWAY}{away}")
+        if look.led:
+            if look.standing is None and self._quiet(now):
+                return State("waiting for a coordinator", "one is about to lead")
+            return None
+        if look.unable:
+            why = "; ".join(f"{name}: {reason}" for name, reason in sorted(look.unable.items()))
+        elif self.version:
+            why = "nobody leads it just now: another takes over within seconds, if one runs"
+        else:
+            why = f"nobody leads {spec.name} yet: `doll coordinator` starts one"
+        return State("waiting for a coordinator", why)
+
+    def _workerless(self) -> State | None:
+        statuses, lag = self.seen.statuses, self.lag
+        if statuses is None or "alive" in statuses.values() or lag == 0:
+            return None
+        records = "records wait" if lag is None else f"{_counted(lag, 'record')} wait"
+        return State("waiting for workers", f"{records} and no worker is there")
+
+    def _degraded(self) -> State | None:
+        skipped, claimed = self._claims.skipped_share
+        quarantined, settled = self._quarantined_share()
+        share = skipped / max(claimed, 1) + quarantined / max(settled, 1)
+        if share <= self.record.spec.degraded_share:
+            return None
+        told = [
+            f"{count:,} {what}"
+            for count, what in ((skipped, "did not decode"), (quarantined, "were quarantined"))
+            if count
+        ]
+        return State(
+            "degraded", f"of the last {max(claimed, settled):,} records {' and '.join(told)}"
+        )
+
+    def _without_records(self, now: float) -> State | None:
+        """Nothing is left to do, or too little."""
+        spec, lag, waiting = self.record.spec, self.lag, self.waiting
+        if lag is None or waiting is None or not self._quiet(now):
+            return None
+        if lag == 0:
+            if self._ends.between({}, self._ends.ends or {}) == [0] * len(self._ends.names):
+                return State("waiting for records", "none has come yet")
+            return State("drained", "all records are settled, and none arrives")
+        missing = spec.group_size - waiting
+        if missing <= 0:
+            return None
+        unclaimed = self._unclaimed() or [0]
+        # Each worker fills a batch of its own: all but one may lack a single record.
+        apart = max(0, len(self.seen.statuses or ()) - 1) * (spec.batch_size - 1)
+        if sum(unclaimed) >= missing * spec.batch_size + apart:
+            return None
+        return State(
+            "waiting for records",
+            f"an update needs {_counted(spec.group_size, 'batch')} of {spec.batch_size:,}:"
+            f" {_counted(waiting, 'batch')} and {_counted(sum(unclaimed), 'record')} are there",
+        )
+
+    def _quiet(self, now: float) -> bool:
+        last_s = self.columns.last_at_s
+        return last_s is None or now - last_s >= QUIET_S
+
+    def _quarantined_share(self) -> tuple[int, int]:
+        """Samples quarantined among the last `RECENT_RECORDS` settled, and how many those are."""
+        trained = self.columns.samples
+        quarantined = 0
+        for before, samples in reversed(self._quarantines.values()):
+            if trained - before + quarantined >= RECENT_RECORDS:
+                break
+            quarantined += samples
+        if not quarantined:
+            return 0, 0
+        return quarantined, quarantined + self.columns.recent(RECENT_RECORDS - quarantined)
+
+    # --- how far it is ---------------------------------------------------------------------------
+
+    def _unclaimed(self) -> list[int] | None:
+        """Records that nobody has claimed, by stream; None: nobody knows."""
+        if self._claims.known:
+            return self._ends.beyond(self._claims.claimed)
+        standing = self.seen.standing
+        return None if standing is None else self._ends.beyond(standing.claimed)
+
+    def _lags(self) -> list[int] | None:
+        """Records in no update yet, by stream; None: nobody knows."""
+        unclaimed = self._unclaimed()
+        if unclaimed is None:
+            return None
+        names, claims, settled = self._ends.names, self._claims, self.columns.offsets
+        if claims.known:
+            apart = [max(0, claims.offsets[n] - settled[n] - self._dead[n]) for n in names]
+        else:
+            # How many batches wait is known of the job alone: they are counted to its streams in
+            # proportion to what no checkpoint covers of each.
+            standing = self.seen.standing
+            waiting = standing.waiting * self.record.spec.batch_size if standing else 0
+            uncovered = (
+                self._ends.between(standing.settled, standing.claimed)
+                if standing
+                else [0] * len(names)
+            )
+            apart = _spread(waiting, uncovered)
+        return [there + here for there, here in zip(unclaimed, apart, strict=True)]
+
+    def _means(self) -> tuple[float | None, dict[str, float]]:
+        newest = self.columns.newest
+        rows = list(self.columns.rows(newest - SHOWN_UPDATES + 1, newest))
+        if not rows:
+            return None, {}
+        weights = [max(row.samples, 1) for row in rows]
+        pairs = list(zip(rows, weights, strict=True))
+        metrics = dict[str, float]()
+        for name in sorted({name for row in rows for name in row.metrics}):
+            having = [(row.metrics[name], weight) for row, weight in pairs if name in row.metrics]
+            total = sum(weight for _, weight in having)
+            metrics[name] = sum(value * weight for value, weight in having) / total
+        return sum(row.loss * weight for row, weight in pairs) / sum(weights), metrics
+
+
+def _counted(count: int, what: str) -> str:
+    plural = f"{what}es" if what.endswith("ch") else f"{what}s"
+    return f"{count:,} {what if count == 1 else plural}"

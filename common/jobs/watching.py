@@ -1,0 +1,327 @@
+"""Reads what `common.jobs.progress` folds: a job's topics, its board, the ends of its streams."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from common import topics
+from common.core.spans import Partition
+from common.errors import (
+    ExpiredError,
+    FutureFormatError,
+    OutsideError,
+    TruncatedError,
+    UnknownTopicError,
+    WireError,
+)
+from common.jobs.progress import JobProgress, Look
+from common.telemetry import Outage
+from common.wire import decode_audit, decode_claim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from common.core.messages import AuditRecord, Claim, Positions
+    from common.jobs.store import JobRecord
+    from common.ports import Board, Log, LogRecord
+    from common.telemetry import EventLogger
+
+T = TypeVar("T")
+
+READ_RECORDS = 500  # at once, of each topic
+
+# --- the job's own topics -------------------------------------------------------------------------
+
+
+def topics_of(job: str) -> tuple[Partition, Partition]:
+    """The control and the updates topic of a job: each has one partition."""
+    return Partition(topics.control_topic(job), 0), Partition(topics.updates_topic(job), 0)
+
+
+class Audited(NamedTuple):
+    """A record of the updates topic."""
+
+    offset: int
+    record: AuditRecord | None  # None: it does not parse
+    written_s: float | None  # since 1970; None: nobody knows
+
+
+class HistoryReader:
+    """Reads a job's control and updates topics as they grow. For one thread.
+
+    Attributes:
+        updates_start: Offset of the first record of the updates topic that it reads.
+        control_start: Likewise of the control topic.
+
+    Args:
+        job: Its name.
+        log: Kafka.
+        most: Where either topic has more records, only the newest are read; None: all, always.
+
+    Raises:
+        UnknownTopicError: If the job has no such topics, or no more.
+        UnavailableError: If Kafka is away.
+    """
+
+    def __init__(self, job: str, log: Log, most: int | None = None) -> None:
+        control, updates = topics_of(job)
+        # Claims first: whatever an update is made of by then has been claimed before.
+        control_bounds, updates_bounds = log.bounds(control), log.bounds(updates)
+        self._ends = control_bounds.end, updates_bounds.end
+        sizes = [bounds.end - bounds.start for bounds in (control_bounds, updates_bounds)]
+        if most is None or max(sizes) <= most:
+            self.control_start, self.updates_start = control_bounds.start, updates_bounds.start
+        else:  # claims cannot be decided from the middle on: none of them is read
+            self.control_start = control_bounds.end
+            self.updates_start = max(updates_bounds.start, updates_bounds.end - most)
+        self._control = log.tail(control, self.control_start)
+        self._updates = log.tail(updates, self.updates_start)
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether everything was read that was there when it began."""
+        control, updates = self._ends
+        return self._control.position() >= control and self._updates.position() >= updates
+
+    def claims(self) -> list[tuple[int, Claim | None]]:
+        """What is new in the control topic; without waiting.
+
+        Raises:
+            OutsideError: If Kafka is away, the topic was cut, or a newer program wrote to it.
+        """
+        records = self._control.read(READ_RECORDS, 0.0)
+        return [(each.offset, decoded(decode_claim, each)) for each in records]
+
+    def updates(self, timeout_s: float) -> list[Audited]:
+        """What is new in the updates topic; waits for it up to `timeout_s`.
+
+        Raises:
+            OutsideError: If Kafka is away, the topic was cut, or a newer program wrote to it.
+        """
+        return [
+            Audited(each.offset, decoded(decode_audit, each), each.timestamp_s or None)
+            for each in self._updates.read(READ_RECORDS, timeout_s)
+        ]
+
+    def close(self) -> None:
+        """Read no more."""
+        self._control.close()
+        self._updates.close()
+
+
+def decoded(decode: Callable[[bytes], T], record: LogRecord) -> T | None:
+    """What a record says; None: it does not parse.
+
+    Raises:
+        OutsideError: If a newer program wrote it.
+    """
+    try:
+        return None if record.value is None else decode(record.value)
+    except FutureFormatError as error:
+        raise OutsideError(f"offset {record.offset} is {error}; run a newer program") from error
+    except WireError:
+        return None
+
+
+def read_history(
+    reader: HistoryReader, progress: JobProgress, now: float, timeout_s: float
+) -> None:
+    """Feed what is new.
+
+    Args:
+        reader: Where from.
+        progress: What for.
+        now: Seconds since 1970.
+        timeout_s: How long to wait for an update.
+
+    Raises:
+        OutsideError: If Kafka is away, a topic was cut, or a newer program wrote to it.
+    """
+    old = not reader.caught_up
+    for offset, claim in reader.claims():
+        progress.feed_claim(offset, claim)
+    for offset, record, written_s in reader.updates(timeout_s):
+        seen_s = min(written_s, now) if old and written_s is not None else now
+        progress.feed_update(offset, record, written_s, seen_s)
+
+
+# --- the board, and the streams -------------------------------------------------------------------
+
+LOOK_S = 0.5
+_SHARE = 10  # of its time that a thread spends looking, at most a tenth
+_LONGEST_S = 10.0  # even where servers are slow
+
+
+class Looker:
+    """Looks when it is time to, and never fails: what cannot be seen is told as unknown.
+
+    For one thread.
+
+    Attributes:
+        looked: Whether there was a look, whatever it saw.
+
+    Args:
+        record: The job.
+        log: Kafka.
+        open_board: Of a job.
+        logger: Where outages are told.
+    """
+
+    def __init__(
+        self,
+        record: JobRecord,
+        log: Callable[[], Log],
+        open_board: Callable[[str], Board],
+        logger: EventLogger,
+    ) -> None:
+        self.looked = False
+        self._job = record.spec.name
+        self._places = tuple(record.first)
+        self._log = log
+        self._open_board = open_board
+        self._board: Board | None = None
+        self._due = 0.0
+        bound = logger.bind(job=self._job)
+        self._redis, self._streams = Outage(bound, "redis"), Outage(bound, "streams")
+
+    def look(self, now: float, clock: float) -> Look | None:
+        """Look, if it is time to.
+
+        Args:
+            now: Seconds since 1970.
+            clock: Seconds that never go back.
+        """
+        if clock < self._due:
+            return None
+        seen = self._look_at_board(Look(now))._replace(ends=self._ends())
+        took_s = monotonic() - clock
+        self._due = clock + min(_LONGEST_S, max(LOOK_S, _SHARE * took_s))
+        self.looked = True
+        return seen
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._board is not None:
+            self._board.close()
+
+    def _look_at_board(self, look: Look) -> Look:
+        try:
+            if self._board is None:
+                self._board = self._open_board(self._job)
+            seen = look_at(self._board, look)
+        except OutsideError as error:
+            self._redis.met(error)
+            return look._replace(board_away=str(error))
+        self._redis.over()
+        return seen
+
+    def _ends(self) -> Positions | None:
+        try:
+            ends = self._log().ends(self._places)
+        except OutsideError as error:
+            self._streams.met(error)
+            return None
+        self._streams.over()
+        return ends if len(ends) == len(self._places) else None
+
+
+def look_at(board: Board, look: Look) -> Look:
+    """What a job's board says, beside what a look saw already.
+
+    Raises:
+        OutsideError: If Redis is away.
+    """
+    led = board.is_leased()
+    return look._replace(
+        statuses={str(worker): status for worker, status in board.alive().items()},
+        standing=board.get_standing(),
+        led=led,
+        unable={} if led else board.unable(),
+    )
+
+
+# --- many jobs at once ----------------------------------------------------------------------------
+
+LIST_S = 3.0  # that histories are read for a list: what is not known by then is told so
+LIST_RECORDS = 20_000  # of all histories together: about half a second
+_LEAST_RECORDS = 200  # of each
+_WAIT_S = 0.01
+
+
+def look_at_jobs(
+    records: Mapping[str, JobRecord],
+    log: Log,
+    open_board: Callable[[str], Board],
+    now: float,
+) -> dict[str, JobProgress]:
+    """Look once at jobs that are not stopped: how each is and how far, by name.
+
+    Of a long history only the newest part is read. A job whose topics are gone, or cannot be read
+    in time, is missing.
+
+    Args:
+        records: The jobs.
+        log: Kafka.
+        open_board: Of a job.
+        now: Seconds since 1970.
+
+    Raises:
+        OutsideError: If Kafka is away.
+    """
+    looked_at = {name: record for name, record in records.items() if record.wanted != "stopped"}
+    own = {name: topics_of(name) for name in looked_at}
+    streams = [place for record in looked_at.values() for place in record.first]
+    ends = log.ends({*streams, *(place for places in own.values() for place in places)})
+    most = max(_LEAST_RECORDS, LIST_RECORDS // max(1, len(looked_at)))
+    found = dict[str, JobProgress]()
+    readers = dict[str, HistoryReader]()
+    try:
+        for name, record in looked_at.items():
+            sizes = [ends.get(place) for place in own[name]]
+            if not any(sizes):  # nobody has led it yet; or its topics are gone
+                if None not in sizes:
+                    found[name] = JobProgress(record)
+                continue
+            with suppress(UnknownTopicError):  # deleted in this moment
+                readers[name] = reader = HistoryReader(name, log, most)
+                found[name] = JobProgress(record, reader.updates_start, reader.control_start)
+        unread = _read_all(readers, found, now)
+    finally:
+        for reader in readers.values():
+            reader.close()
+    for name in unread:
+        del found[name]
+    for name, progress in found.items():
+        look = Look(now, ends={p: ends[p] for p in progress.record.first if p in ends})
+        if len(look.ends or ()) < len(progress.record.first):
+            look = look._replace(ends=None)
+        progress.look(_seen(open_board, name, look))
+    return found
+
+
+def _read_all(
+    readers: Mapping[str, HistoryReader], found: Mapping[str, JobProgress], now: float
+) -> set[str]:
+    """Read histories side by side; returns those that could not be read to their ends."""
+    unread, until = set(readers), monotonic() + LIST_S
+    while unread and monotonic() < until:
+        for number, name in enumerate(sorted(unread)):
+            try:
+                read_history(readers[name], found[name], now, 0.0 if number else _WAIT_S)
+            except (ExpiredError, TruncatedError, UnknownTopicError):
+                return unread  # somebody cuts topics just now
+            if readers[name].caught_up:
+                unread.remove(name)
+    return unread
+
+
+def _seen(open_board: Callable[[str], Board], job: str, look: Look) -> Look:
+    board = open_board(job)
+    try:
+        return look_at(board, look)
+    except OutsideError as error:
+        return look._replace(board_away=str(error))
+    finally:
+        board.close()

@@ -1,0 +1,51 @@
+"""Workers on real processes go where work is, and who is for one job alone stays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.core.messages import WorkerId
+from tests.integration.cluster import await_condition
+
+if TYPE_CHECKING:
+    from common.config import Settings
+    from tests.integration.servers import Make
+
+pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
+
+FREE = {WorkerId("w1"), WorkerId("w2")}
+PINNED = WorkerId("w3")
+SLOW_S = 0.05  # of a batch of eight: one worker manages less than 160 records/s
+
+
+@pytest.fixture
+def settings(likest_to_production: Settings) -> Settings:
+    return likest_to_production
+
+
+def test_workers_of_a_drained_job_go_to_one_with_a_backlog_and_a_pinned_one_stays(
+    make: Make,
+) -> None:
+    # first    ████ drained
+    # second          ██████████████████ more than one worker manages in a minute
+    # w1, w2   ▒▒▒▒▒▒▒▒▒▒  to second
+    # w3       ████████████████████████ pinned to first
+    first = make(name="spread-first", records=400)
+    second = make(name="spread-second", records=20_000, seconds=SLOW_S)
+    first.start("coordinator", "c1")
+    for name in sorted(FREE):
+        first.start_free_worker(name)
+    first.start("worker", PINNED)
+    first.produce(400)
+    await_condition(first.drained, "the first job is drained")
+    await_condition(lambda: PINNED in first.board.alive(), "the pinned worker is there")
+    second.produce(20_000)
+
+    await_condition(lambda: second.board.alive().keys() >= FREE, "both are at the second job")
+    await_condition(lambda: second.version() >= 10, "which goes on")
+    await_condition(lambda: first.board.alive().keys() == {PINNED}, "and the first keeps its own")
+    assert PINNED not in second.board.alive()
+    assert first.audit().flaws == second.audit().flaws == ()
+    assert first.audit().trained == 400

@@ -1,0 +1,81 @@
+"""What is refused at the submission of a job, and what cannot be told there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.errors import GivenError
+from common.job import JobSpec
+from common.job_file import as_json, load_text
+from common.jobs import check
+from common.jobs.check import check_submission
+from tests.unit.admin.following.helpers import SPEC
+
+OWN = "tests.unit.jobs.odd_tasks"
+MAX_MB = 16_384
+
+
+def spec(**task: Any) -> JobSpec:  # noqa: ANN401 -- options of a task
+    text = as_json(load_text(SPEC))
+    made = JobSpec.model_validate_json(text).model_dump(mode="json")
+    return JobSpec.model_validate_json(as_json_of(made | {"task": task}))
+
+
+def as_json_of(fields: dict[str, Any]) -> str:
+    import json  # noqa: PLC0415 -- only here
+
+    return json.dumps(fields)
+
+
+def own(name: str, **options: int) -> JobSpec:
+    return spec(entrypoint=f"{OWN}:{name}", **options)
+
+
+def refusal(made: JobSpec, max_model_mb: int = MAX_MB) -> GivenError:
+    with pytest.raises(GivenError) as refused:
+        check_submission(made, [made.task.entrypoint or ""], max_model_mb)
+    assert "\n" not in str(refused.value)
+    return refused.value
+
+
+def test_a_job_that_is_well_is_let_through() -> None:
+    check_submission(spec(name="logistic-regression", classes=2), (), MAX_MB)
+    check_submission(own("Plain"), [f"{OWN}:Plain"], MAX_MB)
+
+
+def test_options_of_a_built_in_task_are_refused_by_field() -> None:
+    assert refusal(spec(name="logistic-regression", classes=1)).fields == ("task",)
+    wrong = refusal(spec(name="logistic-regression", classes=2, features=5))
+    assert (wrong.fields, wrong.problem) == (
+        ("task.features",),
+        "the records have 4, got 5: change the field or the options of the task",
+    )
+
+
+def test_a_model_past_the_setting_is_refused_and_never_made() -> None:
+    large = spec(name="tabular-mlp", classes=2, hidden=[2**31 - 1, 2**31 - 1])
+    assert "the model takes 17,592" in str(refusal(large))
+    assert "more than the 1 that" in str(refusal(own("Plain", inputs=10_000), 1))
+    assert "more than the 16,384 that" in str(refusal(own("Plain", inputs=2**31)))
+
+
+def test_a_task_that_refuses_its_options_or_raises_is_refused() -> None:
+    wrong = refusal(own("Plain", inputs=0))
+    assert wrong.fields == ("task",)
+    assert "refuses its options {'inputs': 0}: ValueError: inputs: must be positive" in str(wrong)
+    assert "got an unexpected keyword argument 'colour'" in str(refusal(own("Plain", colour=1)))
+    assert "looking at the task raised TypeError: 'int' object" in str(refusal(own("WrongInputs")))
+    wrong = refusal(own("Raising"))
+    assert "build() of the task raised KeyError: 'no such layer' (odd_tasks.py, line" in str(wrong)
+
+
+def test_what_cannot_be_told_here_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = spec(entrypoint="shop.tasks:Clicks")
+    check_submission(elsewhere, (), MAX_MB)  # not allowed here
+    check_submission(elsewhere, ["shop.tasks:Clicks"], MAX_MB)  # not installed here
+    check_submission(own("Dying"), [f"{OWN}:Dying"], MAX_MB)
+    check_submission(own("LooksAtValues", inputs=2**31), [f"{OWN}:LooksAtValues"], MAX_MB)
+    monkeypatch.setattr(check, "PATIENCE_S", 0.01)
+    check_submission(own("Raising"), [f"{OWN}:Raising"], MAX_MB)

@@ -1,0 +1,387 @@
+"""One view of a job: what the history says, however it is read, and a word that is true."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.core.audit import audit
+from common.core.history import History
+from common.core.ledger import Ledger
+from common.core.messages import (
+    AuditRecord,
+    Batch,
+    BatchReady,
+    Claim,
+    Lead,
+    Positions,
+    Quarantined,
+    Replayed,
+    Requeued,
+    Skipped,
+    SpanExpired,
+    Standing,
+    WorkerId,
+)
+from common.core.spans import Partition, Span
+from common.jobs.progress import QUIET_S, RECENT_RECORDS, WORDS, Columns, JobProgress, Look
+from tests.unit.admin.following.helpers import BATCH, STREAMS, batch, job, lead, quarantine, update
+
+PLACES = [Partition(stream, index) for stream in STREAMS for index in (0, 1)]
+FIRST = job().first
+NOW = 2000.0
+STEP_S = 0.5
+
+
+class Story(NamedTuple):
+    """What workers and leaders wrote, and where the streams end."""
+
+    control: list[tuple[int, Claim | None]]
+    updates: list[tuple[int, AuditRecord | None]]
+    ends: Positions
+
+
+def story(seed: int, length: int) -> Story:  # noqa: C901 -- one case per record
+    """A course of claims, some too late, by several leaders, of whom dead ones write on."""
+    chance = random.Random(seed)  # noqa: S311 -- no secret
+    ledger, history = Ledger(FIRST), History()
+    control, updates = list[tuple[int, Claim | None]](), list[tuple[int, AuditRecord | None]]()
+    accepted, settled, epochs = list[Batch](), dict[int, list[Batch]](), [-1]
+
+    def append(record: AuditRecord | None) -> bool:
+        updates.append((len(updates), record))
+        return history.feed(len(updates) - 1, record)
+
+    def open_batches() -> list[Batch]:
+        gone = {each.offset for made in settled.values() for each in made}
+        return [
+            each
+            for each in accepted
+            if each.offset not in gone and each.offset not in history.quarantined
+        ]
+
+    append(lead())
+    epochs.append(0)
+    for _ in range(length):
+        what = chance.random()
+        if what < 0.5:
+            place = chance.choice(PLACES)
+            begin = ledger.claimed[place] + chance.choice([0, 0, 0, 0, 3])
+            span = Span(*place, begin, begin + chance.randint(1, 5))
+            bad = chance.randint(0, span.end - begin) if chance.random() < 0.4 else 0
+            left_out = tuple(Skipped(*place, begin + index, "torn") for index in range(bad))
+            worker = WorkerId(f"w{chance.randint(0, 2)}")
+            claim: Claim | None = chance.choice(
+                [BatchReady(worker, (span,), span.end - begin - bad, left_out)] * 8
+                + [SpanExpired(worker, (span,)), None]
+            )
+            control.append((len(control), claim))
+            found = ledger.decide(len(control) - 1, claim).batch
+            accepted += [] if found is None else [found]
+        elif what < 0.8 and (left := open_batches()):
+            made = left[: chance.randint(1, 3)]
+            epoch = chance.choice(epochs[1:]) if chance.random() < 0.3 else history.epoch
+            version = history.head.version + chance.choice([1, 1, 1, 2])
+            if append(update(epoch, version, *made)):
+                settled[version] = made
+        elif what < 0.87 and (left := open_batches()):
+            append(Quarantined(history.epoch, chance.choice(left), "poison: it raised"))
+        elif what < 0.95:
+            after = chance.choice([history.epoch, history.epoch, epochs[-2]])
+            base = history.path[-min(len(history.path), chance.randint(1, 4))]
+            if append(Lead(after, base, "c")):
+                epochs.append(len(updates) - 1)
+                settled = {v: made for v, made in settled.items() if v <= base.version}
+        elif what < 0.98 and history.quarantined:
+            given_up = chance.choice([each.batch for each in history.quarantined.values()])
+            taken_back = chance.random() < 0.7
+            append((Requeued if taken_back else Replayed)(given_up, "olga", 1.0))
+        else:
+            append(None)
+    ends = {place: end + chance.randint(0, 6) for place, end in ledger.claimed.items()}
+    return Story(control, updates, ends)
+
+
+def told(whole: Story, seed: int) -> JobProgress:
+    """A view of it, fed in an order of this seed."""
+    chance = random.Random(seed)  # noqa: S311 -- no secret
+    view = JobProgress(job())
+    control, updates = list(whole.control), list(whole.updates)
+    while control or updates:
+        count = chance.randint(1, 7)
+        if control and (not updates or chance.random() < 0.5):
+            for offset, claim in control[:count]:
+                view.feed_claim(offset, claim)
+            del control[:count]
+        else:
+            for offset, record in updates[:count]:
+                view.feed_update(offset, record, offset * STEP_S, offset * STEP_S)
+            del updates[:count]
+            view.numbers(NOW)  # to be asked changes nothing
+            view.state(NOW)
+    view.look(Look(NOW, {"w1": "alive"}, None, led=True, ends=whole.ends))
+    return view
+
+
+@settings(deadline=None, max_examples=60)  # other tests run beside it
+@given(st.integers(0, 2**32), st.integers(0, 80), st.integers(0, 2**32))
+def test_the_view_is_what_the_audit_proves_however_it_is_read(
+    seed: int, length: int, order: int
+) -> None:
+    whole = story(seed, length)
+    proof = audit(FIRST, whole.control, whole.updates)
+    assert not [flaw for flaw in proof.flaws if flaw.kind != "used twice"]  # rewinds that came back
+    view = told(whole, order)
+    numbers = view.numbers(NOW)
+    assert numbers.whole
+    assert numbers.version == len(proof.updates)
+    assert numbers.samples == proof.trained
+    assert numbers.skipped == proof.skipped
+    assert numbers.quarantined == len(proof.quarantined)
+
+    claimed = Ledger(FIRST)
+    left = dict[int, Batch]()
+    for offset, claim in whole.control:
+        found = claimed.decide(offset, claim).batch
+        if found is not None:
+            left[offset] = found
+    settled = [each for made in proof.updates for each in made.batches]
+    for each in (*settled, *(given_up.batch for given_up in proof.quarantined)):
+        left.pop(each.offset, None)
+    unclaimed = sum(end - claimed.claimed[place] for place, end in whole.ends.items())
+    waiting = sum(span.end - span.start for each in left.values() for span in each.address)
+    assert numbers.waiting == len(left)
+    assert numbers.lag == unclaimed + waiting
+    assert sum(stream.lag or 0 for stream in view.streams()) == numbers.lag
+    again = told(whole, order + 1)
+    assert again.numbers(NOW) == numbers
+    assert again.state(NOW) == view.state(NOW)
+    assert again.streams() == view.streams()
+
+
+# --- the state ------------------------------------------------------------------------------------
+
+LONG_AGO_S, NOW_S = NOW - 100.0, NOW
+
+
+def claim_of(made: Batch) -> BatchReady:
+    return BatchReady(made.worker, made.address, made.samples, made.skipped)
+
+
+def running(claims: list[Batch], updates: int, end: int, at_s: float = LONG_AGO_S) -> JobProgress:
+    """A job of one partition that ends there: these batches are claimed, two make an update."""
+    view = JobProgress(job())
+    view.feed_update(0, lead(), at_s, at_s)
+    for offset, each in enumerate(claims):
+        view.feed_claim(offset, claim_of(each))
+    for version in range(1, updates + 1):
+        made = [claims[2 * version - 2], claims[2 * version - 1]]
+        view.feed_update(version, update(0, version, *made), at_s, at_s)
+    ends = dict(FIRST) | {PLACES[0]: end}
+    view.look(Look(NOW, {"w1": "alive"}, standing(), led=True, ends=ends))
+    return view
+
+
+def standing(waiting: int = 0) -> Standing:
+    return Standing(0, 9, dict(FIRST), 9, waiting, 1, dict(FIRST))
+
+
+def rows(count: int, skipped: int = 0) -> list[Batch]:
+    """Batches one behind the other, in each so many records that do not decode."""
+    made = list[Batch]()
+    for number in range(count):
+        begin = 100 + number * BATCH
+        left_out = tuple(Skipped("clicks", 0, begin + each, "torn") for each in range(skipped))
+        span = Span("clicks", 0, begin, begin + BATCH)
+        made.append(Batch(number, WorkerId("w1"), (span,), BATCH - skipped, left_out))
+    return made
+
+
+def test_the_state_of_a_job_that_rests_is_what_its_record_says() -> None:
+    record = job()
+    for changed, word in (
+        ({"wanted": "paused"}, "paused"),
+        ({"wanted": "paused", "held": True}, "held"),
+        ({"wanted": "stopped"}, "stopped"),
+        ({"wanted": "stopped", "finished": True}, "finished"),
+    ):
+        view = JobProgress(record._replace(reason="why", **changed))
+        assert view.state(NOW) == (word, "why")
+    assert {"paused", "held", "stopped", "finished"} < set(WORDS)
+
+
+def test_nobody_leads() -> None:
+    view = JobProgress(job())
+    assert view.state(NOW).why == "nobody has looked at it yet"
+    view.look(Look(NOW, {}, None, led=False, ends=FIRST))
+    assert view.state(NOW) == (
+        "waiting for a coordinator",
+        "nobody leads digits yet: `doll coordinator` starts one",
+    )
+    view.look(Look(NOW, {}, None, led=False, ends=FIRST, unable={"c2": "y", "c1": "no task x"}))
+    assert view.state(NOW) == ("waiting for a coordinator", "c1: no task x; c2: y")
+    view.look(Look(NOW, {}, None, led=True, ends=FIRST))
+    assert view.state(NOW) == ("waiting for a coordinator", "one is about to lead")
+    view.look(Look(NOW, board_away="connection refused", ends=FIRST))
+    assert view.state(NOW) == (
+        "waiting for a coordinator",
+        "Redis is unavailable: connection refused",
+    )
+
+
+def test_where_redis_is_away_and_updates_come_it_runs() -> None:
+    view = running(rows(4), 1, 200, at_s=NOW - QUIET_S / 2)
+    view.look(Look(NOW, board_away="connection refused", ends=FIRST))
+    assert view.state(NOW) == ("running", "")
+
+
+def test_workers_lack_while_there_is_work_alone() -> None:
+    view = running(rows(2), 0, 200)
+    view.look(Look(NOW, {}, standing(), led=True, ends=dict(FIRST) | {PLACES[0]: 200}))
+    assert view.state(NOW) == ("waiting for workers", "100 records wait and no worker is there")
+    view.look(Look(NOW, {"w1": "leaving"}, standing(), led=True, ends={**FIRST, PLACES[0]: 200}))
+    assert view.state(NOW).word == "waiting for workers"
+    view = running(rows(2), 1, 120)
+    view.look(Look(NOW, {}, standing(), led=True, ends=dict(FIRST) | {PLACES[0]: 120}))
+    assert view.state(NOW).word == "drained"
+
+
+def test_drained_is_whatever_came_is_settled_and_nothing_comes() -> None:
+    assert running(rows(2), 1, 120).state(NOW) == (
+        "drained",
+        "all records are settled, and none arrives",
+    )
+    assert running(rows(2), 1, 120, at_s=NOW - 1).state(NOW).word == "running"
+    assert running([], 0, 100).state(NOW) == ("waiting for records", "none has come yet")
+
+
+def test_an_update_lacks_records() -> None:
+    # K = 2 batches of 10: one waits, and 9 records are in none.
+    view = running(rows(3), 1, 139)
+    assert view.state(NOW) == (
+        "waiting for records",
+        "an update needs 2 batches of 10: 1 batch and 9 records are there",
+    )
+    assert running(rows(3), 1, 140).state(NOW).word == "running"  # somebody is to claim them
+    assert running(rows(4), 1, 140).state(NOW).word == "running"  # an update is on its way
+    # Of two workers each may have nine of them.
+    view.look(
+        Look(
+            NOW, dict.fromkeys("ab", "alive"), standing(), led=True, ends={**FIRST, PLACES[0]: 148}
+        )
+    )
+    assert view.state(NOW).word == "waiting for records"
+
+
+def test_degraded_is_above_a_share_of_the_last_records() -> None:
+    made = rows(200)
+    made[7] = rows(8, skipped=BATCH)[7]  # no record of it decodes: it is in no update
+    view = JobProgress(job())
+    view.feed_update(0, lead(), NOW, NOW)
+    for offset, each in enumerate(made):
+        view.feed_claim(offset, claim_of(each))
+    ends = dict(FIRST) | {PLACES[0]: 100 + 200 * BATCH}
+    view.look(Look(NOW, {"w1": "alive"}, standing(), led=True, ends=ends))
+    assert view.state(NOW).word == "running"  # 10 of 2,000
+    view.record = view.record._replace(
+        spec=view.record.spec.model_copy(update={"degraded_share": 0.004})
+    )
+    assert view.state(NOW) == ("degraded", "of the last 2,000 records 10 did not decode")
+    view.feed_update(1, Quarantined(0, made[0], "poison: it raised"), NOW, NOW)
+    assert view.state(NOW).why == (
+        "of the last 2,000 records 10 did not decode and 10 were quarantined"
+    )
+
+
+def test_what_was_skipped_long_ago_degrades_nothing() -> None:
+    view = JobProgress(job())
+    view.feed_update(0, lead(), NOW, NOW)
+    for offset, each in enumerate(
+        rows(200, skipped=BATCH) + rows(RECENT_RECORDS // BATCH + 200)[200:]
+    ):
+        view.feed_claim(offset, claim_of(each))
+    view.look(Look(NOW, {"w1": "alive"}, standing(), led=True, ends=FIRST))
+    assert view.numbers(NOW).skipped == 200 * BATCH
+    assert view.state(NOW).word != "degraded"
+
+
+def test_all_records_of_a_job_that_do_not_decode_are_no_drained_job() -> None:
+    view = JobProgress(job())
+    for offset, each in enumerate(rows(20, skipped=BATCH)):
+        view.feed_claim(offset, claim_of(each))
+    ends = dict(FIRST) | {PLACES[0]: 100 + 20 * BATCH}
+    view.look(Look(NOW, {"w1": "alive"}, standing(), led=True, ends=ends))
+    assert view.numbers(NOW).lag == 0
+    assert view.state(NOW) == ("degraded", "of the last 200 records 200 did not decode")
+
+
+# --- where the beginning is gone ------------------------------------------------------------------
+
+
+def test_without_the_beginning_the_standing_says_how_far_it_is() -> None:
+    view = JobProgress(job(), updates_start=500, control_start=7)
+    view.feed_claim(7, claim_of(rows(1)[0]))  # nobody can say whether it counts
+    view.feed_update(501, update(480, 41, batch(1, skipped=2)), NOW, NOW)
+    view.feed_update(502, lead(480), NOW, NOW)
+    view.feed_update(503, update(502, 1, batch(1, skipped=2)), NOW, NOW)  # once more
+    numbers = view.numbers(NOW)
+    assert (numbers.whole, numbers.lag, numbers.waiting, numbers.skipped) == (False, None, None, 2)
+    ends = dict.fromkeys(PLACES, 200)
+    claimed = dict.fromkeys(PLACES, 180)
+    settled = dict.fromkeys(PLACES, 100) | {PLACES[0]: 180, PLACES[1]: 180}
+    seen = Standing(0, 9, claimed, 9, waiting=3, live=2, settled=settled)
+    view.look(Look(NOW, {}, seen, led=True, ends=ends))
+    # 20 of each partition are unclaimed; 3 batches of 10 wait, all of the stream that no
+    # checkpoint covers.
+    assert view.lag == 80 + 30
+    assert [(each.lag, each.settled) for each in view.streams()] == [(40, 160), (70, 0)]
+
+
+# --- its parts ------------------------------------------------------------------------------------
+
+
+def test_a_rate_is_the_growth_of_the_last_ten_seconds() -> None:
+    view = JobProgress(job())
+    assert [state.rate_per_s for state in view.streams()] == [None, None]
+    for second in range(31):
+        count = 5 * second if second <= 20 else 100 + 50 * (second - 20)
+        ends = {PLACES[0]: count, PLACES[1]: count, PLACES[2]: 7, PLACES[3]: 0}
+        view.look(Look(float(second), ends=ends))
+    assert [state.rate_per_s for state in view.streams()] == [pytest.approx(100.0), 0.0]
+
+
+def test_without_kafka_rate_and_lag_become_unknown_after_a_while() -> None:
+    view = JobProgress(job())
+    for second in range(5):
+        view.look(Look(float(second), ends=FIRST))
+    view.look(Look(6.0))
+    assert view.lag == 0  # one answer that does not come says nothing yet
+    view.look(Look(30.0))
+    assert view.lag is None
+    assert [state.rate_per_s for state in view.streams()] == [None, None]
+
+
+def test_columns_take_back_what_batches_they_had() -> None:
+    columns = Columns(STREAMS)
+    made = [batch(1), batch(2, stream="views")]
+    columns.append(update(0, 1, batch(0)), 1.0)
+    columns.append(update(0, 2, *made, short="linger"), 2.0)
+    assert columns.offsets == {"clicks": 2 * BATCH, "views": BATCH}
+    [row] = columns.rows(2, 2)
+    assert row.short == "linger"
+    columns.take_back(1)
+    assert +columns.offsets == Counter({"clicks": BATCH})
+    assert (columns.samples, columns.batches, columns.newest) == (BATCH, 1, 1)
+
+
+def test_a_quarantine_by_a_leader_that_is_none_counts_for_nobody() -> None:
+    view = JobProgress(job())
+    view.feed_update(0, lead(), NOW, NOW)
+    assert not view.feed_update(1, quarantine(7, 3), NOW, NOW)
+    assert view.feed_update(2, quarantine(0, 3), NOW, NOW)
+    assert view.numbers(NOW).quarantined == 1

@@ -1,0 +1,50 @@
+"""The size of a model is known without making it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.learning.sizes import MIB, try_model
+from common.learning.task_options import options_of
+from common.learning.tasks import make_task
+
+
+@settings(deadline=None, max_examples=30)  # other tests run beside it
+@given(
+    st.sampled_from(["auto", "cnn-28", "cnn-32", "cnn-small"]),
+    st.integers(16, 40),
+    st.integers(16, 40),
+    st.integers(1, 3),
+    st.integers(2, 50),
+)
+def test_the_arithmetic_of_networks_for_images_is_that_of_their_layers(
+    network: str, height: int, width: int, channels: int, classes: int
+) -> None:
+    given_options = {
+        "network": network,
+        "height": height,
+        "width": width,
+        "channels": channels,
+        "classes": classes,
+    }
+    task = make_task("image-classifier", given_options)
+    assert try_model(task, 0) == 4 * options_of("image-classifier", given_options).parameters / MIB
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("logistic-regression", {"features": 41, "classes": 2}),
+        ("tabular-mlp", {"features": 41, "classes": 2}),
+        ("tabular-mlp", {"features": 7, "classes": 3, "hidden": [5, 6, 7]}),
+        ("tabular-mlp", {"features": 7, "classes": 3, "hidden": []}),
+    ],
+)
+def test_so_is_that_of_networks_for_tables(name: str, options: dict[str, Any]) -> None:
+    assert try_model(make_task(name, options), 0) == (
+        4 * options_of(name, options).parameters / MIB
+    )
