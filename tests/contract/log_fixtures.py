@@ -256,7 +256,7 @@ class ApacheRig(KafkaRig):
 
     @cached_property
     def _admin(self) -> AdminClient:  # whose answers come only as long as there is a reference
-        return AdminClient({"bootstrap.servers": self._settings.bootstrap})
+        return AdminClient({"bootstrap.servers": self._settings.bootstrap, "log_level": 2})
 
 
 # A member in a process of its own, because only a process can die without leaving its group.
