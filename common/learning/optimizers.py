@@ -105,6 +105,15 @@ def make_optimizer(
     return options.make(parameter, settings.learning_rate)
 
 
+def load_optimizers() -> None:
+    """Have torch load what it otherwise loads when the first optimizer is made.
+
+    That takes a second and more of processor time, and 150 MB: longer than the lease lasts for
+    whose sake somebody is about to make one.
+    """
+    make_optimizer(OptimizerSettings("sgd", 1.0, {}), torch.nn.Parameter(torch.zeros(1)))
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     """Take all further steps at this rate; what the optimizer keeps per parameter stays.
 

@@ -17,6 +17,7 @@ from common.config import Settings, read_settings
 from common.connections import open_blobs, open_boards, open_log, open_tracer
 from common.errors import UnavailableError, UserError
 from common.jobs.store import JobBook
+from common.learning.optimizers import load_optimizers
 from common.metrics.coordinator import CoordinatorMetrics
 from common.metrics.serving import Pulses, serve
 from common.metrics.supervision import SupervisionMetrics
@@ -63,6 +64,7 @@ def main() -> int:
         settings = read_settings(os.environ)
         set_up_logging(settings, service="coordinator", replica=name)
         torch.set_num_threads(settings.threads or 1)
+        load_optimizers()
         _coordinate(name, settings, stopping)
     except UserError as error:
         print(f"coordinator: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it

@@ -1,8 +1,8 @@
 """How many jobs of a replica become candidates at a time.
 
-A candidate reads snapshots, makes a model and waits for its Lead record. When a replica starts
-among a hundred jobs that nobody leads, a hundred at once would be in each other's way, each for
-longer than the lease that it holds lasts.
+A candidate reads snapshots and makes a model. When a replica starts among a hundred jobs that
+nobody leads, a hundred at once would be in each other's way, each for longer than the lease that it
+holds lasts. Once its Lead record is on its way it only waits, and counts no longer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Candidates:
             return True
 
     def leave(self, job: str) -> None:
-        """It leads, or it has given up; may be told at any time."""
+        """It stands to lead, or it has given up; may be told at any time."""
         with self._lock:
             self._waiting.pop(job, None)
             if self._since.pop(job, None) is None or not self._waiting:

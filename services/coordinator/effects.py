@@ -401,7 +401,6 @@ class Effects:
 
     def _begin(self, epoch: int, snapshot: Snapshot) -> None:
         self._role, self._make_trainer = "leader", None
-        self._replica.candidates.leave(self._job)
         self._log = self._log.bind(epoch=epoch)
         self._log.info("leads", version=snapshot.made.version)
         self._stated = False
@@ -433,6 +432,8 @@ class Effects:
             yield events.Trouble(missing(updates_topic(self._job)))
             return
         if isinstance(record, Lead):
+            # What costs something is done: until Kafka gives it back, others can go on.
+            self._replica.candidates.leave(self._job)
             self._log.info(
                 "stands_to_lead",
                 epoch=record.base.epoch,
