@@ -3,44 +3,39 @@
 from __future__ import annotations
 
 import argparse
-import os
 import socket
 import sys
-import threading
 import uuid
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from common.config import Settings, read_settings
 from common.connections import open_blobs, open_boards, open_log, open_tracer
-from common.errors import UnavailableError, UserError
 from common.jobs.store import JobBook
 from common.learning.optimizers import load_optimizers
 from common.metrics.coordinator import CoordinatorMetrics
 from common.metrics.serving import Pulses, serve
 from common.metrics.supervision import SupervisionMetrics
+from common.runtime.jobs import Jobs
+from common.runtime.service import END_S, follow_jobs, run
 from common.runtime.supervisor import Supervisor
-from common.telemetry import EventLogger, Outage, event_logger, set_up_logging
-from common.termination import on_termination
+from common.telemetry import EventLogger, event_logger
 from services.coordinator.candidates import Candidates
 from services.coordinator.dead_letters import SharedSpans
-from services.coordinator.jobs import Jobs
+from services.coordinator.loop import JobCoordinator, begins
 from services.coordinator.replica import Replica
 from services.coordinator.replies import ReplyReader
 from services.coordinator.streams import StreamWatch
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
 
+    from common.config import Settings
     from common.tracing import Tracer
 
-EXIT_OK = 0
-EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
-EXIT_USAGE = 2  # settings make no sense; starting again will not help
-JOBS_S = 0.5  # between looks at the jobs topic
-END_S = 10.0  # for all jobs to end in order
 # Of what takes its time: one waits for replies, one looks at streams now and then, and the others
 # upload checkpoints and write dead letters.
 STEPS = 5
@@ -56,48 +51,21 @@ def main() -> int:
     parser.add_argument(
         "--name", default=socket.gethostname(), help="for people; default: the host"
     )
-    arguments = parser.parse_args()
-    stopping = threading.Event()
-    on_termination(stopping.set)
-    name = f"{arguments.name}-{uuid.uuid4().hex[:8]}"  # no two lives of a process are one candidate
-    try:
-        settings = read_settings(os.environ)
-        set_up_logging(settings, service="coordinator", replica=name)
-        torch.set_num_threads(settings.threads or 1)
-        load_optimizers()
-        _coordinate(name, settings, stopping)
-    except UserError as error:
-        print(f"coordinator: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it
-        return EXIT_USAGE
-    except Exception:  # noqa: BLE001 -- the outermost loop: better dead and replayed
-        event_logger("coordinator").exception("coordinator_failed")
-        return EXIT_FAILED
-    return EXIT_OK
+    name = parser.parse_args().name
+    name = f"{name}-{uuid.uuid4().hex[:8]}"  # no two lives of a process are one candidate
+    return run("coordinator", name, partial(_coordinate, name))
 
 
 def _coordinate(name: str, settings: Settings, stopping: threading.Event) -> None:
-    logger = event_logger("coordinator")
-    outage = Outage(logger, "kafka")
+    torch.set_num_threads(settings.threads or 1)
+    load_optimizers()  # before anybody holds a lease: it takes a second
     metrics, pulses = CoordinatorMetrics(), Pulses()
-    pulse = pulses.begin("the main loop")
     if settings.metrics_port:
         serve(metrics.meters, pulses, settings.metrics_host, settings.metrics_port)
-    with ExitStack() as opened:
-        tracer = opened.enter_context(closing(open_tracer(settings, "coordinator", name)))
-        jobs: Jobs | None = None
-        book: JobBook | None = None
-        while not stopping.is_set():
-            pulse.beat()
-            try:
-                if jobs is None or book is None:
-                    jobs, book = opened.enter_context(
-                        opened_jobs(name, settings, metrics, pulses, tracer, logger)
-                    )
-                jobs.follow(book.refresh(JOBS_S))
-                outage.quiet()
-            except UnavailableError as error:
-                outage.met(error)
-                stopping.wait(JOBS_S)
+    with closing(open_tracer(settings, "coordinator", name)) as tracer:
+        logger = event_logger("coordinator")
+        opened = partial(opened_jobs, name, settings, metrics, pulses, tracer, logger)
+        follow_jobs("coordinator", opened, stopping, pulses)
 
 
 @contextmanager
@@ -147,7 +115,7 @@ def opened_jobs(
         )
         supervisor = Supervisor(SupervisionMetrics(metrics.meters), pulses, logger)
         opened.callback(supervisor.close, END_S)
-        yield Jobs(replica, supervisor), book
+        yield Jobs(supervisor, partial(JobCoordinator, replica), begins), book
 
 
 if __name__ == "__main__":

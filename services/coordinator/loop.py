@@ -30,6 +30,11 @@ DELIVERIES = 3  # that failed, one after the other: a further attempt will fail,
 FAULTS = 5  # of any kind in a row
 
 
+def begins(record: JobRecord, new: bool) -> bool:  # noqa: ARG001, FBT001 -- as `Jobs` asks it
+    """Whether to take part in a job."""
+    return record.wanted != "stopped"
+
+
 class JobCoordinator:
     """One replica's part in one job, from when it begins until it ends or an exception ends it.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from common.config import Settings
@@ -11,13 +12,14 @@ from common.jobs.store import JobBook
 from common.metrics.coordinator import CoordinatorMetrics
 from common.metrics.serving import Pulses
 from common.metrics.supervision import SupervisionMetrics
+from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry import event_logger
 from common.testing.board import MemoryBoards
 from common.tracing import NoTracer
 from services.coordinator.candidates import Candidates
 from services.coordinator.dead_letters import SharedSpans
-from services.coordinator.jobs import Jobs
+from services.coordinator.loop import JobCoordinator, begins
 from services.coordinator.replica import Replica
 from services.coordinator.replies import ReplyReader
 from services.coordinator.streams import StreamWatch
@@ -82,7 +84,7 @@ class MemoryReplica:
         self.steps.begin("streams", lambda _wake, _fault: self.streams)
         metrics = SupervisionMetrics(self.metrics.meters)
         self.supervisor = Supervisor(metrics, self.pulses, logger, threads=2, patience=IMPATIENT)
-        self.jobs = Jobs(self.replica, self.supervisor)
+        self.jobs = Jobs(self.supervisor, partial(JobCoordinator, self.replica), begins)
 
     def look(self) -> None:
         """Follow the jobs as the topic has them now."""
