@@ -65,7 +65,7 @@ def test_a_job_begins_with_a_checkpoint_that_counts(led: World, source: str, ver
     trainer = trainer_of(parse_job(NEXT), (), 100)()
     trainer.restore(data)  # it is a snapshot of the new job
     assert set(np.frombuffer(trainer.weights(), np.float32)) == {float(version)}
-    assert f"begins with digits@{version}" in led.run("job", "list").stdout
+    assert shown(led, "next")["reason"] == f"submitted, begins with digits@{version}"
 
 
 def test_a_job_without_one_shows_none(led: World) -> None:
