@@ -10,13 +10,21 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import Batch, WorkerId
 from common.core.turns import Turns, level
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+
+class _Waiting(NamedTuple):
+    """A batch that waits, and how many offsets of each stream it takes up."""
+
+    batch: Batch
+    records: dict[str, int]
+    stream: str  # that most of it is of; of equals the first by name
 
 
 class Grouper:
@@ -33,53 +41,54 @@ class Grouper:
     """
 
     def __init__(self, batches: Iterable[Batch] = ()) -> None:
-        self._batches = dict[int, Batch]()
+        self._waiting = dict[int, _Waiting]()
         # Control offsets, oldest first, by the stream that most of a batch is of.
         self._queues = dict[WorkerId, dict[str, list[int]]]()
-        self._backlog = Counter[str]()  # records that wait, by stream
+        self._backlog = dict[str, int]()  # records that wait, by stream
         self._turns = Turns[str]()
         for batch in batches:
             self.add(batch)
 
     def __len__(self) -> int:
         """Count the batches waiting."""
-        return len(self._batches)
+        return len(self._waiting)
 
     @property
     def oldest(self) -> int | None:
         """Control offset of the batch that has waited longest."""
-        return min(self._batches, default=None)
+        return min(self._waiting, default=None)
 
     @property
     def batches(self) -> tuple[Batch, ...]:
         """All that wait, oldest first."""
-        return tuple(self._batches[offset] for offset in sorted(self._batches))
+        return tuple(self._waiting[offset].batch for offset in sorted(self._waiting))
 
     def add(self, batch: Batch) -> None:
         """Queue a batch at its age: a new one last, one put back where it was."""
-        if batch.offset in self._batches:
+        if batch.offset in self._waiting:
             raise ValueError(f"batch {batch.offset} waits already")
-        self._batches[batch.offset] = batch
-        records = _records(batch)
-        self._backlog.update(records)
+        waiting = self._waiting[batch.offset] = _weighed(batch)
+        for stream, count in waiting.records.items():
+            self._backlog[stream] = self._backlog.get(stream, 0) + count
         streams = self._queues.setdefault(batch.worker, {})
-        insort(streams.setdefault(_stream(records), []), batch.offset)
+        insort(streams.setdefault(waiting.stream, []), batch.offset)
 
     def remove(self, offset: int) -> Batch | None:
         """Take one batch out of the queue; None where it does not wait."""
-        batch = self._batches.pop(offset, None)
-        if batch is not None:
-            records = _records(batch)
-            for stream, count in records.items():
-                self._backlog[stream] -= count
-                if not self._backlog[stream]:
-                    del self._backlog[stream]
-            streams, stream = self._queues[batch.worker], _stream(records)
-            streams[stream].remove(offset)
-            if not streams[stream]:
-                del streams[stream]
-            if not streams:
-                del self._queues[batch.worker]
+        waiting = self._waiting.pop(offset, None)
+        if waiting is None:
+            return None
+        batch, records, stream = waiting
+        for each, count in records.items():
+            self._backlog[each] -= count
+            if not self._backlog[each]:
+                del self._backlog[each]
+        streams = self._queues[batch.worker]
+        streams[stream].remove(offset)
+        if not streams[stream]:
+            del streams[stream]
+        if not streams:
+            del self._queues[batch.worker]
         return batch
 
     def take(self, count: int, having: Iterable[Batch] = ()) -> tuple[Batch, ...]:
@@ -93,13 +102,21 @@ class Grouper:
         begun = bool(ranks)
         heads = _Heads(self._queues, ranks)
         taken = list[Batch]()
-        while self._batches and len(taken) < count:
-            weights = level(self._backlog)
-            stream = self._turns.choose(weights, heads.streams()) if begun else None
-            batch = self._batches[min(self._batches) if stream is None else heads.oldest(stream)]
+        while self._waiting and len(taken) < count:
+            here = heads.streams()
+            weights = level(self._backlog) if len(self._backlog) > 1 else {}
+            if not begun:
+                offset = min(self._waiting)
+            elif weights:
+                offset = heads.oldest(self._turns.choose(weights, here) or here[0])
+            else:  # a single stream: nobody takes turns with it
+                offset = heads.oldest(here[0])
             begun = True
-            self._turns.pay(_shares(batch), weights)
-            self.remove(batch.offset)
+            batch, records, _ = self._waiting[offset]
+            if weights:
+                total = sum(records.values())
+                self._turns.pay({each: n / total for each, n in records.items()}, weights)
+            self.remove(offset)
             heads.taken(batch.worker)
             taken.append(batch)
         return tuple(taken)
@@ -159,21 +176,9 @@ class _Heads:
                     heappush(self._heaps.setdefault(stream, []), (offsets[0], worker))
 
 
-def _records(batch: Batch) -> Counter[str]:
-    """How many offsets of each stream a batch takes up."""
-    records = Counter[str]()
+def _weighed(batch: Batch) -> _Waiting:
+    records = dict[str, int]()
     for span in batch.address:
-        records[span.topic] += span.end - span.start
-    return records
-
-
-def _shares(batch: Batch) -> dict[str, float]:
-    """Each stream's part of a batch."""
-    records = _records(batch)
-    total = records.total()
-    return {stream: count / total for stream, count in records.items()}
-
-
-def _stream(records: Counter[str]) -> str:
-    """The stream that most of a batch is of; of equals the first by name."""
-    return min(records, key=lambda stream: (-records[stream], stream))
+        records[span.topic] = records.get(span.topic, 0) + span.end - span.start
+    stream = min(records, key=lambda each: (-records[each], each)) if len(records) > 1 else ""
+    return _Waiting(batch, records, stream or next(iter(records)))

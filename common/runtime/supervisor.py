@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from common.errors import DollError
 from common.metrics.serving import Pulse
-from common.runtime.turns import Turns
+from common.runtime.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,7 +179,7 @@ class Supervisor:
         self._hangs_s = hangs_s
         self._patience = patience
         self._clock = clock
-        self._turns = Turns[Supervised]()
+        self._schedule = Schedule[Supervised]()
         self._running = set[Supervised]()
         self._crowded = False
         self._closed = False
@@ -208,23 +208,23 @@ class Supervisor:
             else:
                 if self._metrics is not None:
                     self._metrics.follow(name)
-                self._turns.add(job)
+                self._schedule.add(job)
                 self._changed.notify()
         return job
 
     def wake(self, job: Supervised) -> None:
         """Let a job have a turn soon; nothing happens to one that has ended."""
         with self._changed:
-            if self._turns.wake(job):
+            if self._schedule.wake(job):
                 self._changed.notify()
 
     def close(self, timeout_s: float) -> bool:
         """End all jobs in order, and the threads; False if some took longer."""
         until = monotonic() + timeout_s
         with self._changed:
-            for job in self._turns:
+            for job in self._schedule:
                 job.ending = True
-                self._turns.wake(job)
+                self._schedule.wake(job)
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads:
@@ -248,31 +248,31 @@ class Supervisor:
     def _take_back(self, job: Supervised, due: float | None) -> None:
         self._running.remove(job)
         if due is None:
-            self._turns.forget(job)
+            self._schedule.forget(job)
             job.ended.set()
-            if self._closed and not self._turns:
+            if self._closed and not self._schedule:
                 self._changed.notify_all()  # there is nothing left to wait for
         else:
-            self._turns.done(job, due)
+            self._schedule.done(job, due)
 
     def _next(self) -> Supervised | None:
         """Wait for a job whose turn it is; None at the end."""
         while True:
             now = self._clock()
-            job = self._turns.next(now)
+            job = self._schedule.next(now)
             if job is not None:
                 job.turn_at = now
                 self._running.add(job)
                 self._notice_crowd(now)
                 self._leave_a_watch(now)
                 return job
-            if self._closed and not self._turns:
+            if self._closed and not self._schedule:
                 return None
-            self._wait(self._turns.due(), now)
+            self._wait(self._schedule.due(), now)
 
     def _leave_a_watch(self, now: float) -> None:
         """See that somebody comes soon for what is ready or due, while this thread works."""
-        by = DEPUTY_S + (now if self._turns.ready else self._turns.due())
+        by = DEPUTY_S + (now if self._schedule.ready else self._schedule.due())
         if by < inf and not any(until <= by for until in self._timed):
             self._changed.notify()
 

@@ -74,12 +74,16 @@ def list_jobs(context: typer.Context) -> None:
     Example: [bold]doll job list[/]
     """
     jobs = system_of(context).jobs()
-    # A name is for copying: never cut it, however narrow the terminal.
+    # A name is for copying, and a state is a word: never cut them, however narrow the terminal.
     name_width = max((len(line.name) for line in jobs.lines), default=0)
+    state_width = max((len(line.state.word) for line in jobs.lines), default=0)
     table = Table(
         Column("job", min_width=name_width),
-        "state",
-        *(Column(name, justify="right") for name in ("lag", "skipped", "quarantined")),
+        Column("state", min_width=state_width),
+        *(
+            Column(name, justify="right", min_width=len(name))
+            for name in ("lag", "skipped", "quarantined")
+        ),
         *("task", "streams", "b", "K", "why"),
         box=None,
     )

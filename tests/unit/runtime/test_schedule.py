@@ -6,85 +6,85 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from common.runtime.turns import Turns
+from common.runtime.schedule import Schedule
 
 JOBS = st.sampled_from("abcd")
 
 
 def test_a_job_has_its_first_turn_at_once() -> None:
-    turns = Turns[str]()
+    schedule = Schedule[str]()
 
-    turns.add("a")
+    schedule.add("a")
 
-    assert turns.next(0.0) == "a"
+    assert schedule.next(0.0) == "a"
 
 
 def test_a_job_is_not_given_out_again_before_its_turn_is_over() -> None:
-    turns = Turns[str]()
-    turns.add("a")
-    turns.next(0.0)
+    schedule = Schedule[str]()
+    schedule.add("a")
+    schedule.next(0.0)
 
-    turns.wake("a")
+    schedule.wake("a")
 
-    assert turns.next(1.0) is None
+    assert schedule.next(1.0) is None
 
 
 def test_a_wake_up_during_a_turn_makes_another_one_follow() -> None:
-    turns = Turns[str]()
-    turns.add("a")
-    turns.next(0.0)
-    turns.wake("a")
+    schedule = Schedule[str]()
+    schedule.add("a")
+    schedule.next(0.0)
+    schedule.wake("a")
 
-    turns.done("a", inf)
+    schedule.done("a", inf)
 
-    assert turns.next(0.0) == "a"
+    assert schedule.next(0.0) == "a"
 
 
 def test_wake_ups_between_two_turns_are_one() -> None:
-    turns = Turns[str]()
-    turns.add("a")
-    turns.next(0.0)
-    turns.done("a", inf)
+    schedule = Schedule[str]()
+    schedule.add("a")
+    schedule.next(0.0)
+    schedule.done("a", inf)
 
-    assert [turns.wake("a"), turns.wake("a")] == [True, False]
-    turns.next(0.0)
-    turns.done("a", inf)
+    assert [schedule.wake("a"), schedule.wake("a")] == [True, False]
+    schedule.next(0.0)
+    schedule.done("a", inf)
 
-    assert turns.next(0.0) is None
+    assert schedule.next(0.0) is None
 
 
 def test_who_was_woken_is_not_called_once_more_at_the_time_that_it_had_named_before() -> None:
-    turns = Turns[str]()
-    turns.add("a")
-    turns.next(0.0)
-    turns.done("a", 5.0)
-    turns.wake("a")
-    turns.next(1.0)
-    turns.done("a", inf)
+    schedule = Schedule[str]()
+    schedule.add("a")
+    schedule.next(0.0)
+    schedule.done("a", 5.0)
+    schedule.wake("a")
+    schedule.next(1.0)
+    schedule.done("a", inf)
 
-    assert turns.next(6.0) is None
+    assert schedule.next(6.0) is None
 
 
 def test_times_that_no_longer_count_do_not_pile_up() -> None:
-    turns = Turns[str]()
-    turns.add("a")
+    schedule = Schedule[str]()
+    schedule.add("a")
     for turn in range(10_000):
-        turns.next(0.0)
-        turns.done("a", 1e6 + turn)
-        turns.wake("a")
+        schedule.next(0.0)
+        schedule.done("a", 1e6 + turn)
+        schedule.wake("a")
 
-    assert len(turns._dues) < 100  # noqa: SLF001 -- memory is what this test is about
+    assert len(schedule._dues) < 100  # noqa: SLF001 -- memory is what this test is about
 
 
 def test_who_is_forgotten_is_woken_in_vain() -> None:
-    turns = Turns[str]()
-    turns.add("a")
-    turns.next(0.0)
+    schedule = Schedule[str]()
+    schedule.add("a")
+    schedule.next(0.0)
 
-    turns.forget("a")
+    schedule.forget("a")
 
-    assert not turns.wake("a")
-    assert turns.next(9.0) is None
+    assert not schedule.wake("a")
+    assert schedule.next(9.0) is None
 
 
 class _TurnsInAnyOrder(RuleBasedStateMachine):
@@ -92,7 +92,7 @@ class _TurnsInAnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.turns = Turns[str]()
+        self.schedule = Schedule[str]()
         self.now = 0.0
         self.running = set[str]()
         self.owed = dict[str, float]()  # since when a job is to have a turn; inf: not at all
@@ -101,12 +101,12 @@ class _TurnsInAnyOrder(RuleBasedStateMachine):
     @rule(job=JOBS)
     def add(self, job: str) -> None:
         if job not in self.due:
-            self.turns.add(job)
+            self.schedule.add(job)
             self.owed[job], self.due[job] = self.now, inf
 
     @rule(job=JOBS)
     def wake(self, job: str) -> None:
-        self.turns.wake(job)
+        self.schedule.wake(job)
         if job in self.due:
             self.owed[job] = min(self.owed[job], self.now)
 
@@ -116,7 +116,7 @@ class _TurnsInAnyOrder(RuleBasedStateMachine):
 
     @rule()
     def next(self) -> None:
-        job = self.turns.next(self.now)
+        job = self.schedule.next(self.now)
         for each, due in self.due.items():
             if each not in self.running and due <= self.now:
                 self.owed[each] = min(self.owed[each], due)
@@ -131,7 +131,7 @@ class _TurnsInAnyOrder(RuleBasedStateMachine):
     def done(self, after: float, which: object) -> None:
         job = which.choice(sorted(self.running))  # type: ignore[attr-defined]  # of `random.Random`
         self.running.remove(job)
-        self.turns.done(job, self.now + after)
+        self.schedule.done(job, self.now + after)
         self.due[job] = self.now + after
 
     @precondition(lambda self: self.running)
@@ -139,7 +139,7 @@ class _TurnsInAnyOrder(RuleBasedStateMachine):
     def forget(self) -> None:
         job = min(self.running)
         self.running.remove(job)
-        self.turns.forget(job)
+        self.schedule.forget(job)
         del self.due[job], self.owed[job]
 
     @invariant()
@@ -149,8 +149,8 @@ class _TurnsInAnyOrder(RuleBasedStateMachine):
             for job, due in self.due.items()
             if job not in self.running and self.owed[job] == inf
         ]
-        assert self.turns.due() <= min(waiting, default=inf)
-        assert len(self.turns) == len(self.due)
+        assert self.schedule.due() <= min(waiting, default=inf)
+        assert len(self.schedule) == len(self.due)
 
 
 TestTurnsInAnyOrder = _TurnsInAnyOrder.TestCase

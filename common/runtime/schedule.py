@@ -1,4 +1,4 @@
-"""Whose turn it is: jobs that wait for a time or for a wake-up, as a state machine without threads.
+"""When each job has its turn: at its time, or when it is woken; a state machine without threads.
 
     waiting ──its time, or a wake-up──▶ ready ──next──▶ running ──done──▶ waiting
                                           ▲                │
@@ -33,7 +33,7 @@ class _Place:
     woken: bool = False  # during its turn
 
 
-class Turns(Generic[J]):
+class Schedule(Generic[J]):
     """The turns of jobs, which are told apart by their hash; belongs to one thread at a time."""
 
     def __init__(self) -> None:
