@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from common.core.messages import BatchReady, FailedReason
 from common.metrics import catalogue
 from common.metrics.meters import Meters
+from common.metrics.supervision import KINDS
 
 if TYPE_CHECKING:
     from common.core.messages import Claim
@@ -26,6 +27,8 @@ class WorkerMetrics:
     def work_for(self, job: str, streams: tuple[str, ...]) -> JobMeasures:
         """Tell of this job from now on, and of no other."""
         self.forget()
+        for kind in KINDS:  # from now on there are zeros to count from
+            self._faults.labels(job, kind)
         return JobMeasures(self._instruments, job, streams)
 
     def job_failed(self, job: str, kind: Kind) -> None:

@@ -127,6 +127,9 @@ class Leadership:
             if read is not None:
                 yield read
 
+    def _stream_gone(self, leadership: int, topic: str) -> None:
+        self.hear(leadership, events.Trouble(missing(topic)))
+
     def _hear_reply(self, leadership: int, reply: Reply) -> None:
         self._replies.append((leadership, reply))
         self._wake()
@@ -238,7 +241,13 @@ class Leadership:
         self._follow(self._control, snapshot.control_position, decoded_claims)
         self._sound = SoundReplies(length, self._measuring.metrics, self._log)
         self._replica.replies.follow(self._job, epoch, partial(self._hear_reply, self.number))
-        self._replica.streams.follow(self._job, epoch, self._record.first, self._measuring)
+        self._replica.streams.follow(
+            self._job,
+            epoch,
+            self._record.first,
+            self._measuring,
+            partial(self._stream_gone, self.number),
+        )
 
     def end(self) -> None:
         """Listen no more, and believe nothing of what was heard."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.errors import DollError
+from common.errors import DollError, UnknownTopicError
 from common.metrics.leading import StreamFigures
 from common.telemetry import Outage
 from common.theory.updates import spread_stability, stability
@@ -75,10 +75,15 @@ class _Watched:
         epoch: The leader's.
         first: Where every partition of the job begins.
         measuring: Knows the rest, and hears of it.
+        gone: Told which of its streams was deleted.
     """
 
-    def __init__(self, epoch: int, first: Positions, measuring: Measuring) -> None:
+    def __init__(
+        self, epoch: int, first: Positions, measuring: Measuring, gone: Callable[[str], None]
+    ) -> None:
         self.first = first
+        self.gone = gone
+        self.suspected = False  # of lacking a stream, at the last look
         self.look_at = -inf
         self._epoch = epoch
         self._measuring = measuring
@@ -144,10 +149,17 @@ class StreamWatch:
         self._lock = threading.Lock()
         self._watched = dict[str, _Watched]()
 
-    def follow(self, job: str, epoch: int, first: Positions, measuring: Measuring) -> None:
-        """Look after a job from its next turn on, until `forget`."""
+    def follow(
+        self,
+        job: str,
+        epoch: int,
+        first: Positions,
+        measuring: Measuring,
+        gone: Callable[[str], None],
+    ) -> None:
+        """Look after a job from its next turn on, until `forget`; see `_Watched`."""
         with self._lock:
-            self._watched[job] = _Watched(epoch, first, measuring)
+            self._watched[job] = _Watched(epoch, first, measuring, gone)
 
     def forget(self, job: str) -> None:
         """It is led no longer."""
@@ -174,11 +186,31 @@ class StreamWatch:
         """There is nothing of its own."""
 
     def _look(self, due: list[_Watched], now: float) -> None:
+        ends: Positions = {}
+        known = True
         try:
             ends = self._source.ends({partition for each in due for partition in each.first})
             self._outage.over()
         except DollError as error:
             self._outage.met(error)
-            ends = {}
+            known = False
         for each in due:
             each.saw(ends, now)
+            if known:
+                self._look_for_topics(each, ends)
+
+    def _look_for_topics(self, watched: _Watched, ends: Positions) -> None:
+        """Tell a job that one of its streams was deleted, once two looks have found it so."""
+        lacking = sorted({place.topic for place in watched.first.keys() - ends.keys()})
+        suspected, watched.suspected = watched.suspected, False
+        for topic in lacking:
+            try:
+                self._source.partitions(topic)
+            except UnknownTopicError:
+                watched.suspected = True
+                if suspected:
+                    watched.gone(topic)
+                    return
+            except DollError as error:
+                self._outage.met(error)
+                return

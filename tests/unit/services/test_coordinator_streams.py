@@ -106,7 +106,8 @@ class Bench:
         self.redis = MemoryRedis(self.clock)
         self.roster = MemoryBoards(self.redis).roster()
         self.watch = StreamWatch(self.log, self.roster, event_logger("test"), self.clock)
-        self.watch.follow(NAME, EPOCH, {A: 0, B: 0}, self.measuring)
+        self.gone = list[str]()
+        self.watch.follow(NAME, EPOCH, {A: 0, B: 0}, self.measuring, self.gone.append)
 
     def lead(self, epoch: int = EPOCH) -> None:
         """Let somebody of this process lead."""
@@ -175,12 +176,27 @@ def test_a_stream_that_is_gone_is_nothing_to_the_other_jobs(bench: Bench) -> Non
     metrics = bench.metrics.follow("other", lambda: None)
     other = Measuring(parse_job(JOB.replace("name: digits", "name: other")), metrics, NoTracer())
     other.done(do.Begin(EPOCH, genesis({GONE: 0})), 0.0, 0.0)
-    bench.watch.follow("other", EPOCH, {GONE: 0}, other)
+    gone = list[str]()
+    bench.watch.follow("other", EPOCH, {GONE: 0}, other, gone.append)
     bench.lead()
     bench.watch.turn()
     assert bench.told("stream_records", stream="clinic-a") == 0.0
     assert metrics.leading is not None
     assert metrics.leading.streams is None
+    assert gone == [], "one look may be mistaken"
+    bench.clock.advance(60.0)
+    bench.watch.turn()
+    assert gone == ["clinic-b"]
+    assert bench.gone == []
+
+
+def test_while_kafka_is_away_no_stream_is_taken_for_deleted(bench: Bench) -> None:
+    bench.lead()
+    bench.log.go_away()
+    for _ in range(3):
+        bench.clock.advance(60.0)
+        bench.watch.turn()
+    assert bench.gone == []
 
 
 def test_a_job_without_work_and_workers_is_looked_at_less_often(bench: Bench) -> None:
