@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from common.core.audit import Audit
     from common.core.events import Wanted
     from common.core.messages import Standing, Vector
+    from common.jobs.store import JobRecord
 
 PATIENCE_S = 120.0
 PAUSE_S = 0.02  # between looks at a condition
@@ -99,6 +99,7 @@ class Cluster:
         self._counting = CountingJob(spec, settings, self.log, partitions=2)
         self.board = self._counting.board
         self._writer = self.log.writer()
+        self._book = JobBook(self.log)
         self._produced = 0
 
     def start(self, service: str, name: str, job: str = "", **settings: object) -> None:
@@ -142,10 +143,11 @@ class Cluster:
         self._writer.close()
         for child in self._children.values():
             child.kill()
-        with closing(JobBook(self.log)) as book:
-            for job, record in book.read().items():
-                if record.wanted != "stopped":
-                    book.want(job, "stopped", "the test is over")
+        for job, record in self._book.read().items():
+            if record.wanted != "stopped":
+                self._book.want(job, "stopped", "the test is over")
+        self._book.close()
+        self.log.close()
 
     def said(self, name: str) -> str:
         """What a process logged."""
@@ -170,17 +172,21 @@ class Cluster:
         assert self._writer.flush(30.0)
         self._produced += count
 
+    def record(self) -> JobRecord:
+        """The job as the jobs topic has it."""
+        return self._book.get(self.job)
+
     def wanted(self) -> str:
         """What the jobs topic wants of the job."""
-        return JobBook(self.log).get(self.job).wanted
+        return self.record().wanted
 
     def want(self, wanted: Wanted) -> None:
         """Stop or resume the job."""
-        JobBook(self.log).want(self.job, wanted, "the test says so")
+        self._book.want(self.job, wanted, "the test says so")
 
     def change(self, **changed: float) -> None:
         """Change settings of the job while it runs."""
-        JobBook(self.log).change(self.job, changed, "the test says so")
+        self._book.change(self.job, changed, "the test says so")
 
     def bootstrap(self) -> str:
         """Kafka's address, for a plain client."""

@@ -15,7 +15,6 @@ import pytest
 
 from common.checkpoints import CheckpointStore
 from common.connections import open_blobs, open_board
-from common.jobs.store import JobBook
 from common.learning.checkpoint import unpack
 from common.learning.optimizers import OptimizerSettings
 from common.learning.trainer import Trainer
@@ -130,7 +129,7 @@ def test_a_job_that_cannot_go_on_from_its_checkpoints_is_held_and_keeps_them(
     cluster.want("running")
     await_condition(lambda: cluster.wanted() == "paused", "the job is held")
 
-    assert reason in JobBook(cluster.log).get(job).reason
+    assert reason in cluster.record().reason
     assert content(blobs) == damaged
     for name, data in whole.items():
         blobs.put(name, data)

@@ -11,7 +11,6 @@ from common import wire
 from common.core.messages import Lead, ModelId
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
-from common.jobs.store import JobBook
 from common.reading import read_decoded
 from common.saved import Saved, to_bytes
 from common.topics import control_topic, updates_topic
@@ -169,7 +168,7 @@ def test_a_control_record_of_a_later_format_holds_the_job_and_destroys_nothing(m
     writer.close()
     await_condition(lambda: cluster.wanted() == "paused", "the job is held")
 
-    reason = JobBook(cluster.log).get(cluster.job).reason
+    reason = cluster.record().reason
     assert control_topic(cluster.job) in reason
     assert "'merged' of format 3, expected at most 2" in reason
     assert "run a newer coordinator" in reason
@@ -187,7 +186,7 @@ def test_a_log_that_ends_below_what_is_known_of_it_holds_the_job(make: Make) -> 
     cluster.start("coordinator", "c1")
     await_condition(lambda: cluster.wanted() == "paused", "the job is held")
 
-    reason = JobBook(cluster.log).get(cluster.job).reason
+    reason = cluster.record().reason
     assert f"{updates_topic(cluster.job)}[0] ends at 0" in reason
     assert "up to 14: acknowledged records were lost" in reason
     assert cluster.log.bounds(Partition(updates_topic(cluster.job), 0)).end == 0  # nobody leads

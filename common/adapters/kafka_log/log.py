@@ -100,17 +100,22 @@ class KafkaLog:
             UnknownTopicError: If there is no such partition.
             UnavailableError: If the broker is away.
         """
-        # The client only knows partitions of topics that it has asked about lately.
-        if partition not in self.partitions(partition.topic):
-            raise UnknownTopicError(f"there is no {partition}")
-        try:
-            return Bounds(
-                *self._client.get_watermark_offsets(
-                    TopicPartition(*partition), timeout=self._settings.request_timeout_s
+        until = time.monotonic() + _ELECTION_S
+        while True:
+            # The client only knows partitions of topics that it has asked about lately.
+            if partition not in self.partitions(partition.topic):
+                raise UnknownTopicError(f"there is no {partition}")
+            try:
+                return Bounds(
+                    *self._client.get_watermark_offsets(
+                        TopicPartition(*partition), timeout=self._settings.request_timeout_s
+                    )
                 )
-            )
-        except KafkaException as raised:
-            raise as_ours(cause_of(raised), f"bounds of {partition}") from raised
+            except KafkaException as raised:
+                error = cause_of(raised)
+                if error.code() not in _ELECTING or time.monotonic() > until:
+                    raise as_ours(error, f"bounds of {partition}") from raised
+                time.sleep(_METADATA_RETRY_S)
 
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
         """See the port.
@@ -174,17 +179,20 @@ class KafkaLog:
     ) -> KafkaWriter:
         """See the port."""
         with self._lock:
-            if self._producer is None or self._producer.fault is not None:
-                self._producer = SharedProducer(self._settings)
-            producer = self._producer
-        return KafkaWriter(
-            producer,
-            self._settings,
-            self.partitions,
-            waits=waits,
-            max_bytes=max_bytes,
-            on_ready=on_ready,
-        )
+            while True:
+                if self._producer is None:
+                    self._producer = SharedProducer(self._settings)
+                writer = KafkaWriter(
+                    self._producer,
+                    self._settings,
+                    self.partitions,
+                    waits=waits,
+                    max_bytes=max_bytes,
+                    on_ready=on_ready,
+                )
+                if self._producer.add(writer):
+                    return writer
+                self._producer = None  # it is over
 
     def close(self) -> None:
         """See the port."""

@@ -13,6 +13,7 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, cast
+from weakref import WeakSet
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -31,27 +32,35 @@ _LOGGER = logging.getLogger(__name__)
 
 _ANY_PARTITION = -1  # the client's number for "let the partitioner choose"
 _SERVE_S = 0.05  # how late the thread notices that it shall end
+_LINGER_S = 10.0  # without writers: who writes now and then connects once
 _RECORD_BYTES = 200  # that the client keeps of a record besides its key, value and headers
 
 
 class SharedProducer:
-    """One producer and its thread; ended by `close`, or by a fault that it cannot recover from."""
+    """One producer and its thread.
+
+    It is over once nobody writes any more, by `close`, or by a fault that it cannot recover from.
+    """
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.fault: DeliveryError | None = None  # of all of its writers
         self._close_timeout_s = settings.close_timeout_s
         self.client = made(Producer, writer_properties(settings))
         self._moved = set[KafkaWriter]()  # whose records were reported since the last look
-        self._writers = set[KafkaWriter]()
-        self._lock = threading.Lock()  # guards the set of writers
+        self._writers = WeakSet[KafkaWriter]()  # one that nobody holds any more writes nothing
+        self._lock = threading.Lock()  # guards the set of writers, and whether there may be more
         self._ending = False
+        self._idle_since_s = time.monotonic()
         self._thread = threading.Thread(target=self._serve, name="kafka-producer", daemon=True)
         self._thread.start()
 
-    def add(self, writer: KafkaWriter) -> None:
-        """Tell this writer of a fault."""
+    def add(self, writer: KafkaWriter) -> bool:
+        """Write for it, and tell it of a fault; False if this producer is over."""
         with self._lock:
+            if self._ending or self.fault is not None:
+                return False
             self._writers.add(writer)
+            return True
 
     def drop(self, writer: KafkaWriter) -> None:
         """Tell this writer nothing more."""
@@ -68,12 +77,13 @@ class SharedProducer:
         if left:
             _LOGGER.warning("producer_closed_with_undelivered_records count=%d", left)
             self.client.purge()
-        self._ending = True
+        with self._lock:
+            self._ending = True
         self._thread.join()
         self._fail(DeliveryError("the log was closed while somebody wrote to it"))
 
     def _serve(self) -> None:
-        while not self._ending and self.fault is None:
+        while self.fault is None and not self._is_over():
             try:
                 self.client.poll(_SERVE_S)
             except KafkaException as raised:  # nothing that this client can recover from
@@ -82,6 +92,15 @@ class SharedProducer:
             moved, self._moved = self._moved, set()
             for writer in moved:
                 writer.tell()
+
+    def _is_over(self) -> bool:
+        """Whether it was closed, or nobody has written and nothing was on its way for a while."""
+        with self._lock:
+            if self._writers or len(self.client):
+                self._idle_since_s = time.monotonic()
+            elif time.monotonic() >= self._idle_since_s + _LINGER_S:
+                self._ending = True
+            return self._ending
 
     def _fail(self, fault: DeliveryError) -> None:
         self.fault = fault
@@ -128,7 +147,6 @@ class KafkaWriter:
         self._due = deque["Callable[[], None]"]()
         self._failure: DeliveryError | None = None
         self._news = threading.Event()
-        producer.add(self)
 
     def append(
         self,
