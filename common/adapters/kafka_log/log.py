@@ -44,6 +44,15 @@ if TYPE_CHECKING:
     from common.core.messages import Positions
 
 _METADATA_RETRY_S = 0.02
+# Somebody may have made a topic in this moment: it is there, and nobody leads it yet.
+_ELECTION_S = 2.0
+_ELECTING = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 -- the library's name for its own errors
+    }
+)
 # Waits of the first questions: brokers that do not let us in say so within half a second or, where
 # all are busy, two.
 _FIRST_WAITS_S = (1.0, 2.0)
