@@ -1,7 +1,8 @@
-"""Tasks that can be submitted where they are listed, and of which no model can be made."""
+"""Tasks that can be submitted where they are listed, and are wrong each in its way."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 from common.testing.counting import CountingTask
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
 
@@ -53,3 +56,34 @@ class TooLarge(CountingTask):
 
 class Unlisted(CountingTask):
     """Nothing is wrong with it, but that not every process may import it."""
+
+
+class Mended(CountingTask):
+    """Has a bug in its loss for as long as a file is there: somebody mends it meanwhile.
+
+    Args:
+        records: As of the counting task.
+        bug: The file.
+    """
+
+    def __init__(self, records: int, bug: str) -> None:
+        super().__init__(records)
+        self._bug = Path(bug)
+
+    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+        """(n,) the weights themselves, once it is mended.
+
+        Raises:
+            KeyError: As long as it is not.
+        """
+        if self._bug.exists():
+            return records["lable"]
+        return super().losses(outputs, records)
+
+
+class Averages(CountingTask):
+    """Gives the mean of the losses instead of one for each record."""
+
+    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+        """() their mean, which is wrong."""
+        return super().losses(outputs, records).mean()
