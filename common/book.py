@@ -18,8 +18,14 @@ from time import monotonic
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from common.core.spans import Partition
-from common.errors import ConflictError, ExpiredError, UnavailableError, WireError
-from common.ports import LogRecord, NewTopic
+from common.errors import (
+    ConflictError,
+    ExpiredError,
+    UnavailableError,
+    UnknownTopicError,
+    WireError,
+)
+from common.ports import Bounds, LogRecord, NewTopic
 from common.telemetry import event_logger
 
 if TYPE_CHECKING:
@@ -158,7 +164,7 @@ class Book(Generic[T]):
     def _catch_up(self) -> list[LogRecord]:
         """Fold to what is now the end; return what was new."""
         tail, news, until = self._tail(), list[LogRecord](), monotonic() + _PATIENCE_S
-        end = self._log.bounds(self._partition).end
+        end = self._bounds().end
         while tail.position() < end:
             if monotonic() > until:
                 raise UnavailableError(
@@ -176,6 +182,9 @@ class Book(Generic[T]):
             self._entries.clear()
             self._unreadable.clear()
             return []
+        except UnknownTopicError as error:  # deleted: what was read counts until there is more
+            self.close()
+            raise UnavailableError(str(error)) from error
         for record in records:
             self._fold(record)
         if records:
@@ -192,9 +201,19 @@ class Book(Generic[T]):
         if self._open is None:
             topic = NewTopic(self._partition.topic, kept_forever=True, compacted=True)
             self._log.create_topics([topic])
-            start = self._log.bounds(self._partition).start
-            self._open = self._log.tail(self._partition, start, self._tell)
+            self._open = self._log.tail(self._partition, self._bounds().start, self._tell)
         return self._open
+
+    def _bounds(self) -> Bounds:
+        """What the topic holds.
+
+        Raises:
+            UnavailableError: If Kafka is away, or has not told all brokers of the new topic yet.
+        """
+        try:
+            return self._log.bounds(self._partition)
+        except UnknownTopicError as error:
+            raise UnavailableError(str(error)) from error
 
     def _fold(self, record: LogRecord) -> None:
         name = (record.key or b"").decode(errors="replace")

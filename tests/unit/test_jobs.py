@@ -500,3 +500,16 @@ def test_a_revision_that_is_not_that_of_the_last_change_is_refused() -> None:
     record = record._replace(revision=2, changes=(Change(1, 0.0, {"group_size": 4}),))
     with pytest.raises(WireError, match="revision 2 is not that of its last change"):
         decode_job(b"digits", encode_job(record))
+
+
+def test_of_a_jobs_topic_that_was_deleted_what_was_read_counts_on(log: MemoryLog) -> None:
+    """Nobody ends for it, and no job does; who reads first makes it anew."""
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    known = book.read()
+    log.delete_topic(topics.JOBS)
+
+    with pytest.raises(UnavailableError):
+        book.refresh(0.0)
+
+    assert book.read() == known
