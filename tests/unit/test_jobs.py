@@ -13,6 +13,7 @@ from common.core.spans import Partition
 from common.errors import (
     ConflictError,
     NotFoundError,
+    UnavailableError,
     UnknownTopicError,
     UserError,
     WireError,
