@@ -1,13 +1,14 @@
-"""What a scrape of a worker sees: of its one job, and of none before it."""
+"""What a scrape of a worker sees: of its one job, and of those before it only what failed."""
 
 from __future__ import annotations
 
 from common.core.messages import BatchReady, Skipped, SpanExpired, WorkerId
 from common.core.spans import Span
-from common.metrics.catalogue import CATALOGUE
+from common.metrics.catalogue import CATALOGUE, JOB_FAULTS
 from common.metrics.worker import WorkerMetrics
 
 OWN = {metric.name: metric for metric in CATALOGUE if metric.told_by == ("worker",)}
+FAULTS = JOB_FAULTS.name
 W = WorkerId("w1")
 
 
@@ -30,7 +31,7 @@ def test_every_line_of_the_catalogue_has_a_zero_to_count_from() -> None:
     metrics = WorkerMetrics()
     assert jobs_told(metrics) == {}
     metrics.work_for("digits", ("a", "b"))
-    assert jobs_told(metrics) == {name: {"digits"} for name in OWN}
+    assert jobs_told(metrics) == {name: {"digits"} for name in (*OWN, FAULTS)}
     assert told(metrics, "doll_records_read_total", stream="b") == 0
 
 
@@ -41,10 +42,11 @@ def test_a_worker_that_changes_its_job_forgets_the_old_one_whoever_still_measure
     old.gradient_sent()
     old.took("gradient", 1.0)
     new.gradient_sent()
-    assert jobs_told(metrics) == {name: {"digits"} for name in OWN}
+    faults = {FAULTS: {"letters", "digits"}}
+    assert jobs_told(metrics) == {name: {"digits"} for name in OWN} | faults
     assert told(metrics, "doll_gradients_sent_total") == 1
     metrics.forget()
-    assert jobs_told(metrics) == {}
+    assert jobs_told(metrics) == faults
 
 
 def test_records_of_a_claim_are_counted_by_their_stream() -> None:
