@@ -278,15 +278,16 @@ class RedisBoard:
     def holding_lease(self, holder: str, ttl_s: float) -> Steps[bool]:
         """`hold_lease`, in steps."""
         key, ttl_ms = self._keys + "lease", _milliseconds(ttl_s)
-        take = ("SET", key, holder, "NX", "PX", ttl_ms)
-        taken, current = yield (take, ("GET", key))
-        if taken:
-            return True
-        if current != holder.encode():
+        (current,) = yield (("GET", key),)
+        if current == holder.encode():
+            (prolonged,) = yield (("PEXPIRE", key, ttl_ms),)
+            if prolonged:
+                return True
+        elif current is not None:
             return False
-        # Where it ran out since the answer above, nobody has it, unless somebody is faster now.
-        prolonged, taken = yield (("PEXPIRE", key, ttl_ms), take)
-        return bool(prolonged or taken)
+        # Nobody has it, unless somebody is faster now.
+        (taken,) = yield (("SET", key, holder, "NX", "PX", ttl_ms),)
+        return bool(taken)
 
     def release_lease(self, holder: str) -> None:
         """Give the lease back, if it is still this holder's."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PASSES = 4
 # Turns of jobs with nothing to do fall on multiples of this, so that a thread wakes up once for
 # many of them, and what they ask of Redis goes in one packet.
-GRID_S = 0.05
+GRID_S = 0.1
 DELIVERIES = 3  # that failed, one after the other: a further attempt will fail, too
 FAULTS = 5  # of any kind in a row
 

@@ -23,6 +23,7 @@ from common.jobs.store import JobBook
 from common.learning.gradients import resolve_device
 from common.metrics.serving import Pulses, serve
 from common.metrics.worker import WorkerMetrics
+from common.runtime.service import freeze_imports
 from common.telemetry import EventLogger, Outage, event_logger, set_up_logging
 from common.termination import end_with, on_termination
 from services.worker.loop import JobWorker, Observers
@@ -70,6 +71,7 @@ def main() -> int:
             if settings.device:
                 resolve_device(settings.device)  # one that is not here makes no sense for any job
             tasks = (*BUILT_IN_TASKS, *settings.tasks)
+            freeze_imports()
             worker = Worker(name, arguments.job or "", tasks)
             _work(_Process(worker, settings, leaving, observers, logger))
     except UserError as error:

@@ -148,9 +148,10 @@ def test_a_lease_that_runs_out_between_two_steps_is_taken_again() -> None:
     steps = board.holding_lease("one", 1.0)
     next(steps)
 
-    prolong, take = steps.send([None, b"one"])  # ours, it says
+    (prolong,) = steps.send([b"one"])  # ours, it says
+    (take,) = steps.send([0])  # it is not any more
 
     assert (prolong[0], take[:2], take[3]) == ("PEXPIRE", ("SET", "doll:{digits}:lease"), "NX")
     with pytest.raises(StopIteration) as done:
-        steps.send([0, True])  # it was not any more, and nobody else's either
+        steps.send([True])  # and nobody else's either
     assert done.value.value is True

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import warnings
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pytest
 import structlog
@@ -26,9 +26,6 @@ from common.telemetry import (
     set_up_logging,
 )
 from common.testing.clock import HandClock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 UNTOUCHED = """
 import logging, structlog
@@ -57,18 +54,6 @@ class Terminal(io.StringIO):
     def isatty(self) -> bool:
         """It is one."""
         return True
-
-
-@pytest.fixture
-def process() -> Iterator[None]:
-    """Logging as a process has it, and afterwards as the tests have it."""
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    yield
-    root.handlers[:], root.level = before
-    root.setLevel(root.level)  # what loggers remember of it is forgotten
-    logging.captureWarnings(capture=False)
-    structlog.reset_defaults()
 
 
 def test_an_event_carries_what_was_bound_and_what_is_given() -> None:
@@ -128,7 +113,7 @@ def test_what_the_level_hides_is_not_even_put_together() -> None:
     assert put_together == [{"event": "shown"}]
 
 
-@pytest.mark.usefixtures("process")
+@pytest.mark.usefixtures("process_logging")
 def test_ours_the_libraries_and_structlog_s_own_lines_have_one_form() -> None:
     stream = io.StringIO()
     set_up_logging(Settings(log_format="json"), stream, service="worker", worker="w3")
@@ -150,7 +135,7 @@ def test_ours_the_libraries_and_structlog_s_own_lines_have_one_form() -> None:
     assert "an old name" in warned[-1]["event"]
 
 
-@pytest.mark.usefixtures("process")
+@pytest.mark.usefixtures("process_logging")
 def test_a_logger_made_and_bound_before_the_set_up_goes_by_it() -> None:
     log = event_logger("early").bind(job="digits")
     log.debug("unheard")
@@ -164,7 +149,7 @@ def test_a_logger_made_and_bound_before_the_set_up_goes_by_it() -> None:
     assert told == ["debug heard job=digits", "warning shown job=digits"]
 
 
-@pytest.mark.usefixtures("process")
+@pytest.mark.usefixtures("process_logging")
 def test_only_a_terminal_gets_colours() -> None:
     for stream, coloured in ((Terminal(), True), (io.StringIO(), False)):
         set_up_logging(Settings(), stream)
@@ -172,7 +157,7 @@ def test_only_a_terminal_gets_colours() -> None:
         assert ("\x1b[" in stream.getvalue()) is coloured
 
 
-@pytest.mark.usefixtures("process")
+@pytest.mark.usefixtures("process_logging")
 def test_requests_with_their_headers_are_not_told_even_at_debug() -> None:
     stream = io.StringIO()
     set_up_logging(Settings(log_level="debug"), stream)

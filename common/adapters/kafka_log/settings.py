@@ -46,7 +46,7 @@ class KafkaSettings:
     )  # passed on: security.protocol, sasl.*
 
 
-_TAIL_FETCH_WAIT_MS = 50
+_TAIL_FETCH_WAIT_MS = 100
 # A topic that is gone is taken for one that is about to appear for so long; the default is 30 s.
 _PROPAGATION = {"topic.metadata.propagation.max.ms": 10_000}
 

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from common.ports import Bounds
 
 _WAIT_S = 0.01  # for records; what is asked of the thread meanwhile waits as long
+_QUIET_WAIT_S = 0.05  # instead, once nothing came and nothing was asked for `_QUIET_S`
+_QUIET_S = 1.0
 _MANY_RECORDS = 2000  # of one call to the client
 _HELD_BYTES = 4 << 20  # of one tail: it is fetched no more until half of it is read
 _RECORD_BYTES = 200  # of a record besides its key and value
@@ -243,7 +245,7 @@ class _TailConsumer:
         self._suspects = dict[Partition, float | None]()
         self._question: BoundsQuestion | None = None  # about all suspects
         self._ask_s = 0.0  # not before then
-        self._empty_since_s = time.monotonic()
+        self._empty_since_s = self._busy_s = time.monotonic()
         self._misses_topics = False  # the client has said that some topic is not there
         self._complaints = Complaints()
         self._client = made(Consumer, tail_properties(settings) | {"error_cb": self._hear})
@@ -299,8 +301,10 @@ class _TailConsumer:
             self._carry_out()
             if self._is_done():
                 return
-            messages = self._client.consume(1, _WAIT_S)
+            quiet = time.monotonic() >= self._busy_s + _QUIET_S
+            messages = self._client.consume(1, _QUIET_WAIT_S if quiet else _WAIT_S)
             if messages:
+                self._busy_s = time.monotonic()
                 messages += self._client.consume(_MANY_RECORDS, 0)
             self._distribute(cast("list[Record]", messages))
             self._tell_trouble()
@@ -308,6 +312,7 @@ class _TailConsumer:
 
     def _carry_out(self) -> None:
         while not self._orders.empty():
+            self._busy_s = time.monotonic()
             self._orders.get()()
 
     def _is_done(self) -> bool:

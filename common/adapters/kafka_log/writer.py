@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 _ANY_PARTITION = -1  # the client's number for "let the partitioner choose"
-_SERVE_S = 0.05  # how late the thread notices that it shall end
+_SERVE_S = 0.05  # how late the thread notices that it shall end, while records are on their way
+_IDLE_S = 0.5  # between looks of an idle client: at its token, at whether anybody still writes
 _LINGER_S = 10.0  # without writers: who writes now and then connects once
 _RECORD_BYTES = 200  # that the client keeps of a record besides its key, value and headers
 
@@ -50,6 +51,7 @@ class SharedProducer:
         self._writers = WeakSet[KafkaWriter]()  # one that nobody holds any more writes nothing
         self._lock = threading.Lock()  # guards the set of writers, and whether there may be more
         self._ending = False
+        self._wanted = threading.Event()  # there are records to report, or the end has come
         self._idle_since_s = time.monotonic()
         self._thread = threading.Thread(target=self._serve, name="kafka-producer", daemon=True)
         self._thread.start()
@@ -71,6 +73,11 @@ class SharedProducer:
         """One of this writer's records has been reported; called by the client, in the thread."""
         self._moved.add(writer)
 
+    def appended(self) -> None:
+        """A record is on its way."""
+        if not self._wanted.is_set():
+            self._wanted.set()
+
     def close(self) -> None:
         """Give up what does not arrive soon, and end the thread."""
         left: int = self.client.flush(self._close_timeout_s)
@@ -79,13 +86,17 @@ class SharedProducer:
             self.client.purge()
         with self._lock:
             self._ending = True
+        self._wanted.set()
         self._thread.join()
         self._fail(DeliveryError("the log was closed while somebody wrote to it"))
 
     def _serve(self) -> None:
         while self.fault is None and not self._is_over():
+            self._wanted.clear()
+            if not len(self.client) and not self._ending:  # what comes from now on sets it again
+                self._wanted.wait(_IDLE_S)
             try:
-                self.client.poll(_SERVE_S)
+                self.client.poll(_SERVE_S if len(self.client) else 0)
             except KafkaException as raised:  # nothing that this client can recover from
                 self.client.purge()  # or its records would be kept until the end of the process
                 self._fail(DeliveryError(f"writing: {cause_of(raised)}"))
@@ -186,6 +197,7 @@ class KafkaWriter:
                 partial(self._report, size, on_delivered, on_failed),
                 headers=list(headers) or None,
             )
+            self._producer.appended()
         except KafkaException as raised:
             self._appended -= 1
             self._appended_bytes -= size

@@ -103,7 +103,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(process_logging: None, monkeypatch: pytest.MonkeyPatch) -> Bench:  # noqa: ARG001
     return Bench(monkeypatch)
 
 

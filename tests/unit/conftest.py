@@ -1,0 +1,24 @@
+"""What tests of the pure parts share."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def process_logging() -> Iterator[None]:
+    """A test may set up logging as a process does; afterwards it is as the tests have it."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = before
+    root.setLevel(root.level)  # what loggers remember of it is forgotten
+    logging.captureWarnings(capture=False)
+    structlog.reset_defaults()
