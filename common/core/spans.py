@@ -18,6 +18,18 @@ class Partition(NamedTuple):
         return f"{self.topic}[{self.index}]"
 
 
+class LogPosition(NamedTuple):
+    """Where a reader of a partition stands, and what it knows of the log below.
+
+    A topic that was deleted and created anew has another id; a log that lost its tail goes on under
+    a new leader epoch. So a position alone does not say that the log below is still the same.
+    """
+
+    offset: int  # of the next record
+    topic_id: str = ""  # Kafka's, in its text form; empty: not known
+    epoch: int = -1  # Kafka's leader epoch of the last record below `offset`; -1: not known
+
+
 class Span(NamedTuple):
     """Positions `start` to `end` of one partition, half-open.
 
