@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from common.config import Settings
 from common.jobs.store import JobBook
+from common.learning.optimizers import load_optimizers
 from common.metrics.coordinator import CoordinatorMetrics
 from common.metrics.serving import Pulses
 from common.metrics.supervision import SupervisionMetrics
@@ -57,6 +58,7 @@ class MemoryReplica:
         tracer: Tracer | None = None,
         candidates: Candidates | None = None,
     ) -> None:
+        load_optimizers()  # as its process does before it holds a lease: it takes seconds
         logger = event_logger("test")
         self.pulses, self.metrics = Pulses(), CoordinatorMetrics()
         self.steps = Supervisor(None, self.pulses, logger, threads=3)
