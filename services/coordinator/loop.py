@@ -82,6 +82,7 @@ class JobCoordinator:
         """Take in what has happened, then do what is due."""
         machine, effects = self._machine, self._effects
         self._begin()
+        self._see_hold()
         self._follow(self._newest())
         left = True
         passes = 0
@@ -90,9 +91,7 @@ class JobCoordinator:
         if not left and monotonic() >= machine.due():  # judged by all that is known by now
             self._feed(events.Tick())
         effects.poll()
-        if effects.hold_written:  # whatever this replica hears of the job from now on is newer
-            effects.hold_written = False
-            self._want("paused")
+        self._see_hold()
         if effects.finished or (self._stopping and machine.leader is None):
             return None
         if self._wanted == "stopped" and effects.stands_by and effects.unable:
@@ -114,6 +113,12 @@ class JobCoordinator:
         if self._fault is not None and _is_hopeless(self._fault):
             self._gave_up = True
             self._feed(events.Trouble(_given_up(self._fault), self._fault.detail))
+
+    def _see_hold(self) -> None:
+        """Pause once the hold is written, before any record is looked at: each is newer."""
+        if self._effects.hold_written:
+            self._effects.hold_written = False
+            self._want("paused")
 
     def _take_in(self) -> bool:
         """Feed the machine with what was heard; whether there was anything."""

@@ -48,7 +48,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 class MemoryReplica:
     """The process of a coordinator, but for its loop: a test says when it looks at the jobs."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 -- whatever of a process a test wants another of
         self,
         log: MemoryLog,
         redis: MemoryRedis,
@@ -57,13 +57,14 @@ class MemoryReplica:
         blobs: Blobs | None = None,
         tracer: Tracer | None = None,
         candidates: Candidates | None = None,
+        book: JobBook | None = None,
     ) -> None:
         load_optimizers()  # as its process does before it holds a lease: it takes seconds
         logger = event_logger("test")
         self.pulses, self.metrics = Pulses(), CoordinatorMetrics()
         self.steps = Supervisor(None, self.pulses, logger, threads=3)
         boards = MemoryBoards(redis)
-        self.book = JobBook(log)
+        self.book = book or JobBook(log)
         self.streams = StreamWatch(log, boards.roster(), logger)
         self.replica = Replica(
             name=name,

@@ -23,7 +23,7 @@ from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from common.jobs.store import JobRecord
 
@@ -265,6 +265,49 @@ def test_a_bug_of_ours_ends_its_job_alone_which_is_held_after_some_tries_and_can
 
     broken[0] = False
     bench.book.want("bad", "running", "a newer version")
+    replica.look_until(lambda: replica.leads("bad"), "it leads")
+
+
+class HastyOwner(JobBook):
+    """Somebody resumes a job as soon as it is held, and the replica sees both records at once."""
+
+    def __init__(self, log: MemoryLog, broken: list[bool]) -> None:
+        super().__init__(log)
+        self._broken = broken
+        self.look: Callable[[], None] | None = None
+
+    def hold(self, job: str, reason: str, detail: str = "") -> JobRecord:
+        """As before; then somebody looks, and there are two records."""
+        held = super().hold(job, reason, detail)
+        look, self.look = self.look, None
+        if look is not None:
+            self._broken[0] = False
+            self.want(job, "running", "mended")
+            look()
+        return held
+
+
+def test_a_job_that_is_resumed_as_soon_as_it_is_held_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.submit("bad")
+    broken = [True]
+    find = Leadership.find
+
+    def finds(self: Leadership, source: str) -> object:
+        if broken[0] and self._job == "bad":
+            raise ZeroDivisionError("a bug")
+        return find(self, source)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Leadership, "find", finds)
+    owner = HastyOwner(bench.log, broken)
+    replica = MemoryReplica(bench.log, bench.redis, book=owner)
+    bench.replicas.append(replica)
+    owner.look = replica.look
+
+    replica.look()
+    until(lambda: owner.look is None, "it was held and resumed")
+
     replica.look_until(lambda: replica.leads("bad"), "it leads")
 
 
