@@ -354,8 +354,9 @@ class Leader:
         too_many = "" if record.expired else self._poison.quarantined()
         if too_many:
             yield from self.hold(
-                f"{too_many} are {record.reason}; mend the task or its data, take the batches"
-                " back with `doll job requeue`, and resume the job",
+                f"{too_many} are {record.reason}; mend the task (and start its workers again: they"
+                " load it once) or its data, take the batches back with `doll job requeue`, and"
+                " resume the job",
                 traceback,
             )
 

@@ -84,20 +84,23 @@ def list_jobs(context: typer.Context) -> None:
             Column(name, justify="right", min_width=len(name))
             for name in ("lag", "skipped", "quarantined")
         ),
-        *("task", "streams", "b", "K", "why"),
+        *("task", "streams"),
+        *(Column(name, justify="right", no_wrap=True) for name in ("b", "K")),
         box=None,
     )
     for line in jobs.lines:
         counts = (at_least(each, whole=line.whole) for each in (line.skipped, line.quarantined))
         sizes = str(line.batch_size), str(line.group_size)
-        # Texts: a reason may have brackets, which are no markup.
         cells = (
             *(line.name, line.state.word, number(line.lag), *counts),
-            *(line.task, ", ".join(line.streams), *sizes, line.state.why or line.reason),
+            *(line.task, ", ".join(line.streams), *sizes),
         )
         table.add_row(*map(Text, cells))
     if jobs.lines:
         Console().print(table)
+        for line in jobs.lines:  # below: too long for a column of a terminal
+            if why := line.state.why or line.reason:
+                typer.echo(f"{line.name}: {line.state.word}: {printable(why)}")
     elif not jobs.unreadable:
         typer.echo("no jobs yet; submit one with `doll job submit FILE`")
     for each in jobs.unreadable:
