@@ -85,15 +85,13 @@ def list_jobs(context: typer.Context) -> None:
             for name in ("lag", "skipped", "quarantined")
         ),
         *("task", "streams"),
-        *(Column(name, justify="right", no_wrap=True) for name in ("b", "K")),
         box=None,
     )
     for line in jobs.lines:
         counts = (at_least(each, whole=line.whole) for each in (line.skipped, line.quarantined))
-        sizes = str(line.batch_size), str(line.group_size)
         cells = (
             *(line.name, line.state.word, number(line.lag), *counts),
-            *(line.task, ", ".join(line.streams), *sizes),
+            *(line.task, ", ".join(line.streams)),
         )
         table.add_row(*map(Text, cells))
     if jobs.lines:
