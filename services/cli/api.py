@@ -71,8 +71,6 @@ class _Summary(msgspec.Struct):
     reason: str
     streams: tuple[str, ...]
     task: str
-    batch_size: int
-    group_size: int
     state: Word
     why: str
     lag: int | None
@@ -284,8 +282,6 @@ def _line(told: _Summary) -> JobLine:
         State(told.state, told.why),
         told.task,
         told.streams,
-        told.batch_size,
-        told.group_size,
         told.reason,
         told.lag,
         told.skipped,

@@ -160,8 +160,6 @@ def _line(record: JobRecord, progress: JobProgress | None, now: float) -> JobLin
         state or UNREAD,
         spec.task.name or spec.task.entrypoint or "",
         spec.streams,
-        spec.batch_size,
-        spec.group_size,
         record.reason,
     )
     if progress is None:

@@ -43,8 +43,6 @@ class JobLine(NamedTuple):
     state: State
     task: str
     streams: tuple[str, ...]
-    batch_size: int  # b
-    group_size: int  # K
     reason: str  # why it is wanted so
     lag: int | None = None
     skipped: int | None = None  # records

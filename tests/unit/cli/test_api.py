@@ -183,9 +183,13 @@ def test_a_job_is_submitted_listed_and_shown_as_directly(both: Both) -> None:
 
 
 def test_a_job_is_paused_resumed_and_stopped_as_directly(submitted: Both) -> None:
-    for command in ("pause", "resume", "stop"):
+    for command, listed in (
+        ("pause", "paused: why"),
+        ("resume", "waiting"),
+        ("stop", "stopped: why"),
+    ):
         assert ": why" in submitted.same("job", command, "digits", "--reason", "why")
-        assert "why" in submitted.same("job", "list")
+        assert f"digits: {listed}" in submitted.same("job", "list")
 
 
 @pytest.mark.parametrize(
@@ -303,8 +307,8 @@ def test_lists_say_the_same_of_every_job(submitted: Both) -> None:
     JobBook(world.log).finish("letters", "400 updates applied")
     eventually(lambda: submitted.remote(*listed).stdout == world.run(*listed).stdout)
     shown = submitted.same(*listed)
-    assert re.search("digits +held .*its task raises KeyError", shown)
-    assert re.search("letters +finished .*400 updates applied", shown)
+    assert "digits: held: its task raises KeyError" in shown
+    assert "letters: finished: 400 updates applied" in shown
     for run in submitted.ways:
         assert "Traceback: boom" in run("job", "show", "digits").stderr
 
