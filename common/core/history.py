@@ -4,11 +4,14 @@ Several processes may have believed that they lead; their records interleave in 
 fold, and nothing else, says who led when, which updates made the model and which batches are
 quarantined. The coordinator, `doll audit` and a takeover all use it.
 
-    offset   0        1      2      3        4      5
-    record   Lead(-1) J=1    J=2    Lead(0)  J=3    J=2
-                                    base J=1 of 0   of 3
-    epoch    0        0      0      3        3      3
-    path     -        1      1 2    1        1      1 2'     J=3 of epoch 0 comes too late: void
+    record   Lead(-1) J=1    J=2    Lead(70) J=3    J=2
+             epoch 70               base J=1 of 70  of 80
+                                    epoch 80
+    epoch    70       70     70     80       80     80
+    path     -        1      1 2    1        1      1 2'     J=3 of epoch 70 comes too late: void
+
+An epoch is a number that its Lead carries, and that is used once: offsets come again where Kafka
+loses records that it had acknowledged.
 
 A quarantine outlives every Lead. An operator may end it (`Requeued`), or make it final before its
 records are produced anew (`Replayed`): of the two, what comes first counts, and then the other does
@@ -42,7 +45,7 @@ class History:
     """The fold: feed it every record of the updates topic from a known point on, in order.
 
     Args:
-        epoch: Offset of the Lead in force at `position`, -1 for none.
+        epoch: Of the Lead in force at `position`, -1 for none.
         base: The last effective update at `position`: where this reader's knowledge begins.
         position: Offset of the next record to feed.
         poison: Batches that are quarantined at `position` and may be taken back.
@@ -65,7 +68,7 @@ class History:
 
     @property
     def epoch(self) -> int:
-        """Offset of the Lead in force, -1 for none."""
+        """Of the Lead in force, -1 for none."""
         return self._epoch
 
     @property
@@ -135,11 +138,12 @@ class History:
             return False  # it names another Lead than the one in force: somebody was faster
         while len(self._path) > 1 and self._path[-1].version > lead.base.version:
             self._path.pop()
-        if self._path[-1].version > lead.base.version:
-            # Below what this reader knows: the snapshot it began with is worth nothing any more.
+        if self._path[-1] != lead.base:
+            # Below what this reader knows, or of another chain: the snapshot it began with is worth
+            # nothing any more.
             self._base_lost = True
             self._path = [lead.base]
-        self._epoch = offset
+        self._epoch = lead.epoch_at(offset)
         return True
 
     def _update(self, update: UpdateApplied) -> bool:

@@ -47,7 +47,7 @@ class Leader:
     """A leader's whole state.
 
     Args:
-        epoch: Offset of its Lead record.
+        epoch: Of its Lead record.
         snapshot: What it starts from.
         history: What the updates topic says since that snapshot; its owner feeds it.
         settings: The job's.

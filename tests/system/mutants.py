@@ -357,8 +357,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "history.py",
-                "        self._epoch = offset\n        return True",
-                "        self._epoch, self._quarantined = offset, {}\n        return True",
+                "        self._epoch = lead.epoch_at(offset)\n",
+                "        self._epoch, self._quarantined = lead.epoch_at(offset), {}\n",
             ),
         ),
     ),

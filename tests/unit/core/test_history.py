@@ -14,6 +14,7 @@ from common.core.messages import (
     Replayed,
     Requeued,
     UpdateApplied,
+    unused_number,
 )
 from common.core.spans import Span
 from tests.unit.core.examples import batch
@@ -37,6 +38,36 @@ def test_a_takeover_takes_back_what_its_base_does_not_contain() -> None:
 
     assert history.epoch == 3
     assert history.path == (GENESIS, ModelId(0, 1), ModelId(3, 2))
+
+
+def test_an_epoch_is_the_number_that_its_lead_carries() -> None:
+    # The first leader's records from offset 1 on were lost, its successor's Lead stands there now.
+    # offset   0        1        2         3
+    # record   Lead(-1) Lead(70) J=1       J=1
+    #          epoch 70 epoch 80 of 70     of 80
+    topic: Topic = [
+        Lead(-1, GENESIS, "c1", 70),
+        Lead(70, GENESIS, "c2", 80),
+        update(70, 1),  # it was on its way when the log lost its tail
+        update(80, 1),
+    ]
+    history = read(topic)
+
+    assert history.epoch == 80
+    assert history.path == (GENESIS, ModelId(80, 1))
+
+
+def test_the_epoch_of_a_lead_without_a_number_is_its_offset() -> None:
+    history = read([Lead(-1, GENESIS, "c1"), Lead(0, GENESIS, "c2"), update(1, 1)])
+
+    assert (history.epoch, history.head) == (1, ModelId(1, 1))
+
+
+def test_no_two_numbers_are_the_same_but_by_a_rare_chance() -> None:
+    numbers = [unused_number(1767225600.001, 4095), unused_number(1767225600.002, 0)]
+
+    assert numbers == sorted(set(numbers))
+    assert numbers[0] > 10**12  # above every offset that an older program used as an epoch
 
 
 def test_of_two_candidates_the_first_to_write_leads() -> None:
@@ -134,6 +165,14 @@ def test_a_reader_learns_that_its_own_base_was_taken_back() -> None:
     assert reader.head == ModelId(0, 3)
 
 
+def test_a_reader_learns_that_its_own_base_is_of_another_chain() -> None:
+    reader = History(epoch=70, base=ModelId(70, 5), position=6)
+    reader.feed(6, Lead(70, ModelId(60, 5), "c2", 80))
+
+    assert reader.base_lost
+    assert reader.head == ModelId(60, 5)
+
+
 def test_no_record_is_fed_twice() -> None:
     history = History(position=4)
 
@@ -150,7 +189,7 @@ def effective(topic: Topic) -> tuple[int, list[ModelId]]:
     for offset, record in enumerate(topic):
         match record:
             case Lead(after, base) if after == in_force:
-                in_force = offset
+                in_force = record.epoch_at(offset)
                 path = [model for model in path if model.version <= base.version]
             case UpdateApplied(epoch, version) if epoch == in_force:
                 if version == path[-1].version + 1:
