@@ -72,7 +72,8 @@ class Trail:
         """
         unseen = self._unseen_leader(record)
         if unseen is not None:
-            self._history = History(unseen.epoch, unseen, offset, self._history.poison)
+            before = max(record.number - 1, 0) if isinstance(record, UpdateApplied) else 0
+            self._history = History(unseen.epoch, unseen, offset, self._history.poison, before)
         counts = self._history.feed(offset, record)
         self._guesses = self._guesses and not (counts and isinstance(record, Lead))
         if counts and self.version >= self._forget_at:

@@ -168,6 +168,7 @@ def check_audit(record: AuditRecord) -> None:
         case UpdateApplied():
             _check_count("epoch", record.epoch)
             _check_count("version", record.version, 1)
+            _check_count("number", record.number)
             _check_batches(record.batches)
             _check_count("samples", record.samples)
             _check_finite("loss", record.loss)
@@ -178,6 +179,7 @@ def check_audit(record: AuditRecord) -> None:
                 _check_count(f"skipped[{stream!r}]", records)
         case Quarantined():
             _check_count("epoch", record.epoch)
+            _check_count("number", record.number)
             _check_batches((record.batch,))
         case Requeued() | Replayed():
             _check_batches((record.batch,))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from common.core import commands as do
 from common.core import events
 from common.core.leader import Leader
-from common.core.messages import Lead
+from common.core.messages import Lead, Quarantined, UpdateApplied
 from common.core.search import Chosen, Search, Wait
 
 if TYPE_CHECKING:
@@ -228,9 +228,21 @@ class Coordinator:
         counts = history.feed(offset, record)
         if isinstance(record, Lead):
             yield from self._lead_read(history, record, now, counts=counts)
+        elif isinstance(record, UpdateApplied | Quarantined) and self._is_void(history, record):
+            yield from self._hold(
+                f"the updates topic lost a record: number {history.number + 1} of those that this"
+                f" leader wrote is missing, number {record.number} is there; `doll job resume` goes"
+                " on from the last snapshot, and what was learned since is learned again",
+                "",
+            )
         elif counts and self._leader is not None and record is not None:
             history.forget_before(history.head.version)  # a Lead that goes back ends it all anyway
             yield from self._leader.audit_read(record, now)
+
+    def _is_void(self, history: History, record: UpdateApplied | Quarantined) -> bool:
+        """Whether it is this leader's own, and written after one that was lost."""
+        own = self._leader is not None and record.epoch == self._leader.model.epoch
+        return own and record.epoch == history.epoch and record.number > history.number
 
     def _lead_read(
         self, history: History, lead: Lead, now: float, *, counts: bool

@@ -11,7 +11,8 @@ quarantined. The coordinator, `doll audit` and a takeover all use it.
     path     -        1      1 2    1        1      1 2'     J=3 of epoch 70 comes too late: void
 
 An epoch is a number that its Lead carries, and that is used once: offsets come again where Kafka
-loses records that it had acknowledged.
+loses records that it had acknowledged. A leader numbers its updates and quarantines, and only its
+next one counts: so what it wrote after a record that was lost is void, as is what comes twice.
 
 A quarantine outlives every Lead. An operator may end it (`Requeued`), or make it final before its
 records are produced anew (`Replayed`): of the two, what comes first counts, and then the other does
@@ -49,6 +50,7 @@ class History:
         base: The last effective update at `position`: where this reader's knowledge begins.
         position: Offset of the next record to feed.
         poison: Batches that are quarantined at `position` and may be taken back.
+        number: Of the newest record that counts of the leader in force, 0 for none.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class History:
         base: ModelId = GENESIS,
         position: int = 0,
         poison: Iterable[Batch] = (),
+        number: int = 0,
     ) -> None:
         self._epoch = epoch
+        self._number = number
         self._path = [base]
         self._position = position
         self._quarantined = dict[int, Quarantined]()
@@ -70,6 +74,11 @@ class History:
     def epoch(self) -> int:
         """Of the Lead in force, -1 for none."""
         return self._epoch
+
+    @property
+    def number(self) -> int:
+        """Of the newest record that counts of the leader in force, 0 for none."""
+        return self._number
 
     @property
     def head(self) -> ModelId:
@@ -143,21 +152,31 @@ class History:
             # nothing any more.
             self._base_lost = True
             self._path = [lead.base]
-        self._epoch = lead.epoch_at(offset)
+        self._epoch, self._number = lead.epoch_at(offset), 0
         return True
 
+    def _is_next(self, record: UpdateApplied | Quarantined) -> bool:
+        """Whether it is of the leader in force, and that leader's next one."""
+        return record.epoch == self._epoch and record.number in (0, self._number + 1)
+
     def _update(self, update: UpdateApplied) -> bool:
-        if update.epoch != self._epoch or update.version != self.head.version + 1:
+        if not self._is_next(update) or update.version != self.head.version + 1:
             return False
+        self._number = update.number or self._number
         self._path.append(ModelId(update.epoch, update.version))
         return True
 
     def _quarantine(self, record: Quarantined) -> bool:
         offset = record.batch.offset
-        if record.epoch != self._epoch or offset in self._quarantined or offset in self._poison:
+        if not self._is_next(record):
             return False
+        self._number = record.number or self._number
+        known = self._quarantined.get(offset)
+        if record.batch in (known and known.batch, self._poison.get(offset)):
+            return False  # it is quarantined already, perhaps for good
         self._quarantined[offset] = record
         self._requeued.pop(offset, None)
+        self._poison.pop(offset, None)  # of another batch, whose claim was lost
         if not record.expired:
             self._poison[offset] = record.batch
         return True

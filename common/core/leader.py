@@ -178,7 +178,7 @@ class Leader:
         elif isinstance(record, UpdateApplied | Quarantined):
             if isinstance(record, Quarantined):
                 yield do.DeadLetterBatch(record)
-            yield from self._published(self._publisher.read_back())
+            yield from self._published(self._publisher.publish())
         yield from self._advance(now)
 
     def board_wiped(self, now: float) -> Iterator[CoordinatorCommand]:
@@ -408,7 +408,7 @@ class Leader:
         return Snapshot(
             by=self._epoch,
             made=self._made,
-            updates_position=-1,  # known when it is published, as is what is poison then
+            updates_position=-1,  # known when it is published, as are number and poison
             control_position=self._ledger.position,
             claimed=self._ledger.claimed,
             waiting=self._unsettled(),

@@ -148,6 +148,7 @@ class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
     revision: int = 0  # of the job's settings, K among them, that it was made under
     gradient_s: float = 0.0  # mean compute time of one batch's gradient
     skipped: dict[str, int] = {}  # records of the batches that did not decode, by stream
+    number: int = 0  # of this leader's updates and quarantines, from 1; 0: an older program's
 
 
 class Quarantined(msgspec.Struct, frozen=True, tag="quarantined"):
@@ -156,6 +157,7 @@ class Quarantined(msgspec.Struct, frozen=True, tag="quarantined"):
     epoch: int
     batch: Batch  # whole: if an operator takes it back, it waits again from this record alone
     reason: str  # "poison: ..." or "expired"
+    number: int = 0  # likewise
 
     @property
     def expired(self) -> bool:

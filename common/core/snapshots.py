@@ -36,6 +36,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     # Quarantined batches that an operator may still take back. None: an older program wrote this
     # snapshot, and only the updates topic knows.
     poison: tuple[Batch, ...] | None = None
+    number: int = 0  # of its leader's newest record below `updates_position`
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -83,7 +84,7 @@ def choose(
         begin, poison = snapshot.updates_position, snapshot.poison
         if poison is None:
             poison = _read(History(), [each for each in updates if each[0] < begin]).poison
-        history = History(snapshot.by, snapshot.made, begin, poison)
+        history = History(snapshot.by, snapshot.made, begin, poison, snapshot.number)
         _read(history, [each for each in updates if each[0] >= begin])
         if not history.base_lost:
             return snapshot, history

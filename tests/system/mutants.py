@@ -196,7 +196,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "publishing.py",
-                "if pending is None or self._read < pending.after:",
+                "if pending is None or self._history.number < pending.after:",
                 "if pending is None:",
             ),
         ),

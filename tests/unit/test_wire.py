@@ -108,7 +108,7 @@ audits = (
         st.floats(0, 1e9),
         st.dictionaries(names, counts, max_size=2),
     )
-    | st.builds(Quarantined, counts, batches, texts)
+    | st.builds(Quarantined, counts, batches, texts, counts)
     | st.builds(Requeued, batches, names, finite)
     | st.builds(Replayed, batches, names, finite)
     | st.builds(
@@ -286,6 +286,9 @@ def test_a_record_says_a_later_format_only_where_an_older_program_would_misread_
     # And takes a Lead's offset for its epoch.
     leads = (Lead(7, GENESIS, "c"), Lead(7, GENESIS, "c", 8))
     assert [format_in(wire.encode_audit(each)) for each in leads] == [1, 3]
+    # And counts what stands behind a record that was lost.
+    assert format_in(wire.encode_audit(msgspec.structs.replace(update, number=1))) == 3
+    assert format_in(wire.encode_audit(Quarantined(0, plain, "poison", 1))) == 3
 
 
 def format_in(data: bytes) -> int:

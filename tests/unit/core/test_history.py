@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace as with_
 
 from common.core.history import History
 from common.core.messages import (
@@ -84,6 +85,39 @@ def test_a_record_that_comes_twice_counts_once() -> None:
     assert history.feed(3, poison)
     assert not history.feed(4, poison)
     assert history.quarantined == {7: poison}
+
+
+NUMBERED = Lead(-1, GENESIS, "c1", 70)
+
+
+def test_what_a_leader_wrote_behind_a_record_that_was_lost_does_not_count() -> None:
+    # record   Lead  poison 1  (poison 2, lost)  J=1, number 3   Lead of 80   poison, number 1
+    history = read([NUMBERED, Quarantined(70, batch(6), "poison: raised", 1)])
+
+    assert not history.feed(2, with_(update(70, 1), number=3))
+    assert not history.feed(3, Quarantined(70, batch(8), "poison: raised", 4))
+    assert (history.head, set(history.quarantined), history.number) == (GENESIS, {6}, 1)
+
+    assert history.feed(4, Lead(70, GENESIS, "c2", 80))
+    assert history.feed(5, Quarantined(80, batch(7), "poison: raised", 1))
+
+
+def test_a_quarantine_that_comes_again_after_it_was_taken_back_is_void() -> None:
+    poison = Quarantined(70, batch(7), "poison: raised", 1)
+    history = read([NUMBERED, poison, REQUEUED])
+
+    assert not history.feed(3, poison)
+    assert (history.quarantined, set(history.requeued)) == ({}, {7})
+
+
+def test_a_quarantine_is_of_a_batch_by_value_not_of_its_offset() -> None:
+    # The control topic lost its tail, and another batch was claimed at offset 7 since.
+    lost, now = Quarantined(70, batch(7), "poison: raised", 1), Quarantined(70, OTHER, "expired", 2)
+    history = read([NUMBERED, lost, now])
+
+    assert history.quarantined == {7: now}
+    assert history.poison == ()
+    assert not history.feed(3, REQUEUED)
 
 
 def test_a_quarantine_outlives_the_updates_around_it() -> None:
@@ -256,7 +290,7 @@ def test_readers_that_start_at_different_points_agree_on_what_follows(
 ) -> None:
     whole = read(topic)
     then = read(topic[:start])
-    later = read(topic, History(then.epoch, then.head, then.position, then.poison))
+    later = read(topic, History(then.epoch, then.head, then.position, then.poison, then.number))
 
     assert later.epoch == whole.epoch
     assert set(later.poison) == set(whole.poison)
