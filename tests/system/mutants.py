@@ -335,7 +335,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "if decision.batch is not None and offset not in self._quarantined:",
+                "if decision.batch is not None and not self._is_quarantined(decision.batch):",
                 "if decision.batch is not None:",
             ),
         ),
@@ -346,7 +346,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "b for o, b in waiting.items() if o not in self._quarantined",
+                "b for b in waiting.values() if not self._is_quarantined(b)",
                 "b for b in waiting.values()",
             ),
         ),

@@ -306,7 +306,7 @@ def test_a_quarantine_outlives_a_snapshot_taken_before_its_claim_was_replayed() 
     other.feed(events.ControlRead(((0, one.control[0]),)))
     other.tick(other.now + 1.0)
     (snapshot,) = other.published
-    assert (snapshot.control_position, snapshot.quarantined) == (1, (1,))
+    assert (snapshot.control_position, snapshot.quarantined) == (1, (batch(1, B),))
 
     third = Bench(updates=one.updates, control=one.control, name="c3")
     third.lead(snapshot)

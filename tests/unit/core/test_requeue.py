@@ -27,6 +27,7 @@ from tests.unit.core.test_leader import asked, leading
 from tests.unit.core.test_leader_trouble import fail
 
 if TYPE_CHECKING:
+    from common.core.messages import Batch, Claim
     from common.core.settings import CoordinatorSettings
 
 LAX = replace(QUIET, strikes=0, poison_in_a_row=100, poison_share=1.0)
@@ -168,14 +169,20 @@ def test_a_new_leader_hears_of_a_requeue_of_what_an_earlier_one_quarantined(
     assert bench.standing.waiting == 2
 
 
+NAMED = pytest.mark.parametrize("named", [1, batch(1, B)], ids=["by offset", "by value"])
+
+
+@NAMED
 @pytest.mark.parametrize("heard", ["before it leads", "before its claim", "after its claim"])
-def test_a_batch_whose_claim_is_still_to_be_replayed_waits_once(heard: str) -> None:
+def test_a_batch_whose_claim_is_still_to_be_replayed_waits_once(
+    heard: str, named: Batch | int
+) -> None:
     # The snapshot knows that b1 is quarantined, but its control position is below b1's claim.
     snapshot = with_(
         BEHIND,
         control_position=1,
         claimed=FIRST | {P: 10},
-        quarantined=(1,),
+        quarantined=(named,),
         waiting=(batch(0, A),),
     )
     before = [REQUEUED] if heard == "before it leads" else []
@@ -187,6 +194,42 @@ def test_a_batch_whose_claim_is_still_to_be_replayed_waits_once(heard: str) -> N
     if not before:
         bench.updates.append(REQUEUED)
         bench.read_updates()
+    bench.read_control()
+
+    assert bench.standing.waiting == 2
+
+
+def test_a_quarantine_does_not_fall_upon_another_batch_at_its_offset() -> None:
+    # control   0: A [0:10]   1: B [10:20], quarantined, then lost   1: C [10:15]
+    snapshot = with_(
+        BEHIND, control_position=1, claimed=FIRST | {P: 10}, quarantined=(batch(1, B),)
+    )
+    now = with_(ready(C, span(P, 10, 15)), samples=5)
+    topic: Topic = [FIRST_LEAD, POISON]
+    bench = Bench(replace(LAX, hot_every_s=1.0), updates=topic, control=[CLAIMS[0], now], name="c2")
+    bench.lead(snapshot)
+    bench.read_control()
+    assert bench.standing.waiting == 2
+
+    bench.updates.append(REQUEUED)  # nobody can take back what was lost
+    bench.read_updates()
+    assert bench.standing.waiting == 2
+    bench.tick(bench.now + 1.0)
+    (written,) = bench.published
+    assert (written.quarantined, written.poison) == ((), ())
+
+
+def test_where_a_claim_was_lost_and_none_counts_there_its_quarantine_is_forgotten() -> None:
+    snapshot = with_(
+        BEHIND, control_position=1, claimed=FIRST | {P: 10}, quarantined=(batch(1, B),)
+    )
+    control: list[Claim | None] = [
+        CLAIMS[0],
+        ready(C, span(P, 11, 21)),
+        CLAIMS[1],
+    ]  # void; the lost one comes again
+    bench = Bench(LAX, updates=[FIRST_LEAD, POISON], control=control, name="c2")
+    bench.lead(snapshot)
     bench.read_control()
 
     assert bench.standing.waiting == 2
