@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from common.core.messages import ModelId
+from common.core.messages import Batch, ModelId
 from common.core.snapshots import Snapshot
 from common.errors import CorruptError, FutureFormatError, WireError
 from common.manifest import told
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from common.checkpoints import Checkpoint, CheckpointStore
 
-FORMAT = 2  # of the protocol's part: the latest that this program knows
+FORMAT = 3  # of the protocol's part: the latest that this program knows
 _PROTOCOL, _TRAINER = "protocol.msgpack", "trainer.safetensors"
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -123,7 +123,12 @@ def in_hand(saved: Saved) -> Stored:
 
 
 def _format_of(snapshot: Snapshot) -> int:
-    """The oldest format of which a program must be: 2 names bad records together by reason."""
+    """The oldest format of which a program must be.
+
+    Format 2 names bad records together by reason, 3 quarantined batches by value.
+    """
+    if any(isinstance(each, Batch) for each in snapshot.quarantined):
+        return 3
     return 2 if any(batch.skipped for batch in snapshot.waiting) else 1
 
 

@@ -2,7 +2,8 @@
 
 `common.core.history` decides. Where retention, or the small log of an embedded broker, has deleted
 the first records, the Lead in force at the first one that is left is guessed from the records: of
-leaders whose Lead nobody can read any more, the newest that wrote is taken for the one in force.
+leaders whose Lead nobody can read any more, the newest that wrote is taken for the one in force,
+until a Lead counts.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ class Trail:
     """
 
     def __init__(self, start: int = 0) -> None:
-        self._start = start
+        self._guesses = start > 0
         self._history = History(position=start)
         self._forget_at = 2 * _REMEMBERED
 
     @property
     def epoch(self) -> int:
-        """Offset of the Lead in force, -1 for none."""
+        """Of the Lead in force, -1 for none."""
         return self._history.epoch
 
     @property
@@ -71,8 +72,10 @@ class Trail:
         """
         unseen = self._unseen_leader(record)
         if unseen is not None:
-            self._history = History(unseen.epoch, unseen, offset, self._history.poison)
+            before = max(record.number - 1, 0) if isinstance(record, UpdateApplied) else 0
+            self._history = History(unseen.epoch, unseen, offset, self._history.poison, before)
         counts = self._history.feed(offset, record)
+        self._guesses = self._guesses and not (counts and isinstance(record, Lead))
         if counts and self.version >= self._forget_at:
             self._history.forget_before(self.version - _REMEMBERED)
             self._forget_at = self.version + _REMEMBERED
@@ -81,9 +84,9 @@ class Trail:
     def _unseen_leader(self, record: AuditRecord | None) -> ModelId | None:
         """Whom a record shows to lead by a Lead from before the first record; its base."""
         match record:
-            case UpdateApplied() if self.epoch < record.epoch < self._start:
+            case UpdateApplied() if self._guesses and record.epoch > self.epoch:
                 return ModelId(record.epoch, record.version - 1)
-            case Lead() if self.epoch < record.after < self._start:
+            case Lead() if self._guesses and record.after > self.epoch:
                 return ModelId(record.after, record.base.version)
             case _:
                 return None

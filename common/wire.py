@@ -23,6 +23,7 @@ from common.core.messages import (
     BatchReady,
     Claim,
     Gradient,
+    Lead,
     ModelId,
     Quarantined,
     Replayed,
@@ -65,21 +66,24 @@ class _Tagged(msgspec.Struct):
     format: int = 1
 
 
-FORMAT = 2  # of the records in Kafka: the latest that this program knows
+FORMAT = 3  # of the records in Kafka: the latest that this program knows
 
 
 def format_of(message: object) -> int:
     """The oldest format of which a program must be to read a record in Kafka.
 
     Format 2 names bad records together by reason, and updates leave them to the claims; it takes
-    batches out of quarantine, or makes it final.
+    batches out of quarantine, or makes it final. Format 3 numbers epochs, and
+    the updates and quarantines of each leader.
     """
     match message:
-        case BatchReady(skipped=skipped) if skipped:
+        case Lead(epoch=epoch) if epoch >= 0:
+            return 3
+        case UpdateApplied(number=number) | Quarantined(number=number) if number:
+            return 3
+        case BatchReady(skipped=skipped) | Quarantined(batch=Batch(skipped=skipped)) if skipped:
             return 2
         case UpdateApplied(batches=batches, skipped=skipped) if skipped or _any_skipped(batches):
-            return 2
-        case Quarantined(batch=batch) if batch.skipped:
             return 2
         case Requeued() | Replayed():
             return 2

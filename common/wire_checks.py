@@ -162,9 +162,13 @@ def check_audit(record: AuditRecord) -> None:
             _check_count("after", record.after, -1)
             check_model("base", record.base)
             _need(bool(record.candidate), "candidate", record.candidate, "a unique name")
+            _check_count("epoch", record.epoch, -1)
+            later = record.epoch < 0 or record.epoch > record.after
+            _need(later, "epoch", record.epoch, f"above {record.after}, the one before")
         case UpdateApplied():
             _check_count("epoch", record.epoch)
             _check_count("version", record.version, 1)
+            _check_count("number", record.number)
             _check_batches(record.batches)
             _check_count("samples", record.samples)
             _check_finite("loss", record.loss)
@@ -175,6 +179,7 @@ def check_audit(record: AuditRecord) -> None:
                 _check_count(f"skipped[{stream!r}]", records)
         case Quarantined():
             _check_count("epoch", record.epoch)
+            _check_count("number", record.number)
             _check_batches((record.batch,))
         case Requeued() | Replayed():
             _check_batches((record.batch,))

@@ -59,7 +59,6 @@ def audit(
         updates: The whole updates topic, likewise.
     """
     history, effective, operators, lead_count, void = _effective(updates)
-    quarantined = tuple(history.quarantined.values())
     flaws = list[Flaw]()
 
     ledger = Ledger(first)
@@ -80,6 +79,12 @@ def audit(
         else:
             accepted[offset] = decision.batch.without_skipped()
 
+    # A quarantine of a batch whose claim was lost is of nothing: its records are in other batches.
+    quarantined = tuple(
+        record
+        for offset, record in history.quarantined.items()
+        if accepted.get(offset) == record.batch.without_skipped()
+    )
     settled = set[int]()
     for what, batches in (
         *((f"version {update.version}", update.batches) for update in effective),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from common.core import commands as do
 from common.core import events
 from common.core.leader import Leader
-from common.core.messages import Lead
+from common.core.messages import Lead, Quarantined, UpdateApplied
 from common.core.search import Chosen, Search, Wait
 
 if TYPE_CHECKING:
@@ -113,8 +113,8 @@ class Coordinator:
                 yield from self._lease_answered(now, held=held)
             case events.SnapshotsFound():
                 yield from self._found(event, now)
-            case events.SnapshotRestored():
-                yield from self._stand(now)
+            case events.SnapshotRestored(number):
+                yield from self._stand(number, now)
             case events.LeadDelivered(candidate):
                 if self._candidacy is not None and self._candidacy.mark == candidate:
                     self._candidacy.since = now
@@ -202,15 +202,22 @@ class Coordinator:
             self._searching_since = now
             yield self._search.begin()
 
-    def _stand(self, now: float) -> Iterator[CoordinatorCommand]:
+    def _stand(self, number: int, now: float) -> Iterator[CoordinatorCommand]:
         """Stand as a candidate: the weights are in hand."""
         if self._candidacy is None or self._candidacy.mark or self._history is None:
             return
         self._candidacies += 1
         self._candidacy.since = now
         self._candidacy.mark = f"{self._name}#{self._candidacies}"
-        snapshot = self._candidacy.snapshot
-        yield do.AppendAudit(Lead(self._history.epoch, snapshot.made, self._candidacy.mark))
+        after = self._history.epoch
+        yield do.AppendAudit(
+            Lead(
+                after,
+                self._candidacy.snapshot.made,
+                self._candidacy.mark,
+                max(number, after + 1),  # whatever this machine's clock says
+            )
+        )
 
     def _update_read(
         self, offset: int, record: AuditRecord | None, now: float
@@ -220,27 +227,40 @@ class Coordinator:
             return
         counts = history.feed(offset, record)
         if isinstance(record, Lead):
-            yield from self._lead_read(offset, record, now, counts=counts)
+            yield from self._lead_read(history, record, now, counts=counts)
+        elif isinstance(record, UpdateApplied | Quarantined) and self._is_void(history, record):
+            yield from self._hold(
+                f"the updates topic lost a record: number {history.number + 1} of those that this"
+                f" leader wrote is missing, number {record.number} is there; `doll job resume` goes"
+                " on from the last snapshot, and what was learned since is learned again",
+                "",
+            )
         elif counts and self._leader is not None and record is not None:
             history.forget_before(history.head.version)  # a Lead that goes back ends it all anyway
             yield from self._leader.audit_read(record, now)
 
+    def _is_void(self, history: History, record: UpdateApplied | Quarantined) -> bool:
+        """Whether it is this leader's own, and written after one that was lost."""
+        own = self._leader is not None and record.epoch == self._leader.model.epoch
+        return own and record.epoch == history.epoch and record.number > history.number
+
     def _lead_read(
-        self, offset: int, lead: Lead, now: float, *, counts: bool
+        self, history: History, lead: Lead, now: float, *, counts: bool
     ) -> Iterator[CoordinatorCommand]:
         candidacy = self._candidacy
         own = candidacy is not None and lead.candidate == candidacy.mark
         if self._leader is not None and counts:
-            yield from self._step_down(f"{lead.candidate} leads from offset {offset}")
+            yield from self._step_down(f"{lead.candidate} leads with epoch {history.epoch}")
         elif candidacy is not None and own and counts:
-            yield from self._lead(candidacy.snapshot, offset, now)
+            yield from self._lead(candidacy.snapshot, now)
         elif candidacy is not None and (own or (counts and not candidacy.mark)):
             yield from self._step_down("somebody was faster")
 
-    def _lead(self, snapshot: Snapshot, epoch: int, now: float) -> Iterator[CoordinatorCommand]:
+    def _lead(self, snapshot: Snapshot, now: float) -> Iterator[CoordinatorCommand]:
         if self._history is None:
             raise AssertionError("only a candidate begins to lead")
         self._candidacy = None
+        epoch = self._history.epoch
         self._leader = Leader(epoch, snapshot, self._history, self._settings, now)
         self._alive_at = now
         yield do.Begin(epoch, snapshot)

@@ -117,6 +117,8 @@ class SnapshotsFound(msgspec.Struct, frozen=True):
 class SnapshotRestored(msgspec.Struct, frozen=True):
     """The weights of the snapshot that was asked for are in hand."""
 
+    number: int  # `unused_number`: the epoch, should this process come to lead
+
 
 class LeadDelivered(msgspec.Struct, frozen=True):
     """This process's Lead record stands in the updates topic: it will be read soon."""

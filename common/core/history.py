@@ -4,11 +4,15 @@ Several processes may have believed that they lead; their records interleave in 
 fold, and nothing else, says who led when, which updates made the model and which batches are
 quarantined. The coordinator, `doll audit` and a takeover all use it.
 
-    offset   0        1      2      3        4      5
-    record   Lead(-1) J=1    J=2    Lead(0)  J=3    J=2
-                                    base J=1 of 0   of 3
-    epoch    0        0      0      3        3      3
-    path     -        1      1 2    1        1      1 2'     J=3 of epoch 0 comes too late: void
+    record   Lead(-1) J=1    J=2    Lead(70) J=3    J=2
+             epoch 70               base J=1 of 70  of 80
+                                    epoch 80
+    epoch    70       70     70     80       80     80
+    path     -        1      1 2    1        1      1 2'     J=3 of epoch 70 comes too late: void
+
+An epoch is a number that its Lead carries, and that is used once: offsets come again where Kafka
+loses records that it had acknowledged. A leader numbers its updates and quarantines, and only its
+next one counts: so what it wrote after a record that was lost is void, as is what comes twice.
 
 A quarantine outlives every Lead. An operator may end it (`Requeued`), or make it final before its
 records are produced anew (`Replayed`): of the two, what comes first counts, and then the other does
@@ -42,10 +46,11 @@ class History:
     """The fold: feed it every record of the updates topic from a known point on, in order.
 
     Args:
-        epoch: Offset of the Lead in force at `position`, -1 for none.
+        epoch: Of the Lead in force at `position`, -1 for none.
         base: The last effective update at `position`: where this reader's knowledge begins.
         position: Offset of the next record to feed.
         poison: Batches that are quarantined at `position` and may be taken back.
+        number: Of the newest record that counts of the leader in force, 0 for none.
     """
 
     def __init__(
@@ -54,8 +59,10 @@ class History:
         base: ModelId = GENESIS,
         position: int = 0,
         poison: Iterable[Batch] = (),
+        number: int = 0,
     ) -> None:
         self._epoch = epoch
+        self._number = number
         self._path = [base]
         self._position = position
         self._quarantined = dict[int, Quarantined]()
@@ -65,8 +72,13 @@ class History:
 
     @property
     def epoch(self) -> int:
-        """Offset of the Lead in force, -1 for none."""
+        """Of the Lead in force, -1 for none."""
         return self._epoch
+
+    @property
+    def number(self) -> int:
+        """Of the newest record that counts of the leader in force, 0 for none."""
+        return self._number
 
     @property
     def head(self) -> ModelId:
@@ -126,6 +138,14 @@ class History:
             case Evaluated() | Drifted() | None:
                 return False  # no decision
 
+    def forget_batch(self, offset: int) -> None:
+        """Let go of what is known of the batch at this control offset: its claim was lost.
+
+        Nobody can take it back then: its records are in other batches.
+        """
+        for known in (self._quarantined, self._poison, self._requeued):
+            known.pop(offset, None)
+
     def forget_before(self, version: int) -> None:
         """Let go of updates older than `version`, which nobody will go back behind any more."""
         self._path = [m for m in self._path[:-1] if m.version >= version] + self._path[-1:]
@@ -135,25 +155,36 @@ class History:
             return False  # it names another Lead than the one in force: somebody was faster
         while len(self._path) > 1 and self._path[-1].version > lead.base.version:
             self._path.pop()
-        if self._path[-1].version > lead.base.version:
-            # Below what this reader knows: the snapshot it began with is worth nothing any more.
+        if self._path[-1] != lead.base:
+            # Below what this reader knows, or of another chain: the snapshot it began with is worth
+            # nothing any more.
             self._base_lost = True
             self._path = [lead.base]
-        self._epoch = offset
+        self._epoch, self._number = lead.epoch_at(offset), 0
         return True
 
+    def _is_next(self, record: UpdateApplied | Quarantined) -> bool:
+        """Whether it is of the leader in force, and that leader's next one."""
+        return record.epoch == self._epoch and record.number in (0, self._number + 1)
+
     def _update(self, update: UpdateApplied) -> bool:
-        if update.epoch != self._epoch or update.version != self.head.version + 1:
+        if not self._is_next(update) or update.version != self.head.version + 1:
             return False
+        self._number = update.number or self._number
         self._path.append(ModelId(update.epoch, update.version))
         return True
 
     def _quarantine(self, record: Quarantined) -> bool:
         offset = record.batch.offset
-        if record.epoch != self._epoch or offset in self._quarantined or offset in self._poison:
+        if not self._is_next(record):
             return False
+        self._number = record.number or self._number
+        known = self._quarantined.get(offset)
+        if record.batch in (known and known.batch, self._poison.get(offset)):
+            return False  # it is quarantined already, perhaps for good
         self._quarantined[offset] = record
         self._requeued.pop(offset, None)
+        self._poison.pop(offset, None)  # of another batch, whose claim was lost
         if not record.expired:
             self._poison[offset] = record.batch
         return True

@@ -6,6 +6,7 @@ flight, begin the next. There is one round in flight (s = 0, the paper's synchro
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from common.core import commands as do
@@ -47,7 +48,7 @@ class Leader:
     """A leader's whole state.
 
     Args:
-        epoch: Offset of its Lead record.
+        epoch: Of its Lead record.
         snapshot: What it starts from.
         history: What the updates topic says since that snapshot; its owner feeds it.
         settings: The job's.
@@ -72,14 +73,17 @@ class Leader:
         requeued = history.requeued
         # Their claims may lie above the snapshot's control position and be replayed only now. What
         # this leader publishes before that must name them: its successor's history begins later.
-        self._quarantined = {*history.quarantined, *snapshot.quarantined} - requeued.keys()
+        self._quarantined = snapshot.left_out
+        self._quarantined |= {o: record.batch for o, record in history.quarantined.items()}
+        for offset in requeued:
+            self._quarantined.pop(offset, None)
         waiting = {batch.offset: batch for batch in snapshot.waiting}
         # What was taken back since waits too, unless its claim is still to be replayed.
         waiting |= {o: b for o, b in requeued.items() if o < snapshot.control_position}
-        self._grouper = Grouper(b for o, b in waiting.items() if o not in self._quarantined)
+        self._grouper = Grouper(b for b in waiting.values() if not self._is_quarantined(b))
         self._returned = set(snapshot.returned)
         self._suspects = Suspects(settings.strikes, snapshot.strikes)
-        self._suspects.clear(self._quarantined | requeued.keys())
+        self._suspects.clear(self._quarantined.keys() | requeued.keys())
         self._poison = PoisonLimits(settings.poison_in_a_row, settings.poison_share)
         self._times = GradientTimes(settings.deadline_floor_s)
         self._liveness = Liveness(settings.beats_grace_s)
@@ -127,13 +131,14 @@ class Leader:
         """Decide claims."""
         for offset, claim in records:
             decision = self._ledger.decide(offset, claim)
+            self._check_quarantine(offset, decision.batch)
             if not decision.accepted:
                 continue
             self._moved_at = now
             skipped = getattr(claim, "skipped", ())
             if skipped:
                 yield do.DeadLetterRecords(skipped)
-            if decision.batch is not None and offset not in self._quarantined:
+            if decision.batch is not None and not self._is_quarantined(decision.batch):
                 self._grouper.add(decision.batch)
         yield self._standing(now)
         yield from self._advance(now)
@@ -178,7 +183,7 @@ class Leader:
         elif isinstance(record, UpdateApplied | Quarantined):
             if isinstance(record, Quarantined):
                 yield do.DeadLetterBatch(record)
-            yield from self._published(self._publisher.read_back())
+            yield from self._published(self._publisher.publish())
         yield from self._advance(now)
 
     def board_wiped(self, now: float) -> Iterator[CoordinatorCommand]:
@@ -360,9 +365,23 @@ class Leader:
                 traceback,
             )
 
+    def _is_quarantined(self, batch: Batch) -> bool:
+        """Whether an earlier leader quarantined exactly this batch."""
+        known = self._quarantined
+        return batch.offset in known and known[batch.offset] in (None, batch)
+
+    def _check_quarantine(self, offset: int, batch: Batch | None) -> None:
+        """Forget a quarantine if the control topic says something else at its batch's offset.
+
+        Where that topic lost its tail, another claim may stand there now.
+        """
+        if offset in self._quarantined and (batch is None or not self._is_quarantined(batch)):
+            del self._quarantined[offset]
+            self._history.forget_batch(offset)
+
     def _requeue(self, batch: Batch, now: float) -> Iterator[CoordinatorCommand]:
         """An operator took a batch back: it waits, or will when its claim is replayed."""
-        self._quarantined.discard(batch.offset)
+        self._quarantined.pop(batch.offset, None)
         self._publisher.requeue(batch)
         if batch.offset < self._ledger.position:
             self._grouper.add(batch)
@@ -409,7 +428,7 @@ class Leader:
         return Snapshot(
             by=self._epoch,
             made=self._made,
-            updates_position=-1,  # known when it is published, as is what is poison then
+            updates_position=-1,  # known when it is published, as are number and poison
             control_position=self._ledger.position,
             claimed=self._ledger.claimed,
             waiting=self._unsettled(),
@@ -418,7 +437,9 @@ class Leader:
             samples=self._samples,
             losses=self._goal.losses,
             quarantined=tuple(
-                sorted(offset for offset in self._quarantined if offset >= self._ledger.position)
+                offset if batch is None else batch
+                for offset, batch in sorted(self._quarantined.items(), key=itemgetter(0))
+                if offset >= self._ledger.position
             ),
         )
 

@@ -27,11 +27,24 @@ class ModelId(NamedTuple):
     version 17, and a gradient of one is worth nothing to the other.
     """
 
-    epoch: int  # e, offset in the updates topic of the maker's Lead record
+    epoch: int  # e, the number of the maker's leadership: see `Lead`
     version: int  # J, updates applied so far
 
 
 GENESIS = ModelId(-1, 0)  # the weights that the job's specification makes, before anyone led
+
+
+def unused_number(at_s: float, random_bits: int) -> int:
+    """A number that nobody has used, nor ever will again, whatever a log loses of its tail.
+
+    Offsets come again where records were lost. Of the numbers of one job two are the same only if
+    they are drawn in the same millisecond, and then by a chance of 1 in 4096.
+
+    Args:
+        at_s: Now, in seconds since 1970.
+        random_bits: 12 of them: from 0 to 4095.
+    """
+    return int(at_s * 1000) * 4096 + random_bits
 
 
 class TriggerId(NamedTuple):
@@ -109,12 +122,17 @@ class Batch(msgspec.Struct, frozen=True):
 class Lead(msgspec.Struct, frozen=True, tag="lead"):
     """A candidate wants to lead: counts only if `after` is the Lead in force (compare-and-set).
 
-    Its own offset becomes the epoch. Every update above `base` is taken back.
+    Its number becomes the epoch. Every update above `base` is taken back.
     """
 
     after: int  # epoch of the Lead that the candidate found in force, -1 for none
     base: ModelId  # the update contained in the snapshot that it starts from
     candidate: str  # unique for each candidacy, to recognise one's own record
+    epoch: int = -1  # `unused_number`, and above `after`; -1: of an older program, see `epoch_at`
+
+    def epoch_at(self, offset: int) -> int:
+        """The epoch that begins with this record: without a number, its own offset."""
+        return offset if self.epoch < 0 else self.epoch
 
 
 class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
@@ -130,6 +148,7 @@ class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
     revision: int = 0  # of the job's settings, K among them, that it was made under
     gradient_s: float = 0.0  # mean compute time of one batch's gradient
     skipped: dict[str, int] = {}  # records of the batches that did not decode, by stream
+    number: int = 0  # of this leader's updates and quarantines, from 1; 0: an older program's
 
 
 class Quarantined(msgspec.Struct, frozen=True, tag="quarantined"):
@@ -138,6 +157,7 @@ class Quarantined(msgspec.Struct, frozen=True, tag="quarantined"):
     epoch: int
     batch: Batch  # whole: if an operator takes it back, it waits again from this record alone
     reason: str  # "poison: ..." or "expired"
+    number: int = 0  # likewise
 
     @property
     def expired(self) -> bool:

@@ -54,7 +54,6 @@ class Publisher:
         self._settings = settings
         self._history = history
         self._appended = 0
-        self._read = 0
         self._pending: _Pending | None = None
         version, position = snapshot.made.version, snapshot.control_position
         self._hot = _Mark(now, version, position)
@@ -63,7 +62,7 @@ class Publisher:
     @property
     def unread(self) -> int:
         """Own audit records that have not been read back yet."""
-        return self._appended - self._read
+        return self._appended - self._history.number
 
     @property
     def pending(self) -> bool:
@@ -71,14 +70,9 @@ class Publisher:
         return self._pending is not None
 
     def append(self, record: UpdateApplied | Quarantined) -> AppendAudit:
-        """Count an audit record on its way."""
+        """Number an audit record, which is on its way now."""
         self._appended += 1
-        return AppendAudit(record)
-
-    def read_back(self) -> tuple[PublishSnapshot, ...]:
-        """The oldest unread record was read back as valid; publishes what waited for it."""
-        self._read += 1
-        return self._publish()
+        return AppendAudit(msgspec.structs.replace(record, number=self._appended))
 
     def requeue(self, batch: Batch) -> None:
         """A batch was taken out of quarantine: in a copy that is published later it waits, too.
@@ -93,7 +87,7 @@ class Publisher:
             waiting = (*copied.waiting, batch)
             copied = msgspec.structs.replace(copied, waiting=tuple(sorted(waiting, key=_age)))
         else:  # its claim is replayed after a takeover, and then it must not be left out
-            rest = tuple(offset for offset in copied.quarantined if offset != batch.offset)
+            rest = tuple(q for q in copied.quarantined if q not in (batch, batch.offset))
             copied = msgspec.structs.replace(copied, quarantined=rest)
         self._pending = _Pending(copied, pending.checkpoint, pending.after)
 
@@ -138,7 +132,7 @@ class Publisher:
         if checkpoint:
             self._checkpoint = _Mark(now, mark.version, mark.control_position)
         self._pending = _Pending(snapshot, checkpoint, self._appended)
-        return (CopyWeights(), *self._publish())
+        return (CopyWeights(), *self.publish())
 
     def _clocks(self) -> list[tuple[_Mark, float]]:
         clocks = list[tuple[_Mark, float]]()
@@ -148,9 +142,10 @@ class Publisher:
             clocks.append((self._checkpoint, self._settings.checkpoint_every_s))
         return clocks
 
-    def _publish(self) -> tuple[PublishSnapshot, ...]:
+    def publish(self) -> tuple[PublishSnapshot, ...]:
+        """Publish what waited for records that were read back by now."""
         pending = self._pending
-        if pending is None or self._read < pending.after:
+        if pending is None or self._history.number < pending.after:
             return ()
         self._pending = None
         # Exactly here, neither earlier nor later, the history's head is what the weights contain.
@@ -158,6 +153,7 @@ class Publisher:
             pending.snapshot,
             updates_position=self._history.position,
             poison=self._history.poison,
+            number=self._history.number,
         )
         return (PublishSnapshot(snapshot, pending.checkpoint),)
 

@@ -30,12 +30,14 @@ class Snapshot(msgspec.Struct, frozen=True):
     waiting: tuple[Batch, ...] = ()  # accepted, and in no update that its weights contain
     strikes: dict[int, int] = {}
     returned: tuple[int, ...] = ()  # batches put back once by `on_missing: proceed`
-    quarantined: tuple[int, ...] = ()  # by earlier leaders, above `control_position`: see `Leader`
+    # By earlier leaders, above `control_position`: see `Leader`. Older programs name offsets alone.
+    quarantined: tuple[Batch | int, ...] = ()
     samples: int = 0  # trained since the job began
     losses: tuple[float, ...] = ()  # of the last updates, mean per sample each, oldest first
     # Quarantined batches that an operator may still take back. None: an older program wrote this
     # snapshot, and only the updates topic knows.
     poison: tuple[Batch, ...] | None = None
+    number: int = 0  # of its leader's newest record below `updates_position`
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -46,6 +48,14 @@ class Snapshot(msgspec.Struct, frozen=True):
     def reads_from(self) -> int:
         """Where in the updates topic a reader begins who begins with this snapshot."""
         return 0 if self.poison is None else self.updates_position
+
+    @property
+    def left_out(self) -> dict[int, Batch | None]:
+        """What is `quarantined`, by control offset; None: whatever was claimed there."""
+        return {
+            each if isinstance(each, int) else each.offset: None if isinstance(each, int) else each
+            for each in self.quarantined
+        }
 
     @property
     def loss(self) -> float | None:
@@ -83,7 +93,7 @@ def choose(
         begin, poison = snapshot.updates_position, snapshot.poison
         if poison is None:
             poison = _read(History(), [each for each in updates if each[0] < begin]).poison
-        history = History(snapshot.by, snapshot.made, begin, poison)
+        history = History(snapshot.by, snapshot.made, begin, poison, snapshot.number)
         _read(history, [each for each in updates if each[0] >= begin])
         if not history.base_lost:
             return snapshot, history

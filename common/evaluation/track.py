@@ -4,10 +4,10 @@ A leader offers a version before anybody can read its audit record, and one that
 worth nothing. And a leader names the weights that it began with by its own epoch, the history by
 that of whoever made them:
 
-    offset   0        1      ...  40     41                42      43
-    record   Lead(-1) J=1         J=40   Lead, base J=40   J=41    Evaluated (0, 40)
-    path     -        (0, 1)      (0,40) (0, 40)           (41,41)
-    (0, 40)  is itself;  (41, 40) is (0, 40) from offset 41 on;  (0, 41) never was
+    record   Lead(-1) J=1         J=40    Lead, base J=40   J=41    Evaluated (70, 40)
+             epoch 70                     epoch 80
+    path     -        (70, 1)     (70,40) (70, 40)          (80,41)
+    (70, 40)  is itself;  (80, 40) is (70, 40) from its Lead on;  (70, 41) never was
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Track:
         counts = self._trail.feed(offset, record)
         match record:
             case Lead() if counts:
-                self._began[offset] = self._trail.head
+                self._began[self._trail.epoch] = self._trail.head
                 self._take_back(self._trail.version)
             case UpdateApplied() if counts:
                 self._learned(record)

@@ -595,7 +595,7 @@ class JobProgress:
 
     @property
     def epoch(self) -> int:
-        """Offset of the Lead in force, -1 for none."""
+        """Of the Lead in force, -1 for none."""
         return self._trail.epoch
 
     def holds(self, model: ModelId) -> bool:

@@ -113,7 +113,7 @@ GRADIENTS_FAILED = counter(
 LEADING = gauge(
     "doll_leading", "0 or 1", _JOB, "1: this replica leads the job; told by all.", "coordinator"
 )
-EPOCH = gauge("doll_epoch", "offset", _JOB, "Of the leader's Lead record.", "coordinator")
+EPOCH = gauge("doll_epoch", "number", _JOB, "Of the leader: each has a higher one.", "coordinator")
 VERSION = gauge("doll_model_version", "updates", _JOB, "J, updates of the model.", "coordinator")
 UPDATES = counter("doll_updates_total", "updates", _JOB, "Applied.", "coordinator")
 UPDATE_BATCHES = counter(

@@ -148,7 +148,7 @@ class UpdateAnswer(Answer):
     """One effective update."""
 
     version: Count
-    epoch: Count = Field(description="Offset of the Lead record of the leader that made it.")
+    epoch: Count = Field(description="Of the leader that made it: each has a higher number.")
     at_s: float | None
     samples: Count
     batches: Count

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from secrets import randbits
+from time import time
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from common.core import events
-from common.core.messages import AuditRecord, Reply
+from common.core.messages import AuditRecord, Reply, unused_number
 from common.core.spans import Partition
 from common.errors import (
     CorruptError,
@@ -228,7 +230,7 @@ class Leadership:
                 return events.SnapshotTorn(snapshot)
             return events.Trouble(f"{stored.title}: {error}")
         self._found = {}
-        return events.SnapshotRestored()
+        return events.SnapshotRestored(unused_number(time(), randbits(12)))
 
     def begin(self, epoch: int, snapshot: Snapshot, length: int) -> None:
         """Listen to workers: claims from the snapshot on, and replies to this epoch; watch streams.

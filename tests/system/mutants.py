@@ -196,7 +196,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "publishing.py",
-                "if pending is None or self._read < pending.after:",
+                "if pending is None or self._history.number < pending.after:",
                 "if pending is None:",
             ),
         ),
@@ -335,7 +335,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "if decision.batch is not None and offset not in self._quarantined:",
+                "if decision.batch is not None and not self._is_quarantined(decision.batch):",
                 "if decision.batch is not None:",
             ),
         ),
@@ -346,7 +346,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "b for o, b in waiting.items() if o not in self._quarantined",
+                "b for b in waiting.values() if not self._is_quarantined(b)",
                 "b for b in waiting.values()",
             ),
         ),
@@ -357,8 +357,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "history.py",
-                "        self._epoch = offset\n        return True",
-                "        self._epoch, self._quarantined = offset, {}\n        return True",
+                "        self._epoch = lead.epoch_at(offset)\n",
+                "        self._epoch, self._quarantined = lead.epoch_at(offset), {}\n",
             ),
         ),
     ),

@@ -94,6 +94,7 @@ claims = st.builds(
 ) | st.builds(SpanExpired, workers, addresses())
 audits = (
     st.builds(Lead, st.integers(-1, 2**40), models, names)
+    | st.builds(Lead, st.integers(-1, 2**40), models, names, st.integers(2**41, 2**53))
     | st.builds(
         UpdateApplied,
         counts,
@@ -107,7 +108,7 @@ audits = (
         st.floats(0, 1e9),
         st.dictionaries(names, counts, max_size=2),
     )
-    | st.builds(Quarantined, counts, batches, texts)
+    | st.builds(Quarantined, counts, batches, texts, counts)
     | st.builds(Requeued, batches, names, finite)
     | st.builds(Replayed, batches, names, finite)
     | st.builds(
@@ -242,8 +243,8 @@ def test_claims_and_audit_records_can_be_read_by_any_kafka_tool() -> None:
 @given(data=st.data())
 def test_a_record_of_a_later_format_is_no_garbage(kind: str, data: st.DataObject) -> None:
     whole = WAYS[kind].encode(data.draw(WAYS[kind].messages))
-    later = whole[:-1] + b',"format":3,"more":[]}'
-    with pytest.raises(FutureFormatError, match="of format 3, expected at most 2"):
+    later = whole[:-1] + b',"format":%d,"more":[]}' % (wire.FORMAT + 1)
+    with pytest.raises(FutureFormatError, match="of format 4, expected at most 3"):
         WAYS[kind].decode(later)
 
 
@@ -257,8 +258,8 @@ def test_older_programs_do_not_ignore_what_ends_or_seals_a_quarantine(
 
 
 def test_a_record_of_a_later_format_may_be_of_a_kind_that_nobody_knows() -> None:
-    with pytest.raises(FutureFormatError, match="'merged' of format 3"):
-        wire.decode_claim(b'{"type":"merged","format":3}')
+    with pytest.raises(FutureFormatError, match="'merged' of format 4"):
+        wire.decode_claim(b'{"type":"merged","format":4}')
 
 
 @pytest.mark.parametrize("data", [b'{"format":2}', b'{"type":"batch","format":"2"}', b'"format"'])
@@ -282,6 +283,12 @@ def test_a_record_says_a_later_format_only_where_an_older_program_would_misread_
     assert [format_in(wire.encode_audit(each)) for each in (update, of_torn)] == [1, 2]
     assert format_in(wire.encode_audit(Quarantined(0, plain, "poison"))) == 1
     assert format_in(wire.encode_audit(Quarantined(0, torn, "poison"))) == 2
+    # And takes a Lead's offset for its epoch.
+    leads = (Lead(7, GENESIS, "c"), Lead(7, GENESIS, "c", 8))
+    assert [format_in(wire.encode_audit(each)) for each in leads] == [1, 3]
+    # And counts what stands behind a record that was lost.
+    assert format_in(wire.encode_audit(msgspec.structs.replace(update, number=1))) == 3
+    assert format_in(wire.encode_audit(Quarantined(0, plain, "poison", 1))) == 3
 
 
 def format_in(data: bytes) -> int:
@@ -451,6 +458,7 @@ NONSENSE = {
         "first_arrival_s",
     ),
     "a negative version": ("audit", Lead(-1, ModelId(3, -1), "c"), "Lead.base.version"),
+    "an epoch that goes back": ("audit", Lead(7, GENESIS, "c", 7), "Lead.epoch"),
     "a version before anyone led": ("audit", Lead(-1, ModelId(-1, 4), "c"), "Lead.base"),
     "version zero as an update": (
         "audit",

@@ -211,7 +211,7 @@ class Protocol:
                 found = (genesis(self._first),) if source == "genesis" else ()
                 self._feed_next(events.SnapshotsFound(source, found, (), 0))
             case do.RestoreSnapshot():
-                self._feed_next(events.SnapshotRestored())
+                self._feed_next(events.SnapshotRestored(self._updates_end))
             case do.LookForWorkers():
                 self._feed_next(events.WorkersSeen(dict.fromkeys(self._machines, "alive")))
             case do.Finish():

@@ -365,7 +365,7 @@ class SimulatedCoordinator:
             return
         self._token = self._copy = self._found[snapshot.rank]
         self._rate = 0.0  # whatever it was: these are other hands
-        self._feed(events.SnapshotRestored())
+        self._feed(events.SnapshotRestored(self.world.unused_number()))
 
     def _look_for_workers(self) -> None:
         if self._up() and not self._redis_away:

@@ -24,6 +24,7 @@ from common.core.messages import (
     TriggerId,
     UpdateTrigger,
     WorkerId,
+    unused_number,
 )
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 TOPICS = ("s", "t")  # of the partitions, in turn
 HEARD = 0.15  # how often a process that looks at the jobs topic finds what is new there
+CLOCK_ERROR_S = 5.0  # between machines: a successor's clock may be behind
 LATE_S = 3.0  # how late a late message may be: several takeovers
 
 Token: TypeAlias = tuple[ModelId, int]  # stands for weights: who made them, and a serial number
@@ -68,6 +70,7 @@ class World:
     def __init__(self, scenario: Scenario, tell: Callable[[float, str], None] | None) -> None:
         self.scenario = scenario
         self.draw = random.Random(scenario.seed + 1)  # noqa: S311 -- reproducible, not secret
+        self._numbers = random.Random(f"numbers {scenario.seed}")  # noqa: S311 -- likewise
         self.now = 0.0
         self.calm = False
         self._tell = tell
@@ -122,6 +125,11 @@ class World:
         """Whether something happens this time."""
         return share > 0 and self.draw.random() < share
 
+    def unused_number(self) -> int:
+        """A number for an epoch: of a process whose clock may be wrong by some seconds."""
+        clock_s = max(self.now + self._numbers.uniform(-CLOCK_ERROR_S, CLOCK_ERROR_S), 0.0)
+        return unused_number(clock_s, self._numbers.randrange(4096))
+
     @property
     def lossy(self) -> float:
         """Share of triggers and gradients that get lost; none after the last fault."""
@@ -170,7 +178,7 @@ class World:
     def append_audit(self, record: AuditRecord | None) -> None:
         """Append to the updates topic now."""
         if isinstance(record, Lead):
-            self.newest_lead = len(self.updates)
+            self.newest_lead = max(self.newest_lead, record.epoch)
         self.updates.append(record)
         for wake in self.control_readers:
             self.later(self.jitter(self.scenario.kafka_s), wake)

@@ -106,7 +106,7 @@ class Bench:
             if of_kind(said, do.ReleaseLease):
                 self.now += self.lease_ttl_s
                 said = self.feed(events.LeaseAnswered(held=True))
-        return self.feed(events.SnapshotRestored())
+        return self.feed(events.SnapshotRestored(len(self.updates)))
 
     def find(self, source: events.Source, *snapshots: Snapshot) -> tuple[CoordinatorCommand, ...]:
         """Report these snapshots as what a source holds; the genesis is what it is."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
+from msgspec.structs import replace as with_
 
 from common.core.history import History
 from common.core.messages import (
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from common.core.messages import AuditRecord
 
 Topic = list["AuditRecord | None"]
+OLD = -1  # number of a Lead that a program wrote which knew only offsets
 
 
 def update(epoch: int, version: int, *offsets: int) -> UpdateApplied:
@@ -47,6 +49,13 @@ class Believer:
 
     epoch: int
     version: int
+    numbers: bool  # whether it numbers its records
+    number: int = 0
+
+    def next(self) -> int:
+        """The number of its next record, 0 where it has none."""
+        self.number += self.numbers
+        return self.number
 
 
 def play(steps: Iterable[tuple[str, int, int]]) -> Topic:
@@ -54,7 +63,7 @@ def play(steps: Iterable[tuple[str, int, int]]) -> Topic:
 
     A candidate has read the topic up to some point and starts from an update that was effective
     there; a leader goes on although it may have been deposed; records come again. Operators take
-    batches back and replay them, whether or not they are quarantined.
+    batches back and replay them, whether or not they are quarantined. Some programs are older.
     """
     topic: Topic = []
     believers = list[Believer]()
@@ -62,16 +71,23 @@ def play(steps: Iterable[tuple[str, int, int]]) -> Topic:
         if step == "lead":
             known = read(topic[: max(len(topic) - one % 4, 0)])
             base = known.path[two % len(known.path)]
-            topic.append(Lead(known.epoch, base, f"c{len(topic)}"))
-            believers.append(Believer(len(topic) - 1, base.version))
+            number = max(known.epoch + 1, 1000 + len(topic))
+            lead = Lead(known.epoch, base, f"c{len(topic)}", number if two % 3 else OLD)
+            epoch = lead.epoch_at(len(topic))
+            believers.append(Believer(epoch, base.version, numbers=lead.epoch >= 0))
+            topic.append(lead)
         elif step == "update" and believers:
             leader = believers[-1 - one % min(len(believers), 3)]
             leader.version += 1
-            topic.append(update(leader.epoch, leader.version, two))
+            record = update(leader.epoch, leader.version, two)
+            topic.append(with_(record, number=leader.next()))
         elif step == "quarantine" and believers:
             leader = believers[-1 - one % min(len(believers), 3)]
             reason = "expired" if one % 5 == 0 else "poison: raised"
-            topic.append(Quarantined(leader.epoch, batch(two % 5), reason))
+            known = read(topic)
+            # Who leads knows what is quarantined; who led once may not.
+            if leader.epoch != known.epoch or two % 5 not in known.quarantined:
+                topic.append(Quarantined(leader.epoch, batch(two % 5), reason, leader.next()))
         elif step == "requeue":
             topic.append(Requeued(batch(two % 5), "ada", float(one)))
         elif step == "replay":

@@ -164,6 +164,12 @@ def test_a_batch_used_twice_is_found_wherever_it_was_used() -> None:
     assert Flaw("used twice", "batch 0 again in quarantine") in in_quarantine.flaws
 
 
+def test_a_quarantine_of_a_batch_whose_claim_was_lost_settles_nothing() -> None:
+    lost = replace(batch(1), address=(span(P, 10, 15),), samples=5)
+    found = audit_of(claims(2), LEAD, update(1, batch(0)), Quarantined(0, lost, "poison: raised"))
+    assert (found.quarantined, found.unsettled, found.flaws) == ((), SAMPLES, ())
+
+
 def test_an_update_of_a_batch_that_was_never_claimed_is_found() -> None:
     flaw = Flaw("never claimed", "batch 1 of version 1")
     assert audit_of(claims(1), LEAD, update(1, batch(0), batch(1))).flaws == (flaw,)

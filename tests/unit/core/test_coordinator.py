@@ -52,7 +52,7 @@ def test_the_lease_only_says_who_may_try() -> None:
     assert bench.feed(HELD) == ()  # a renewal, while it searches
     assert bench.find("hot") == (do.FindSnapshots("genesis"),)  # nobody ever led
     assert bench.find("genesis") == (do.RestoreSnapshot(genesis(FIRST)),)
-    assert bench.feed(events.SnapshotRestored()) == (do.AppendAudit(Lead(-1, GENESIS, "c1#1")),)
+    assert bench.feed(events.SnapshotRestored(0)) == (do.AppendAudit(Lead(-1, GENESIS, "c1#1", 0)),)
     assert bench.feed(HELD) == ()  # while it is a candidate
     assert bench.machine.leader is None
     assert the(bench.read_updates(), do.Begin).epoch == 0
@@ -88,7 +88,7 @@ def test_who_reads_anothers_lead_while_it_loads_its_snapshot_does_not_stand_at_a
     one.find("genesis")
     other.lead()
     assert one.read_updates() == (do.StepDown("somebody was faster"), do.ReleaseLease())
-    assert one.feed(events.SnapshotRestored()) == ()
+    assert one.feed(events.SnapshotRestored(0)) == ()
 
 
 def test_a_later_valid_lead_deposes_a_leader() -> None:
@@ -98,7 +98,7 @@ def test_a_later_valid_lead_deposes_a_leader() -> None:
     other.lead()
     assert other.epoch == 1
     said = one.read_updates()
-    assert said == (do.StepDown("c2#1 leads from offset 1"), do.ReleaseLease())
+    assert said == (do.StepDown("c2#1 leads with epoch 1"), do.ReleaseLease())
     assert one.machine.leader is None
 
 
@@ -117,7 +117,7 @@ def test_a_candidate_whose_lead_does_not_come_back_tries_afresh() -> None:
     said = bench.tick(CANDIDACY_S + 0.1)
     assert of_kind(said, do.StepDown) == [do.StepDown("its candidacy came to nothing")]
     (lead,) = of_kind(bench.stand(), do.AppendAudit)
-    assert lead.record == Lead(0, GENESIS, "c1#2")  # the first was there all the time
+    assert lead.record == Lead(0, GENESIS, "c1#2", 1)  # the first was there all the time
     assert the(bench.read_updates(), do.Begin).epoch == 1
 
 
@@ -128,7 +128,7 @@ def test_a_candidacy_is_judged_from_when_its_lead_was_delivered() -> None:
     bench.find("hot")
     bench.find("genesis")
     bench.now = 50.0
-    bench.feed(events.SnapshotRestored())
+    bench.feed(events.SnapshotRestored(0))
     bench.now = 90.0
     bench.feed(events.LeadDelivered("c1#0"))  # of an earlier candidacy: says nothing
     assert of_kind(bench.tick(100.0), do.StepDown) == []
@@ -146,7 +146,7 @@ def test_an_attempt_that_failed_is_given_up_at_once_and_not_begun_again_at_once(
     bench.find("hot")
     bench.find("genesis")
     if how_far != "has no weights yet":
-        bench.feed(events.SnapshotRestored())
+        bench.feed(events.SnapshotRestored(0))
     if how_far == "leads":
         bench.read_updates()
         assert bench.machine.leader is not None
@@ -238,7 +238,7 @@ def test_a_successor_takes_back_what_is_above_its_snapshot_and_the_batches_wait_
 
     other.lead(snapshot)
     one.compute()  # it does not know yet
-    assert one.updates[3] == Lead(0, ModelId(0, 1), "c2#1")
+    assert one.updates[3] == Lead(0, ModelId(0, 1), "c2#1", 3)
     assert other.model == ModelId(3, 1)
 
     other.see(A, B)
@@ -247,7 +247,7 @@ def test_a_successor_takes_back_what_is_above_its_snapshot_and_the_batches_wait_
     update = the(other.compute(), do.Apply).update
     assert (update.version, {b.offset for b in update.batches}) == (2, {2, 3})
     assert effective(one.updates) == (GENESIS, ModelId(0, 1), ModelId(3, 2))
-    assert the(one.read_updates(), do.StepDown).reason == "c2#1 leads from offset 3"
+    assert the(one.read_updates(), do.StepDown).reason == "c2#1 leads with epoch 3"
 
 
 def test_a_successor_without_a_snapshot_begins_at_the_genesis() -> None:
@@ -306,7 +306,7 @@ def test_a_quarantine_outlives_a_snapshot_taken_before_its_claim_was_replayed() 
     other.feed(events.ControlRead(((0, one.control[0]),)))
     other.tick(other.now + 1.0)
     (snapshot,) = other.published
-    assert (snapshot.control_position, snapshot.quarantined) == (1, (1,))
+    assert (snapshot.control_position, snapshot.quarantined) == (1, (batch(1, B),))
 
     third = Bench(updates=one.updates, control=one.control, name="c3")
     third.lead(snapshot)

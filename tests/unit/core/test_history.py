@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace as with_
 
 from common.core.history import History
 from common.core.messages import (
@@ -14,6 +15,7 @@ from common.core.messages import (
     Replayed,
     Requeued,
     UpdateApplied,
+    unused_number,
 )
 from common.core.spans import Span
 from tests.unit.core.examples import batch
@@ -39,6 +41,36 @@ def test_a_takeover_takes_back_what_its_base_does_not_contain() -> None:
     assert history.path == (GENESIS, ModelId(0, 1), ModelId(3, 2))
 
 
+def test_an_epoch_is_the_number_that_its_lead_carries() -> None:
+    # The first leader's records from offset 1 on were lost, its successor's Lead stands there now.
+    # offset   0        1        2         3
+    # record   Lead(-1) Lead(70) J=1       J=1
+    #          epoch 70 epoch 80 of 70     of 80
+    topic: Topic = [
+        Lead(-1, GENESIS, "c1", 70),
+        Lead(70, GENESIS, "c2", 80),
+        update(70, 1),  # it was on its way when the log lost its tail
+        update(80, 1),
+    ]
+    history = read(topic)
+
+    assert history.epoch == 80
+    assert history.path == (GENESIS, ModelId(80, 1))
+
+
+def test_the_epoch_of_a_lead_without_a_number_is_its_offset() -> None:
+    history = read([Lead(-1, GENESIS, "c1"), Lead(0, GENESIS, "c2"), update(1, 1)])
+
+    assert (history.epoch, history.head) == (1, ModelId(1, 1))
+
+
+def test_no_two_numbers_are_the_same_but_by_a_rare_chance() -> None:
+    numbers = [unused_number(1767225600.001, 4095), unused_number(1767225600.002, 0)]
+
+    assert numbers == sorted(set(numbers))
+    assert numbers[0] > 10**12  # above every offset that an older program used as an epoch
+
+
 def test_of_two_candidates_the_first_to_write_leads() -> None:
     history = read([Lead(-1, GENESIS, "c1"), Lead(-1, GENESIS, "c2")])
 
@@ -53,6 +85,39 @@ def test_a_record_that_comes_twice_counts_once() -> None:
     assert history.feed(3, poison)
     assert not history.feed(4, poison)
     assert history.quarantined == {7: poison}
+
+
+NUMBERED = Lead(-1, GENESIS, "c1", 70)
+
+
+def test_what_a_leader_wrote_behind_a_record_that_was_lost_does_not_count() -> None:
+    # record   Lead  poison 1  (poison 2, lost)  J=1, number 3   Lead of 80   poison, number 1
+    history = read([NUMBERED, Quarantined(70, batch(6), "poison: raised", 1)])
+
+    assert not history.feed(2, with_(update(70, 1), number=3))
+    assert not history.feed(3, Quarantined(70, batch(8), "poison: raised", 4))
+    assert (history.head, set(history.quarantined), history.number) == (GENESIS, {6}, 1)
+
+    assert history.feed(4, Lead(70, GENESIS, "c2", 80))
+    assert history.feed(5, Quarantined(80, batch(7), "poison: raised", 1))
+
+
+def test_a_quarantine_that_comes_again_after_it_was_taken_back_is_void() -> None:
+    poison = Quarantined(70, batch(7), "poison: raised", 1)
+    history = read([NUMBERED, poison, REQUEUED])
+
+    assert not history.feed(3, poison)
+    assert (history.quarantined, set(history.requeued)) == ({}, {7})
+
+
+def test_a_quarantine_is_of_a_batch_by_value_not_of_its_offset() -> None:
+    # The control topic lost its tail, and another batch was claimed at offset 7 since.
+    lost, now = Quarantined(70, batch(7), "poison: raised", 1), Quarantined(70, OTHER, "expired", 2)
+    history = read([NUMBERED, lost, now])
+
+    assert history.quarantined == {7: now}
+    assert history.poison == ()
+    assert not history.feed(3, REQUEUED)
 
 
 def test_a_quarantine_outlives_the_updates_around_it() -> None:
@@ -134,6 +199,14 @@ def test_a_reader_learns_that_its_own_base_was_taken_back() -> None:
     assert reader.head == ModelId(0, 3)
 
 
+def test_a_reader_learns_that_its_own_base_is_of_another_chain() -> None:
+    reader = History(epoch=70, base=ModelId(70, 5), position=6)
+    reader.feed(6, Lead(70, ModelId(60, 5), "c2", 80))
+
+    assert reader.base_lost
+    assert reader.head == ModelId(60, 5)
+
+
 def test_no_record_is_fed_twice() -> None:
     history = History(position=4)
 
@@ -150,7 +223,7 @@ def effective(topic: Topic) -> tuple[int, list[ModelId]]:
     for offset, record in enumerate(topic):
         match record:
             case Lead(after, base) if after == in_force:
-                in_force = offset
+                in_force = record.epoch_at(offset)
                 path = [model for model in path if model.version <= base.version]
             case UpdateApplied(epoch, version) if epoch == in_force:
                 if version == path[-1].version + 1:
@@ -217,7 +290,7 @@ def test_readers_that_start_at_different_points_agree_on_what_follows(
 ) -> None:
     whole = read(topic)
     then = read(topic[:start])
-    later = read(topic, History(then.epoch, then.head, then.position, then.poison))
+    later = read(topic, History(then.epoch, then.head, then.position, then.poison, then.number))
 
     assert later.epoch == whole.epoch
     assert set(later.poison) == set(whole.poison)

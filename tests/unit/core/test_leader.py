@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace as with_
+
 from common.core import commands as do
 from common.core import events
 from common.core.messages import (
@@ -70,7 +72,7 @@ def test_the_kth_batch_begins_a_round_and_its_last_gradient_makes_the_update() -
     )
     _, apply, audit, model = bench.feed(events.RepliesRead((answer(b, bench.model),)))
     assert isinstance(apply, do.Apply)
-    assert audit == do.AppendAudit(apply.update)
+    assert audit == do.AppendAudit(with_(apply.update, number=1))
     assert model == do.PublishModel(ModelId(0, 1))
     assert (apply.update.epoch, apply.update.version, apply.update.short) == (0, 1, "")
     assert apply.update.batches == (batch(0, A), batch(1, B))

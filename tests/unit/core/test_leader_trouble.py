@@ -45,7 +45,7 @@ def test_past_its_strikes_a_batch_is_quarantined_and_the_group_filled_up() -> No
     a, b = bench.orders
     assert asked(fail(bench, b, "raised")) == {C: [1]}
     said = fail(bench, bench.orders[0], "raised")
-    record = Quarantined(0, batch(1, B), "poison: raised: why")
+    record = Quarantined(0, batch(1, B), "poison: raised: why", number=1)
     assert the(said, do.AppendAudit) == do.AppendAudit(record)
     assert asked(said) == {C: [2]}
 
@@ -59,7 +59,7 @@ def test_a_batch_is_dead_lettered_only_after_its_quarantine_was_read_back() -> N
     bench.announce(A, B)
     said = fail(bench, bench.orders[1], "expired")
     record = the(said, do.AppendAudit).record
-    assert record == Quarantined(0, batch(1, B), "expired")
+    assert record == Quarantined(0, batch(1, B), "expired", number=1)
     assert of_kind(bench.said, do.DeadLetterBatch) == []
     assert the(bench.read_updates(), do.DeadLetterBatch).record == record
 
@@ -69,7 +69,7 @@ def test_a_batch_whose_workers_die_of_it_is_poison() -> None:
     bench.announce(A, B)
     bench.see(A, C)  # B is dead
     bench.see(A)  # C, asked after it, too
-    record = Quarantined(0, batch(1, B), "poison: its workers died of it")
+    record = Quarantined(0, batch(1, B), "poison: its workers died of it", number=1)
     assert bench.updates[-1] == record
     assert bench.standing.waiting == 2
     bench.tick(0.1)
@@ -271,7 +271,7 @@ def test_one_bad_batch_is_no_divergence_however_often_it_is_tried() -> None:
     for _ in range(3):
         fail(bench, next(o for o in bench.orders if o.batches[0].offset == 1), "not_finite")
     assert of_kind(bench.said, do.Hold) == []
-    assert bench.updates[-1] == Quarantined(0, batch(1, B), "poison: not_finite: why")
+    assert bench.updates[-1] == Quarantined(0, batch(1, B), "poison: not_finite: why", number=1)
 
 
 def test_one_bad_batch_in_each_of_two_rounds_is_no_divergence() -> None:
@@ -298,6 +298,34 @@ def test_trouble_holds_the_job() -> None:
     assert bench.tick(11.0) == ()
     bench.feed(events.WantedChanged("running"))
     assert bench.tick(12.0) == (do.AskLease(),)
+
+
+def test_a_leader_that_reads_its_own_record_behind_a_hole_holds_the_job() -> None:
+    # updates   0: Lead   1: J=1, lost before it was read   1: J=2, which followed it
+    bench = leading()
+    bench.announce(A, B, A, B)
+    bench.compute()
+    bench.compute()
+    del bench.updates[1]
+
+    said = bench.read_updates()
+
+    hold, step_down, release = said
+    assert isinstance(hold, do.Hold)
+    assert "number 1" in hold.reason
+    assert "`doll job resume`" in hold.reason
+    assert (step_down, release) == (do.StepDown(hold.reason), do.ReleaseLease())
+    assert bench.published == []
+
+
+def test_an_own_record_that_comes_twice_is_nothing_lost() -> None:
+    bench = leading()
+    bench.announce(A, B)
+    bench.compute()
+    bench.updates.append(bench.updates[-1])
+
+    assert of_kind(bench.read_updates(), do.Hold) == []
+    assert bench.machine.leader is not None
 
 
 def test_what_was_torn_may_be_mended_before_a_person_resumes() -> None:

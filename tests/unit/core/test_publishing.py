@@ -12,7 +12,7 @@ from msgspec.structs import replace as with_
 
 from common.core import commands as do
 from common.core.history import History
-from common.core.messages import ModelId, Quarantined, UpdateApplied
+from common.core.messages import AuditRecord, ModelId, Quarantined, UpdateApplied
 from common.core.publishing import Publisher
 from common.core.snapshots import genesis
 from tests.unit.core.bench import QUIET
@@ -32,12 +32,21 @@ class Audit(Publisher):
 
     def __init__(self, settings: CoordinatorSettings = QUIET, now: float = 0.0) -> None:
         self.history = History(EPOCH, position=AFTER_LEAD)
+        self.appended = list[AuditRecord]()
         super().__init__(settings, genesis(FIRST), self.history, now)
+
+    def append(self, record: UpdateApplied | Quarantined) -> do.AppendAudit:
+        """Append a record, to be read back later."""
+        command = super().append(record)
+        self.appended.append(command.record)
+        return command
 
     def read(self, offset: int) -> tuple[do.PublishSnapshot, ...]:
         """Read the oldest unread record back, at this offset."""
-        self.history.feed(offset, None)
-        return self.read_back()
+        for other in range(self.history.position, offset):
+            self.history.feed(other, None)
+        self.history.feed(offset, self.appended.pop(0))
+        return self.publish()
 
 
 def at(version: int, control_position: int = 0) -> Snapshot:
@@ -64,7 +73,7 @@ def test_a_snapshot_waits_until_its_audit_was_read_back() -> None:
     assert audit.pending
 
     assert audit.read(5) == ()
-    published = do.PublishSnapshot(with_(at(2), updates_position=8), checkpoint=False)
+    published = do.PublishSnapshot(with_(at(2), updates_position=8, number=2), checkpoint=False)
     assert audit.read(7) == (published,)
     assert not audit.pending
     assert audit.read(8) == ()
@@ -91,7 +100,9 @@ def test_a_newer_copy_takes_the_place_of_one_that_still_waits() -> None:
 
     assert audit.read(5) == ()
     published = the(audit.read(6), do.PublishSnapshot)
-    assert published == do.PublishSnapshot(with_(at(2), updates_position=7), checkpoint=True)
+    assert published == do.PublishSnapshot(
+        with_(at(2), updates_position=7, number=2), checkpoint=True
+    )
 
 
 def test_a_checkpoint_that_still_waits_stays_one_when_a_newer_copy_replaces_it() -> None:

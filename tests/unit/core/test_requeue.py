@@ -27,18 +27,21 @@ from tests.unit.core.test_leader import asked, leading
 from tests.unit.core.test_leader_trouble import fail
 
 if TYPE_CHECKING:
+    from common.core.messages import Batch, Claim
     from common.core.settings import CoordinatorSettings
 
 LAX = replace(QUIET, strikes=0, poison_in_a_row=100, poison_share=1.0)
 FIRST_LEAD = Lead(-1, GENESIS, "c0#1")
 # Batches 0 and 1 are claimed of P, 20 records; 1 is poison.
-POISON = Quarantined(0, batch(1, B), "poison: raised: why")
+POISON = Quarantined(0, batch(1, B), "poison: raised: why", number=1)
 REQUEUED = Requeued(batch(1, B), "ada", 1.0)
 REPLAYED = Replayed(batch(1, B), "ada", 1.0)
 CLAIMS = [ready(A, span(P, 0, 10)), ready(B, span(P, 10, 20))]
 # Of the leader of epoch 0: what it published when it had read two claims, and the quarantine.
-BEHIND = Snapshot(0, GENESIS, 2, 2, FIRST | {P: 20}, waiting=(batch(0, A),), poison=(batch(1, B),))
-AHEAD = with_(BEHIND, updates_position=1, waiting=(batch(0, A), batch(1, B)), poison=())
+BEHIND = Snapshot(
+    0, GENESIS, 2, 2, FIRST | {P: 20}, waiting=(batch(0, A),), poison=(batch(1, B),), number=1
+)
+AHEAD = with_(BEHIND, updates_position=1, waiting=(batch(0, A), batch(1, B)), poison=(), number=0)
 
 
 def quarantining(settings: CoordinatorSettings = LAX) -> Bench:
@@ -55,7 +58,7 @@ def updating() -> Bench:
     bench.announce(C)
     replies = tuple(gradient(w, bench.model, [batch(o, w)]) for w, o in ((A, 0), (C, 2)))
     bench.feed(events.RepliesRead(replies))
-    assert bench.updates[1:] == [POISON, the(bench.said, do.Apply).update]
+    assert bench.updates[1:] == [POISON, with_(the(bench.said, do.Apply).update, number=2)]
     assert bench.published == []
     return bench
 
@@ -96,7 +99,8 @@ def test_a_batch_that_was_taken_back_may_be_quarantined_again_and_taken_back_aga
         assert list(asked(said).values()) == [[1]]
         fail(bench, bench.orders[0], "raised")
 
-    assert bench.updates.count(POISON) == 4
+    again = [with_(POISON, number=number) for number in (1, 2, 3, 4)]
+    assert [record for record in bench.updates if isinstance(record, Quarantined)] == again
 
 
 @pytest.mark.parametrize(
@@ -165,14 +169,20 @@ def test_a_new_leader_hears_of_a_requeue_of_what_an_earlier_one_quarantined(
     assert bench.standing.waiting == 2
 
 
+NAMED = pytest.mark.parametrize("named", [1, batch(1, B)], ids=["by offset", "by value"])
+
+
+@NAMED
 @pytest.mark.parametrize("heard", ["before it leads", "before its claim", "after its claim"])
-def test_a_batch_whose_claim_is_still_to_be_replayed_waits_once(heard: str) -> None:
+def test_a_batch_whose_claim_is_still_to_be_replayed_waits_once(
+    heard: str, named: Batch | int
+) -> None:
     # The snapshot knows that b1 is quarantined, but its control position is below b1's claim.
     snapshot = with_(
         BEHIND,
         control_position=1,
         claimed=FIRST | {P: 10},
-        quarantined=(1,),
+        quarantined=(named,),
         waiting=(batch(0, A),),
     )
     before = [REQUEUED] if heard == "before it leads" else []
@@ -184,6 +194,42 @@ def test_a_batch_whose_claim_is_still_to_be_replayed_waits_once(heard: str) -> N
     if not before:
         bench.updates.append(REQUEUED)
         bench.read_updates()
+    bench.read_control()
+
+    assert bench.standing.waiting == 2
+
+
+def test_a_quarantine_does_not_fall_upon_another_batch_at_its_offset() -> None:
+    # control   0: A [0:10]   1: B [10:20], quarantined, then lost   1: C [10:15]
+    snapshot = with_(
+        BEHIND, control_position=1, claimed=FIRST | {P: 10}, quarantined=(batch(1, B),)
+    )
+    now = with_(ready(C, span(P, 10, 15)), samples=5)
+    topic: Topic = [FIRST_LEAD, POISON]
+    bench = Bench(replace(LAX, hot_every_s=1.0), updates=topic, control=[CLAIMS[0], now], name="c2")
+    bench.lead(snapshot)
+    bench.read_control()
+    assert bench.standing.waiting == 2
+
+    bench.updates.append(REQUEUED)  # nobody can take back what was lost
+    bench.read_updates()
+    assert bench.standing.waiting == 2
+    bench.tick(bench.now + 1.0)
+    (written,) = bench.published
+    assert (written.quarantined, written.poison) == ((), ())
+
+
+def test_where_a_claim_was_lost_and_none_counts_there_its_quarantine_is_forgotten() -> None:
+    snapshot = with_(
+        BEHIND, control_position=1, claimed=FIRST | {P: 10}, quarantined=(batch(1, B),)
+    )
+    control: list[Claim | None] = [
+        CLAIMS[0],
+        ready(C, span(P, 11, 21)),
+        CLAIMS[1],
+    ]  # void; the lost one comes again
+    bench = Bench(LAX, updates=[FIRST_LEAD, POISON], control=control, name="c2")
+    bench.lead(snapshot)
     bench.read_control()
 
     assert bench.standing.waiting == 2

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def after(history: History) -> Snapshot:
     """What the leader in force would publish when it has read this far."""
-    return Snapshot(history.epoch, history.head, history.position, 0, FIRST)
+    return Snapshot(history.epoch, history.head, history.position, 0, FIRST, number=history.number)
 
 
 def chosen_of(

@@ -147,7 +147,7 @@ class _Replica:
                     found = (genesis(FIRST),) if source == "genesis" else tuple(world.snapshots)
                     yield events.SnapshotsFound(source, found, tuple(enumerate(world.updates)), end)
                 case do.RestoreSnapshot():
-                    yield events.SnapshotRestored()
+                    yield events.SnapshotRestored(len(world.updates))
                 case do.Begin(epoch, snapshot):
                     self.epoch, self.control_read = epoch, snapshot.control_position
                 case do.AppendAudit(record):

@@ -155,7 +155,7 @@ def test_a_scrape_says_what_became_of_each_record_claim_and_reply(bench: Bench) 
     } == {
         "leading": 1.0,
         "takeovers_total": 1.0,
-        "epoch": 0.0,
+        "epoch": float(first.model.epoch),
         "model_version": 2.0,
         "workers_live": 1.0,
         "loss": 0.5,

@@ -267,7 +267,7 @@ def test_garbage_is_passed_over(rig: Rig) -> None:
 
 def test_what_a_newer_program_wrote_is_said(rig: Rig) -> None:
     with rig.log.anyway():
-        rig.log.append(UPDATES.topic, 0, None, b'{"type":"update","format":3}')
+        rig.log.append(UPDATES.topic, 0, None, b'{"type":"update","format":4}')
     rig.follower.start()
     eventually(lambda: rig.follower.ended_s is not None)
     with pytest.raises(UnavailableError, match="run a newer program"):
