@@ -34,6 +34,9 @@
 | DOLL_API_REQUESTS_PER_S   | requests of one key, on average; twice that at once | 1000           |
 | DOLL_API_BODY_BYTES       | largest body of a request                           | 1048576        |
 | DOLL_API_STREAMS          | event streams open at once                          | 200            |
+| DOLL_API_CONNECTIONS      | connections of one address, open at once            | 300            |
+| DOLL_API_PROXIES          | addresses and networks, between commas, of proxies  | none           |
+|                           | whose X-Forwarded-For is believed                   |                |
 | DOLL_API_SIMULATE_S       | longest time of one simulation                      | 20             |
 | DOLL_API_TRACES           | folder of the traces that simulations may name      | none           |
 | DOLL_API                  | URL of an admin service, for the command line       | none           |
@@ -53,6 +56,7 @@ appears neither in `repr` nor in errors.
 from __future__ import annotations
 
 import re
+from ipaddress import ip_network
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 from urllib.parse import urlsplit
 
@@ -133,6 +137,8 @@ class Settings(BaseModel):
     api_requests_per_s: float = Field(default=1000.0, gt=0, allow_inf_nan=False)
     api_body_bytes: int = Field(default=1 << 20, ge=1024)
     api_streams: int = Field(default=200, ge=1)
+    api_connections: int = Field(default=300, ge=1)
+    api_proxies: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     api_simulate_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)
     api_traces: str = ""
     api: str = ""
@@ -170,6 +176,16 @@ class Settings(BaseModel):
         if value and not _API.fullmatch(value):
             raise ValueError(f"must be http://host:port or https://host:port{_got(value)}")
         return value.rstrip("/")
+
+    @field_validator("api_proxies")
+    @classmethod
+    def _legal_proxies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            try:
+                ip_network(each)
+            except ValueError as error:
+                raise ValueError(f"must be addresses or networks: {error}") from error
+        return value
 
     @field_validator("s3_endpoint")
     @classmethod

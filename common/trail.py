@@ -14,7 +14,7 @@ from common.core.history import History
 from common.core.messages import Lead, ModelId, UpdateApplied
 
 if TYPE_CHECKING:
-    from common.core.messages import AuditRecord
+    from common.core.messages import AuditRecord, Batch
 
 _REMEMBERED = 1000  # updates of the path: who goes back further is believed by its version alone
 
@@ -50,6 +50,11 @@ class Trail:
     def head(self) -> ModelId:
         """The newest effective update."""
         return self._history.head
+
+    @property
+    def poison(self) -> tuple[Batch, ...]:
+        """Quarantined batches that an operator may take back, as far as they are known."""
+        return self._history.poison
 
     def find(self, version: int) -> ModelId | None:
         """The effective update that made a version; None: there is none, or it is forgotten."""

@@ -556,7 +556,8 @@ class Numbers(NamedTuple):
     waiting: int | None  # batches that wait for an update
     skipped: int  # records that did not decode
     quarantined: int  # batches
-    whole: bool  # whether the three counts are of all that ever happened
+    requeueable: int  # of these, that an operator may take back
+    whole: bool  # whether the counts above are of all that ever happened
     workers: int | None  # that give signs of life
     led: bool | None
     last_update_s: float | None
@@ -679,6 +680,7 @@ class JobProgress:
             waiting=self.waiting,
             skipped=self._claims.skipped.total(),
             quarantined=self._quarantined,
+            requeueable=len(self._trail.poison),
             whole=self.whole,
             workers=None if look.statuses is None else len(look.statuses),
             led=look.led,

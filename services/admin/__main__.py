@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-import ssl
 import sys
 import threading
 from logging import getLogger
 from typing import TYPE_CHECKING
-
-import uvicorn
 
 from common.config import Settings, read_settings
 from common.connections import connect
@@ -20,45 +17,16 @@ from common.metrics.serving import serve
 from common.telemetry import EventLogger, event_logger, set_up_logging
 from common.termination import on_termination
 from services.admin.app import create_app
+from services.admin.server import Server
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from services.admin.service import Service
 
 EXIT_OK = 0
 EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
 EXIT_USAGE = 2  # settings make no sense; starting again will not help
-END_S = 5.0  # for requests under way; streams of events end at once
-LOOK_S = 0.5  # between looks whether a thread has failed
-IDLE_S = 75  # that a connection without requests stays: longer than a load balancer's minute
-SPARE_CONNECTIONS = 1000  # besides streams of events
 BACKLOG = 1024
 STALLED_S = 30  # after which a connection is dropped that takes nothing of what is sent
-
-
-class _Server(uvicorn.Server):
-    """Ends streams of events when it is told to end; else it would wait for them."""
-
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
-        super().__init__(config)
-        self._service = service
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """See the library."""
-        self.end()
-        super().handle_exit(sig, frame)
-
-    def end(self) -> None:
-        """Take no more requests, finish those under way."""
-        self._service.ending.set()
-        self.should_exit = True
-
-    def watch(self) -> None:
-        """End when a thread of the service has failed."""
-        while not self.should_exit and self._service.fault is None:
-            self._service.ending.wait(LOOK_S)
-        self.end()
 
 
 def main() -> int:
@@ -77,7 +45,8 @@ def main() -> int:
     try:
         settings = read_settings(os.environ)
         set_up_logging(settings, service="admin", replica=arguments.name)
-        getLogger("uvicorn").setLevel("WARNING")  # its beginning and end are told by us
+        # Its beginning and end are told by us, and of clients that speak no HTTP nobody is told.
+        getLogger("uvicorn").setLevel("ERROR")
         return _serve(settings, event_logger("admin"))
     except UserError as error:
         print(f"admin: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it
@@ -94,28 +63,7 @@ def _serve(settings: Settings, logger: EventLogger) -> int:
     if settings.metrics_port:
         metrics = service.metrics.meters
         serve(metrics, service.pulse, settings.metrics_host, settings.metrics_port)
-    try:
-        config = uvicorn.Config(
-            app,
-            http="httptools",
-            loop="uvloop",
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            ssl_certfile=settings.api_tls_cert or None,
-            ssl_keyfile=settings.api_tls_key or None,
-            limit_concurrency=settings.api_streams + SPARE_CONNECTIONS,
-            timeout_keep_alive=IDLE_S,
-            timeout_graceful_shutdown=int(END_S),
-        )
-        config.load()
-    except (OSError, ssl.SSLError) as error:
-        raise UserError(
-            f"DOLL_API_TLS_CERT and DOLL_API_TLS_KEY cannot be used: {error}"
-        ) from error
-    server = _Server(config, service)
+    server = Server(app)
     host, port = listening.getsockname()[:2]
     scheme = "https" if settings.api_tls_cert else "http"
     shown = f"[{host}]" if ":" in host else host

@@ -17,6 +17,8 @@ from fastapi.security.http import HTTPBase
 from common.keys import KeyRecord, Role
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.datastructures import Headers
     from starlette.types import Scope
 
@@ -61,6 +63,11 @@ def from_another_site(method: str, headers: Headers) -> bool:
 def let_in(scope: Scope, caller: KeyRecord) -> None:
     """Note whose key a request came with."""
     scope[_CALLER] = caller
+
+
+def caller_of(scope: Mapping[str, object]) -> KeyRecord | None:
+    """Whose key a request came with; None: it was not let in, or not yet."""
+    return cast("KeyRecord | None", scope.get(_CALLER))
 
 
 class _Scheme(HTTPBase):
@@ -109,7 +116,7 @@ Operator: TypeAlias = Annotated[KeyRecord, OPERATOR]
 
 
 def _needed(request: Request, role: Role) -> KeyRecord:
-    caller = cast("KeyRecord | None", request.scope.get(_CALLER))
+    caller = caller_of(request.scope)
     if caller is None:
         raise HTTPException(401, "needs an API key", CHALLENGE)
     if not caller.may(role):

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from common.core.events import Wanted  # noqa: TC001 -- pydantic reads it when run
 from common.job import JobSpec  # noqa: TC001 -- likewise
 from common.jobs.progress import Word  # noqa: TC001 -- likewise
+from common.jobs.quarantine import Final, Outcome  # noqa: TC001 -- likewise
 
 Count = Annotated[int, Field(ge=0)]
 MachineKind = Literal["on-demand", "spot", "unknown"]  # unknown: started by hand
@@ -53,6 +54,7 @@ class Progress(Answer):
     waiting: Count | None = Field(description="Batches that wait for an update.")
     skipped: Count = Field(description="Records that did not decode.")
     quarantined: Count = Field(description="Batches that were given up.")
+    requeueable: Count = Field(description="Of these, those that an operator may take back.")
     whole: bool = Field(
         description="False: the beginning of its history is gone from Kafka; `samples`, `skipped`"
         " and `quarantined` are of the rest."
@@ -142,6 +144,43 @@ class JobList(Answer):
         default=(), description="Records of jobs that do not parse, with the first page alone."
     )
     next: str | None = Field(description="Give it as `after` for more; null: there are no more.")
+
+
+class QuarantinedBatchAnswer(Answer):
+    """A batch that is quarantined."""
+
+    batch: Count = Field(description="What it is called: its offset in the control topic.")
+    records: Count
+    spans: tuple[tuple[str, Count, Count, Count], ...] = Field(
+        description="What it is made of: topic, partition, first position and the one after the"
+        " last.",
+        examples=[[["clinic-a", 0, 128, 192]]],
+    )
+    reason: str = Field(examples=["poison: raised: KeyError: 'label'"])
+    final: Final = Field(description="Why nobody can take it back; empty: an operator may.")
+
+
+class QuarantineAnswer(Answer):
+    """What is quarantined in a job, oldest batch first."""
+
+    batches: tuple[QuarantinedBatchAnswer, ...]
+    next: Count | None = Field(description="Give it as `after` for more; null: there are no more.")
+
+
+class RequeuedBatchAnswer(Answer):
+    """What became of the wish to take a batch back."""
+
+    batch: Count
+    outcome: Outcome = Field(
+        description="requeued: it waits for an update as if it were new; before: it had been taken"
+        " back already; replayed: somebody was faster and had its records written anew."
+    )
+
+
+class RequeueAnswer(Answer):
+    """What became of each batch; none where none could be taken back."""
+
+    batches: tuple[RequeuedBatchAnswer, ...]
 
 
 class UpdateAnswer(Answer):

@@ -23,6 +23,7 @@ from services.admin import (
     planning,
     problems,
     provisioning,
+    quarantine,
     state,
 )
 from services.admin.access import VIEWER
@@ -40,6 +41,7 @@ BEAT_S = 1.0  # between signs of life of the event loop
 ROUTERS = (
     jobs.router,
     state.router,
+    quarantine.router,
     events.router,
     model.router,
     planning.router,

@@ -1,8 +1,7 @@
-"""How much may be asked: requests by the second, streams at once, size and time of a body."""
+"""How much may be asked: requests by the second, streams at once, the size of a body."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 
 BUCKETS = 10_000  # callers that are remembered: about 2 MB; whoever was forgotten has a full bucket
 
-BODY_S = 30.0  # for all of a body: a megabyte over a slow line
 CLOSE = {"Connection": "close"}  # nobody reads the rest
 
 
@@ -83,22 +81,13 @@ def too_large(body_bytes: int) -> str:
 
 
 def bounded(receive: Receive, body_bytes: int) -> Receive:
-    """Receive a body that may not be larger than so much, whatever its length was said to be.
-
-    It may not take longer than `BODY_S` either: whoever lost their connection never ends it.
-    """
-    taken, whole, until = 0, False, asyncio.get_running_loop().time() + BODY_S
+    """Receive a body that may not be larger than so much, whatever its length was said to be."""
+    taken = 0
 
     async def receive_some() -> Message:
-        nonlocal taken, whole
-        if whole:
-            return await receive()  # waits for the connection's end
-        try:
-            async with asyncio.timeout_at(until):
-                message = await receive()
-        except TimeoutError:
-            raise HTTPException(408, f"the body took longer than {BODY_S:g} s", CLOSE) from None
-        taken, whole = taken + len(message.get("body", b"")), not message.get("more_body", False)
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
         if taken > body_bytes:
             raise HTTPException(413, too_large(body_bytes), CLOSE)
         return message

@@ -50,7 +50,7 @@ async def plan(request: Request, asked: PlanBody) -> Response:
     service = service_of(request)
     work = partial(_planned, service, asked)
     # In a thread: it computes for some milliseconds, and with a job Kafka may hang.
-    told = await (service.job_plans.run(work) if asked.job else run_in_threadpool(work))
+    told = await (service.histories.run(work) if asked.job else run_in_threadpool(work))
     return Response(told, media_type="application/json")
 
 

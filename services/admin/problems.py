@@ -46,7 +46,7 @@ _MEANINGS = {
     401: "There is no key with the request, or none that is valid.",
     403: "The key's role is too small, or the request comes from another site.",
     404: "There is no such thing.",
-    408: "The body did not come in time.",
+    408: "The request did not come whole in time.",
     409: "It contradicts what is there, or what somebody else did meanwhile.",
     413: "The body is larger than this service takes.",
     422: "Fields make no sense; `errors` names each with its path.",

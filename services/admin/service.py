@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MODELS_AT_ONCE = 2  # read for requests: each is in memory several times
-PLANS_AT_ONCE = 2  # of jobs whose whole history is read for them
+HISTORIES_AT_ONCE = 2  # of jobs, read whole for a request
 QUESTIONS_AT_ONCE = 2  # to whoever provisions
 TASKS_AT_ONCE = 2  # built for requests, each in a process of its own
 CHECK_S = 2 * PATIENCE_S  # that a request waits
@@ -60,7 +60,7 @@ class Service:
         self.simulations = Simulations(outside.settings.api_simulate_s)
         self.prices = PriceDesk(outside.settings, clock)
         self.models = Turns("reading a model", MODELS_AT_ONCE, READ_S)
-        self.job_plans = Turns("reading a job", PLANS_AT_ONCE, READ_S)
+        self.histories = Turns("reading a job", HISTORIES_AT_ONCE, READ_S)
         self.tasks = Turns("checking a task", TASKS_AT_ONCE, CHECK_S)
         self.questions = Turns("asking for a plan", QUESTIONS_AT_ONCE, ASK_S)
         self.streams = Streams(outside.settings.api_streams)
@@ -150,7 +150,7 @@ class Service:
         self.ending.set()
         self.followers.close()
         self.checks.close()
-        for turns in (self.models, self.job_plans, self.tasks, self.questions):
+        for turns in (self.models, self.histories, self.tasks, self.questions):
             turns.close()
         self._servers.close()
         self._books.close()

@@ -11,11 +11,12 @@ import msgspec
 from pydantic import ValidationError
 
 from common.core.events import Wanted  # noqa: TC001 -- msgspec reads it when run
-from common.core.spans import Partition
+from common.core.spans import Partition, Span
 from common.errors import UserError, WireError
 from common.job import job_from_json
 from common.job_file import as_json, load_text
 from common.jobs.progress import State, Word
+from common.jobs.quarantine import Final, Outcome, QuarantinedBatch, RequeuedBatch
 from common.jobs.store import Change, JobRecord, Origin
 from common.planning.told import ToldPlan
 from common.price_list import PriceList
@@ -25,7 +26,7 @@ from services.cli.system import JobLine, Jobs, PulledModel, Submitted, Unreadabl
 from services.cli.watching import SHOWN_UPDATES, Picture, UpdateLine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import httpx
@@ -89,6 +90,28 @@ class _Jobs(msgspec.Struct):
     jobs: tuple[_Summary, ...]
     unreadable: tuple[_Unreadable, ...]
     next: str | None
+
+
+class _QuarantinedBatch(msgspec.Struct):
+    batch: int
+    records: int
+    spans: tuple[tuple[str, int, int, int], ...]
+    reason: str
+    final: Final
+
+
+class _Quarantine(msgspec.Struct):
+    batches: tuple[_QuarantinedBatch, ...]
+    next: int | None
+
+
+class _RequeuedBatch(msgspec.Struct):
+    batch: int
+    outcome: Outcome
+
+
+class _Requeued(msgspec.Struct):
+    batches: tuple[_RequeuedBatch, ...]
 
 
 class _Updates(msgspec.Struct):
@@ -157,6 +180,34 @@ class Api:
     def delete(self, name: str) -> None:
         """See the protocol."""
         self._client.ask("DELETE", _path(name))
+
+    def quarantine(self, name: str) -> list[QuarantinedBatch]:
+        """See the protocol."""
+        found, after = list[QuarantinedBatch](), -1
+        while True:
+            page = self._client.get(
+                _path(name, "quarantine"), _Quarantine, limit=_PAGE, after=after
+            )
+            found += [
+                QuarantinedBatch(
+                    each.batch,
+                    each.records,
+                    tuple(Span(*span) for span in each.spans),
+                    each.reason,
+                    each.final,
+                )
+                for each in page.batches
+            ]
+            if page.next is None or page.next <= after:
+                return found
+            after = page.next
+
+    def requeue(self, name: str, batches: Sequence[int] | None) -> list[RequeuedBatch]:
+        """See the protocol."""
+        body = msgspec.json.encode({"batches": "all" if batches is None else batches})
+        answer = self._client.ask("POST", _path(name, "requeue"), body)
+        told = self._client.read(answer, _Requeued)
+        return [RequeuedBatch(each.batch, each.outcome) for each in told.batches]
 
     def watch(self, name: str) -> ApiWatched:
         """See the protocol."""

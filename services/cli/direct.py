@@ -10,6 +10,7 @@ from common.errors import NotFoundError
 from common.job import parse_job
 from common.jobs.check import check_submission
 from common.jobs.progress import UNREAD, resting
+from common.jobs.quarantine import Quarantine
 from common.jobs.store import JobBook
 from common.jobs.watching import look_at_jobs
 from common.kept import find_model
@@ -24,13 +25,14 @@ from services.cli.origins import begin_with
 from services.cli.system import JobLine, Jobs, PulledModel, Submitted, UnreadableLine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from common.core.events import Wanted
     from common.job import JobSpec
     from common.job_changes import Value
     from common.jobs.progress import JobProgress
+    from common.jobs.quarantine import QuarantinedBatch, RequeuedBatch
     from common.jobs.store import JobRecord
     from common.kept import Wish
     from common.learning.checkpoint import Layout
@@ -39,8 +41,11 @@ if TYPE_CHECKING:
     from common.planning.request import PlanRequest
     from common.planning.simulation import SimulateRequest
     from common.planning.told import ToldPlan
+    from common.ports import Log
     from common.price_list import PriceList
     from common.provisioning.told import ToldProvisioning
+
+BY = "the command line"  # who wanted what it writes, for people
 
 
 class Direct:
@@ -93,6 +98,15 @@ class Direct:
         check_given_back(name, read_ledger(self._outside.open_log(), name))
         book.delete(name)
 
+    def quarantine(self, name: str) -> list[QuarantinedBatch]:
+        """See the protocol."""
+        return quarantine_of(self._outside.open_log(), name).listed()
+
+    def requeue(self, name: str, batches: Sequence[int] | None) -> list[RequeuedBatch]:
+        """See the protocol."""
+        quarantine = quarantine_of(self._outside.open_log(), name)
+        return quarantine.requeue(batches, BY, time.time())
+
     def watch(self, name: str) -> DirectlyWatched:
         """See the protocol."""
         log = self._outside.open_log()
@@ -141,7 +155,7 @@ class Direct:
         """See the protocol."""
         log = self._outside.open_log()
         check_replan(JobBook(log).get(name), read_ledger(log, name))
-        ask_to_replan(log, name, ReplanAsked(time.time(), "the command line", reason))
+        ask_to_replan(log, name, ReplanAsked(time.time(), BY, reason))
 
     def prices(self) -> PriceList:
         """See the protocol."""
@@ -151,6 +165,17 @@ class Direct:
 
     def _book(self) -> JobBook:
         return JobBook(self._outside.open_log())
+
+
+def quarantine_of(log: Log, job: str) -> Quarantine:
+    """What is quarantined in a job.
+
+    Raises:
+        NotFoundError: If there is no such job; its topic alone would be an unknown one.
+        UnavailableError: If Kafka is away.
+    """
+    JobBook(log).get(job)
+    return Quarantine(log, job)
 
 
 def _line(record: JobRecord, progress: JobProgress | None, now: float) -> JobLine:

@@ -1,8 +1,4 @@
-"""`doll job requeue` and `doll job replay`: what becomes of quarantined batches, by hand.
-
-Both write one record per batch into the job's updates topic, and only what they read back there
-says whether it counts: of a requeue and a replay of the same batch the first one does.
-"""
+"""`doll job requeue` and `doll job replay`: what becomes of quarantined batches, by hand."""
 
 from __future__ import annotations
 
@@ -12,24 +8,22 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from common import topics
-from common.core.history import History
-from common.core.messages import Batch, Quarantined, Replayed, Requeued
-from common.core.spans import Partition
+from common.core.messages import Replayed
 from common.errors import ExpiredError, UnavailableError, UserError
-from common.jobs.store import JobBook
-from common.reading import read_decoded
-from common.wire import decode_audit, encode_audit
-from services.cli.outside import outside_of
+from common.jobs.quarantine import choose
+from services.cli.direct import BY, quarantine_of
+from services.cli.outside import outside_of, system_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from common.core.messages import Batch
     from common.core.spans import Span
+    from common.jobs.quarantine import Outcome, QuarantinedBatch
     from common.ports import Log, LogRecord
 
-_BY = "the command line"
 _DELIVERED_S = 30.0
 _READ_S = 10.0
 _READ_RECORDS = 1000
@@ -59,16 +53,18 @@ def requeue(
 
     Example: [bold]doll job requeue digits --all[/]
     """
-    quarantine = _Quarantine(outside_of(context).open_log(), job)
-    chosen = quarantine.choose(batch or [], all_batches=all_batches)
-    if dry_run or not chosen:
-        _list(quarantine, "doll job requeue", chosen)
+    system, offsets = system_of(context), _named(batch, all_batches=all_batches)
+    requeued = [] if dry_run or offsets == [] else system.requeue(job, offsets)
+    if not requeued:
+        quarantined = system.quarantine(job)
+        chosen = choose(job, quarantined, offsets) if dry_run else []
+        _list(job, quarantined, "doll job requeue", len(chosen))
         return
-    counts = quarantine.write([Requeued(each, _BY, time()) for each in chosen])
-    for each, counted in zip(chosen, counts, strict=True):
-        typer.echo(f"batch {each.offset}: {'waits again' if counted else _TOO_LATE}")
-    typer.echo(f"{sum(counts)} of {len(chosen)} batches of {job} wait for an update again")
-    if JobBook(quarantine.log).get(job).held:
+    for each in requeued:
+        typer.echo(f"batch {each.batch}: {_OUTCOMES[each.outcome]}")
+    waiting = sum(each.outcome == "requeued" for each in requeued)
+    typer.echo(f"{waiting} of {len(requeued)} batches of {job} wait for an update again")
+    if system.job(job).held:
         typer.echo(f"{job} is held: go on with `doll job resume {job}`")
 
 
@@ -90,11 +86,11 @@ def replay(
 
     Example: [bold]doll job replay digits --batch 1042[/]
     """
-    log = outside_of(context).open_log()
-    quarantine = _Quarantine(log, job)
-    chosen = quarantine.choose(batch or [], all_batches=all_batches)
+    log, offsets = outside_of(context).open_log(), _named(batch, all_batches=all_batches)
+    quarantine = quarantine_of(log, job)
+    chosen = quarantine.choose(offsets)
     if dry_run or not chosen:
-        _list(quarantine, "doll job replay", chosen)
+        _list(job, quarantine.listed(), "doll job replay", len(chosen))
         return
     written = 0
     for each in chosen:
@@ -103,7 +99,7 @@ def replay(
         except ExpiredError:
             typer.echo(f"batch {each.offset}: some of its records were deleted, nothing is written")
             continue
-        (counted,) = quarantine.write([Replayed(each, _BY, time())])
+        (counted,) = quarantine.write([Replayed(each, BY, time())])
         if not counted:
             typer.echo(f"batch {each.offset}: {_TOO_LATE}")
             continue
@@ -114,93 +110,22 @@ def replay(
 
 
 _TOO_LATE = "somebody took it back or replayed it meanwhile, nothing was done"
+_OUTCOMES: dict[Outcome, str] = {
+    "requeued": "waits again",
+    "before": "was taken back before, nothing was done",
+    "replayed": _TOO_LATE,
+}
 
 
-class _Quarantine:
-    """What is quarantined in a job, by its updates topic.
+def _named(offsets: list[int] | None, *, all_batches: bool) -> list[int] | None:
+    """The batches that a command names; None: all for which it is possible.
 
     Raises:
-        UserError: If the topic's beginning is gone.
+        UserError: If it names some, and all.
     """
-
-    def __init__(self, log: Log, job: str) -> None:
-        JobBook(log).get(job)  # else a wrong name would be an unknown topic
-        self.log = log
-        self.job = job
-        self.replayed = set[int]()
-        self._topic = topics.updates_topic(job)
-        start = log.bounds(Partition(self._topic, 0)).start
-        if start > 0:
-            raise UserError(
-                f"{self._topic} begins at {start}: what was quarantined before is not known any"
-                " more, and so not what may be taken back (keep this topic without retention)"
-            )
-        self._history = History()
-        self._read()
-
-    @property
-    def quarantined(self) -> list[Quarantined]:
-        """All of it, oldest batch first."""
-        return sorted(self._history.quarantined.values(), key=lambda each: each.batch.offset)
-
-    def possible(self, batch: Batch) -> bool:
-        """Whether it can be taken back or replayed."""
-        return batch in self._history.poison
-
-    def choose(self, offsets: Sequence[int], *, all_batches: bool) -> list[Batch]:
-        """The batches that are meant; none where none was named.
-
-        Raises:
-            UserError: If one that was named is not quarantined, or it is too late for it.
-        """
-        if offsets and all_batches:
-            raise UserError("either --batch or --all, not both")
-        if all_batches:
-            return sorted(self._history.poison, key=lambda batch: batch.offset)
-        poison = {batch.offset: batch for batch in self._history.poison}
-        for offset in offsets:
-            if offset not in poison:
-                raise UserError(f"batch {offset} of {self.job} {self._why_not(offset)}")
-        return [poison[offset] for offset in sorted(set(offsets))]
-
-    def write(self, records: Sequence[Requeued | Replayed]) -> list[bool]:
-        """Write records, and read back which of them count.
-
-        Raises:
-            UnavailableError: If Kafka did not take them in time.
-        """
-        offsets = [-1] * len(records)
-        writer = self.log.writer()
-        try:
-            for number, record in enumerate(records):
-
-                def delivered(offset: int, number: int = number) -> None:
-                    offsets[number] = offset
-
-                writer.append(self._topic, encode_audit(record), on_delivered=delivered)
-            _flush(self._topic, delivered=writer.flush(_DELIVERED_S))
-        finally:
-            writer.close()
-        counted = self._read()
-        return [offset in counted for offset in offsets]
-
-    def _why_not(self, offset: int) -> str:
-        if offset in self.replayed:
-            return "was replayed: its records are new ones now"
-        if offset in self._history.quarantined:
-            return "expired: its records are deleted"
-        return f"is not quarantined; `doll job requeue {self.job}` lists what is"
-
-    def _read(self) -> set[int]:
-        """Read on; returns the offsets of operators' records that count."""
-        counted = set[int]()
-        start = self._history.position
-        for offset, record in read_decoded(self.log, self._topic, decode_audit, start=start):
-            if self._history.feed(offset, record) and isinstance(record, Requeued | Replayed):
-                counted.add(offset)
-                if isinstance(record, Replayed):
-                    self.replayed.add(record.batch.offset)
-        return counted
+    if offsets and all_batches:
+        raise UserError("either --batch or --all, not both")
+    return None if all_batches else offsets or []
 
 
 class _Record(NamedTuple):
@@ -210,29 +135,25 @@ class _Record(NamedTuple):
     record: LogRecord
 
 
-def _list(quarantine: _Quarantine, command: str, chosen: Sequence[Batch]) -> None:
-    if not quarantine.quarantined:
-        typer.echo(f"nothing is quarantined in {quarantine.job}")
+def _list(job: str, quarantined: Sequence[QuarantinedBatch], command: str, chosen: int) -> None:
+    if not quarantined:
+        typer.echo(f"nothing is quarantined in {job}")
         return
     table = Table("batch", "records", "spans", "can be", "reason", box=None)
-    for each in quarantine.quarantined:
-        able = "replayed" if each.batch.offset in quarantine.replayed else "nothing: expired"
-        if quarantine.possible(each.batch):
-            able = "requeued, replayed"
-        elif able == "replayed":
-            able = "nothing: replayed"
-        table.add_row(
-            str(each.batch.offset),
-            str(each.batch.samples),
-            "  ".join(map(str, each.batch.address)),
-            able,
+    for each in quarantined:
+        cells = (
+            str(each.batch),
+            str(each.records),
+            "  ".join(map(str, each.address)),
+            f"nothing: {each.final}" if each.final else "requeued, replayed",
             each.reason,
         )
+        table.add_row(*map(Text, cells))  # a reason may have brackets, which are no markup
     Console(soft_wrap=True).print(table)
     if chosen:
-        typer.echo(f"without --dry-run: {len(chosen)} batches")
+        typer.echo(f"without --dry-run: {chosen} batches")
     else:
-        typer.echo(f"name some: `{command} {quarantine.job} --batch OFFSET`, or --all")
+        typer.echo(f"name some: `{command} {job} --batch OFFSET`, or --all")
 
 
 def _records_of(log: Log, batch: Batch) -> list[_Record]:

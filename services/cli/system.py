@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from common.core.events import Wanted
     from common.job_changes import Value
     from common.jobs.progress import State
+    from common.jobs.quarantine import QuarantinedBatch, RequeuedBatch
     from common.jobs.store import JobRecord
     from common.kept import Wish
     from common.planning.compare import Result
@@ -112,6 +113,17 @@ class System(Protocol):
 
     def delete(self, name: str) -> None:
         """Take a stopped job out of the list."""
+
+    def quarantine(self, name: str) -> list[QuarantinedBatch]:
+        """What is quarantined in a job, oldest batch first."""
+
+    def requeue(self, name: str, batches: Sequence[int] | None) -> list[RequeuedBatch]:
+        """Take batches out of quarantine; see `common.jobs.quarantine`.
+
+        Args:
+            name: Of the job.
+            batches: None: all for which it is possible.
+        """
 
     def watch(self, name: str) -> Watched:
         """Look at a job."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 import httpx
@@ -85,3 +87,44 @@ def test_a_job_is_made_changed_and_followed_and_the_process_ends_in_mid_stream(
     assert process.exit_code == 0, process.last_words()
     assert "admin_ended" in process.last_words()
     assert "Traceback" not in process.last_words()
+
+
+FLOOD = 1100
+HALF_OPEN = (
+    b"",
+    b"GET /v1/jobs HTTP/1.1\r\nHost: doll.test\r\nX-Slow: ",
+    b"POST /v1/jobs HTTP/1.1\r\nHost: doll.test\r\nContent-Length: 100\r\n\r\n{",
+)
+
+
+def test_half_open_requests_without_a_key_shut_out_nobody_and_are_all_closed(
+    served: Served,
+) -> None:
+    port = served.client.base_url.port or 0
+    trust = ssl.create_default_context()
+    trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+    with ExitStack() as stack:
+        flood = list[socket.socket]()
+        for number in range(FLOOD):
+            half = stack.enter_context(socket.create_connection(("127.0.0.1", port), LONG_S))
+            if number % 4:  # the others do not even end their handshake
+                half = stack.enter_context(trust.wrap_socket(half))
+                half.sendall(HALF_OPEN[number % len(HALF_OPEN)])
+            flood.append(half)
+
+        assert served.client.get("/healthz").status_code == 200
+        with httpx.Client(
+            base_url=served.client.base_url, verify=trust, headers=served.client.headers
+        ) as operator:  # on a connection of its own
+            assert operator.get("/v1/jobs").status_code == 200
+        for half in flood:
+            assert_closed(half)
+
+
+def assert_closed(half: socket.socket) -> None:
+    """Wait until the service has closed a connection."""
+    try:
+        while half.recv(65_536):
+            pass
+    except (ConnectionResetError, ssl.SSLError):  # cut, or without a word of TLS
+        pass

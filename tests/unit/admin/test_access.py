@@ -36,6 +36,7 @@ LOOKS = {  # what is posted only to be answered: nothing changes
 BODIES = {
     Route("POST", "/v1/jobs"): {**JOB, "name": "letters"},
     Route("PATCH", "/v1/jobs/{job}"): {"wanted": "paused"},
+    Route("POST", "/v1/jobs/{job}/requeue"): {"batches": "all"},
     Route("POST", "/v1/provisioning/plan"): {
         "workers": 64,
         "rate_per_s": 125,

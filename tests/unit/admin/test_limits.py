@@ -1,8 +1,7 @@
-"""Limits: requests by the second, streams at once, the size of a body and how long it takes."""
+"""Limits: requests by the second, streams at once, the size of a body."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.config import Settings
-from services.admin import limits
 from services.admin.limits import Buckets, Streams
 from tests.unit.admin.conftest import World, problem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
 
 @pytest.fixture
@@ -98,22 +96,6 @@ def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(
         "POST", "/v1/jobs", content=body, headers={"Content-Type": "application/json"}
     )
     assert problem(answer, 413) == "the body is larger than 1,024 bytes"
-
-
-def test_a_body_that_never_ends_is_waited_for_no_longer_than_was_said(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "BODY_S", 0.05)
-
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"{"
-        await asyncio.Event().wait()
-
-    answer = world.ask(
-        "POST", "/v1/jobs", content=pieces(), headers={"Content-Type": "application/json"}
-    )
-    assert "the body took longer" in problem(answer, 408)
-    assert answer.headers["connection"] == "close"
 
 
 def test_streams_of_events_are_limited_apart(small: World) -> None:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from common.config import Settings
 from common.core.history import History
-from common.core.messages import GENESIS, Lead, ModelId, Standing, WorkerId
+from common.core.messages import GENESIS, Lead, ModelId, Requeued, Standing, WorkerId
 from common.core.spans import Partition
 from common.jobs.store import JobBook
 from common.keys import KeyBook
@@ -26,7 +26,7 @@ from common.plans import read_ledger
 from common.ports import NewTopic
 from common.provisioning.records import Taken
 from common.saved import to_bytes
-from common.wire import encode_audit
+from common.wire import decode_audit, encode_audit
 from services.admin.app import create_app
 from services.cli import exits
 from services.cli.api import Api
@@ -39,6 +39,7 @@ from tests.unit.admin.test_provisioning import planned as decided
 from tests.unit.cli.conftest import World
 from tests.unit.cli.test_job import JOB, claimed, update
 from tests.unit.cli.test_plan import options
+from tests.unit.cli.test_requeue import QUARANTINE
 from tests.unit.cli.test_simulate import SMALL
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from services.cli.system import System
 
 URL = "http://doll.test"
+DRY = "--dry-run"
 PROVISIONED = JOB + "provisioning: {workers: 4, policy: adaptive}\n"
 
 
@@ -225,6 +227,41 @@ def test_settings_are_changed_and_a_stopped_job_deleted_as_directly(submitted: B
     submitted.remote("job", "stop", "digits")
     assert "is deleted" in submitted.remote("job", "delete", "digits").stdout
     assert submitted.same("job", "list").startswith("no jobs yet")
+
+
+def test_a_quarantine_is_listed_and_taken_back_as_directly(submitted: Both) -> None:
+    world = submitted.direct
+    assert "nothing is quarantined" in submitted.same("job", "requeue", "digits")
+    world.write("doll.digits.updates", *map(encode_audit, QUARANTINE))
+    listed = submitted.same("job", "requeue", "digits")
+    assert "clinic-a[0]@2:7" in listed
+    assert "without --dry-run: 2 batches" in submitted.same(
+        *("job", "requeue", "digits", "--all", DRY)
+    )
+    for named in (("--batch", "2"), ("--batch", "7"), ("--batch", "0", "--all")):
+        for line in (
+            ("job", "requeue", "digits", *named),
+            ("job", "requeue", "digits", *named, DRY),
+        ):
+            remote, direct = (
+                run("job", "requeue", "digits", *line, code=exits.REFUSED).stderr
+                for run in submitted.ways
+            )
+            assert remote == direct
+    JobBook(world.log).hold("digits", "its task raises KeyError")
+    eventually(lambda: "held" in submitted.remote("job", "list").stdout)
+    said = submitted.remote("job", "requeue", "digits", "--all").stdout
+    assert said.splitlines() == [
+        "batch 0: waits again",
+        "batch 1: waits again",
+        "2 of 2 batches of digits wait for an update again",
+        "digits is held: go on with `doll job resume digits`",
+    ]
+    again = submitted.same("job", "requeue", "digits", "--batch", "1")
+    assert again.startswith("batch 1: was taken back before, nothing was done\n")
+    written = world.log.tail(Partition("doll.digits.updates", 0), 4).read(100, 0.0)
+    records = [decode_audit(record.value or b"") for record in written]
+    assert [each.by for each in records if isinstance(each, Requeued)] == ["operator"] * 2
 
 
 def test_what_is_not_there_or_contradicts_ends_as_directly(submitted: Both) -> None:

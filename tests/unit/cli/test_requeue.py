@@ -107,8 +107,11 @@ def test_all_poison_waits_again(world: World) -> None:
     assert told.endswith("2 of 2 batches of digits wait for an update again\n")
     assert history(world).requeued == {0: POISON, 1: BAD}
     assert set(history(world).quarantined) == {2}
-    again = world.run("job", "requeue", "digits", "--batch", "1", code=exits.REFUSED)
-    assert "batch 1 of digits is not quarantined" in again.stderr
+    again = world.run("job", "requeue", "digits", "--batch", "1").stdout
+    assert again.startswith("batch 1: was taken back before, nothing was done\n0 of 1 batches")
+    refused = world.run("job", "replay", "digits", "--batch", "1", code=exits.REFUSED)
+    assert "batch 1 of digits is not quarantined" in refused.stderr
+    assert len(written(world)) == len(QUARANTINE) + 2
 
 
 def test_one_batch_is_taken_back_and_the_other_replayed_without_its_bad_records(
@@ -167,7 +170,7 @@ def test_who_comes_second_is_told_so_and_does_nothing(
         world.write(UPDATES, encode(first))
         return encode(record)
 
-    monkeypatch.setattr("services.cli.requeue.encode_audit", faster)
+    monkeypatch.setattr("common.jobs.quarantine.encode_audit", faster)
     told = world.run("job", command, "digits", "--batch", "0").stdout
 
     assert "somebody took it back or replayed it meanwhile" in told

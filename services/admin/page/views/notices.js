@@ -49,18 +49,19 @@ function alone(title, children) {
 
 /**
  * Warnings, the gravest first.
- * @param {Array<{grave: boolean, title: string, text: string}>} warnings
+ * @param {Array<{grave: boolean, title: string, text: string, command: string}>} warnings
  * @returns {Array<Node>}
  */
 export function banners(warnings) {
   return [...warnings]
     .sort((one, other) => Number(other.grave) - Number(one.grave))
-    .map(({ grave, title, text }) =>
+    .map(({ grave, title, text, command }) =>
       h(
         "div",
         { class: grave ? "banner grave" : "banner", role: "alert" },
         h("strong", {}, title),
         text ? h("span", {}, text) : null,
+        command ? h("code", {}, command) : null,
       ),
     );
 }

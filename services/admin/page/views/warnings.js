@@ -6,23 +6,35 @@ const GRAVE = new Set(["held", "degraded", "waiting for a coordinator", "waiting
 
 /**
  * @param {import("../store.js").JobStore} store
- * @returns {Array<{grave: boolean, title: string, text: string}>}
+ * @returns {Array<{grave: boolean, title: string, text: string, command: string}>} command: what to do about it
  */
 export function warnings(store) {
   const { job, provisioning, workers } = store;
   if (job === null) return [];
   const progress = job.progress;
   const found = [];
-  const warn = (grave, title, text) => found.push({ grave, title, text });
-  if (job.state !== "running") warn(GRAVE.has(job.state), `The job is ${job.state}${job.why ? ":" : "."}`, job.why);
-  else if (progress.led === null) warn(true, "Redis is unavailable:", "who leads and who works is not known.");
+  const warn = (grave, title, text, command = "") => found.push({ grave, title, text, command });
+  if (job.state !== "running") {
+    const resume = `doll job resume ${job.id}`;
+    const goesOn = job.state === "held" && !job.why.includes(resume); // else the reason says how
+    warn(GRAVE.has(job.state), `The job is ${job.state}${job.why ? ":" : "."}`, job.why, goesOn ? resume : "");
+  } else if (progress.led === null) warn(true, "Redis is unavailable:", "who leads and who works is not known.");
   if (workers?.board_away && progress.led !== null) warn(true, "Signs of life cannot be read:", workers.board_away);
-  if (progress.skipped > 0) warn(false, `${count(progress.skipped)} records did not decode:`, "they are in the streams' dead letters.");
-  if (progress.quarantined > 0) {
-    warn(false, `${count(progress.quarantined)} batches are quarantined:`, "doll audit says which and why.");
-  }
+  if (progress.skipped > 0) warn(false, `${counted(progress.skipped, "record", "records")} did not decode:`, "they are in the streams' dead letters.");
+  if (progress.quarantined > 0) quarantined(job.id, progress, warn);
   if (provisioning) rented(provisioning, warn);
   return found;
+}
+
+function quarantined(id, { quarantined: all, requeueable }, warn) {
+  const title = `${counted(all, "batch is", "batches are")} quarantined:`;
+  const list = `doll job requeue ${id}`;
+  if (requeueable === 0) warn(false, title, "Their records are gone, or were written anew. Which, and why:", list);
+  else warn(false, title, `${count(requeueable)} can be trained after all, once the task or the data is mended:`, `${list} --all`);
+}
+
+function counted(number, one, many) {
+  return `${count(number)} ${number === 1 ? one : many}`;
 }
 
 function rented({ plan, warning, stability, settled }, warn) {

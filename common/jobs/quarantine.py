@@ -1,0 +1,189 @@
+"""A job's quarantine, as an operator sees it: what is in it, and what becomes of it by hand.
+
+What an operator decides is one record for each batch in the job's updates topic, and only what is
+read back there says whether it counts: of a requeue and a replay of the same batch the first does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from common import topics
+from common.core.history import History
+from common.core.messages import Replayed, Requeued
+from common.core.spans import Partition
+from common.errors import ConflictError, UnavailableError, UnknownTopicError
+from common.reading import read_decoded
+from common.wire import decode_audit, encode_audit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from common.core.messages import Batch
+    from common.core.spans import Address
+    from common.ports import Log
+
+_DELIVERED_S = 30.0
+
+Final: TypeAlias = Literal["", "expired", "replayed"]
+Outcome: TypeAlias = Literal["requeued", "before", "replayed"]
+
+
+class QuarantinedBatch(NamedTuple):
+    """One batch that is quarantined."""
+
+    batch: int  # its offset in the control topic
+    records: int
+    address: Address
+    reason: str
+    final: Final = ""  # why nobody can take it back; empty: an operator may
+
+
+class RequeuedBatch(NamedTuple):
+    """What became of the wish to take a batch back."""
+
+    batch: int
+    outcome: Outcome  # before: it had been taken back already, which a wish that comes twice finds
+
+
+def choose(
+    job: str, quarantined: Sequence[QuarantinedBatch], offsets: Sequence[int] | None
+) -> list[int]:
+    """The batches that are meant, oldest first.
+
+    Args:
+        job: For whoever reads the error.
+        quarantined: All that is.
+        offsets: None: all for which it is possible.
+
+    Raises:
+        ConflictError: If one that was named is not quarantined, or it is too late for it.
+    """
+    found = {each.batch: each for each in quarantined}
+    if offsets is None:
+        return sorted(each.batch for each in quarantined if not each.final)
+    for offset in offsets:
+        if offset not in found:
+            raise ConflictError(
+                f"batch {offset} of {job} is not quarantined; `doll job requeue {job}` lists what"
+                " is"
+            )
+        if found[offset].final:
+            raise ConflictError(f"batch {offset} of {job} {_FINAL[found[offset].final]}")
+    return sorted(set(offsets))
+
+
+_FINAL: dict[Final, str] = {
+    "expired": "expired: its records are deleted",
+    "replayed": "was replayed: its records are new ones now",
+}
+
+
+class Quarantine:
+    """What is quarantined in a job, by its updates topic as it stands when this is made.
+
+    Args:
+        log: Where the topic is.
+        job: There is one of this name.
+
+    Raises:
+        ConflictError: If the topic's beginning is gone.
+        UnavailableError: If Kafka is away.
+    """
+
+    def __init__(self, log: Log, job: str) -> None:
+        self._log = log
+        self._job = job
+        self._topic = topics.updates_topic(job)
+        self._history = History()
+        self._replayed = set[int]()
+        try:
+            start = log.bounds(Partition(self._topic, 0)).start
+        except UnknownTopicError:  # nobody has led the job yet
+            return
+        if start > 0:
+            raise ConflictError(
+                f"{self._topic} begins at {start}: what was quarantined before is not known any"
+                " more, and so not what may be taken back (keep this topic without retention)"
+            )
+        self._read()
+
+    def listed(self) -> list[QuarantinedBatch]:
+        """All of it, oldest batch first."""
+        possible = {batch.offset for batch in self._history.poison}
+        return [
+            QuarantinedBatch(
+                offset,
+                each.batch.samples,
+                each.batch.address,
+                each.reason,
+                "" if offset in possible else "replayed" if offset in self._replayed else "expired",
+            )
+            for offset, each in sorted(self._history.quarantined.items())
+        ]
+
+    def choose(self, offsets: Sequence[int] | None) -> list[Batch]:
+        """As the function does, and each whole."""
+        poison = {batch.offset: batch for batch in self._history.poison}
+        return [poison[offset] for offset in choose(self._job, self.listed(), offsets)]
+
+    def requeue(self, offsets: Sequence[int] | None, by: str, at_s: float) -> list[RequeuedBatch]:
+        """Take batches back: each waits for an update once more, as if it were new.
+
+        Args:
+            offsets: Of which those that were taken back before are left alone; None: all for which
+                it is possible.
+            by: Who wants it, for people.
+            at_s: When, since 1970.
+
+        Raises:
+            ConflictError: If one that was named is not quarantined, or it is too late for it; then
+                none is taken back.
+            UnavailableError: If Kafka did not take the records in time.
+        """
+        before = sorted(set(offsets or ()) & self._history.requeued.keys())
+        named = None if offsets is None else [each for each in offsets if each not in before]
+        chosen = self.choose(named)
+        counts = self.write([Requeued(each, by, at_s) for each in chosen]) if chosen else []
+        requeued = self._history.requeued
+        outcomes = [RequeuedBatch(each, "before") for each in before]
+        for each, counted in zip(chosen, counts, strict=True):
+            other: Outcome = "before" if each.offset in requeued else "replayed"
+            outcomes.append(RequeuedBatch(each.offset, "requeued" if counted else other))
+        return sorted(outcomes)
+
+    def write(self, records: Sequence[Requeued | Replayed]) -> list[bool]:
+        """Write records, and read back which of them count.
+
+        Raises:
+            UnavailableError: If Kafka did not take them in time.
+        """
+        offsets = [-1] * len(records)
+        writer = self._log.writer()
+        try:
+            for number, record in enumerate(records):
+
+                def delivered(offset: int, number: int = number) -> None:
+                    offsets[number] = offset
+
+                writer.append(self._topic, encode_audit(record), on_delivered=delivered)
+            if not writer.flush(_DELIVERED_S):
+                raise UnavailableError(
+                    f"{self._topic}: Kafka has not confirmed all records; `doll audit"
+                    f" {self._job} --json` tells which of them count"
+                )
+        finally:
+            writer.close()
+        counted = self._read()
+        return [offset in counted for offset in offsets]
+
+    def _read(self) -> set[int]:
+        """Read on; returns the offsets of operators' records that count."""
+        counted = set[int]()
+        start = self._history.position
+        for offset, record in read_decoded(self._log, self._topic, decode_audit, start=start):
+            if self._history.feed(offset, record) and isinstance(record, Requeued | Replayed):
+                counted.add(offset)
+                if isinstance(record, Replayed):
+                    self._replayed.add(record.batch.offset)
+        return counted

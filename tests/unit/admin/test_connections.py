@@ -1,0 +1,359 @@
+"""Connections: half-open ones are cut off, and nobody's flood shuts out who has a key."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.responses import PlainTextResponse
+
+from common.config import Settings
+from services.admin.connections import HEAD_BYTES, REQUEST_S, Connections
+from services.admin.examples import JOB
+from services.admin.server import Server
+from tests.unit.admin.conftest import World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOON_S = 0.3  # that a request may take here
+LONG_S = 30.0
+LARGE = "x" * 30_000_000 + " the end"  # no buffer of a system takes it
+
+
+@dataclass(eq=False)
+class Told:
+    """A connection that notes whether it was cut."""
+
+    address: str
+    needed: bool = False
+    was_cut: bool = field(default=False, init=False)
+
+    def cut(self) -> None:
+        """See `Closable`."""
+        self.was_cut = True
+
+
+# --- who makes place for whom --------------------------------------------------------------------
+
+
+def begun(connections: Connections, *addresses: str, needed: bool = False) -> list[Told]:
+    told = [Told(address, needed) for address in addresses]
+    assert all(connections.begin(each) for each in told)
+    return told
+
+
+def cut(told: list[Told]) -> list[bool]:
+    return [each.was_cut for each in told]
+
+
+def test_whoever_waits_longest_makes_place_for_a_new_one_of_its_address() -> None:
+    connections = Connections(10, 2)
+    told = begun(connections, "192.0.2.1", "192.0.2.9", "192.0.2.1")
+    connections.waits(told[0])  # its request was answered meanwhile
+
+    begun(connections, "192.0.2.1")
+
+    assert cut(told) == [False, False, True]
+    assert len(connections) == 3
+
+
+def test_of_all_addresses_together_there_is_a_limit_too() -> None:
+    connections = Connections(3, 2)
+    told = begun(connections, "192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4", "192.0.2.4")
+    assert cut(told) == [True, True, False, False, False]
+
+
+def test_who_answers_a_request_with_a_key_stays_and_the_new_one_does_not() -> None:
+    connections = Connections(3, 2)
+    begun(connections, "192.0.2.1", "192.0.2.1", needed=True)
+    other = begun(connections, "192.0.2.2")
+
+    assert not connections.begin(Told("192.0.2.1"))
+
+    assert cut(other) == [False]
+    assert len(connections) == 3
+
+
+def test_what_has_ended_counts_no_more() -> None:
+    connections = Connections(3, 1)
+    (told,) = begun(connections, "192.0.2.1", needed=True)
+    for _ in range(2):
+        connections.end(told)
+        connections.waits(told)
+    assert len(connections) == 0
+    begun(connections, "192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("proxies", "addresses", "places"),
+    [
+        ((), ("2001:db8::1", "2001:db8::ffff:2"), 1),  # a subscriber has as many as it likes
+        ((), ("2001:db8::1", "2001:db8:0:1::1"), 2),
+        ((), ("::ffff:192.0.2.1", "192.0.2.1"), 1),
+        (("192.0.2.0/24",), ("192.0.2.1", "::ffff:192.0.2.1"), 2),  # a proxy speaks for many
+        (("2001:db8::/32",), ("2001:db8::1", "2001:db8::1"), 2),
+        ((), ("", ""), 2),  # a socket of the same machine that has no address
+    ],
+)
+def test_addresses_of_one_client_count_together(
+    proxies: tuple[str, ...], addresses: tuple[str, ...], places: int
+) -> None:
+    connections = Connections(10, 1, proxies)
+    begun(connections, *addresses)
+    assert len(connections) == places
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.sampled_from(("come", "go")))),
+    st.integers(1, 6),
+    st.integers(1, 4),
+)
+def test_there_are_never_more_than_may_be_and_none_that_is_needed_goes(
+    happening: list[tuple[str, bool, str]], most: int, per_address: int
+) -> None:
+    connections, there = Connections(most, per_address), list[Told]()
+    for letter, needed, what in happening:
+        address = f"192.0.2.{ord(letter)}"
+        if what == "go" and there:
+            connections.end(there.pop(0))
+            continue
+        new = Told(address, needed)
+        mine = [each for each in there if each.address == address]
+        full = len(mine) >= per_address
+        crowd = mine if full else there if len(there) >= most else []
+        came = connections.begin(new)
+        assert came == (not crowd or not all(each.needed for each in crowd))
+        assert sum(each.was_cut for each in there) == (came and bool(crowd))
+        assert not any(each.was_cut for each in there if each.needed)
+        there = [each for each in there if not each.was_cut] + [new] * came
+        assert len(connections) == len(there) <= most
+
+
+# --- on a socket ---------------------------------------------------------------------------------
+
+
+class Client:
+    """A connection to the service that says what it likes.
+
+    Args:
+        port: Of the service.
+        said: At once.
+    """
+
+    def __init__(self, port: int, said: bytes = b"") -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=LONG_S)
+        self.socket.sendall(said)
+
+    def say(self, more: bytes) -> None:
+        """Go on."""
+        self.socket.sendall(more)
+
+    def hear(self, until: bytes) -> bytes:
+        """Everything up to something."""
+        heard = bytearray()
+        while until not in heard[-100_000:]:
+            piece = self.socket.recv(65_536)
+            assert piece, bytes(heard[-1000:])
+            heard += piece
+        return bytes(heard)
+
+    def last_words(self) -> bytes:
+        """Everything until the service closes the connection."""
+        heard = b""
+        try:
+            while piece := self.socket.recv(65_536):
+                heard += piece
+        except ConnectionResetError:  # it was cut while there was more to read
+            pass
+        return heard
+
+
+@contextmanager
+def served(world: World, request_s: float = SOON_S) -> Iterator[int]:
+    """Serve as the process does; gives the port."""
+    server = Server(world.app, request_s)
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
+        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            server.end()
+            thread.join(LONG_S)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    made = World()
+    made.streams("clinic-a", "clinic-b")
+    assert made.ask("POST", "/v1/jobs", json=JOB).status_code == 201
+    made.app.add_api_route("/large", lambda: PlainTextResponse(LARGE))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def port(world: World) -> Iterator[int]:
+    with served(world) as found:
+        yield found
+
+
+def head(world: World, request: str, *headers: str) -> bytes:
+    """A request of the operator, whole but for its body."""
+    lines = (f"{request} HTTP/1.1", "Host: doll.test", f"Authorization: Bearer {world.operator}")
+    return "\r\n".join((*lines, *headers, "", "")).encode()
+
+
+def asked(port: int, path: str, key: str, **headers: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_S)
+    try:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {key}", **headers})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+NO_KEY = b"POST /v1/jobs HTTP/1.1\r\nHost: doll.test\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "first", "times"),
+    [
+        (b"", b"HTTP/1.1 408 ", 1),
+        (b"\r\n", b"HTTP/1.1 408 ", 1),
+        (b"GET /v1/jobs HTTP/1.1\r\nHost: doll.test\r\nX-Slow: ", b"HTTP/1.1 408 ", 1),
+        (NO_KEY + b"Content-Length: 9\r\n\r\n{", b"HTTP/1.1 401 ", 1),
+        (NO_KEY + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", b"HTTP/1.1 401 ", 1),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET", b"HTTP/1.1 200 ", 2),
+    ],
+)
+def test_a_request_that_is_not_whole_in_time_is_cut_off(
+    port: int, said: bytes, first: bytes, times: int
+) -> None:
+    told = Client(port, said).last_words()
+    assert told.startswith(first)
+    assert told.count(b"HTTP/1.1 ") == times
+
+
+def test_who_goes_on_after_an_answer_must_come_to_an_end_too(port: int) -> None:
+    client = Client(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    client.hear(b'{"ok":true}')
+    client.say(b"\r\n")  # which no request begins with
+    assert client.last_words().startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_body_that_comes_byte_by_byte_is_cut_off(world: World, port: int) -> None:
+    chunked = "Content-Type: application/json", "Transfer-Encoding: chunked"
+    client = Client(port, head(world, "POST /v1/jobs", *chunked))
+    try:
+        while True:
+            client.say(b"1\r\n \r\n")
+    except ConnectionError:
+        pass  # it is gone: pytest's timeout is the limit
+
+
+def test_a_key_does_not_help_who_never_ends_a_body(world: World, port: int) -> None:
+    length = "Content-Type: application/json", "Content-Length: 9"
+    told = Client(port, head(world, "POST /v1/jobs", *length) + b"{").last_words()
+    status, _, body = told.partition(b"\r\n\r\n")
+    assert status.startswith(b"HTTP/1.1 408 ")
+    assert b"content-type: application/problem+json" in status
+    assert b"connection: close" in status.lower()
+    assert b"the request took longer than 0.3 s to arrive" in body
+
+
+def test_a_head_without_end_is_refused(port: int) -> None:
+    client = Client(port, b"GET /healthz HTTP/1.1\r\n")
+    line = b"X-More: %b\r\n" % (b"x" * 1000)
+    try:
+        for _ in range(2 * HEAD_BYTES // len(line)):
+            client.say(line)
+    except ConnectionError:
+        return  # it is gone already
+    assert client.last_words().startswith(b"HTTP/1.1 431 ")
+
+
+def test_who_listens_reads_slowly_or_comes_back_is_not_cut_off(world: World, port: int) -> None:
+    events = Client(port, head(world, "GET /v1/jobs/digits/events"))
+    assert b"event: job" in events.hear(b"\n\n")
+    slow = Client(port, head(world, "GET /large"))
+    idle = Client(port, head(world, "GET /healthz"))
+    idle.hear(b'{"ok":true}')
+
+    assert Client(port).last_words()  # longer than any request may take
+
+    idle.say(head(world, "GET /healthz"))
+    assert b"200 OK" in idle.hear(b'{"ok":true}')
+    assert slow.hear(b"the end").endswith(b"x the end")
+    world.ask("PATCH", "/v1/jobs/digits", json={"reason": "again", "wanted": "paused"})
+    assert b"paused" in events.hear(b"paused")
+
+
+def test_requests_that_come_before_the_last_answer_are_answered(world: World, port: int) -> None:
+    two = head(world, "GET /v1/jobs") + head(world, "GET /healthz")
+    client = Client(port, two + b"GET /heal")
+    told = client.hear(b'{"ok":true}')
+    assert told.count(b"HTTP/1.1 200 OK") == 2
+    client.say(b"thz HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"200 OK" in client.hear(b'{"ok":true}')
+
+
+def test_a_flood_of_half_open_requests_shuts_out_nobody() -> None:
+    world = World(Settings(blobs="s3://memory", api_connections=20))
+    with served(world, LONG_S) as port, ExitStack() as stack:
+        flood = [stack.enter_context(Client(port, NO_KEY).socket) for _ in range(100)]
+        assert asked(port, "/healthz", "") == 200
+        assert asked(port, "/v1/jobs", world.operator) == 200
+        flood[0].settimeout(LONG_S)
+        assert not _rest(flood[0])  # it made place
+    world.close()
+
+
+def test_where_all_of_an_address_are_needed_a_new_connection_is_told_so() -> None:
+    world = World(Settings(blobs="s3://memory", api_connections=2))
+    world.streams("clinic-a", "clinic-b")
+    assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
+    with served(world, LONG_S) as port:
+        events = [Client(port, head(world, "GET /v1/jobs/digits/events")) for _ in range(2)]
+        for each in events:
+            each.hear(b"event: job")
+        told = Client(port).last_words()
+        assert told.startswith(b"HTTP/1.1 503 ")
+        assert b"too many connections are open" in told
+        events[0].socket.close()
+        while asked(port, "/healthz", "") != 200:
+            pass  # pytest's timeout is the limit
+    world.close()
+
+
+@pytest.mark.parametrize(("proxies", "status"), [((), 429), (("127.0.0.0/8",), 401)])
+def test_whom_a_request_is_forwarded_for_is_believed_of_proxies_alone(
+    proxies: tuple[str, ...], status: int
+) -> None:
+    world = World(Settings(blobs="s3://memory", api_requests_per_s=0.001, api_proxies=proxies))
+    with served(world) as port:
+        found = [
+            asked(port, "/v1/jobs", "doll_guess", **{"X-Forwarded-For": f"192.0.2.{number}"})
+            for number in range(3)
+        ]
+    assert found == [401, status, status]
+    world.close()
+
+
+def test_half_open_requests_are_gone_within_ten_seconds() -> None:
+    assert REQUEST_S < 10
+
+
+def _rest(client: socket.socket) -> bytes:
+    try:
+        return client.recv(65_536)
+    except ConnectionResetError:
+        return b""

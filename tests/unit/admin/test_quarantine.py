@@ -1,0 +1,143 @@
+"""A job's quarantine over HTTP: what is in it, and taking batches back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.core.messages import GENESIS, Lead, Quarantined, Replayed, Requeued
+from common.core.spans import Partition
+from common.ports import NewTopic
+from common.wire import decode_audit, encode_audit
+from services.admin.examples import JOB
+from tests.unit.admin.conftest import World, problem
+from tests.unit.cli.test_requeue import BAD, GONE, POISON, QUARANTINE, UPDATES
+
+if TYPE_CHECKING:
+    from common.core.messages import AuditRecord
+
+SHOW, REQUEUE = "/v1/jobs/digits/quarantine", "/v1/jobs/digits/requeue"
+
+
+@pytest.fixture
+def held(world: World) -> World:
+    """A job with three quarantined batches, of which one has expired."""
+    world.streams("clinic-a", "clinic-b")
+    assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
+    world.log.create_topics([NewTopic(UPDATES)])
+    write(world, *QUARANTINE)
+    return world
+
+
+def write(world: World, *audit: AuditRecord) -> None:
+    writer = world.log.writer()
+    for record in audit:
+        writer.append(UPDATES, encode_audit(record))
+    assert writer.flush(1.0)
+
+
+def written(world: World) -> list[AuditRecord]:
+    """What came after the quarantines."""
+    records = world.log.tail(Partition(UPDATES, 0), len(QUARANTINE)).read(100, 0.0)
+    return [decode_audit(record.value or b"") for record in records]
+
+
+def outcomes(world: World, batches: object) -> dict[int, str]:
+    answer = world.ask("POST", REQUEUE, json={"batches": batches})
+    assert answer.status_code == 200, answer.text
+    return {each["batch"]: each["outcome"] for each in answer.json()["batches"]}
+
+
+def test_it_is_listed_page_by_page_with_what_an_operator_may_do(held: World) -> None:
+    first = held.get(f"{SHOW}?limit=2")
+    assert first["batches"][1] == {
+        "batch": 1,
+        "records": 3,
+        "spans": [["clinic-a", 0, 2, 7]],
+        "reason": "poison: its workers died of it",
+        "final": "",
+    }
+    rest = held.get(f"{SHOW}?limit=2&after={first['next']}")
+    assert [(each["batch"], each["final"]) for each in rest["batches"]] == [(2, "expired")]
+    assert rest["next"] is None
+
+
+def test_a_job_that_nobody_has_led_has_none(world: World) -> None:
+    world.streams("clinic-a", "clinic-b")
+    assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
+    assert world.get(SHOW) == {"batches": [], "next": None}
+    assert outcomes(world, "all") == {}
+
+
+def test_all_that_can_be_taken_back_is_and_the_record_says_by_whose_key(held: World) -> None:
+    assert outcomes(held, "all") == {0: "requeued", 1: "requeued"}
+    first, second = written(held)
+    assert isinstance(first, Requeued)
+    assert isinstance(second, Requeued)
+    assert (first.batch, second.batch, first.by) == (POISON, BAD, "olga")
+    assert [each["batch"] for each in held.get(SHOW)["batches"]] == [GONE.offset]
+
+
+def test_a_request_that_comes_twice_takes_a_batch_back_once(held: World) -> None:
+    assert outcomes(held, [1]) == {1: "requeued"}
+    assert outcomes(held, [0, 1, 1]) == {0: "requeued", 1: "before"}
+    assert len(written(held)) == 2
+
+
+def test_what_is_quarantined_once_more_can_be_taken_back_once_more(held: World) -> None:
+    assert outcomes(held, [0]) == {0: "requeued"}
+    write(held, Quarantined(0, POISON, "poison: again"))
+    assert outcomes(held, [0]) == {0: "requeued"}
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [(GONE.offset, "expired: its records are deleted"), (7, "is not quarantined")],
+)
+def test_what_cannot_be_taken_back_is_refused_and_nothing_is_done(
+    held: World, batch: int, said: str
+) -> None:
+    answer = held.ask("POST", REQUEUE, json={"batches": [0, batch]})
+    assert said in problem(answer, 409)
+    assert written(held) == []
+
+
+def test_what_was_replayed_is_final(held: World) -> None:
+    write(held, Replayed(POISON, "ada", 1.0))
+    assert held.get(SHOW)["batches"][0]["final"] == "replayed"
+    assert "was replayed" in problem(held.ask("POST", REQUEUE, json={"batches": [0]}), 409)
+
+
+def test_a_topic_without_its_beginning_says_nothing_certain(held: World) -> None:
+    held.log.expire(Partition(UPDATES, 0), 1)
+    assert "begins at 1" in problem(held.ask("GET", SHOW), 409)
+    assert "begins at 1" in problem(held.ask("POST", REQUEUE, json={"batches": "all"}), 409)
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"batches": []}, {"batches": ["1"]}, {"batches": "some"}, {"batches": [-1]}]
+)
+def test_what_names_no_batches_is_refused(held: World, body: dict[str, object]) -> None:
+    assert problem(held.ask("POST", REQUEUE, json=body), 422)
+    assert written(held) == []
+
+
+def test_there_must_be_such_a_job(world: World) -> None:
+    assert problem(world.ask("GET", SHOW), 404) == 'there is no job "digits"'
+    assert problem(world.ask("POST", REQUEUE, json={"batches": "all"}), 404)
+
+
+def test_how_many_can_be_taken_back_is_part_of_the_progress(held: World) -> None:
+    def numbers() -> tuple[int, int]:
+        progress = held.get("/v1/jobs/digits")["progress"]
+        return progress["quarantined"], progress["requeueable"]
+
+    while numbers() != (3, 2):
+        pass  # pytest's timeout is the limit
+    assert outcomes(held, [1]) == {1: "requeued"}
+    while numbers() != (2, 1):
+        pass
+    write(held, Replayed(POISON, "ada", 1.0), Lead(0, GENESIS, "c2"))
+    while numbers() != (2, 0):
+        pass
