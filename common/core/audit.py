@@ -16,7 +16,7 @@ from common.core.messages import Batch, BatchReady, Lead, Replayed, Requeued, Up
 from common.core.spans import Partition, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from common.core.messages import AuditRecord, Claim, Positions, Quarantined
 
@@ -36,7 +36,7 @@ class Audit:
     quarantined: tuple[Quarantined, ...]  # those that were not taken back
     requeued: tuple[Requeued, ...]  # quarantines that operators ended; later ones may follow
     replayed: tuple[Replayed, ...]  # quarantined for good: their records were produced anew
-    expired: tuple[Span, ...]  # claimed after retention had deleted them
+    expired: tuple[Span, ...]  # deleted before anybody read them; the last not claimed yet
     takeovers: int  # Lead records that counted
     taken_back: int  # updates that a later Lead took back, or that came too late
     trained: int  # samples in effective updates
@@ -45,11 +45,19 @@ class Audit:
     settled: Positions  # per partition: everything below is in exactly one place
     flaws: tuple[Flaw, ...]
 
+    @property
+    def expired_records(self) -> int:
+        """Records that Kafka deleted before they were trained, whoever had claimed them."""
+        batches = [each.batch for each in self.quarantined if each.expired]
+        unread = sum(span.end - span.start for span in self.expired)
+        return unread + sum(batch.samples for batch in batches)
+
 
 def audit(
     first: Positions,
     control: Iterable[tuple[int, Claim | None]],
     updates: Iterable[tuple[int, AuditRecord | None]],
+    starts: Mapping[Partition, int] | None = None,
 ) -> Audit:
     """Fold both topics and compare them.
 
@@ -57,6 +65,7 @@ def audit(
         first: Where every partition of the job begins.
         control: The whole control topic, by offset; None for what does not parse.
         updates: The whole updates topic, likewise.
+        starts: Where the logs of partitions begin now; what nobody claimed below has expired.
     """
     history, effective, operators, lead_count, void = _effective(updates)
     flaws = list[Flaw]()
@@ -85,6 +94,12 @@ def audit(
         for offset, record in history.quarantined.items()
         if accepted.get(offset) == record.batch.without_skipped()
     )
+    expired += [
+        Span(*place, claimed, start)
+        for place, claimed in sorted(ledger.claimed.items())
+        if (start := (starts or {}).get(place, claimed)) > claimed
+    ]
+
     settled = set[int]()
     for what, batches in (
         *((f"version {update.version}", update.batches) for update in effective),

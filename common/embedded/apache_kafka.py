@@ -27,7 +27,7 @@ from common.embedded.process import Child
 from common.errors import UnavailableError, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
 _POM_FOLDER = Path(__file__).parents[2] / "deploy" / "kafka"
@@ -93,8 +93,11 @@ rootLogger.appenderRef.file.ref = file
 """
 
 
-def resolve() -> Path:
+def resolve(fetching: Callable[[], object] = lambda: None) -> Path:
     """Find Kafka's jars in this checkout; let Maven fetch them the first time.
+
+    Args:
+        fetching: Called before Maven begins, which may take minutes.
 
     Returns:
         The folder of the jars.
@@ -108,14 +111,19 @@ def resolve() -> Path:
     pom = _POM_FOLDER / "pom.xml"
     if not pom.is_file():
         raise UserError(f"no {pom}: Apache Kafka can only be started from a checkout")
-    done.parent.mkdir(exist_ok=True)
-    with (done.parent / "lock").open("w") as lock:
+    try:
+        done.parent.mkdir(exist_ok=True)
+        lock = (done.parent / "lock").open("w")
+    except OSError as error:
+        raise UserError(f"no place for Apache Kafka in {done.parent}: {error}") from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs may come here at once
         if done.exists() and done.read_text() == pom.read_text():
             return jars
         maven = shutil.which("mvn")
         if maven is None:
             raise UserError("no Maven here to fetch Apache Kafka: install Maven 3")
+        fetching()
         shutil.rmtree(jars, ignore_errors=True)
         ended = subprocess.run(  # noqa: S603 -- our own command line, no shell
             [maven, "-q", "-B", "-f", str(pom), "package"],

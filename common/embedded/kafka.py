@@ -1,6 +1,6 @@
 """Kafka inside one machine, with nothing installed: the mock broker in the client's own wheel.
 
-What it can not do, measured with librdkafka 2.16: it keeps nothing on disk and under 5 MB (and
+What it can not do, measured with librdkafka 2.16: it keeps nothing on disk and `KEPT_BYTES` (and
 100,000 batches) of each partition, oldest dropped first, whatever `kept_forever` says, so writers
 must be throttled by what readers have read; it does not compact, so `compacted` does nothing; it
 shows the records of aborted transactions; it knows no static members (`hold`); it cannot look up an
@@ -25,6 +25,7 @@ from common.errors import OutsideError, UnavailableError
 if TYPE_CHECKING:
     from types import TracebackType
 
+KEPT_BYTES = 5 << 20  # of each partition: what comes beyond them drops the oldest batch of records
 _FETCH_WAIT_MS = 10  # the broker does not wake a waiting fetch: this is the latency of a record
 _CONTROL_TIMEOUT_S = 5.0
 

@@ -28,8 +28,9 @@ def audit(
 ) -> None:
     """Prove from Kafka alone that every record was used once, and show which built what.
 
-    Ends with 0 if the audit is whole, with 5 if it found a gap, an overlap or a batch used twice,
-    and with 6 if the topics no longer reach back to the job's beginning.
+    Ends with 0 if every record is accounted for (used once, skipped, quarantined or expired), with
+    5 if it found a gap, an overlap or a batch used twice, and with 6 if the topics no longer reach
+    back to the job's beginning.
 
     Example: [bold]doll audit digits --last 5[/]
     """
@@ -45,10 +46,11 @@ def audit(
                 err=True,
             )
             raise typer.Exit(exits.AUDIT_INCOMPLETE)
+    starts = log.starts(first)  # before the claims: what was read then has mostly been claimed
     # Updates first: the claims that they are made of are then in the control topic for sure.
     decided = read_decoded(log, updates, decode_audit)
     claimed = read_decoded(log, control, decode_claim)
-    result = fold(first, claimed, decided)
+    result = fold(first, claimed, decided, starts)
     if as_json:
         typer.echo(json.dumps(as_data(job, result), indent=2))
     else:

@@ -32,9 +32,12 @@ def verdict(audit: Audit) -> str:
     """The audit in one sentence."""
     if audit.flaws:
         return f"BROKEN: {len(audit.flaws):,} flaws in {len(audit.updates):,} versions"
-    return (
-        f"whole: {audit.trained:,} records built {len(audit.updates):,} versions, each of them once"
-    )
+    used = f"{audit.trained:,} records built {len(audit.updates):,} versions, each of them once"
+    if expired := audit.expired_records:
+        return (
+            f"not whole: expired: {expired:,} (deleted from Kafka before they were trained); {used}"
+        )
+    return f"whole: {used}"
 
 
 def draw(job: str, audit: Audit, last: int) -> Group:
@@ -56,7 +59,7 @@ def draw(job: str, audit: Audit, last: int) -> Group:
         "batches taken back": len(audit.requeued),
         "batches replayed": len(audit.replayed),
         "records skipped": audit.skipped,
-        "spans expired": len(audit.expired),
+        "records expired": audit.expired_records,
         "records claimed and not yet used": audit.unsettled,
     }
     lines = [Text(f"{name}: {number:,}") for name, number in sums.items()]
@@ -65,15 +68,17 @@ def draw(job: str, audit: Audit, last: int) -> Group:
         for each in audit.quarantined
     ]
     flaws = [Text(f"{flaw.kind}: {flaw.where}", "red") for flaw in audit.flaws]
-    style = "bold red" if audit.flaws else "bold green"
-    return Group(table, *lines, *quarantined, *flaws, Text(f"{job}: {verdict(audit)}", style))
+    expired = [Text(f"expired: {span}", "yellow") for span in merged(audit.expired)]
+    style = f"bold {'red' if audit.flaws else 'yellow' if audit.expired_records else 'green'}"
+    end = Text(f"{job}: {verdict(audit)}", style)
+    return Group(table, *lines, *quarantined, *expired, *flaws, end)
 
 
 def as_data(job: str, audit: Audit) -> dict[str, Any]:
     """The audit as plain data; spans are written as topic[partition]@start:end."""
     return {
         "job": job,
-        "whole": not audit.flaws,
+        "whole": not audit.flaws and not audit.expired_records,
         "verdict": verdict(audit),
         "versions": [
             {
@@ -95,6 +100,7 @@ def as_data(job: str, audit: Audit) -> dict[str, Any]:
         "unsettled": audit.unsettled,
         "settled": {str(place): position for place, position in audit.settled.items()},
         "expired": [str(span) for span in audit.expired],
+        "expired_records": audit.expired_records,
         "quarantined": [
             {
                 "batch": each.batch.offset,

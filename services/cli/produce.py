@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -13,8 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from common.datasets.records import count
 from common.errors import UnavailableError, UnknownTopicError, UserError
+from common.jobs.store import JobBook
 from common.ports import NewTopic
 from services.cli import sources
+from services.cli.bounded_topic import BoundedTopic
 from services.cli.outside import outside_of
 from services.cli.producing import Backlog, send_all, unbounded
 from services.cli.schedule import Schedule
@@ -22,6 +25,7 @@ from services.cli.schedule import Schedule
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from common.outside import Outside
     from common.ports import Log, Writer
 
 _FLUSH_S = 30.0
@@ -71,25 +75,55 @@ def produce(  # noqa: PLR0913 -- the options of a command
     log = outside.open_log()
     _find_topic(log, topic, create_partitions)
     backlog = Backlog(log, outside.open_board(job), topic, max_lag) if job else None
-    _say(sources.describe(codec, sources.fields_of(data)))
+    console = Console(stderr=True)
+    _say(console, sources.describe(codec, sources.fields_of(data)))
+    total = records or None if repeat else min(records or count(data), count(data))
     writer = log.writer()
     try:
+        bounded = _bounded(outside, log, writer, topic, partial(_say, console))
+        if bounded is not None and total is not None and (one := next(stream, None)) is not None:
+            bounded.check(total, len(one))
+            stream = chain([one], stream)
         _send(
-            islice(stream, records) if records else stream,
+            islice(stream, total),
             writer,
             topic,
+            bounded,
+            console,
             schedule=Schedule(rate, arrivals if poisson else None) if rate else None,
             room=backlog.room if backlog else unbounded,
-            total=records or (None if repeat else count(data)),
+            total=total,
         )
     finally:
         writer.close()
 
 
-def _send(
+def _bounded(
+    outside: Outside, log: Log, writer: Writer, topic: str, say: Callable[[str], None]
+) -> BoundedTopic | None:
+    """Where Kafka is the built-in one, what keeps it from dropping records unread."""
+    if not outside.settings.embedded_kafka:
+        return None
+    from common.embedded.kafka import KEPT_BYTES  # noqa: PLC0415 -- loads Kafka's client
+
+    return BoundedTopic(
+        log,
+        writer,
+        topic,
+        keeps_bytes=KEPT_BYTES,
+        book=JobBook(log),
+        open_board=outside.open_board,
+        wait=time.sleep,
+        say=say,
+    )
+
+
+def _send(  # noqa: PLR0913 -- what `produce` has found out
     stream: Iterator[bytes],
     writer: Writer,
     topic: str,
+    bounded: BoundedTopic | None,
+    console: Console,
     *,
     schedule: Schedule | None,
     room: Callable[[int], int],
@@ -106,12 +140,17 @@ def _send(
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]:,.0f}/s, {task.fields[behind]:,} behind"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
     ) as progress:
         bar = progress.add_task(topic, total=total, rate=0.0, behind=0)
         try:
             for sent, behind in send_all(
-                stream, send, schedule=schedule, room=room, clock=time.monotonic, wait=time.sleep
+                stream,
+                send if bounded is None else bounded.send,
+                schedule=schedule,
+                room=room,
+                clock=time.monotonic,
+                wait=time.sleep,
             ):
                 writer.poll()
                 rate = sent / max(time.monotonic() - start_s, 1e-3)
@@ -120,12 +159,14 @@ def _send(
             pass
     if not writer.flush(_FLUSH_S):
         raise UnavailableError(f"Kafka has not taken all of the {sent:,} records of {topic}")
+    if bounded is not None:
+        bounded.verify()
     took_s = time.monotonic() - start_s
-    _say(f"sent {sent:,} records to {topic} in {took_s:.1f} s ({sent / took_s:,.0f}/s)")
+    _say(console, f"sent {sent:,} records to {topic} in {took_s:.1f} s ({sent / took_s:,.0f}/s)")
 
 
-def _say(line: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(line, highlight=False, markup=False)
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _find_topic(log: Log, topic: str, create_partitions: int) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from common.embedded.kafka import KEPT_BYTES, embedded_settings
 from common.embedded.services import Service, stop_all
 from common.embedded.stack import EmbeddedStack
 from common.errors import DollError, UserError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.2  # between looks at the processes
 _SHORTEST_LIFE_S = 10.0  # one that ends sooner after its start would only do so again
+_REASON = 300  # characters of why there is no Apache Kafka: a line, not its whole log
 _SHOWN = ("DOLL_KAFKA", "DOLL_KAFKA_GROUP_PROTOCOL", "DOLL_REDIS", "DOLL_BLOBS")
 
 
@@ -47,13 +49,22 @@ def up(
         Path | None, typer.Option(help="For storage and logs; a temporary one unless said.")
     ] = None,
     kafka_real: Annotated[
-        bool, typer.Option("--kafka-real", help="Apache Kafka itself; needs Java and Maven.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--kafka-real/--kafka-built-in",
+            help="Apache Kafka itself, or the small one that is built in; the first where it can"
+            " be had, unless said.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Run everything on this machine until Ctrl-C; workers take up whatever job is submitted.
 
     Prints what other terminals must know, and writes it to DIRECTORY/environment. The API and the
     live page listen on this machine alone; the key that is printed may do everything.
+
+    Apache Kafka needs Java 17, and Maven to fetch it the first time. The built-in one needs nothing
+    and is for a first try: it keeps 5 MB of each partition, and nothing when it ends.
 
     Example: [bold]doll up --workers 3 --directory out/up[/]
     """
@@ -64,13 +75,8 @@ def up(
             folder = tempfile.TemporaryDirectory(prefix="doll-up-")
             directory = Path(parts.enter_context(folder))
         logs = _made(directory / "logs")
-        address = ""
-        if kafka_real:
-            # Its own import: nobody else needs the admin client.
-            from common.embedded.apache_kafka import ApacheKafka, resolve  # noqa: PLC0415 -- above
-
-            broker = ApacheKafka(resolve(), (directory / "kafka").absolute())
-            address = parts.enter_context(broker).settings.bootstrap
+        address = _start_kafka(kafka_real, directory, parts, console)
+        if address:
             base = base.model_copy(update={"kafka_group_protocol": "consumer"})
         stack = EmbeddedStack(base, kafka=address, blobs=directory / "blobs")
         settings = parts.enter_context(stack).settings
@@ -80,6 +86,9 @@ def up(
         console.print("Kafka, Redis and storage are up. In another terminal:\n")
         console.print(exports(settings), style="bold", markup=False)
         console.print(f"or: . {environment}")
+        if not address:
+            address = embedded_settings(settings.embedded_kafka).bootstrap
+        console.print(f"bootstrap address of Kafka, for any other client: {address}")
         if workers is None:
             workers = 2 if market is None else 0
         if market is not None:
@@ -108,6 +117,50 @@ def exports(settings: Settings) -> str:
     return "".join(
         f"export {name}={shlex.quote(variables[name])}\n" for name in _SHOWN if name in variables
     )
+
+
+def _start_kafka(
+    real: bool | None,  # noqa: FBT001 -- the option's three values
+    directory: Path,
+    parts: ExitStack,
+    console: Console,
+) -> str:
+    """Start Apache Kafka where it is asked for, or nothing is and it can be had; say which one.
+
+    Args:
+        real: What was asked for; None: nothing.
+        directory: Where it keeps its data.
+        parts: It ends with them.
+        console: Where it is said.
+
+    Returns:
+        The bootstrap address; empty: the built-in one has to do.
+
+    Raises:
+        DollError: If it was asked for, and cannot be had.
+    """
+    why = "as --kafka-built-in says"
+    if real is not False:
+        # Its own import: nobody else needs the admin client.
+        from common.embedded.apache_kafka import ApacheKafka, resolve  # noqa: PLC0415 -- above
+
+        try:
+            jars = resolve(lambda: console.print("Maven fetches Apache Kafka, this once"))
+            broker = parts.enter_context(ApacheKafka(jars, (directory / "kafka").absolute()))
+        except DollError as error:
+            if real:
+                raise
+            why = " ".join(str(error).split())[:_REASON]
+        else:
+            why = "as --kafka-real says" if real else "--kafka-built-in starts the small one"
+            console.print(f"Kafka: Apache Kafka itself ({why})")
+            return broker.settings.bootstrap
+    console.print(
+        f"Kafka: the built-in one, for a first try: it keeps {KEPT_BYTES >> 20} MB of each"
+        f" partition, and nothing when it ends ({why})",
+        markup=False,
+    )
+    return ""
 
 
 def _start(settings: Settings, workers: int, logs: Path, *, evaluator: bool) -> list[Service]:

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
+from common import topics
 from services.cli import exits
 from tests.integration.cluster import await_condition
+from tests.servers import kafka_jars
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,9 +44,11 @@ def temporary() -> Iterator[Path]:
 
 
 @contextmanager
-def running(arguments: list[str], temporary: Path, out: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    arguments: list[str], temporary: Path, out: Path, path: str = os.environ["PATH"]
+) -> Iterator[subprocess.Popen[bytes]]:
     """A `doll` command with its output in a file; killed if the test leaves it behind."""
-    environment = {**os.environ, "TMPDIR": str(temporary)}
+    environment = {**os.environ, "TMPDIR": str(temporary), "PATH": path}
     with (
         out.open("wb") as output,
         subprocess.Popen(  # noqa: S603 -- our own interpreter and program
@@ -209,12 +214,25 @@ def test_a_worker_that_dies_unasked_ends_the_demo_and_is_named(
     assert left(children) == set()
 
 
+@pytest.fixture(params=["Java", "no Java"])
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """What PATH says on a machine, and which Kafka `doll up` starts there, and why."""
+    if request.param == "Java":
+        kafka_jars()
+        started = "Apache Kafka itself (--kafka-built-in starts the small one)"
+        return os.environ["PATH"], started
+    keeps = "it keeps 5 MB of each partition, and nothing when it ends"
+    why = "no Java here: install a JRE of version 17 or later"
+    return str(tmp_path), f"the built-in one, for a first try: {keeps} ({why})"
+
+
 def test_what_doll_up_prints_is_all_that_another_terminal_needs(
-    tmp_path: Path, temporary: Path
+    machine: tuple[str, str], tmp_path: Path, temporary: Path
 ) -> None:
     said, folder = tmp_path / "said", tmp_path / "up"
     arguments = ["up", "--workers", "1", "--port", "0", "--directory", str(folder)]
-    with running(arguments, temporary, said) as process:
+    path, started = machine
+    with running(arguments, temporary, said, path) as process:
         await_condition(lambda: "Ctrl-C ends all" in said.read_text(), "everything is up")
         listed = subprocess.run(  # noqa: S603 -- our own program
             ["/bin/sh", "-c", f'. {folder}/environment && exec "$@"', "sh", *DOLL, "job", "list"],
@@ -224,6 +242,10 @@ def test_what_doll_up_prints_is_all_that_another_terminal_needs(
             check=False,
         )
         assert "no jobs yet" in listed.stdout, listed.stderr
+        assert f"Kafka: {started}\n" in said.read_text()
+        bootstrap = re.search(r"for any other client: (127\.0\.0\.1:\d+)\n", said.read_text())
+        assert bootstrap is not None
+        assert topics.JOBS in AdminClient({"bootstrap.servers": bootstrap[1]}).list_topics().topics
         found = re.search(r"page: (http\S+) .* password (\S+)", said.read_text())
         assert found is not None
         over_http = [*DOLL, "--api", found[1], "--api-key", found[2], "job", "list"]
@@ -240,3 +262,12 @@ def test_what_doll_up_prints_is_all_that_another_terminal_needs(
     assert left(children) == set()
     assert list(temporary.glob("doll-*")) == []
     assert not (folder / "environment").exists()
+
+
+def test_a_kafka_that_was_asked_for_and_cannot_be_had_is_refused_with_what_to_install(
+    tmp_path: Path, temporary: Path
+) -> None:
+    said = tmp_path / "said"
+    with running(["up", "--kafka-real"], temporary, said, path=str(tmp_path)) as process:
+        assert process.wait(END_S) == exits.REFUSED
+    assert "error: no Java here: install a JRE of version 17 or later" in said.read_text()

@@ -18,6 +18,7 @@ from common.core.messages import (
     Claim,
     Lead,
     Quarantined,
+    SpanExpired,
     UpdateApplied,
     WorkerId,
 )
@@ -101,6 +102,26 @@ def test_a_flaw_is_named_and_ends_with_its_own_status(
     assert "digits: BROKEN" in result.stdout
     data = json.loads(world.run("audit", "digits", "--json", code=exits.AUDIT_BROKEN).stdout)
     assert data["whole"] is False
+
+
+def test_what_was_deleted_untrained_is_told_and_then_the_audit_is_not_called_whole(
+    world: World,
+) -> None:
+    #  0     2          4               5
+    #  | J=1 | expired  | not claimed   | there
+    gone = SpanExpired(W, (span(2, 4),))
+    happened(world, (claim(0, 2), gone), (LEAD, update(1, batch(0, 0, 2))))
+    world.write("clinic-a", *[b"a record"] * 6)
+    world.log.expire(Partition("clinic-a", 0), 5)
+
+    shown = world.run("audit", "digits").stdout
+    assert "records expired: 3\n" in shown
+    assert "expired: clinic-a[0]@2:5" in shown
+    told = "not whole: expired: 3 (deleted from Kafka before they were trained); 2 records built"
+    assert f"digits: {told} 1 versions, each of them once" in shown
+    data = json.loads(world.run("audit", "digits", "--json").stdout)
+    assert (data["whole"], data["expired_records"]) == (False, 3)
+    assert data["expired"] == ["clinic-a[0]@2:4", "clinic-a[0]@4:5"]
 
 
 def test_what_a_takeover_took_back_does_not_count(world: World) -> None:

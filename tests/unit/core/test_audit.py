@@ -26,7 +26,7 @@ from common.core.spans import Partition
 from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, batch, ready, span
 
 if TYPE_CHECKING:
-    from common.core.messages import AuditRecord, Claim
+    from common.core.messages import AuditRecord, Claim, Positions
 
 LEAD = Lead(-1, GENESIS, "c1")  # at offset 0 of every updates topic here
 
@@ -40,8 +40,10 @@ def update(version: int, *batches: Batch, epoch: int = 0) -> UpdateApplied:
     return UpdateApplied(epoch, version, batches, sum(b.samples for b in batches), 0.5)
 
 
-def audit_of(control: list[Claim | None], *updates: AuditRecord | None) -> Audit:
-    return audit(FIRST, enumerate(control), enumerate(updates))
+def audit_of(
+    control: list[Claim | None], *updates: AuditRecord | None, starts: Positions | None = None
+) -> Audit:
+    return audit(FIRST, enumerate(control), enumerate(updates), starts)
 
 
 def test_a_clean_pair_of_topics_has_no_flaw() -> None:
@@ -237,3 +239,28 @@ def test_training_what_was_replayed_is_a_flaw() -> None:
     told = audit_of(claims(1), LEAD, poison, Replayed(batch(0), "ada", 1.0), update(1, batch(0)))
 
     assert "used twice" in {flaw.kind for flaw in told.flaws}
+
+
+def test_records_that_were_deleted_untrained_are_expired_whoever_had_claimed_them() -> None:
+    # P  0        10         20         30       37           45
+    #    | J=1    | expired  | expired  | deleted, unclaimed  | there
+    #             | unread   | as batch |
+    control: list[Claim | None] = [
+        ready(A, span(P, 0, 10)),
+        SpanExpired(A, (span(P, 10, 20),)),
+        ready(A, span(P, 20, 30), samples=8),
+    ]
+    late = Quarantined(0, Batch(2, A, (span(P, 20, 30),), 8), "expired")
+
+    told = audit_of(control, LEAD, update(1, batch(0)), late, starts={P: 37, Q: 0})
+
+    assert (told.flaws, told.expired) == ((), (span(P, 10, 20), span(P, 30, 37)))
+    assert told.expired_records == 10 + 8 + 7
+    assert told.settled == {P: 30, Q: 0}
+    # What was deleted after it had been claimed is in an update, or waits for one.
+    assert audit_of(control, LEAD, update(1, batch(0)), late, starts={P: 25}).expired_records == 18
+
+
+def test_poison_is_not_expired() -> None:
+    poison = Quarantined(0, batch(0), "poison: raised")
+    assert audit_of(claims(1), LEAD, poison).expired_records == 0

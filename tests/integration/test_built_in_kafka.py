@@ -1,0 +1,94 @@
+"""More than the built-in Kafka keeps: refused while nobody trains it, else trained whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from common.config import Settings
+from common.connections import open_log
+from common.embedded.services import Service, environment_of, stop_all
+from common.embedded.stack import EmbeddedStack
+from services.cli import exits
+from tests.integration.cluster import await_condition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+RECORDS = 20_000  # of 792 bytes: 16 MB, where two partitions keep 10
+JOB = """
+name: large
+streams: [large]
+records:
+  codec: tensor
+  fields: {image: {dtype: uint8, shape: [1, 28, 28]}, label: {dtype: int64}}
+task: {name: image-classifier, classes: 10, network: cnn-small}
+batch_size: 100
+group_size: 2
+optimizer: {name: adam, learning_rate: 1.0e-3}
+batch_linger_s: 0.5
+group_linger_s: 0.5
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[Settings]:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    with EmbeddedStack(Settings(threads=1), blobs=tmp_path / "blobs") as stack:
+        services = [
+            Service("coordinator", "coordinator-1", stack.settings, logs),
+            Service("worker", "worker-1", stack.settings, logs),
+        ]
+        try:
+            yield stack.settings
+        finally:
+            stop_all(services)
+
+
+def doll(settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 -- our own program
+        [sys.executable, "-m", "services.cli", *arguments],
+        env=environment_of(settings),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_data_set_larger_than_the_broker_waits_for_a_job_and_is_trained_whole(
+    settings: Settings, tmp_path: Path
+) -> None:
+    chance, data, job = np.random.default_rng(0), tmp_path / "large.npz", tmp_path / "large.yaml"
+    images = chance.integers(0, 255, (RECORDS, 1, 28, 28), dtype=np.uint8)
+    np.savez(data, image=images, label=chance.integers(0, 10, RECORDS))
+    job.write_text(JOB)
+    send = ("produce", str(data), "--topic", "large", "--create-partitions", "2")
+
+    refused = doll(settings, *send)
+    assert refused.returncode == exits.REFUSED
+    assert "of these 20,000 records, and no job that is not stopped reads it" in refused.stderr
+    log = open_log(settings)
+    places = log.partitions("large")
+    assert [log.bounds(place) for place in places] == [(0, 0), (0, 0)]
+
+    submitted = doll(settings, "job", "submit", str(job))
+    assert submitted.returncode == 0, submitted.stderr
+    sent = doll(settings, *send)
+    assert "large is full: from now on records go as fast as large trains them" in sent.stderr
+    assert "sent 20,000 records to large" in sent.stderr
+
+    def audit() -> dict[str, object]:
+        found: dict[str, object] = json.loads(doll(settings, "audit", "large", "--json").stdout)
+        return found
+
+    await_condition(lambda: audit()["trained"] == RECORDS, "all records are trained")
+    found = audit()
+    assert (found["whole"], found["expired"], found["unsettled"]) == (True, [], 0)
+    assert any(log.bounds(place).start > 0 for place in places)  # and what was trained is dropped
