@@ -34,8 +34,7 @@ from common.rejections import Rejections
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
-    import redis
-
+    from common.adapters.redis_access import RedisClient
     from common.adapters.redis_server import Command
 
 T = TypeVar("T")
@@ -77,7 +76,7 @@ class RedisBoard:
         job: str,
         timeout_s: float = 5.0,
         access: RedisAccess = _OPEN,
-        shared: redis.Redis | None = None,
+        shared: RedisClient | None = None,
     ) -> None:
         self._job = job
         self._keys = f"doll:{{{job}}}:"
@@ -427,7 +426,7 @@ class RedisReplies:
         timeout_s: After so long without an answer the server counts as away.
     """
 
-    def __init__(self, shared: redis.Redis, replica: str, timeout_s: float = 5.0) -> None:
+    def __init__(self, shared: RedisClient, replica: str, timeout_s: float = 5.0) -> None:
         self._key = _replies(replica)
         self._wait_s = timeout_s / 2
         self._rejections = Rejections()
