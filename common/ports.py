@@ -332,11 +332,19 @@ class Board(Protocol):
         So whoever looks often fetches each only once.
         """
 
-    def post_trigger(self, trigger: UpdateTrigger) -> bool:
-        """Append to the trigger stream; False where a later id already stands there."""
+    def post_trigger(self, trigger: UpdateTrigger, stream: str = "") -> bool:
+        """Append to a stream of triggers; False where something else keeps this id out.
 
-    def triggers(self, after: TriggerId, timeout_s: float) -> list[UpdateTrigger]:
-        """Wait for triggers with an id above `after`, oldest first; empty when none came."""
+        That is a leader's that came later, or anything at all that somebody put there: whoever
+        leads goes on in another stream, and says in its standing which one.
+
+        Args:
+            trigger: Its id is above those that this leader posted before.
+            stream: Its name; empty: the first one of the job.
+        """
+
+    def triggers(self, after: TriggerId, timeout_s: float, stream: str = "") -> list[UpdateTrigger]:
+        """Wait for triggers of a stream with an id above `after`, oldest first; else empty."""
 
     def push_reply(self, reply: Reply, to: str) -> None:
         """Send a gradient, a failure or a farewell to the replica of this name: see `Replies`."""

@@ -61,7 +61,7 @@ class _InMemory:
         notices = self.redis.jobs[self.job]
         notices.standing = garbage
         self.redis.replies[REPLICA] = [garbage]
-        notices.triggers[TriggerId(2**60, 1)] = garbage
+        notices.triggers.setdefault("", {})[TriggerId(2**60, 1)] = garbage
         notices.beats[WORKER] = (garbage.decode("latin-1"), float("inf"))
         notices.offered = garbage
 
