@@ -193,7 +193,8 @@ class Writer(Protocol):
         Raises:
             RecordTooLargeError: If no topic takes so large a record; nothing was queued, and the
                 writer may go on. What only this topic does not take is told to `on_failed` later.
-            DeliveryError: If an earlier record's delivery failed for good.
+            DeliveryError: If an earlier record's delivery failed for good; a `BrokenWriterError`
+                where another writer of the log can go on.
             UnknownTopicError: If there is no such topic.
             UnavailableError: If the broker is away and the topic has never been seen, or if the
                 writer does not wait and its queue is full. Nothing was queued.

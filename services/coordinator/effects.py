@@ -8,6 +8,7 @@ the exchange that all jobs share: its answers come as news.
 from __future__ import annotations
 
 import traceback
+from contextlib import suppress
 from functools import partial
 from math import inf
 from secrets import token_hex
@@ -23,6 +24,7 @@ from common.core import events
 from common.core.coordinator import RENEWALS
 from common.core.messages import Lead
 from common.errors import (
+    BrokenWriterError,
     ConflictError,
     TaskMissingError,
     UnavailableError,
@@ -200,7 +202,8 @@ class Effects:
         if self._asked:  # another replica need not wait for it to run out
             self._replica.exchange.release_lease(self._job, self._replica.name)
         try:
-            self._writer.flush(FLUSH_S)
+            with suppress(BrokenWriterError):  # `poll` has told: it is what ends this
+                self._writer.flush(FLUSH_S)
         finally:
             self._writer.close()
             self._board.close()
