@@ -367,7 +367,10 @@ class Board(Protocol):
         """Status of every worker whose beat has not run out, and whose process is there."""
 
     def hold_lease(self, holder: str, ttl_s: float) -> bool:
-        """Take or prolong the lease that says who may try to lead; False if another holds it."""
+        """Take or prolong the lease that says who may try to lead; False if another holds it.
+
+        One that would last for ever, or far longer than `ttl_s`, is no replica's, and is taken.
+        """
 
     def release_lease(self, holder: str) -> None:
         """Give the lease back, if it is still this holder's."""

@@ -49,6 +49,8 @@ _OFFER_TTL_MS = 3_600_000  # likewise: a job that has ended needs no memory here
 _TRIGGERS_TTL_MS = 600_000  # ten minutes after the last: a round asks again much sooner
 _REPLIES_TTL_MS = 600_000  # ten minutes after the last: longer than any round waits for one
 _SHORTEST_S = 0.002  # 0.001 is zero to Redis 6.2, which cuts off what it computes: wait for ever
+_NO_EXPIRY = -1  # PTTL's word for it
+_LONGEST_LEASE = 10  # times the lifetime that is asked for: no replica has one so much longer
 _STATUSES = (b"alive", b"leaving")
 _ATTENDS = "+"  # behind the status of a worker that also listens to the channel of its name
 _OPEN = RedisAccess()
@@ -284,7 +286,10 @@ class RedisBoard:
             if prolonged:
                 return True
         elif current is not None:
-            return False
+            (left_ms,) = yield (("PTTL", key),)
+            if left_ms != _NO_EXPIRY and left_ms <= _LONGEST_LEASE * ttl_ms:
+                return False
+            yield (("UNLINK", key),)  # none of ours: nobody could lead for as long
         # Nobody has it, unless somebody is faster now.
         (taken,) = yield (("SET", key, holder, "NX", "PX", ttl_ms),)
         return bool(taken)

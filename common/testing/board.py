@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MODELS_KEPT = 4  # these four as in Redis
+_MODELS_KEPT = 4  # these five as in Redis
 _TRIGGERS_KEPT = 100
 _SNAPSHOTS_KEPT = 3
+_LONGEST_LEASE = 10
 _STATUSES = ("alive", "leaving")
 
 
@@ -317,7 +318,7 @@ class MemoryBoard:
         with self._server.changed:
             notices, now = self._notices(), self._server.clock()
             current, until = notices.lease or (holder, now)
-            if current != holder and now < until:
+            if current != holder and 0 < until - now <= _LONGEST_LEASE * ttl_s:
                 return False
             notices.lease = (holder, now + ttl_s)
             return True

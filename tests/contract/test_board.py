@@ -351,7 +351,17 @@ def test_a_lease_runs_out(server: Server) -> None:
     one, two = server.board(), server.board()
     assert one.hold_lease("one", 0.03)
     eventually(lambda: two.hold_lease("two", LONG_S * 10))
-    assert not one.hold_lease("one", 0.03)
+    assert not one.hold_lease("one", LONG_S)
+
+
+@pytest.mark.parametrize("lasts_s", [None, 1e6])
+def test_a_lease_that_no_replica_asked_for_keeps_nobody_from_leading(
+    server: Server, lasts_s: float | None
+) -> None:
+    board = server.board()
+    assert board.hold_lease("one", 1.0)
+    server.lease_to("somebody", lasts_s)
+    assert board.hold_lease("one", 1.0)
 
 
 def test_whoever_looks_sees_whether_there_is_a_lease(server: Server) -> None:

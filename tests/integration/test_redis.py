@@ -96,7 +96,7 @@ def test_a_job_goes_on_after_whatever_its_redis_refused_for_a_while(
 
 
 def test_a_job_goes_on_after_forged_entries_in_redis(make: Make, admin: redis.Redis) -> None:
-    cluster = started(make, "forged-redis", 2500)
+    cluster = started(make, "forged-redis", 3000)
     keys = f"doll:{{{cluster.job}}}:"
 
     admin.xadd(keys + "triggers", {"x": b""}, f"{HIGHEST}-{HIGHEST}")
@@ -121,4 +121,7 @@ def test_a_job_goes_on_after_forged_entries_in_redis(make: Make, admin: redis.Re
         for each in forged:
             admin.set(keys + "standing", wire.encode_standing(each))
     goes_on(cluster, "standings that somebody forged")
-    assert_each_record_counts_once(cluster, 2500)
+
+    admin.set(keys + "lease", "somebody who never gives it back")
+    goes_on(cluster, "a lease that does not run out")
+    assert_each_record_counts_once(cluster, 3000)

@@ -154,6 +154,7 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     await_condition(lambda: board.alive() == {WORKER: "alive"}, "whose beat ran out is gone")
     assert board.hold_lease("one", LONG_S)
     assert board.hold_lease("one", LONG_S)
+    assert not board.hold_lease("two", LONG_S)
     assert board.is_leased()
     board.release_lease("one")
     for epoch in range(5):
