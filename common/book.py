@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from common.core.spans import Partition
 from common.errors import (
+    BrokenWriterError,
     ConflictError,
     ExpiredError,
     UnavailableError,
@@ -152,14 +153,19 @@ class Book(Generic[T]):
                 self._partition.topic, value, key=name.encode(), on_delivered=delivered.append
             )
             if not writer.flush(_PATIENCE_S):
-                raise UnavailableError(
-                    f'Kafka did not answer; whether it took the {self._noun} "{name}" shows'
-                    f" `doll {self._noun} list`"
-                )
+                raise self._unknown_fate(name)
+        except BrokenWriterError as error:
+            raise self._unknown_fate(name) from error
         finally:
             writer.close()
         (own,) = delivered
         return own
+
+    def _unknown_fate(self, name: str) -> UnavailableError:
+        return UnavailableError(
+            f'Kafka did not answer; whether it took the {self._noun} "{name}" shows'
+            f" `doll {self._noun} list`"
+        )
 
     def _catch_up(self) -> list[LogRecord]:
         """Fold to what is now the end; return what was new."""

@@ -73,6 +73,15 @@ class RecordTooLargeError(DeliveryError):
     """A record is larger than what its topic takes: a smaller one may be written instead of it."""
 
 
+class BrokenWriterError(DeliveryError):
+    """A writer lost its place with the broker: some of its records may have arrived, or none.
+
+    Another writer can go on: whoever makes one looks first how far the log is.
+    """
+
+    retriable: ClassVar[bool] = True
+
+
 class CorruptError(OutsideError):
     """Stored bytes are not what was written: a torn or altered checkpoint, a wrong checksum."""
 

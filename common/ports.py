@@ -193,7 +193,8 @@ class Writer(Protocol):
         Raises:
             RecordTooLargeError: If no topic takes so large a record; nothing was queued, and the
                 writer may go on. What only this topic does not take is told to `on_failed` later.
-            DeliveryError: If an earlier record's delivery failed for good.
+            DeliveryError: If an earlier record's delivery failed for good; a `BrokenWriterError`
+                where another writer of the log can go on.
             UnknownTopicError: If there is no such topic.
             UnavailableError: If the broker is away and the topic has never been seen, or if the
                 writer does not wait and its queue is full. Nothing was queued.
@@ -332,11 +333,19 @@ class Board(Protocol):
         So whoever looks often fetches each only once.
         """
 
-    def post_trigger(self, trigger: UpdateTrigger) -> bool:
-        """Append to the trigger stream; False where a later id already stands there."""
+    def post_trigger(self, trigger: UpdateTrigger, stream: str = "") -> bool:
+        """Append to a stream of triggers; False where something else keeps this id out.
 
-    def triggers(self, after: TriggerId, timeout_s: float) -> list[UpdateTrigger]:
-        """Wait for triggers with an id above `after`, oldest first; empty when none came."""
+        That is a leader's that came later, or anything at all that somebody put there: whoever
+        leads goes on in another stream, and says in its standing which one.
+
+        Args:
+            trigger: Its id is above those that this leader posted before.
+            stream: Its name; empty: the first one of the job.
+        """
+
+    def triggers(self, after: TriggerId, timeout_s: float, stream: str = "") -> list[UpdateTrigger]:
+        """Wait for triggers of a stream with an id above `after`, oldest first; else empty."""
 
     def push_reply(self, reply: Reply, to: str) -> None:
         """Send a gradient, a failure or a farewell to the replica of this name: see `Replies`."""
@@ -358,7 +367,10 @@ class Board(Protocol):
         """Status of every worker whose beat has not run out, and whose process is there."""
 
     def hold_lease(self, holder: str, ttl_s: float) -> bool:
-        """Take or prolong the lease that says who may try to lead; False if another holds it."""
+        """Take or prolong the lease that says who may try to lead; False if another holds it.
+
+        One that would last for ever, or far longer than `ttl_s`, is no replica's, and is taken.
+        """
 
     def release_lease(self, holder: str) -> None:
         """Give the lease back, if it is still this holder's."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _LONGEST_S = 1e9  # decades; a sum of such durations is finite
 _FASTEST_PER_S = 1e12  # records; products with it are finite
+_NAME = 64  # characters of a name that we make: 16
 _POSITIONS = 2**63  # Kafka's offsets are signed 64-bit, and msgpack ends there too
 
 
@@ -203,6 +204,7 @@ def check_standing(standing: Standing) -> None:
     """Refuse positions that no leader can have reached."""
     for field in ("epoch", "cpos", "horizon", "waiting", "live"):
         _check_count(field, getattr(standing, field))
+    _need(len(standing.triggers) <= _NAME, "triggers", standing.triggers, f"<= {_NAME} characters")
     _need(standing.horizon <= standing.cpos, "horizon", standing.horizon, f"<= {standing.cpos}")
     for field in ("claimed", "settled"):
         for partition, position in getattr(standing, field).items():

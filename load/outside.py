@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
 import boto3
+import redis
 from botocore.exceptions import BotoCoreError
 
 from common.config import Settings
@@ -95,6 +96,26 @@ class Outside:
             }
         )
 
+    def demote_redis(self) -> None:
+        """Make Redis a replica of a server that is away, as in the middle of a fail-over."""
+        self._redis_admin().replicaof("127.0.0.1", "1")
+
+    def promote_redis(self) -> None:
+        """Make it one that is written to again."""
+        self._redis_admin().replicaof("NO", "ONE")
+
+    def fill_redis(self) -> None:
+        """Let it refuse whatever takes memory."""
+        self._redis_admin().config_set("maxmemory", "1")
+
+    def empty_redis(self) -> None:
+        """Let it take everything again."""
+        self._redis_admin().config_set("maxmemory", "0")
+
+    def flush_redis(self) -> None:
+        """Let it forget everything."""
+        self._redis_admin().flushall()
+
     def kill_broker(self) -> None:
         """End Kafka as a crash would."""
         self._later(self._kafka.kill)
@@ -140,6 +161,9 @@ class Outside:
         traceback: TracebackType | None,
     ) -> None:
         self._ends.close()
+
+    def _redis_admin(self) -> redis.Redis:
+        return redis.Redis.from_url(self.redis.url)
 
     def _later(self, do: Callable[[], None]) -> None:
         self._operations.append(self._operator.submit(do))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import redis
 from redis.backoff import NoBackoff
@@ -16,16 +16,54 @@ from common.errors import OutsideError, UnavailableError, UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-AWAY = (
-    redis.ConnectionError,  # also while the server loads its data
-    redis.TimeoutError,
-    redis.exceptions.ReadOnlyError,  # a replica that was promoted elsewhere
-    redis.exceptions.OutOfMemoryError,
-    redis.exceptions.TryAgainError,
-    redis.exceptions.ClusterDownError,
+_Kinds: TypeAlias = tuple[tuple[type[redis.RedisError], ...], tuple[str, ...]]
+
+# What passes by itself: by class, and by how the text begins of what has no class of its own.
+_PASSES: _Kinds = (
+    (
+        redis.ConnectionError,  # also while the server loads its data
+        redis.TimeoutError,
+        redis.exceptions.OutOfMemoryError,
+        redis.exceptions.TryAgainError,
+    ),
+    ("BUSY", "MISCONF"),
+)
+# What says that the server gave up its role, or has not got it yet: another one may have it.
+_FAILS_OVER: _Kinds = (
+    (redis.exceptions.ReadOnlyError, redis.exceptions.ClusterDownError),  # MASTERDOWN is the latter
+    ("UNBLOCKED", "NOREPLICAS"),
+)
+# What waiting mends only where the same server, or the one before it, has let us in: a replica
+# that is promoted may come up before its users, and a node of a cluster hands its keys on.
+_LET_IN_BEFORE = (
+    redis.AuthenticationError,
+    redis.exceptions.NoPermissionError,
+    redis.exceptions.AskError,  # and MOVED
 )
 _MASK = "***"
 _RIGHTS = "the rights that its user needs are in docs/security.md"
+
+
+class RedisClient(redis.Redis):
+    """A client that knows whether it was let in, and can leave a server that is no longer ours."""
+
+    let_in = False  # a command was answered
+
+    def renew(self, pool: redis.ConnectionPool) -> None:
+        """Use none of a pool's connections again: behind its address may be another server by now.
+
+        A server that became a replica keeps its connections open, so nobody would look there.
+        Who has one of them in hand still uses it once.
+
+        Args:
+            pool: That the caller had its connection from; one that was left already is no news.
+        """
+        if self.connection_pool is not pool:
+            return
+        self.connection_pool = redis.ConnectionPool(
+            pool.connection_class, pool.max_connections, **pool.connection_kwargs
+        )
+        pool.disconnect(inuse_connections=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +77,7 @@ class RedisAccess:
     key: str = ""  # file of its key, which has no password
 
 
-def client_of(url: str, access: RedisAccess, timeout_s: float, **options: object) -> redis.Redis:
+def client_of(url: str, access: RedisAccess, timeout_s: float, **options: object) -> RedisClient:
     """Make a client with a pool of connections; the server is not asked yet.
 
     Raises:
@@ -54,7 +92,7 @@ def client_of(url: str, access: RedisAccess, timeout_s: float, **options: object
         "ssl_keyfile": access.key or None,
     }
     try:
-        client = redis.Redis.from_url(
+        client = RedisClient.from_url(
             url,
             **options,
             **{name: value for name, value in given.items() if value},
@@ -63,6 +101,7 @@ def client_of(url: str, access: RedisAccess, timeout_s: float, **options: object
             protocol=2,
             retry=Retry(NoBackoff(), 0),  # when to try again is the caller's to decide
         )
+        assert isinstance(client, RedisClient)  # noqa: S101 -- which the library's types do not say
         client.connection_pool.make_connection()  # which does not connect, but knows its options
     except (ValueError, TypeError, redis.RedisError):  # whose text may show pieces of the URL
         raise UserError(
@@ -71,7 +110,7 @@ def client_of(url: str, access: RedisAccess, timeout_s: float, **options: object
     return client
 
 
-def fault(client: redis.Redis, error: redis.RedisError, doing: str = "") -> OutsideError:
+def fault(client: RedisClient, error: redis.RedisError, doing: str = "") -> OutsideError:
     """The error of our tree that says what an error of the client means; to be raised.
 
     Args:
@@ -84,26 +123,45 @@ def fault(client: redis.Redis, error: redis.RedisError, doing: str = "") -> Outs
     hidden = bool(password) and password in text  # some proxies repeat a command that they refuse
     if hidden:
         text = text.replace(password, _MASK)
-    ours = _meaning(error, text, doing)
+    passes = _is(error, _PASSES) or fails_over(client, error)
+    if isinstance(error, _LET_IN_BEFORE):
+        passes = client.let_in
+    ours = _meaning(error, text, doing, UnavailableError if passes else OutsideError)
     ours.__cause__ = None if hidden else error
     ours.__suppress_context__ = True
     return ours
 
 
-def _meaning(error: redis.RedisError, text: str, doing: str) -> OutsideError:
+def fails_over(client: RedisClient, error: object) -> bool:
+    """Whether an answer says that another server may have taken the place of this one."""
+    return _is(error, _FAILS_OVER) or (client.let_in and isinstance(error, _LET_IN_BEFORE))
+
+
+def _is(error: object, kinds: _Kinds) -> bool:
+    classes, beginnings = kinds
+    return isinstance(error, classes) or (
+        isinstance(error, redis.ResponseError) and str(error).startswith(beginnings)
+    )
+
+
+def _meaning(
+    error: redis.RedisError, text: str, doing: str, kind: type[OutsideError]
+) -> OutsideError:
     if isinstance(error, redis.AuthenticationError):
-        return OutsideError(
+        return kind(
             f"Redis does not accept our name or password, it says: {text} (check"
             " DOLL_REDIS_USERNAME and DOLL_REDIS_PASSWORD, or the URL in DOLL_REDIS)"
         )
     if isinstance(error, redis.exceptions.NoPermissionError):
-        return OutsideError(f"Redis does not let us do {doing or 'this'}: {text} ({_RIGHTS})")
+        return kind(f"Redis does not let us do {doing or 'this'}: {text} ({_RIGHTS})")
     advice = next((found for found in map(_tls_advice, _causes(error)) if found), "")
     if advice:
         return OutsideError(f"no safe connection to Redis: {text} ({advice})")
-    if isinstance(error, AWAY):
-        return UnavailableError(f"Redis is away: {text}")
-    return OutsideError(f"this is no Redis that we understand: {text}")
+    if doing:
+        return kind(f"Redis refused {doing}: {text}")
+    if kind is UnavailableError:
+        return kind(f"Redis is away: {text}")
+    return kind(f"this is no Redis that we understand: {text}")
 
 
 def _tls_advice(error: BaseException) -> str:

@@ -6,6 +6,7 @@ Only commands of Redis 6.2 and no scripts: correctness never depends on what is 
     doll:{job}:model:<epoch>:<version>    weights; the last few of each leader
     doll:{job}:offered                    name and weights of one model, for evaluators
     doll:{job}:triggers                   stream with ids <epoch>-<number>
+    doll:{job}:triggers:<stream>          another one, where something stood in the way there
     doll:{job}:standing
     doll:{job}:unable:<replica>           why, expires         doll:{job}:unable      their names
     doll:{job}:alive:<worker>             status, expires      doll:{job}:workers     their names
@@ -34,8 +35,7 @@ from common.rejections import Rejections
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
-    import redis
-
+    from common.adapters.redis_access import RedisClient
     from common.adapters.redis_server import Command
 
 T = TypeVar("T")
@@ -46,12 +46,16 @@ _TRIGGERS_KEPT = 100  # a worker that is further behind has nothing to add to th
 _SNAPSHOTS_KEPT = 3  # of as many leaders: the newest may be taken back, or torn
 _MODEL_TTL_MS = 3_600_000  # an hour: those of a leader that is gone; a living one puts it again
 _OFFER_TTL_MS = 3_600_000  # likewise: a job that has ended needs no memory here
+_TRIGGERS_TTL_MS = 600_000  # ten minutes after the last: a round asks again much sooner
 _REPLIES_TTL_MS = 600_000  # ten minutes after the last: longer than any round waits for one
 _SHORTEST_S = 0.002  # 0.001 is zero to Redis 6.2, which cuts off what it computes: wait for ever
+_NO_EXPIRY = -1  # PTTL's word for it
+_LONGEST_LEASE = 10  # times the lifetime that is asked for: no replica has one so much longer
 _STATUSES = (b"alive", b"leaving")
 _ATTENDS = "+"  # behind the status of a worker that also listens to the channel of its name
 _OPEN = RedisAccess()
-_STALE_ID = "equal or smaller than the target stream top item"  # XADD's way to say: not newer
+# XADD's ways to say that an id is not above the newest: the second where that is the last of all.
+_NOT_NEWER = ("equal or smaller than the target stream top item", "exhausted the last possible ID")
 
 
 class RedisBoard:
@@ -77,7 +81,7 @@ class RedisBoard:
         job: str,
         timeout_s: float = 5.0,
         access: RedisAccess = _OPEN,
-        shared: redis.Redis | None = None,
+        shared: RedisClient | None = None,
     ) -> None:
         self._job = job
         self._keys = f"doll:{{{job}}}:"
@@ -132,28 +136,26 @@ class RedisBoard:
 
     # --- triggers --------------------------------------------------------------------------------
 
-    def post_trigger(self, trigger: UpdateTrigger) -> bool:
-        """Append to the trigger stream; False where a later id already stands there."""
-        key = self._keys + "triggers"
-        entry = (_entry(trigger.id), "trigger", wire.encode_trigger(trigger))
-        while True:
-            try:
-                self._server.ask(("XADD", key, "MAXLEN", _TRIGGERS_KEPT, *entry))
-            except OutsideError as error:
-                if _STALE_ID not in str(error):
-                    raise
-            else:
-                return True
-            newest = self._parsed_triggers(
-                self._server.ask(("XREVRANGE", key, "+", "-", "COUNT", 1))[0]
+    def post_trigger(self, trigger: UpdateTrigger, stream: str = "") -> bool:
+        """Append to a stream of triggers; False where something else keeps this id out."""
+        key, name = self._triggers(stream), _entry(trigger.id)
+        data = wire.encode_trigger(trigger)
+        try:
+            self._server.ask(
+                ("XADD", key, "MAXLEN", _TRIGGERS_KEPT, name, "trigger", data),
+                ("PEXPIRE", key, _TRIGGERS_TTL_MS),
             )
-            if newest and newest[0].id >= trigger.id:
-                return newest[0].id == trigger.id  # ours: the answer to an earlier call was lost
-            self._server.ask(("UNLINK", key))  # garbage with a high id would lock every leader out
+        except OutsideError as error:
+            if not any(said in str(error) for said in _NOT_NEWER):
+                raise
+            newest = self._server.ask(("XREVRANGE", key, "+", "-", "COUNT", 1))[0]
+            ours: bool = newest == [(name.encode(), {b"trigger": data})]
+            return ours  # the answer to an earlier call was lost
+        return True
 
-    def triggers(self, after: TriggerId, timeout_s: float) -> list[UpdateTrigger]:
-        """Wait for triggers with an id above `after`, oldest first; empty when none came."""
-        key = self._keys + "triggers"
+    def triggers(self, after: TriggerId, timeout_s: float, stream: str = "") -> list[UpdateTrigger]:
+        """Wait for triggers of a stream with an id above `after`, oldest first; else empty."""
+        key = self._triggers(stream)
         position: str | bytes = _entry(after) if after.epoch >= 0 else "0-0"
         deadline = time.monotonic() + timeout_s
         while True:
@@ -284,7 +286,10 @@ class RedisBoard:
             if prolonged:
                 return True
         elif current is not None:
-            return False
+            (left_ms,) = yield (("PTTL", key),)
+            if left_ms != _NO_EXPIRY and left_ms <= _LONGEST_LEASE * ttl_ms:
+                return False
+            yield (("UNLINK", key),)  # none of ours: nobody could lead for as long
         # Nobody has it, unless somebody is faster now.
         (taken,) = yield (("SET", key, holder, "NX", "PX", ttl_ms),)
         return bool(taken)
@@ -358,6 +363,9 @@ class RedisBoard:
 
     # --- names -----------------------------------------------------------------------------------
 
+    def _triggers(self, stream: str) -> str:
+        return f"{self._keys}triggers:{stream}" if stream else f"{self._keys}triggers"
+
     def _model(self, model: ModelId) -> str:
         return f"{self._keys}model:{model.epoch}:{model.version}"
 
@@ -427,7 +435,7 @@ class RedisReplies:
         timeout_s: After so long without an answer the server counts as away.
     """
 
-    def __init__(self, shared: redis.Redis, replica: str, timeout_s: float = 5.0) -> None:
+    def __init__(self, shared: RedisClient, replica: str, timeout_s: float = 5.0) -> None:
         self._key = _replies(replica)
         self._wait_s = timeout_s / 2
         self._rejections = Rejections()

@@ -18,7 +18,7 @@ from common.rejections import Rejections
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    import redis
+    from common.adapters.redis_access import RedisClient
 
 _KEY = "doll:spread"
 _JOB, _WORKER = "job:", "worker:"
@@ -31,7 +31,7 @@ class RedisRoster:
         client: Its connections.
     """
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: RedisClient) -> None:
         self._rejections = Rejections()
         self._server = RedisServer(client, _KEY, self._reject_key)
 

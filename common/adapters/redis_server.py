@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import redis
 from redis.connection import PythonRespSerializer
 
-from common.adapters.redis_access import AWAY, RedisAccess, client_of, fault
-from common.errors import OutsideError, UnavailableError
+from common.adapters.redis_access import RedisAccess, client_of, fails_over, fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from common.adapters.redis_access import RedisClient
 
 Argument: TypeAlias = str | bytes | memoryview | int | float
 Command: TypeAlias = tuple[Argument, ...]
 
 _LARGE = 6_000  # bytes; above it an argument is sent from where it lies instead of being copied
 _READ_SIZE = 1 << 18  # bytes; a 1 MB model arrives in a few reads instead of in 32
-_BUSY = ("BUSY", "MISCONF", "NOREPLICAS")  # errors without a class of their own that may pass
 
 
-def connect(url: str, timeout_s: float, access: RedisAccess) -> redis.Redis:
+def connect(url: str, timeout_s: float, access: RedisAccess) -> RedisClient:
     """Make a pool of connections; the server is not asked yet.
 
     Args:
@@ -55,7 +55,7 @@ class RedisServer:
     """
 
     def __init__(
-        self, client: redis.Redis, prefix: str, on_foreign_key: Callable[[str], None]
+        self, client: RedisClient, prefix: str, on_foreign_key: Callable[[str], None]
     ) -> None:
         self._redis = client
         self._prefix = prefix
@@ -67,7 +67,7 @@ class RedisServer:
         A key that holds another type than ours is garbage: it is deleted, the command repeated.
 
         Raises:
-            UnavailableError: If the server is away or busy.
+            UnavailableError: If the server is away or busy, or fails over.
             OutsideError: If it does not accept our name or password, or refused a command.
         """
         return self.judged(commands, self.send(commands))
@@ -79,20 +79,25 @@ class RedisServer:
             UnavailableError: If the server is away.
             OutsideError: If it does not accept our name or password.
         """
-        pipeline: Any = self._redis.pipeline(transaction=False)
+        client, pool = self._redis, self._redis.connection_pool
+        pipeline: Any = client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
         try:
             answers: list[Any] = pipeline.execute(raise_on_error=False)
         except redis.RedisError as error:
-            raise fault(self._redis, error)  # noqa: B904 -- it knows what it came from
+            raise fault(client, error)  # noqa: B904 -- it knows what it came from
+        if any(fails_over(client, answer) for answer in answers):
+            client.renew(pool)
+        elif not any(isinstance(answer, redis.RedisError) for answer in answers):
+            client.let_in = True
         return answers
 
     def judged(self, commands: Sequence[Command], answers: list[Any]) -> list[Any]:
         """The answers that commands got in a packet, as `ask` returns them.
 
         Raises:
-            UnavailableError: If the server is busy.
+            UnavailableError: If the server is busy, or fails over.
             OutsideError: If it refused a command.
         """
         for number, (command, answer) in enumerate(zip(commands, answers, strict=True)):
@@ -102,11 +107,7 @@ class RedisServer:
                 answers[number] = self.send((("UNLINK", key), command))[1]
         for command, answer in zip(commands, answers, strict=True):
             if isinstance(answer, redis.RedisError):
-                if isinstance(answer, redis.exceptions.NoPermissionError):
-                    raise fault(self._redis, answer, str(command[0]))
-                busy = isinstance(answer, AWAY) or str(answer).startswith(_BUSY)
-                kind = UnavailableError if busy else OutsideError
-                raise kind(f"Redis refused {command[0]!r}: {answer}") from answer
+                raise fault(self._redis, answer, str(command[0]))
         return answers
 
     def attendance(self, channel: str) -> Attendance:
@@ -130,9 +131,9 @@ class Attendance:
         channel: That others look for with PUBSUB NUMSUB.
     """
 
-    def __init__(self, client: redis.Redis, channel: str) -> None:
+    def __init__(self, client: RedisClient, channel: str) -> None:
         self._client = client
-        self._pool = client.connection_pool
+        self._pool = client.connection_pool  # that the connection is of
         self._channel = channel
         self._lock = threading.Lock()
         self._connection: Any = None
@@ -148,6 +149,7 @@ class Attendance:
             if self._stands():
                 return True
             self._end()
+            self._pool = self._client.connection_pool
             try:
                 self._connection = self._pool.get_connection()
                 self._connection.send_command("SUBSCRIBE", self._channel)
@@ -167,8 +169,10 @@ class Attendance:
 
     def _stands(self) -> bool:
         """Nothing is ever published, so whatever can be read is the connection's end."""
+        if self._connection is None or self._pool is not self._client.connection_pool:
+            return False
         try:
-            return self._connection is not None and not self._connection.can_read(timeout=0)
+            return not self._connection.can_read(timeout=0)
         except redis.ConnectionError:
             return False
 

@@ -233,6 +233,7 @@ class Standing(msgspec.Struct, frozen=True):
     waiting: int  # batches not yet settled
     live: int  # workers that the leader sees
     settled: Positions  # the frontier that a checkpoint covers, for lag tools
+    triggers: str = ""  # which stream of triggers is the leader's; empty: the first one
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """A worker's orders: which gradients to compute next (Algorithm 2), by trigger alone.
 
-Triggers may come late, twice or from a leader that no longer leads; the ids never go back. A newer
-model makes orders for older ones void: nobody waits for them any more.
+Triggers may come late, twice or from a leader that no longer leads; within a stream of triggers the
+ids never go back. A newer model makes orders for older ones void: nobody waits for them any more.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from common.core.messages import Batch, ModelId, UpdateTrigger, WorkerId
 
 
+_NOTHING = TriggerId(-1, 0)
+
+
 class Compute(msgspec.Struct, frozen=True):
     """Compute one gradient over these batches at exactly these weights, to send as one message."""
 
@@ -33,12 +36,18 @@ class Orders:
 
     def __init__(self, worker: WorkerId) -> None:
         self._worker = worker
-        self._heard = TriggerId(-1, 0)
+        self._stream = ""
+        self._heard = _NOTHING
         self._model: ModelId | None = None  # of the newest trigger
         self._reply_to = ""  # the replica that posted it
         self._queue = deque[Compute]()
         self._under_way: Compute | None = None
         self._left = False
+
+    @property
+    def stream(self) -> str:
+        """The stream of triggers that it listens to."""
+        return self._stream
 
     @property
     def heard(self) -> TriggerId:
@@ -52,6 +61,12 @@ class Orders:
 
     def __len__(self) -> int:
         return len(self._queue)
+
+    def listen(self, stream: str) -> None:
+        """Listen to a stream of triggers; nothing of another one counts any more."""
+        if stream != self._stream:
+            self._stream, self._heard = stream, _NOTHING
+            self._queue.clear()
 
     def hear(self, triggers: Iterable[UpdateTrigger]) -> None:
         """Take in triggers, in any order and number."""

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from common.core.spans import Address
 
 
+# So long a standing is ignored that is older than one that was seen. That saves work, no more; an
+# older one that keeps coming is the leader's, and the other was forged.
+OLDER_S = 3.0
+
+
 @dataclass(slots=True)
 class _Sent:
     """An announcement whose outcome is not known, or whose batch is not settled."""
@@ -57,6 +62,7 @@ class Worker:
         self._undecided = deque[_Sent]()
         self._held = deque[_Sent]()  # batches in memory: announced, not below the horizon
         self._seen: Standing | None = None
+        self._seen_at = float("-inf")
         self._reading = False
         self._news = False  # a standing that was not seen yet may give room
         self._leaving = False
@@ -85,6 +91,11 @@ class Worker:
         """
         waiting = self._seen.waiting if self._seen is not None else 0
         return min(len(self._held), waiting + len(self._undecided))
+
+    @property
+    def triggers(self) -> str:
+        """The stream of triggers that the standing names."""
+        return self._seen.triggers if self._seen is not None else ""
 
     def position(self, partition: Partition) -> int | None:
         """Where it reads a partition next, None while it does not."""
@@ -131,7 +142,7 @@ class Worker:
                 yield from self._expire(partition, start)
             case events.StandingSeen(standing):
                 if standing is not None:
-                    yield from self._stand(standing)
+                    yield from self._stand(standing, now)
             case events.RoundBegan():
                 self._news = True
             case events.SizesChanged(batch_size, bound, group_size) if not self._leaving:
@@ -159,10 +170,11 @@ class Worker:
 
     # --- positions ---------------------------------------------------------------------------
 
-    def _stand(self, standing: Standing) -> Iterator[WorkerCommand]:
-        if self._seen is not None and standing.cpos < self._seen.cpos:
-            return  # older than one that was seen, whoever wrote it
-        self._seen = standing
+    def _stand(self, standing: Standing, now: float) -> Iterator[WorkerCommand]:
+        older = self._seen is not None and standing.cpos < self._seen.cpos
+        if older and now < self._seen_at + OLDER_S:
+            return
+        self._seen, self._seen_at = standing, now
         self._decide(standing.cpos)
         yield from self._forget(standing.horizon)
         positions = dict[Partition, int]()

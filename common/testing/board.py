@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MODELS_KEPT = 4  # these four as in Redis
+_MODELS_KEPT = 4  # these five as in Redis
 _TRIGGERS_KEPT = 100
 _SNAPSHOTS_KEPT = 3
+_LONGEST_LEASE = 10
 _STATUSES = ("alive", "leaving")
 
 
@@ -37,7 +38,9 @@ class Notices:
 
     models: dict[ModelId, bytes] = field(default_factory=dict)
     offered: bytes | None = None
-    triggers: dict[TriggerId, bytes] = field(default_factory=dict)  # ascending
+    triggers: dict[str, dict[TriggerId, bytes]] = field(
+        default_factory=dict
+    )  # by stream; ascending
     unable: dict[str, tuple[str, float]] = field(default_factory=dict)  # why, until when
     standing: bytes | None = None
     beats: dict[WorkerId, tuple[str, float]] = field(default_factory=dict)  # status, until when
@@ -242,28 +245,27 @@ class MemoryBoard:
             return None
         return self._rejections.parse("offer", wire.decode_offer, offer)
 
-    def post_trigger(self, trigger: UpdateTrigger) -> bool:
-        """Append to the trigger stream; False where a later id already stands there."""
+    def post_trigger(self, trigger: UpdateTrigger, stream: str = "") -> bool:
+        """Append to a stream of triggers; False where something else keeps this id out."""
         data = wire.encode_trigger(trigger)
         with self._server.changed:
-            triggers = self._notices().triggers
-            newest = max(triggers, default=trigger.id)
-            if newest > trigger.id:
-                if self._parsed([triggers[newest]]):
-                    return False
-                triggers.clear()  # garbage with a high id would lock every leader out
+            triggers = self._notices().triggers.setdefault(stream, {})
+            newest = max(triggers, default=TriggerId(-1, 0))
+            if newest >= trigger.id:
+                return newest == trigger.id and triggers[newest] == data
             triggers[trigger.id] = data
             for old in sorted(triggers)[:-_TRIGGERS_KEPT]:
                 del triggers[old]
             self._server.changed.notify_all()
             return True
 
-    def triggers(self, after: TriggerId, timeout_s: float) -> list[UpdateTrigger]:
-        """Wait for triggers with an id above `after`, oldest first; empty when none came."""
+    def triggers(self, after: TriggerId, timeout_s: float, stream: str = "") -> list[UpdateTrigger]:
+        """Wait for triggers of a stream with an id above `after`, oldest first; else empty."""
         deadline = time.monotonic() + timeout_s
         with self._server.changed:
             while True:
-                newer = {it: data for it, data in self._notices().triggers.items() if it > after}
+                there = self._notices().triggers.get(stream, {})
+                newer = {it: data for it, data in there.items() if it > after}
                 found = self._parsed(newer.values())
                 if found or not self._server.waited(deadline):
                     return found
@@ -316,7 +318,7 @@ class MemoryBoard:
         with self._server.changed:
             notices, now = self._notices(), self._server.clock()
             current, until = notices.lease or (holder, now)
-            if current != holder and now < until:
+            if current != holder and 0 < until - now <= _LONGEST_LEASE * ttl_s:
                 return False
             notices.lease = (holder, now + ttl_s)
             return True

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from common.core.spans import Partition
 from common.errors import RecordTooLargeError, UnavailableError, UnknownTopicError
@@ -70,6 +71,7 @@ class MemoryLog:
         self._groups: dict[str, Group] = {}
         self._keyless = 0  # records appended without key and partition
         self._tails = set[MemoryTail]()
+        self._writers = WeakSet[MemoryWriter]()
         self._record_limits = dict[str, int]()  # by topic, where it is not Kafka's default
         self._away = False
 
@@ -160,12 +162,19 @@ class MemoryLog:
         on_ready: Callable[[], None] | None = None,
     ) -> MemoryWriter:
         """See the port."""
-        return MemoryWriter(self, waits=waits, max_bytes=max_bytes, on_ready=on_ready)
+        writer = MemoryWriter(self, waits=waits, max_bytes=max_bytes, on_ready=on_ready)
+        self._writers.add(writer)
+        return writer
 
     def close(self) -> None:
         """See the port; other parts of a test go on with it, as other processes do with Kafka."""
 
     # --- what a test does to it ------------------------------------------------------------------
+
+    def break_writers(self) -> None:
+        """No writer that there is now can go on: the broker has lost its place."""
+        for writer in list(self._writers):
+            writer.lose_place()
 
     def expire(self, partition: Partition, below: int) -> None:
         """Do what retention does: the log starts at `below` from now on."""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import (
+    BrokenWriterError,
     DeliveryError,
     ExpiredError,
     RecordTooLargeError,
@@ -214,9 +215,9 @@ class MemoryWriter:
         with suppress(DeliveryError):
             self.flush(0.0)
 
-    def fail(self, why: str) -> None:
-        """Let the delivery of an earlier record have failed for good."""
-        self._failure = DeliveryError(why)
+    def lose_place(self) -> None:
+        """Do what a broker does that knows nothing of this writer any more."""
+        self._failure = BrokenWriterError("writing: the sequence of its records is broken")
         self._tell()
 
     def _queued_bytes(self) -> int:

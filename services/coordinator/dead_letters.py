@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from common.core.messages import Quarantined, Skipped
 from common.core.spans import Span
-from common.errors import ExpiredError, UnavailableError, UnknownTopicError
+from common.errors import (
+    BrokenWriterError,
+    ExpiredError,
+    UnavailableError,
+    UnknownTopicError,
+)
 from common.ports import NewTopic
 from common.telemetry import Outage
 from common.topics import dead_letter_topic
@@ -152,6 +157,11 @@ class DeadLetters:
                 self._writer = self._source.writer()
             if not write(written(letters, self._spans), self._writer, FLUSH_S):
                 return False
+        except BrokenWriterError as error:  # what comes twice is known by its offset
+            self._outage.met(error)
+            self.close()
+            self._writer = None
+            return False
         except UnavailableError as error:
             self._outage.met(error)
             return False

@@ -8,8 +8,10 @@ the exchange that all jobs share: its answers come as news.
 from __future__ import annotations
 
 import traceback
+from contextlib import suppress
 from functools import partial
 from math import inf
+from secrets import token_hex
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
@@ -22,6 +24,7 @@ from common.core import events
 from common.core.coordinator import RENEWALS
 from common.core.messages import Lead
 from common.errors import (
+    BrokenWriterError,
     ConflictError,
     TaskMissingError,
     UnavailableError,
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.commands import CoordinatorCommand
-    from common.core.messages import AuditRecord, ModelId, UpdateTrigger
+    from common.core.messages import AuditRecord, ModelId, Standing, UpdateTrigger
     from common.core.snapshots import Snapshot
     from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
@@ -138,6 +141,8 @@ class Effects:
         self._changes = Changes()
         self._times = StageTimes()
         self._stated = False  # whether this leader has put its standing
+        self._standing: Standing | None = None  # what it says
+        self._triggers = ""  # the stream that its triggers are in
         self._asked = False  # for the lease, since it was given back last
         self._may_ask = True  # for the lease; else it waits until there may be another candidate
         self._role: Literal["standby", "candidate", "leader"] = "standby"
@@ -197,7 +202,8 @@ class Effects:
         if self._asked:  # another replica need not wait for it to run out
             self._replica.exchange.release_lease(self._job, self._replica.name)
         try:
-            self._writer.flush(FLUSH_S)
+            with suppress(BrokenWriterError):  # `poll` has told: it is what ends this
+                self._writer.flush(FLUSH_S)
         finally:
             self._writer.close()
             self._board.close()
@@ -253,9 +259,8 @@ class Effects:
                 if every and model.version % every == 0:
                     self._offer()
             case do.PutStanding(standing):
-                self._exchange.put_standing(
-                    self._job, standing, self._told(Stood), soon=not self.calm
-                )
+                self._standing = standing
+                self._put_standing(standing)
             case do.LookForWorkers():
                 self._exchange.alive(self._job, self._told(events.WorkersSeen), soon=not self.calm)
             case do.AskLease():
@@ -296,14 +301,28 @@ class Effects:
                 self._finish(reason, revision)
 
     def _post(self, trigger: UpdateTrigger) -> None:
+        """Post a trigger; where something is in its way, in a stream that nobody knows yet."""
         weights = self.trainer.weights()
-        self._board.post_trigger(
-            msgspec.structs.replace(
-                trigger,
-                weights=bytes(weights) if len(weights) <= INLINE_BYTES else None,
-                reply_to=self._replica.name,
-            )
+        trigger = msgspec.structs.replace(
+            trigger,
+            weights=bytes(weights) if len(weights) <= INLINE_BYTES else None,
+            reply_to=self._replica.name,
         )
+        if self._board.post_trigger(trigger, self._triggers):
+            return
+        self._triggers = token_hex(8)
+        self._log.warning(
+            "triggers_moved",
+            to=self._triggers,
+            reason="in the stream of before are triggers of a later leader, or forged ones",
+        )
+        self._board.post_trigger(trigger, self._triggers)
+        if self._standing is not None:
+            self._put_standing(self._standing)
+
+    def _put_standing(self, standing: Standing) -> None:
+        said = msgspec.structs.replace(standing, triggers=self._triggers)
+        self._exchange.put_standing(self._job, said, self._told(Stood), soon=not self.calm)
 
     @property
     def trainer(self) -> Trainer:
@@ -403,7 +422,7 @@ class Effects:
         self._role, self._make_trainer = "leader", None
         self._log = self._log.bind(epoch=epoch)
         self._log.info("leads", version=snapshot.made.version)
-        self._stated = False
+        self._stated, self._standing, self._triggers = False, None, ""
         self.leadership.begin(epoch, snapshot, len(self.trainer.weights()) // 4)
 
     def _step_down(self, reason: str) -> None:

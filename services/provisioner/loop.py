@@ -7,11 +7,12 @@ what is wanted (jobs topic)    ─▶ └────────────┘
 
 from __future__ import annotations
 
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.errors import NotFoundError, UnavailableError, UserError
+from common.errors import BrokenWriterError, NotFoundError, UnavailableError, UserError
 from common.provisioning import commands as do
 from common.provisioning import events
 from common.provisioning.codec import encode_plan
@@ -142,7 +143,8 @@ class JobProvisioner:
         if self._topics is not None:
             self._topics.close()
         try:
-            self._writer.flush(FLUSH_S)
+            with suppress(BrokenWriterError):  # `turn` has told: it is what ends this
+                self._writer.flush(FLUSH_S)
         finally:
             self._writer.close()
 

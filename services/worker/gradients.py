@@ -65,6 +65,7 @@ class GradientDesk:
         pulse: Of the thread that turns it.
         wait: Waits so many seconds, less if the job ends; for when the board is away.
         round_began: Told when a trigger is heard.
+        stream: Says which stream of triggers is the leader's.
     """
 
     def __init__(  # noqa: PLR0913 -- the parts of the shell, each used once
@@ -82,6 +83,7 @@ class GradientDesk:
         pulse: Pulse,
         wait: Callable[[float], object],
         round_began: Callable[[], None],
+        stream: Callable[[], str],
     ) -> None:
         self._id = worker
         self._computer = computer
@@ -95,6 +97,7 @@ class GradientDesk:
         self._pulse = pulse
         self._wait = wait
         self._round_began = round_began
+        self._stream = stream
         self._orders = Orders(worker)
         self._lock = threading.Lock()  # guards the orders
         self._loaded: ModelId | None = None
@@ -120,8 +123,10 @@ class GradientDesk:
             self._traces.answered(compute, heard_s, reply, sent=sent)
 
     def _listen(self, timeout_s: float) -> None:
+        with self._lock:
+            self._orders.listen(self._stream())
         try:
-            triggers = self._board.triggers(self._orders.heard, timeout_s)
+            triggers = self._board.triggers(self._orders.heard, timeout_s, self._orders.stream)
             self._board_outage.over()
             if triggers:
                 self._heard_s = time()

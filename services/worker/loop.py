@@ -123,6 +123,7 @@ class JobWorker:
                 pulse=self._pulse,
                 wait=self._ended.wait,
                 round_began=self._stream.round_began,
+                stream=self._stream.triggers,
             )
             undo.pop_all()
         self._thread = threading.Thread(target=self._compute, name="gradients", daemon=True)

@@ -110,6 +110,10 @@ class Stream:
         """A trigger was heard; from any thread."""
         self._round_began = True
 
+    def triggers(self) -> str:
+        """The stream with the leader's triggers; for any thread."""
+        return self._machine.triggers
+
     def turn(self) -> None:
         """One turn of the loop: due decisions, one poll, delivery reports."""
         if self._round_began:

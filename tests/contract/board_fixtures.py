@@ -39,6 +39,9 @@ class Server(Protocol):
     def litter(self, garbage: bytes) -> None:
         """Put garbage wherever the job looks."""
 
+    def lease_to(self, holder: str, lasts_s: float | None) -> None:
+        """Put somebody's lease there; None: it never runs out."""
+
     def kill(self) -> None:
         """End it at once."""
 
@@ -61,9 +64,13 @@ class _InMemory:
         notices = self.redis.jobs[self.job]
         notices.standing = garbage
         self.redis.replies[REPLICA] = [garbage]
-        notices.triggers[TriggerId(2**60, 1)] = garbage
+        notices.triggers.setdefault("", {})[TriggerId(2**60, 1)] = garbage
         notices.beats[WORKER] = (garbage.decode("latin-1"), float("inf"))
         notices.offered = garbage
+
+    def lease_to(self, holder: str, lasts_s: float | None) -> None:
+        lasts_s = float("inf") if lasts_s is None else lasts_s
+        self.redis.jobs[self.job].lease = (holder, self.redis.clock() + lasts_s)
 
     def kill(self) -> None:
         self.redis.kill()
@@ -91,6 +98,11 @@ class _InRedis:
             client.sadd(f"doll:{{{self.job}}}:workers", WORKER, garbage)
             client.set(f"doll:{{{self.job}}}:alive:{WORKER}", garbage)
             client.set(f"doll:{{{self.job}}}:offered", garbage)
+
+    def lease_to(self, holder: str, lasts_s: float | None) -> None:
+        with redis.Redis.from_url(self.redis.url) as client:
+            px = None if lasts_s is None else round(1000 * lasts_s)
+            client.set(f"doll:{{{self.job}}}:lease", holder, px=px)
 
     def kill(self) -> None:
         self.redis.kill()

@@ -143,6 +143,18 @@ def test_posting_the_same_trigger_again_is_no_failure(board: Board) -> None:
     assert board.triggers(TriggerId(0, 0), 0) == [trigger(3, 1)]
 
 
+def test_another_trigger_under_ones_own_id_is_in_the_way(board: Board) -> None:
+    forged = UpdateTrigger(TriggerId(3, 1), MODEL, ())
+    assert board.post_trigger(forged)
+    assert not board.post_trigger(trigger(3, 1))
+
+
+def test_whoever_waits_at_one_stream_hears_nothing_of_another(board: Board) -> None:
+    board.post_trigger(trigger(3, 1), "other")
+    assert board.triggers(TriggerId(0, 0), 0.02) == []
+    assert board.triggers(TriggerId(0, 0), LONG_S, "other") == [trigger(3, 1)]
+
+
 def test_old_triggers_make_room(board: Board) -> None:
     for number in range(1, 131):
         board.post_trigger(trigger(3, number))
@@ -339,7 +351,17 @@ def test_a_lease_runs_out(server: Server) -> None:
     one, two = server.board(), server.board()
     assert one.hold_lease("one", 0.03)
     eventually(lambda: two.hold_lease("two", LONG_S * 10))
-    assert not one.hold_lease("one", 0.03)
+    assert not one.hold_lease("one", LONG_S)
+
+
+@pytest.mark.parametrize("lasts_s", [None, 1e6])
+def test_a_lease_that_no_replica_asked_for_keeps_nobody_from_leading(
+    server: Server, lasts_s: float | None
+) -> None:
+    board = server.board()
+    assert board.hold_lease("one", 1.0)
+    server.lease_to("somebody", lasts_s)
+    assert board.hold_lease("one", 1.0)
 
 
 def test_whoever_looks_sees_whether_there_is_a_lease(server: Server) -> None:
@@ -542,12 +564,14 @@ def test_garbage_alone_does_not_end_a_wait(server: Server, replies: Replies) -> 
         assert [each.id.epoch for each in for_trigger.result(LONG_S)] == [2**61]
 
 
-def test_garbage_with_a_high_id_locks_nobody_out(server: Server) -> None:
+def test_garbage_with_a_high_id_locks_nobody_out_of_another_stream(server: Server) -> None:
     board = server.board()
     board.put_standing(standing(4))
     server.litter(b"garbage")
-    assert board.post_trigger(trigger(3, 1))
-    assert board.triggers(TriggerId(0, 0), 0) == [trigger(3, 1)]
+    assert not board.post_trigger(trigger(3, 1))
+    assert board.post_trigger(trigger(3, 1), "other")
+    assert board.triggers(TriggerId(0, 0), 0) == []
+    assert board.triggers(TriggerId(0, 0), 0, "other") == [trigger(3, 1)]
 
 
 def test_the_first_of_a_kind_is_logged_and_the_others_counted(
@@ -570,6 +594,24 @@ def test_a_trigger_under_a_false_id_is_left_out(embedded_redis: EmbeddedRedis) -
         client.xadd("doll:{forged}:triggers", {"trigger": forged}, "9-1")
     assert board.triggers(TriggerId(0, 0), 0) == []
     assert board.rejected == 1
+
+
+@pytest.mark.parametrize("number", [2**64 - 1, 2**62])
+def test_the_highest_id_of_all_keeps_nobody_from_another_stream(
+    likest_redis: EmbeddedRedis, number: int
+) -> None:
+    board = RedisBoard(likest_redis.url, f"highest-{number}")
+    with redis.Redis.from_url(likest_redis.url) as client:
+        client.xadd(f"doll:{{highest-{number}}}:triggers", {"x": b""}, f"{number}-{number}")
+    assert not board.post_trigger(trigger(3, 1))
+    assert board.post_trigger(trigger(3, 1), "other")
+    assert board.triggers(TriggerId(-1, 0), 0, "other") == [trigger(3, 1)]
+
+
+def test_streams_of_triggers_that_nobody_writes_to_vanish(embedded_redis: EmbeddedRedis) -> None:
+    RedisBoard(embedded_redis.url, "vanishing").post_trigger(trigger(3, 1), "other")
+    with redis.Redis.from_url(embedded_redis.url) as client:
+        assert client.pttl("doll:{vanishing}:triggers:other") > 0
 
 
 def test_a_worker_whose_process_is_killed_is_gone_at_once(embedded_redis: EmbeddedRedis) -> None:

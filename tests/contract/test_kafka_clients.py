@@ -10,7 +10,7 @@ import pytest
 
 from common.adapters.kafka_log import KafkaLog
 from common.core.spans import Partition
-from common.errors import DeliveryError, OutsideError
+from common.errors import BrokenWriterError, DeliveryError, OutsideError
 from common.ports import NewTopic
 from tests.contract.log_helpers import PATIENCE_S, eventually
 
@@ -23,6 +23,9 @@ pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]
 
 _INIT_PRODUCER_ID = 22  # of Kafka's protocol
 _CLUSTER_AUTHORIZATION_FAILED = 31
+_PRODUCE = 0
+_OUT_OF_ORDER = 45
+_OLD_PRODUCER_EPOCH = 47
 
 
 @pytest.fixture
@@ -71,6 +74,30 @@ def test_who_reads_or_writes_when_its_log_is_closed_is_told(log: KafkaLog, fresh
     with closing(log.writer()) as again:  # and makes new ones for who comes later
         again.append(fresh, b"in time")
         assert again.flush(PATIENCE_S)
+
+
+@pytest.mark.parametrize("code", [_OUT_OF_ORDER, _OLD_PRODUCER_EPOCH])
+def test_whose_sequence_is_broken_ends_so_that_another_writer_goes_on(
+    log: KafkaLog, embedded_kafka: EmbeddedKafka, fresh: str, code: int
+) -> None:
+    log.create_topics([NewTopic(fresh)])
+    told, arrived = threading.Event(), list[int]()
+    writer = log.writer(on_ready=told.set)
+    writer.append(fresh, b"arrives", on_delivered=arrived.append)
+    assert writer.flush(PATIENCE_S)
+    told.clear()
+    embedded_kafka.control.refuse(_PRODUCE, code)
+    writer.append(fresh, b"nobody knows", on_delivered=arrived.append)
+    assert told.wait(PATIENCE_S)
+    for call in (writer.poll, lambda: writer.append(fresh, b"lost")):
+        with pytest.raises(BrokenWriterError) as error:
+            call()
+        assert error.value.retriable
+    writer.close()
+    with closing(log.writer()) as another:
+        another.append(fresh, b"arrives", on_delivered=arrived.append)
+        assert another.flush(PATIENCE_S)
+    assert arrived == [0, 1]
 
 
 def test_a_fault_of_the_producer_stops_all_its_writers_and_the_next_one_gets_another_producer(

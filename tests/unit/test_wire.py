@@ -121,7 +121,10 @@ audits = (
     )
     | st.builds(Drifted, models, finite, names, finite, finite)
 )
-standings = st.builds(Standing, counts, counts, positions, st.just(0), counts, counts, positions)
+standings = st.builds(
+    *(Standing, counts, counts, positions, st.just(0), counts, counts, positions),
+    st.text(max_size=64),
+)
 triggers = st.builds(
     UpdateTrigger,
     st.builds(TriggerId, counts, st.integers(1, 2**40)),
@@ -500,6 +503,11 @@ NONSENSE = {
         "standing",
         Standing(3, 5, {}, 6, 0, 0, {}),
         "Standing.horizon",
+    ),
+    "a name of any length": (
+        "standing",
+        Standing(3, 5, {}, 5, 0, 0, {}, "x" * 65),
+        "Standing.triggers",
     ),
     "a negative position": (
         "standing",

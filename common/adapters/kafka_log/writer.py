@@ -19,7 +19,12 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from common.adapters.kafka_log.client import cause_of, made
 from common.adapters.kafka_log.settings import writer_properties
-from common.errors import DeliveryError, RecordTooLargeError, UnavailableError
+from common.errors import (
+    BrokenWriterError,
+    DeliveryError,
+    RecordTooLargeError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,6 +40,20 @@ _SERVE_S = 0.05  # how late the thread notices that it shall end, while records 
 _IDLE_S = 0.5  # between looks of an idle client: at its token, at whether anybody still writes
 _LINGER_S = 10.0  # without writers: who writes now and then connects once
 _RECORD_BYTES = 200  # that the client keeps of a record besides its key, value and headers
+
+
+# The broker and the client do not agree any more which of a producer's records come next; or it has
+# forgotten the producer. Another one begins anew with both.
+_BROKEN = frozenset(
+    {
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        KafkaError.UNKNOWN_PRODUCER_ID,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.INVALID_PRODUCER_ID_MAPPING,
+        KafkaError._INCONSISTENT,  # noqa: SLF001 -- the library's name for its own errors
+        KafkaError._FATAL,  # noqa: SLF001 -- likewise: what was wrong is told by the thread
+    }
+)
 
 
 class SharedProducer:
@@ -99,7 +118,7 @@ class SharedProducer:
                 self.client.poll(_SERVE_S if len(self.client) else 0)
             except KafkaException as raised:  # nothing that this client can recover from
                 self.client.purge()  # or its records would be kept until the end of the process
-                self._fail(DeliveryError(f"writing: {cause_of(raised)}"))
+                self._fail(_fault(cause_of(raised), f"writing: {cause_of(raised)}"))
             moved, self._moved = self._moved, set()
             for writer in moved:
                 writer.tell()
@@ -277,7 +296,7 @@ class KafkaWriter:
         self._producer.reported(self)
 
     def _raise_failure(self) -> None:
-        failure = self._failure or self._producer.fault
+        failure = self._producer.fault or self._failure
         if failure is not None:
             raise failure
 
@@ -285,4 +304,8 @@ class KafkaWriter:
 def _refusal(topic: str, error: KafkaError) -> DeliveryError:
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
         return RecordTooLargeError(f"{topic} does not take so large a record: {error.str()}")
-    return DeliveryError(f"a record for {topic} is lost: {error}")
+    return _fault(error, f"a record for {topic} is lost: {error}")
+
+
+def _fault(error: KafkaError, told: str) -> DeliveryError:
+    return (BrokenWriterError if error.code() in _BROKEN else DeliveryError)(told)

@@ -47,6 +47,19 @@ def test_a_leader_that_wakes_up_late_is_not_heard() -> None:
     assert orders.heard == TriggerId(7, 1)
 
 
+def test_in_another_stream_of_triggers_ids_begin_anew_and_nothing_of_the_first_counts() -> None:
+    # stream   ""              "other"
+    # ids      7-1   9-1       3-1
+    orders = Orders(A)
+    orders.hear([trigger(7, 1, 5, a=(1,)), trigger(9, 1, 5, a=(2,))])
+    orders.listen("other")
+    orders.hear([trigger(3, 1, 5, a=(3,))])
+    orders.listen("other")
+
+    assert taken(orders) == [(3,)]
+    assert (orders.stream, orders.heard) == ("other", TriggerId(3, 1))
+
+
 def test_a_newer_model_makes_older_orders_void() -> None:
     orders = Orders(A)
     orders.hear([trigger(0, 1, 5, a=(1,)), trigger(0, 2, 6, b=(2,))])

@@ -44,11 +44,18 @@ class _Stream(Worker):
             self.on(events.Delivered(int(number[1:]), offset), 0.0)
 
     def stand(
-        self, cpos: int, p: int = 0, *, horizon: int = 0, waiting: int = 0, live: int = 1
+        self,
+        cpos: int,
+        p: int = 0,
+        *,
+        horizon: int = 0,
+        waiting: int = 0,
+        live: int = 1,
+        now: float = 0.0,
     ) -> tuple[WorkerCommand, ...]:
         """See a standing that claims partition P up to `p`."""
         standing = Standing(0, cpos, {P: p, Q: 0}, horizon, waiting, live, {})
-        return self.on(events.StandingSeen(standing), 0.0)
+        return self.on(events.StandingSeen(standing), now)
 
 
 def claims(commands: tuple[WorkerCommand, ...]) -> list[Claim]:
@@ -101,6 +108,17 @@ def test_what_has_no_delivery_report_may_yet_be_decided() -> None:
     assert stream.stand(11, p=30) == ()
     stream.deliver(_1=8)
     assert stream.stand(11, p=30) == (do.Place({P: 30}),)
+
+
+def test_after_a_forged_standing_the_leaders_older_one_is_believed_again_soon() -> None:
+    #   time    0      1         2     4.1
+    #   cpos    8      2^40      8     8
+    #           seen   seen      -     seen: P is read from 20 again
+    stream = _Stream()
+    stream.stand(8, 20)
+    assert of_kind(stream.stand(2**40, 2**40, now=1.0), do.Place) == [do.Place({P: 2**40})]
+    assert stream.stand(8, 20, now=2.0) == ()
+    assert of_kind(stream.stand(8, 20, now=4.1), do.Place) == [do.Place({P: 20})]
 
 
 def test_an_older_standing_is_ignored_whoever_wrote_it() -> None:

@@ -311,6 +311,22 @@ def test_a_job_that_is_resumed_as_soon_as_it_is_held_goes_on(
     replica.look_until(lambda: replica.leads("bad"), "it leads")
 
 
+def test_a_leader_that_lost_its_place_with_kafka_steps_down_and_leads_anew(bench: Bench) -> None:
+    bench.submit("broken")
+    replica = bench.replica()
+
+    def epoch() -> int:
+        standing = bench.board("broken").get_standing()
+        return -1 if standing is None else standing.epoch
+
+    replica.look_until(lambda: epoch() >= 0, "it leads")
+    for _ in range(loop.DELIVERIES + 2):  # of what Kafka refuses, fewer would hold the job
+        before = epoch()
+        bench.log.break_writers()
+        replica.look_until(lambda before=before: epoch() > before, "it leads anew")  # type: ignore[misc]
+    assert bench.book.get("broken").wanted == "running"
+
+
 def test_a_redis_that_refuses_us_holds_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from common.core import commands as do
 from common.core import events
-from common.core.messages import ModelId
+from common.core.messages import ModelId, Standing, TriggerId, UpdateTrigger
 from common.errors import UserError
 from common.job import parse_job
 from common.jobs.store import JobBook
@@ -125,6 +125,22 @@ def test_a_job_that_took_the_name_of_a_deleted_one_is_left_alone(
     bench.book.submit(bench.spec)
     bench.carry_out(command)
     assert bench.book.get(NAME).reason == "submitted"
+
+
+def test_a_leader_whose_triggers_are_kept_out_goes_on_in_another_stream_and_tells_it(
+    bench: Bench,
+) -> None:
+    found = bench.have_weights()
+    bench.carry_out(do.Begin(3, found.snapshots[0]))
+    forged = UpdateTrigger(TriggerId(2**62, 1), ModelId(2**62, 1), ())
+    assert bench.board.post_trigger(forged)
+    bench.carry_out(do.PutStanding(Standing(3, 0, {}, 0, 0, 1, {})))
+    bench.carry_out(do.PostTrigger(UpdateTrigger(TriggerId(3, 1), ModelId(3, 0), ())))
+    bench.carry_out(do.PostTrigger(UpdateTrigger(TriggerId(3, 2), ModelId(3, 0), ())))
+    standing = bench.board.get_standing()
+    assert standing is not None
+    heard = bench.board.triggers(TriggerId(-1, 0), 1.0, standing.triggers)
+    assert [trigger.id for trigger in heard] == [TriggerId(3, 1), TriggerId(3, 2)]
 
 
 def test_a_rate_reaches_the_trainer(bench: Bench) -> None:

@@ -68,6 +68,7 @@ class World:
     codec: Codec
     metrics: WorkerMetrics
     tracer: MemoryTracer
+    stream: list[str]  # of triggers, as the standing names it; the last is the present one
 
     def told(self, name: str, **labels: str) -> float | None:
         """What a scrape sees of the job."""
@@ -104,7 +105,7 @@ def make_world(
     board, boards = MemoryBoard(redis, "job"), MemoryBoards(redis)
     task = task or CountingTask(RECORDS, poison)
     cache = BatchCache(1 << 20)
-    metrics, tracer = WorkerMetrics(), MemoryTracer()
+    metrics, tracer, stream = WorkerMetrics(), MemoryTracer(), [""]
     desk = GradientDesk(
         W,
         computer(task, build_model(task, 0), torch.device("cpu")),
@@ -118,8 +119,9 @@ def make_world(
         pulse=Pulse(),
         wait=lambda _: None,
         round_began=lambda: None,
+        stream=lambda: stream[-1],
     )
-    return World(log, board, boards, cache, desk, codec, metrics, tracer)
+    return World(log, board, boards, cache, desk, codec, metrics, tracer, stream)
 
 
 @pytest.fixture
@@ -250,6 +252,21 @@ def test_a_loss_that_is_not_finite_is_named_with_its_batch(world: World) -> None
     weights[9] = np.inf
     reply = world.order(batch(0, 2, offset=1), batch(9, 10, offset=2), weights=weights.tobytes())
     assert failure(reply) == ("not_finite", (2,))
+
+
+def test_a_desk_goes_on_in_the_stream_of_triggers_that_the_leader_tells(world: World) -> None:
+    publish(world)
+    forged = UpdateTrigger(TriggerId(2**60, 1), ModelId(2**60, 1), ())
+    assert world.board.post_trigger(forged)
+    world.desk.turn()
+    order = Order(W, (batch(0, 1, offset=1),))
+    trigger = UpdateTrigger(TriggerId(3, 1), MODEL, (order,), None, REPLICA)
+    assert not world.board.post_trigger(trigger)
+    assert world.board.post_trigger(trigger, "other")
+    world.stream.append("other")
+    world.desk.turn()
+    [gradient] = world.replies(1.0)
+    assert used(gradient) == [0]
 
 
 def test_a_desk_that_leaves_gives_back_what_is_not_begun_and_begins_nothing(world: World) -> None:

@@ -81,13 +81,13 @@ class FailingLog(MemoryLog):
 class FailingBoard(MemoryBoard):
     """Redis that refuses the gradient thread."""
 
-    def triggers(self, after: TriggerId, timeout_s: float) -> list[UpdateTrigger]:
+    def triggers(self, after: TriggerId, timeout_s: float, stream: str = "") -> list[UpdateTrigger]:
         """Fail.
 
         Raises:
             OutsideError: Always.
         """
-        raise OutsideError(f"no triggers after {after} within {timeout_s}")
+        raise OutsideError(f"no triggers in {stream!r} after {after} within {timeout_s}")
 
 
 class Bench:

@@ -1,0 +1,127 @@
+"""A Redis that fails over, refuses, forgets or lies under a job of real processes: it goes on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import redis
+
+from common import wire
+from common.core.messages import ModelId, Standing, TriggerId, UpdateTrigger
+from tests.integration.cluster import await_condition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.config import Settings
+    from tests.integration.cluster import Cluster
+    from tests.integration.servers import Make
+
+pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
+
+PROCESSES = {"c1": "coordinator", "c2": "coordinator", "w1": "worker", "w2": "worker"}
+FORGED_S = 1.0
+HIGHEST = 2**64 - 1
+NOBODY = ("127.0.0.1", "1")  # a port where there is no server
+
+
+@pytest.fixture
+def settings(likest_to_production: Settings) -> Settings:
+    return likest_to_production
+
+
+@pytest.fixture
+def admin(settings: Settings) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(settings.redis) as client:
+        yield client
+
+
+def started(make: Make, name: str, records: int) -> Cluster:
+    cluster = make(name=name, records=records)
+    for process, service in PROCESSES.items():
+        cluster.start(service, process)
+    cluster.produce(1000)
+    await_condition(lambda: cluster.version() >= 3, "three updates")
+    return cluster
+
+
+def goes_on(cluster: Cluster, what: str) -> None:
+    """Produce some more, and wait until it is trained."""
+    version = cluster.version()
+    cluster.produce(500)
+    await_condition(lambda: cluster.version() >= version + 5, f"five updates after {what}")
+    assert cluster.ended() == []
+
+
+def assert_each_record_counts_once(cluster: Cluster, records: int) -> None:
+    await_condition(cluster.drained, "everything is settled")
+    assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
+    audit = cluster.audit()
+    assert (audit.flaws, audit.trained, audit.unsettled) == ((), records, 0)
+
+
+def test_a_job_goes_on_after_whatever_its_redis_refused_for_a_while(
+    make: Make, admin: redis.Redis
+) -> None:
+    cluster = started(make, "refusing-redis", 3500)
+
+    def refused(begin: Callable[[], object], end: Callable[[], object], what: str) -> None:
+        seen = {name: cluster.said(name).count("board_away") for name in ("w1", "w2")}
+        begin()
+        await_condition(
+            lambda: all(cluster.said(name).count("board_away") > n for name, n in seen.items()),
+            f"both workers have met a server that is {what}",
+        )
+        end()
+        goes_on(cluster, what)
+
+    refused(lambda: admin.replicaof(*NOBODY), lambda: admin.replicaof("NO", "ONE"), "a replica")
+    refused(
+        lambda: admin.config_set("maxmemory", "1"),
+        lambda: admin.config_set("maxmemory", "0"),
+        "out of memory",
+    )
+    admin.flushall()
+    goes_on(cluster, "emptied")
+    admin.config_set("maxmemory-policy", "allkeys-lru")
+    admin.config_set("maxmemory", admin.info("memory")["used_memory"] + 100_000)
+    goes_on(cluster, "evicting")
+    admin.config_set("maxmemory", "0")
+    admin.config_set("maxmemory-policy", "noeviction")
+    goes_on(cluster, "evicting no more")
+    assert_each_record_counts_once(cluster, 3500)
+
+
+def test_a_job_goes_on_after_forged_entries_in_redis(make: Make, admin: redis.Redis) -> None:
+    cluster = started(make, "forged-redis", 3000)
+    keys = f"doll:{{{cluster.job}}}:"
+
+    admin.xadd(keys + "triggers", {"x": b""}, f"{HIGHEST}-{HIGHEST}")
+    goes_on(cluster, "the highest id of all")
+
+    standing = cluster.standing()
+    assert standing is not None
+    epoch = 2**60
+    trigger = UpdateTrigger(TriggerId(epoch, 1), ModelId(epoch, 2**40), ())
+    admin.delete(keys + "triggers", f"{keys}triggers:{standing.triggers}")
+    for stream in ("triggers", f"triggers:{standing.triggers}"):
+        admin.xadd(keys + stream, {"trigger": wire.encode_trigger(trigger)}, f"{epoch}-1")
+    goes_on(cluster, "a trigger of an epoch that nobody leads")
+
+    far = dict.fromkeys(standing.claimed, 2**40)
+    forged = [
+        Standing(epoch, 2**40, far, 2**40, 0, 2, far, "forged"),
+        Standing(standing.epoch, 2**41, far, 2**41, 0, 2, far),
+    ]
+    until = time.monotonic() + FORGED_S
+    while time.monotonic() < until:
+        for each in forged:
+            admin.set(keys + "standing", wire.encode_standing(each))
+    goes_on(cluster, "standings that somebody forged")
+
+    admin.set(keys + "lease", "somebody who never gives it back")
+    goes_on(cluster, "a lease that does not run out")
+    assert_each_record_counts_once(cluster, 3000)
