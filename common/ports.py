@@ -78,7 +78,18 @@ class OutOfRange:
     bounds: Bounds
 
 
-StreamEvent: TypeAlias = Assigned | Revoked | Fetched | OutOfRange
+@dataclass(frozen=True, slots=True)
+class EndReached:
+    """All records were returned, and the log ends above the last one: its last offsets hold none.
+
+    Such are the markers of transactions, and the records of those that were aborted.
+    """
+
+    partition: Partition
+    position: int  # the log's end: of records that come later, none lies below it
+
+
+StreamEvent: TypeAlias = Assigned | Revoked | Fetched | OutOfRange | EndReached
 
 
 class StreamReader(Protocol):
@@ -146,6 +157,8 @@ class Tail(Protocol):
     def read(self, max_records: int, timeout_s: float) -> list[LogRecord]:
         """Wait up to `timeout_s` for at least one record; empty when none came.
 
+        Also empty, and at once, where the position moved over offsets that hold no record.
+
         Raises:
             ExpiredError: If the position is below the log's start.
             TruncatedError: If it is above its end.
@@ -154,7 +167,11 @@ class Tail(Protocol):
         """
 
     def position(self) -> int:
-        """The offset after the last record returned, or where reading began."""
+        """Where it stands: no record lies between the last one returned and this offset.
+
+        A log may end with offsets that hold none, such as the marker of a transaction, so the end
+        of a log is reached where this is it; the last record may lie far below.
+        """
 
     def close(self) -> None:
         """Read no more; other tails of the log go on."""

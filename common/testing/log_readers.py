@@ -97,8 +97,8 @@ class MemoryTail:
             if self._position > stored.end:
                 raise TruncatedError(f"{self._partition} ends at {stored.end}")
             run = stored.read(self._position, max_records)
-            if run:
-                self._position = run[-1].offset + 1
+            whole = len(run) < max_records  # then nothing but holes is left
+            self._position = stored.end if whole else run[-1].offset + 1
             return [LogRecord(each.offset, each.key, each.value, each.arrival_s) for each in run]
 
     def position(self) -> int:
@@ -119,8 +119,7 @@ class MemoryTail:
             stored = self._log.stored(self._partition)
         except UnknownTopicError:
             return True
-        at = self._position
-        return not stored.start <= at <= stored.end or bool(stored.read(at, 1))
+        return self._position != stored.end
 
 
 class _Queued(NamedTuple):
