@@ -54,6 +54,13 @@ class FellBehind(msgspec.Struct, frozen=True):
     start: int
 
 
+class EndReached(msgspec.Struct, frozen=True):
+    """A partition's log ends at `position`, above its last record, and all records were decoded."""
+
+    partition: Partition
+    position: int
+
+
 class Delivered(msgspec.Struct, frozen=True):
     """The indicator with this number stands in the control topic at this offset."""
 
@@ -89,6 +96,7 @@ WorkerEvent: TypeAlias = (
     | Revoked
     | Decoded
     | FellBehind
+    | EndReached
     | Delivered
     | StandingSeen
     | RoundBegan

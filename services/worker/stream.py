@@ -18,7 +18,7 @@ from common.core.batching import Run
 from common.core.messages import BatchReady, Skipped
 from common.core.worker import Worker
 from common.errors import UnavailableError
-from common.ports import Fetched, OutOfRange
+from common.ports import EndReached, Fetched, OutOfRange
 from common.telemetry import Outage, StageTimes
 from common.topics import control_topic, group_name
 from services.worker.time_lag import TimeLag
@@ -173,6 +173,8 @@ class Stream:
             case Fetched():
                 self._time_lag.read(event)
                 self._feed(events.Decoded(self._decode(event)))
+            case EndReached(partition, end):
+                self._feed(events.EndReached(partition, end))
             case OutOfRange(partition, bounds):
                 position = self._machine.position(partition)
                 if position is not None and position > bounds.end:
