@@ -125,8 +125,12 @@ class Book(Generic[T]):
         """
         with self.lock:
             key, own = name.encode(), self._append(name, value)
-            others = [new for new in self._catch_up() if new.key == key and new.offset != own]
-            earlier = [other for other in others if other.offset < own]
+            news = [new for new in self._catch_up() if new.key == key]
+            if own is None:  # what says the same is as good as it
+                own = next((new.offset for new in news if new.value == value), None)
+            others = [new for new in news if new.offset != own]
+            # Where it cannot be read yet, all that can be came earlier.
+            earlier = [other for other in others if own is None or other.offset < own]
             if not earlier:
                 return  # whoever came later read this one, or puts it back
             if len(earlier) == len(others):
@@ -144,9 +148,9 @@ class Book(Generic[T]):
                 self._open.close()
                 self._open = None
 
-    def _append(self, name: str, value: bytes | None) -> int:
-        """Append a record; returns its offset."""
-        delivered, writer = list[int](), self._log.writer()
+    def _append(self, name: str, value: bytes | None) -> int | None:
+        """Append a record; returns its offset, None where Kafka has not said it."""
+        delivered, writer = list[int | None](), self._log.writer()
         try:
             writer.append(
                 self._partition.topic, value, key=name.encode(), on_delivered=delivered.append

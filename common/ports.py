@@ -192,7 +192,7 @@ class Writer(Protocol):
         partition: int | None = 0,  # None: by the key, or spread evenly without one
         key: bytes | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
-        on_delivered: Callable[[int], None] | None = None,
+        on_delivered: Callable[[int | None], None] | None = None,
         on_failed: Callable[[DeliveryError], None] | None = None,
     ) -> None:
         """Queue one record; asks about a topic at its first use.
@@ -203,7 +203,8 @@ class Writer(Protocol):
             partition: None: by the key, or spread evenly without one.
             key: Its key.
             headers: Its headers.
-            on_delivered: Gets the record's offset.
+            on_delivered: Gets the record's offset; None: it is there, and nobody has said where. So
+                a broker answers what it is sent again and has taken already.
             on_failed: Gets to know why this record's delivery failed for good, and the writer goes
                 on; without it the writer fails.
 

@@ -62,7 +62,10 @@ class EndReached(msgspec.Struct, frozen=True):
 
 
 class Delivered(msgspec.Struct, frozen=True):
-    """The indicator with this number stands in the control topic at this offset."""
+    """The indicator with this number stands in the control topic at this offset.
+
+    Or below it, where Kafka has not said at which: then it is decided once all up to there is.
+    """
 
     number: int
     offset: int

@@ -72,6 +72,7 @@ class MemoryLog:
         self._tails = set[MemoryTail]()
         self._record_limits = dict[str, int]()  # by topic, where it is not Kafka's default
         self._away = False
+        self.tells_no_offsets = False  # in delivery reports, as of records that were sent twice
 
     # --- the port --------------------------------------------------------------------------------
 

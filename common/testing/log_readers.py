@@ -127,7 +127,7 @@ class _Queued(NamedTuple):
     partition: int | None
     key: bytes | None
     value: bytes | None
-    on_delivered: Callable[[int], None] | None
+    on_delivered: Callable[[int | None], None] | None
     on_failed: Callable[[DeliveryError], None] | None
 
     def size(self) -> int:
@@ -161,7 +161,7 @@ class MemoryWriter:
         partition: int | None = 0,
         key: bytes | None = None,
         headers: Sequence[tuple[str, bytes]] = (),  # noqa: ARG002 -- no port reads them back
-        on_delivered: Callable[[int], None] | None = None,
+        on_delivered: Callable[[int | None], None] | None = None,
         on_failed: Callable[[DeliveryError], None] | None = None,
     ) -> None:
         """See the port.
@@ -237,7 +237,8 @@ class MemoryWriter:
                 self._refuse(record, DeliveryError(str(error)))
             else:
                 if record.on_delivered is not None:
-                    self._due.append(partial(record.on_delivered, offset))
+                    known = None if self._log.tells_no_offsets else offset
+                    self._due.append(partial(record.on_delivered, known))
             self._queue.popleft()
             self._tell()
 

@@ -111,7 +111,7 @@ def test_a_position_by_time_is_the_first_record_that_is_not_older(rig: Rig, fres
 
 def test_records_arrive_in_order_and_report_their_offsets(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh)])
-    offsets: list[int] = []
+    offsets: list[int | None] = []
     for i in range(1_000):
         rig.writer.append(fresh, b"%d" % i, on_delivered=offsets.append)
     assert rig.writer.flush(PATIENCE_S)
@@ -237,7 +237,7 @@ def test_each_writer_runs_its_own_callbacks_in_its_own_thread(rig: Rig, fresh: s
 
 def test_a_writer_tells_when_it_has_something_to_do(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh)])
-    ready, offsets = threading.Event(), list[int]()
+    ready, offsets = threading.Event(), list[int | None]()
     with closing(rig.log.writer(on_ready=ready.set)) as writer:
         for i in range(3):
             writer.append(fresh, b"", on_delivered=offsets.append)

@@ -268,6 +268,24 @@ def test_of_two_who_write_a_job_at_once_the_first_counts_and_the_other_is_told(
     )
 
 
+@pytest.mark.parametrize("theirs", [None, "mine", "theirs"])
+def test_a_write_of_which_kafka_does_not_say_where_it_is_is_found_by_what_it_says(
+    theirs: str | None,
+) -> None:
+    log = RacingLog()
+    with_streams(log)
+    JobBook(log).submit(parse_job(TEXT))
+    log.tells_no_offsets = True
+    if theirs is not None:
+        log.meanwhile = lambda: JobBook(log).want("digits", "paused", theirs)
+    if theirs == "theirs":
+        with pytest.raises(ConflictError, match="theirs counts"):
+            JobBook(log).want("digits", "paused", "mine")
+    else:
+        JobBook(log).want("digits", "paused", "mine")
+    assert JobBook(log).get("digits").reason == (theirs or "mine")
+
+
 def test_a_deleted_job_does_not_come_back_because_somebody_wrote_it_at_that_moment() -> None:
     log = RacingLog()
     with_streams(log)
