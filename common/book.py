@@ -27,6 +27,7 @@ from common.errors import (
 )
 from common.ports import Bounds, LogRecord, NewTopic
 from common.telemetry import event_logger
+from common.topics import differences, remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +79,7 @@ class Book(Generic[T]):
         self._closed = closed
         self.lock = threading.RLock()  # guards all that follows
         self._open: Tail | None = None
+        self._looked = False  # at the topic's settings
         self._entries = dict[str, T]()
         self._unreadable = dict[str, Unreadable]()
         self.rejected = 0  # records so far that did not parse
@@ -203,10 +205,23 @@ class Book(Generic[T]):
 
     def _tail(self) -> Tail:
         if self._open is None:
-            topic = NewTopic(self._partition.topic, kept_forever=True, compacted=True)
+            topic = NewTopic(self._partition.topic, compacted=True)
             self._log.create_topics([topic])
+            self._look_at_settings(topic)
             self._open = self._log.tail(self._partition, self._bounds().start, self._tell)
         return self._open
+
+    def _look_at_settings(self, topic: NewTopic) -> None:
+        """Say once what is not as we would have made the topic."""
+        differing = differences([topic], self._log.settings([topic.name]))
+        if differing and not self._looked:
+            _log.warning(
+                "topic_settings_differ",
+                topic=topic.name,
+                reason="; ".join(map(str, differing)),
+                remedy=remedy(differing),
+            )
+        self._looked = True
 
     def _bounds(self) -> Bounds:
         """What the topic holds.

@@ -41,6 +41,9 @@ class Bounds(NamedTuple):
     end: int
 
 
+MESSAGE_BYTES = 1_048_588  # that a topic takes by Kafka's default: our largest record and more
+
+
 class NewTopic(NamedTuple):
     """A topic that shall be there."""
 
@@ -48,6 +51,18 @@ class NewTopic(NamedTuple):
     partitions: int = 1
     kept_forever: bool = False  # no record expires
     compacted: bool = False  # of each key, the newest record stays
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What whoever makes it relies on, by Kafka's names; all else is as the cluster has it."""
+        if not (self.kept_forever or self.compacted):
+            return {}
+        return {
+            "cleanup.policy": "compact" if self.compacted else "delete",
+            "retention.ms": "-1",
+            "retention.bytes": "-1",
+            "max.message.bytes": str(MESSAGE_BYTES),
+        }
 
 
 class LogRecord(NamedTuple):
@@ -243,7 +258,16 @@ class Log(Protocol):
 
         Raises:
             UnavailableError: If the broker is away.
-            OutsideError: If it refuses.
+            OutsideError: If it refuses; the message says how to make them by hand.
+        """
+
+    def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
+        """All settings of topics, by Kafka's names, in one request.
+
+        Topics that do not exist, or of which the broker tells nobody or not us, are missing.
+
+        Raises:
+            UnavailableError: If the broker is away.
         """
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:

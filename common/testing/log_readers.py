@@ -231,7 +231,7 @@ class MemoryWriter:
                     )
             except UnavailableError:
                 return
-            except RecordTooLargeError as error:
+            except DeliveryError as error:
                 self._refuse(record, error)
             except UnknownTopicError as error:
                 self._refuse(record, DeliveryError(str(error)))

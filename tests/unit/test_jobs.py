@@ -129,6 +129,25 @@ def test_a_name_whose_history_outlived_its_record_is_refused(log: MemoryLog) -> 
         JobBook(log).submit(parse_job(TEXT))
 
 
+@pytest.mark.parametrize("topic", ["doll.digits.control", "doll.digits.updates", topics.JOBS])
+def test_topics_that_would_lose_records_of_a_job_are_named_with_what_to_run(
+    log: MemoryLog, topic: str
+) -> None:
+    """Somebody made it before us, with the cluster's defaults, or changed it."""
+    log.create_topics([NewTopic(topic)])
+    log.configure(topic, {"cleanup.policy": "compact,delete"})
+    book = JobBook(log)
+    with pytest.raises(ConflictError) as raised:
+        book.submit(parse_job(TEXT))
+    assert f"{topic} has retention.ms=604800000, not -1" in str(raised.value)
+    assert f"--entity-name {topic} --add-config" in str(raised.value)
+    assert book.read() == {}
+    log.configure(
+        topic, NewTopic(topic, kept_forever=True, compacted=topic == topics.JOBS).settings
+    )
+    assert book.submit(parse_job(TEXT)).wanted == "running"
+
+
 def test_what_is_wanted_changes_with_its_reason(log: MemoryLog) -> None:
     book = JobBook(log)
     book.submit(parse_job(TEXT))
