@@ -28,6 +28,7 @@ from common.errors import (
 )
 from common.ports import Bounds, LogRecord, NewTopic
 from common.telemetry import event_logger
+from common.topics import differences, remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,6 +80,7 @@ class Book(Generic[T]):
         self._closed = closed
         self.lock = threading.RLock()  # guards all that follows
         self._open: Tail | None = None
+        self._looked = False  # at the topic's settings
         self._entries = dict[str, T]()
         self._unreadable = dict[str, Unreadable]()
         self.rejected = 0  # records so far that did not parse
@@ -126,8 +128,12 @@ class Book(Generic[T]):
         """
         with self.lock:
             key, own = name.encode(), self._append(name, value)
-            others = [new for new in self._catch_up() if new.key == key and new.offset != own]
-            earlier = [other for other in others if other.offset < own]
+            news = [new for new in self._catch_up() if new.key == key]
+            if own is None:  # what says the same is as good as it
+                own = next((new.offset for new in news if new.value == value), None)
+            others = [new for new in news if new.offset != own]
+            # Where it cannot be read yet, all that can be came earlier.
+            earlier = [other for other in others if own is None or other.offset < own]
             if not earlier:
                 return  # whoever came later read this one, or puts it back
             if len(earlier) == len(others):
@@ -145,9 +151,9 @@ class Book(Generic[T]):
                 self._open.close()
                 self._open = None
 
-    def _append(self, name: str, value: bytes | None) -> int:
-        """Append a record; returns its offset."""
-        delivered, writer = list[int](), self._log.writer()
+    def _append(self, name: str, value: bytes | None) -> int | None:
+        """Append a record; returns its offset, None where Kafka has not said it."""
+        delivered, writer = list[int | None](), self._log.writer()
         try:
             writer.append(
                 self._partition.topic, value, key=name.encode(), on_delivered=delivered.append
@@ -205,10 +211,23 @@ class Book(Generic[T]):
 
     def _tail(self) -> Tail:
         if self._open is None:
-            topic = NewTopic(self._partition.topic, kept_forever=True, compacted=True)
+            topic = NewTopic(self._partition.topic, compacted=True)
             self._log.create_topics([topic])
+            self._look_at_settings(topic)
             self._open = self._log.tail(self._partition, self._bounds().start, self._tell)
         return self._open
+
+    def _look_at_settings(self, topic: NewTopic) -> None:
+        """Say once what is not as we would have made the topic."""
+        differing = differences([topic], self._log.settings([topic.name]))
+        if differing and not self._looked:
+            _log.warning(
+                "topic_settings_differ",
+                topic=topic.name,
+                reason="; ".join(map(str, differing)),
+                remedy=remedy(differing),
+            )
+        self._looked = True
 
     def _bounds(self) -> Bounds:
         """What the topic holds.

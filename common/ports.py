@@ -41,6 +41,9 @@ class Bounds(NamedTuple):
     end: int
 
 
+MESSAGE_BYTES = 1_048_588  # that a topic takes by Kafka's default: our largest record and more
+
+
 class NewTopic(NamedTuple):
     """A topic that shall be there."""
 
@@ -48,6 +51,18 @@ class NewTopic(NamedTuple):
     partitions: int = 1
     kept_forever: bool = False  # no record expires
     compacted: bool = False  # of each key, the newest record stays
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What whoever makes it relies on, by Kafka's names; all else is as the cluster has it."""
+        if not (self.kept_forever or self.compacted):
+            return {}
+        return {
+            "cleanup.policy": "compact" if self.compacted else "delete",
+            "retention.ms": "-1",
+            "retention.bytes": "-1",
+            "max.message.bytes": str(MESSAGE_BYTES),
+        }
 
 
 class LogRecord(NamedTuple):
@@ -78,7 +93,18 @@ class OutOfRange:
     bounds: Bounds
 
 
-StreamEvent: TypeAlias = Assigned | Revoked | Fetched | OutOfRange
+@dataclass(frozen=True, slots=True)
+class EndReached:
+    """All records were returned, and the log ends above the last one: its last offsets hold none.
+
+    Such are the markers of transactions, and the records of those that were aborted.
+    """
+
+    partition: Partition
+    position: int  # the log's end: of records that come later, none lies below it
+
+
+StreamEvent: TypeAlias = Assigned | Revoked | Fetched | OutOfRange | EndReached
 
 
 class StreamReader(Protocol):
@@ -146,6 +172,8 @@ class Tail(Protocol):
     def read(self, max_records: int, timeout_s: float) -> list[LogRecord]:
         """Wait up to `timeout_s` for at least one record; empty when none came.
 
+        Also empty, and at once, where the position moved over offsets that hold no record.
+
         Raises:
             ExpiredError: If the position is below the log's start.
             TruncatedError: If it is above its end.
@@ -154,7 +182,11 @@ class Tail(Protocol):
         """
 
     def position(self) -> int:
-        """The offset after the last record returned, or where reading began."""
+        """Where it stands: no record lies between the last one returned and this offset.
+
+        A log may end with offsets that hold none, such as the marker of a transaction, so the end
+        of a log is reached where this is it; the last record may lie far below.
+        """
 
     def close(self) -> None:
         """Read no more; other tails of the log go on."""
@@ -175,7 +207,7 @@ class Writer(Protocol):
         partition: int | None = 0,  # None: by the key, or spread evenly without one
         key: bytes | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
-        on_delivered: Callable[[int], None] | None = None,
+        on_delivered: Callable[[int | None], None] | None = None,
         on_failed: Callable[[DeliveryError], None] | None = None,
     ) -> None:
         """Queue one record; asks about a topic at its first use.
@@ -186,7 +218,8 @@ class Writer(Protocol):
             partition: None: by the key, or spread evenly without one.
             key: Its key.
             headers: Its headers.
-            on_delivered: Gets the record's offset.
+            on_delivered: Gets the record's offset; None: it is there, and nobody has said where. So
+                a broker answers what it is sent again and has taken already.
             on_failed: Gets to know why this record's delivery failed for good, and the writer goes
                 on; without it the writer fails.
 
@@ -226,7 +259,16 @@ class Log(Protocol):
 
         Raises:
             UnavailableError: If the broker is away.
-            OutsideError: If it refuses.
+            OutsideError: If it refuses; the message says how to make them by hand.
+        """
+
+    def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
+        """All settings of topics, by Kafka's names, in one request.
+
+        Topics that do not exist, or of which the broker tells nobody or not us, are missing.
+
+        Raises:
+            UnavailableError: If the broker is away.
         """
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:

@@ -153,6 +153,19 @@ class Batcher:
         self.drop(partition)
         self._positions[partition] = position
 
+    def reach(self, partition: Partition, position: int) -> bool:
+        """Take offsets that hold no record into the open batch; False where it has no part there.
+
+        Raises:
+            ValueError: If the partition stands above `position`, or is not read.
+        """
+        if self._positions[partition] > position:
+            raise ValueError(f"{partition} stands above {position}")
+        part = self._open.get(partition)
+        if part is not None:
+            part.end = self._positions[partition] = position
+        return part is not None
+
     def drop(self, partition: Partition) -> None:
         """Forget a partition: its position, and its part of the open batch."""
         self._positions.pop(partition, None)

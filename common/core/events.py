@@ -54,8 +54,18 @@ class FellBehind(msgspec.Struct, frozen=True):
     start: int
 
 
+class EndReached(msgspec.Struct, frozen=True):
+    """A partition's log ends at `position`, above its last record, and all records were decoded."""
+
+    partition: Partition
+    position: int
+
+
 class Delivered(msgspec.Struct, frozen=True):
-    """The indicator with this number stands in the control topic at this offset."""
+    """The indicator with this number stands in the control topic at this offset.
+
+    Or below it, where Kafka has not said at which: then it is decided once all up to there is.
+    """
 
     number: int
     offset: int
@@ -89,6 +99,7 @@ WorkerEvent: TypeAlias = (
     | Revoked
     | Decoded
     | FellBehind
+    | EndReached
     | Delivered
     | StandingSeen
     | RoundBegan

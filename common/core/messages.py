@@ -273,7 +273,7 @@ FailedReason: TypeAlias = Literal[
     "model_missing",  # the weights were gone from Redis: publish again
     "unreadable",  # Kafka did not give the records now: somebody else may get them
     "expired",  # Kafka will never give them again: quarantine
-    "raised",  # the task raised on this data
+    "raised",  # the task raised on this data, or it does not decode for this worker
     "not_finite",  # loss or gradient is not finite
     "task",  # the task is wrong whatever the data: the job is held, no batch is to blame
 ]

@@ -16,6 +16,9 @@ class WorkerSettings:
     )
     batch_linger_s: float | None = None  # close a partial batch after this; None: never (the paper)
     group_size: int = 1  # K: the addresses of so many batches must fit into one record
+    # Offsets without a record at a log's end are claimed after this, unless a record follows: while
+    # transactions come one after the other, their markers go with the next batch.
+    end_linger_s: float = 1.0
     beat_s: float = 0.3  # between signs of life; a beat's validity is a few of these
     standing_s: float = 0.1  # between looks at the standing while all goes well
     standing_hungry_s: float = 0.01  # while the worker waits for a position or for room

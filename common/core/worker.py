@@ -57,6 +57,7 @@ class Worker:
         # Partitions that the group gave to this worker, and what `claimed` must be of each while
         # nobody else moves it; None until it is placed.
         self._own = dict[Partition, int | None]()
+        self._ends = dict[Partition, tuple[int, float]]()  # reached, without a record below; when
         self._announced = 0
         self._underway = dict[int, _Sent]()  # not delivered yet, by number
         self._undecided = deque[_Sent]()
@@ -114,8 +115,9 @@ class Worker:
         """When it wants a `Tick` at the latest."""
         times = [self._beat_at + self._settings.beat_s, self._standing_at + self._look_every_s()]
         linger = self._batcher.due()
-        if linger is not None and not self._leaving:
-            times.append(linger)
+        if not self._leaving:
+            times += [] if linger is None else [linger]
+            times += [since + self._settings.end_linger_s for _, since in self._ends.values()]
         return min(times)
 
     def _on(  # noqa: C901, PLR0912 -- one case per event, each a few lines
@@ -126,6 +128,7 @@ class Worker:
                 if self._batcher.position(run.partition) is None:
                     yield do.DropRows(run.partition)
                 else:
+                    self._ends.pop(run.partition, None)  # its offsets are this run's first
                     for cut in self._batcher.add(run, now):
                         yield from self._announce(cut)
             case events.Delivered(number, offset):
@@ -140,6 +143,8 @@ class Worker:
                     yield from self._drop(partition)
             case events.FellBehind(partition, start):
                 yield from self._expire(partition, start)
+            case events.EndReached(partition, end):
+                self._reach(partition, end, now)
             case events.StandingSeen(standing):
                 if standing is not None:
                     yield from self._stand(standing, now)
@@ -167,6 +172,8 @@ class Worker:
         linger = self._batcher.due()
         if linger is not None and now >= linger and not self._leaving:
             yield from self._close()
+        if not self._leaving:
+            yield from self._claim_ends(now)
 
     # --- positions ---------------------------------------------------------------------------
 
@@ -192,6 +199,7 @@ class Worker:
                 yield from self._drop(partition)
             if partition not in undecided:
                 self._own[partition] = claimed
+                self._ends.pop(partition, None)
                 self._batcher.place(partition, claimed)
                 positions[partition] = claimed
         if positions:
@@ -222,6 +230,7 @@ class Worker:
 
     def _drop(self, partition: Partition) -> Iterator[WorkerCommand]:
         self._batcher.drop(partition)
+        self._ends.pop(partition, None)
         yield do.DropRows(partition)
 
     # --- announcements -----------------------------------------------------------------------
@@ -248,8 +257,31 @@ class Worker:
         address = address_of([Span(*partition, position, start)])
         self._send(address)
         yield do.Announce(self._announced, SpanExpired(self._id, address), (0,))
+        self._ends.pop(partition, None)
         self._batcher.place(partition, start)
         yield do.Place({partition: start})
+
+    def _reach(self, partition: Partition, end: int, now: float) -> None:
+        """Offsets at a log's end hold no record: they go with what is open there, or wait."""
+        position = self._batcher.position(partition)
+        if position is None or end <= position:
+            return  # it is another worker's by now, or it was told of an earlier end late
+        if not self._batcher.reach(partition, end):
+            _, since = self._ends.get(partition, (end, now))
+            self._ends[partition] = end, since
+
+    def _claim_ends(self, now: float) -> Iterator[WorkerCommand]:
+        """Claim the ends of logs that no record followed, or the job would lag there for ever."""
+        for partition, (end, since) in tuple(self._ends.items()):
+            if now < since + self._settings.end_linger_s:
+                continue
+            del self._ends[partition]
+            position = self._batcher.position(partition)
+            assert position is not None  # noqa: S101 -- what is dropped has no end
+            address = address_of([Span(*partition, position, end)])
+            self._send(address)
+            yield do.Announce(self._announced, BatchReady(self._id, address, samples=0), (0,))
+            self._batcher.place(partition, end)
 
     def _send(self, address: Address) -> _Sent:
         self._announced += 1

@@ -157,6 +157,7 @@ class ApacheKafka:
         proxies: Ports of proxies in front of it. A client goes on to the address that the broker
             advertises, so each gets a listener of its own, in `proxied`, that advertises the proxy.
         safe: A listener with TLS and a password, at `safe_address`; None: without one.
+        properties: Further lines of its configuration.
 
     Raises:
         UnavailableError: If it does not start; the message quotes what it said.
@@ -169,6 +170,7 @@ class ApacheKafka:
         port: int = 0,
         proxies: Sequence[int] = (),
         safe: Safe | None = None,
+        properties: str = "",
     ) -> None:
         self._classpath = f"{jars}/*"
         self._data = data
@@ -176,6 +178,7 @@ class ApacheKafka:
         self._proxies = tuple(proxies)
         self.proxied = tuple(_free_port() for _ in proxies)  # where each proxy passes its bytes on
         self._safe = safe
+        self._properties = properties
         self._safe_port = _free_port() if safe else 0
         self._controller_port = _free_port()
         self._write_configuration()
@@ -242,7 +245,7 @@ class ApacheKafka:
             controller_port=self._controller_port,
             data=self._data,
         )
-        (self._data / "server.properties").write_text(text + more)
+        (self._data / "server.properties").write_text(text + more + self._properties)
         (self._data / "log4j2.properties").write_text(
             _LOGGING.format(log=self._data / "server.log")
         )

@@ -158,12 +158,12 @@ class Quarantine:
         Raises:
             UnavailableError: If Kafka did not take them in time.
         """
-        offsets = [-1] * len(records)
+        offsets: list[int | None] = [None] * len(records)
         writer = self._log.writer()
         try:
             for number, record in enumerate(records):
 
-                def delivered(offset: int, number: int = number) -> None:
+                def delivered(offset: int | None, number: int = number) -> None:
                     offsets[number] = offset
 
                 writer.append(self._topic, encode_audit(record), on_delivered=delivered)
@@ -175,15 +175,18 @@ class Quarantine:
         finally:
             writer.close()
         counted = self._read()
-        return [offset in counted for offset in offsets]
+        return [  # where Kafka has not said which record it is, it is known by what it says
+            record in counted.values() if offset is None else offset in counted
+            for offset, record in zip(offsets, records, strict=True)
+        ]
 
-    def _read(self) -> set[int]:
-        """Read on; returns the offsets of operators' records that count."""
-        counted = set[int]()
+    def _read(self) -> dict[int, Requeued | Replayed]:
+        """Read on; returns the operators' records that count, by offset."""
+        counted = dict[int, Requeued | Replayed]()
         start = self._history.position
         for offset, record in read_decoded(self._log, self._topic, decode_audit, start=start):
             if self._history.feed(offset, record) and isinstance(record, Requeued | Replayed):
-                counted.add(offset)
+                counted[offset] = record
                 if isinstance(record, Replayed):
                     self._replayed.add(record.batch.offset)
         return counted

@@ -302,7 +302,8 @@ class JobBook:
     def _make_topics(self, spec: JobSpec) -> None:
         own = (topics.control_topic(spec.name), topics.updates_topic(spec.name))
         letters = map(topics.dead_letter_topic, spec.streams)
-        self._log.create_topics([NewTopic(name, kept_forever=True) for name in (*own, *letters)])
+        wanted = [NewTopic(name, kept_forever=True) for name in (*own, *letters)]
+        self._log.create_topics(wanted)
         ends = _all(self._log.ends, [Partition(topic, 0) for topic in own])
         for place, end in ends.items():
             if end > 0:
@@ -310,6 +311,14 @@ class JobBook:
                     f'the topic {place.topic} holds records of an earlier job "{spec.name}":'
                     " choose another name"
                 )
+        wanted = [*wanted[: len(own)], NewTopic(topics.JOBS, compacted=True)]
+        found = self._log.settings([topic.name for topic in wanted])
+        lossy = [each for each in topics.differences(wanted, found) if each.loses]
+        if lossy:  # somebody made them before us, or changed them
+            raise ConflictError(
+                f"Kafka would lose records of the job: {'; '.join(map(str, lossy))}; set that right"
+                f" and submit again: {topics.remedy(lossy)}"
+            )
 
 
 def first_positions(spec: JobSpec, log: Log) -> Positions:

@@ -82,8 +82,8 @@ class Estimator:
             if any(span.start < self._ends.get(span.place, 0) for span in claim.address):
                 continue
             self._ends |= {span.place: span.end for span in claim.address}
-            if isinstance(claim, BatchReady):
-                self._batch(claim, now_s)
+            if isinstance(claim, BatchReady) and (claim.samples or claim.skipped):
+                self._batch(claim, now_s)  # any other holds no record: the end of a log
 
     def streams(self, records: int) -> None:
         """Take in how many records the streams hold, from where the job began."""

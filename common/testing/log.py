@@ -1,7 +1,7 @@
 """The `Log` port in memory: what tests and the counting model run on instead of Kafka.
 
 Besides the port it has what a test does to a log from outside: `expire` (retention), `punch`
-(compaction), `truncate` (loss), `delete_topic` and `limit_records` (somebody's hand), `go_away` and
+(compaction), `truncate` (loss), `delete_topic` and `configure` (somebody's hand), `go_away` and
 `come_back` (the broker), `rebalance` and `lose` (the group).
 """
 
@@ -16,21 +16,23 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from common.core.spans import Partition
-from common.errors import RecordTooLargeError, UnavailableError, UnknownTopicError
-from common.ports import WRITER_BYTES, Bounds, NewTopic
+from common.errors import DeliveryError, RecordTooLargeError, UnavailableError, UnknownTopicError
+from common.ports import MESSAGE_BYTES, WRITER_BYTES, Bounds, NewTopic
 from common.testing.log_group import Group, MemoryStreamReader
-from common.testing.log_readers import (
-    MAX_RECORD_BYTES,
-    MemorySpanReader,
-    MemoryTail,
-    MemoryWriter,
-)
+from common.testing.log_readers import MemorySpanReader, MemoryTail, MemoryWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from common.core.messages import Positions
     from common.ports import NewTopic
+
+_DEFAULTS = {  # Kafka's, of a topic of which nobody said anything
+    "cleanup.policy": "delete",
+    "retention.ms": "604800000",
+    "retention.bytes": "-1",
+    "max.message.bytes": str(MESSAGE_BYTES),
+}
 
 
 @dataclass(slots=True)
@@ -72,8 +74,9 @@ class MemoryLog:
         self._keyless = 0  # records appended without key and partition
         self._tails = set[MemoryTail]()
         self._writers = WeakSet[MemoryWriter]()
-        self._record_limits = dict[str, int]()  # by topic, where it is not Kafka's default
+        self._settings = dict[str, dict[str, str]]()  # by topic
         self._away = False
+        self.tells_no_offsets = False  # in delivery reports, as of records that were sent twice
 
     # --- the port --------------------------------------------------------------------------------
 
@@ -83,7 +86,13 @@ class MemoryLog:
             for topic in wanted:
                 partitions = [PartitionLog() for _ in range(topic.partitions)]
                 self._topics.setdefault(topic.name, partitions)
+                self._settings.setdefault(topic.name, _DEFAULTS | topic.settings)
             self.changed()
+
+    def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
+        """See the port."""
+        with self.here():
+            return {topic: dict(self._settings[topic]) for topic in topics if topic in self._topics}
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
         """See the port.
@@ -201,13 +210,13 @@ class MemoryLog:
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with all that it holds."""
         with self._changed:
-            del self._topics[topic]
+            del self._topics[topic], self._settings[topic]
             self.changed()
 
-    def limit_records(self, topic: str, max_bytes: int) -> None:
-        """Take no larger records in this topic; their writers hear of it when they are sent."""
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
+        """Change settings of a topic; `cleanup.policy` and `max.message.bytes` refuse records."""
         with self._changed:
-            self._record_limits[topic] = max_bytes
+            self._settings[topic] |= settings
 
     def go_away(self) -> None:
         """Be a broker that does not answer, until `come_back`."""
@@ -308,15 +317,19 @@ class MemoryLog:
         Raises:
             UnknownTopicError: If there is no such partition.
             RecordTooLargeError: If its topic does not take it.
+            DeliveryError: If its topic is compacted, and it has no key.
         """
         if partition is None:
             count = len(self.partitions_of(topic))
             self._keyless += key is None
             partition = (self._keyless if key is None else sum(key)) % count
-        limit = self._record_limits.get(topic, MAX_RECORD_BYTES)
+        stored = self.stored(Partition(topic, partition))
+        settings = self._settings[topic]
+        limit = int(settings["max.message.bytes"])
         if value is not None and len(value) > limit:
             raise RecordTooLargeError(f"{topic} takes records of {limit} bytes, not {len(value)}")
-        stored = self.stored(Partition(topic, partition))
+        if key is None and "compact" in settings["cleanup.policy"]:
+            raise DeliveryError(f"{topic} is compacted and takes no record without a key")
         offset, stored.end = stored.end, stored.end + 1
         stored.records.append(Stored(offset, key, value, self._clock()))
         self.changed()

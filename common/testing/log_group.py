@@ -13,7 +13,7 @@ from common.core.events import Assigned, Revoked
 from common.core.reading import RunsInTurn
 from common.core.spans import Partition
 from common.errors import OutsideError, UnknownTopicError
-from common.ports import Bounds, OutOfRange, StreamEvent
+from common.ports import Bounds, EndReached, OutOfRange, StreamEvent
 from common.testing.log_readers import fetched
 
 if TYPE_CHECKING:
@@ -178,15 +178,11 @@ class MemoryStreamReader:
         return [each for each, mine in target.items() if mine == self._id and each not in owner]
 
     def _readable(self) -> list[Partition]:
-        """Placed partitions with records to read, or out of range."""
+        """Placed partitions that do not stand at their end: there is something to tell."""
         return [
             partition
             for partition, position in self._positions.items()
-            if partition in self._owned
-            and (
-                (stored := self._log.stored(partition)).read(position, 1)
-                or not stored.start <= position <= stored.end
-            )
+            if partition in self._owned and position != self._log.stored(partition).end
         ]
 
     def _rebalanced(self) -> list[StreamEvent]:
@@ -213,12 +209,15 @@ class MemoryStreamReader:
         here, lags = dict[Partition, int](), dict[Partition, int]()
         for partition in self._readable():
             stored, position = self._log.stored(partition), self._positions[partition]
-            if stored.start <= position <= stored.end:
-                here[partition] = len(stored.read(position, wanted))
-                lags[partition] = stored.end - position
-            else:
+            if not stored.start <= position <= stored.end:
                 del self._positions[partition]
                 events.append(OutOfRange(partition, Bounds(stored.start, stored.end)))
+            elif length := len(stored.read(position, wanted)):
+                here[partition] = length
+                lags[partition] = stored.end - position
+            else:
+                self._positions[partition] = stored.end
+                events.append(EndReached(partition, stored.end))
         for partition, length in self._in_turn.plan(here, lags, wanted, run):
             records = self._log.stored(partition).read(self._positions[partition], length)
             self._positions[partition] = records[-1].offset + 1

@@ -98,8 +98,8 @@ class MemoryTail:
             if self._position > stored.end:
                 raise TruncatedError(f"{self._partition} ends at {stored.end}")
             run = stored.read(self._position, max_records)
-            if run:
-                self._position = run[-1].offset + 1
+            whole = len(run) < max_records  # then nothing but holes is left
+            self._position = stored.end if whole else run[-1].offset + 1
             return [LogRecord(each.offset, each.key, each.value, each.arrival_s) for each in run]
 
     def position(self) -> int:
@@ -120,8 +120,7 @@ class MemoryTail:
             stored = self._log.stored(self._partition)
         except UnknownTopicError:
             return True
-        at = self._position
-        return not stored.start <= at <= stored.end or bool(stored.read(at, 1))
+        return self._position != stored.end
 
 
 class _Queued(NamedTuple):
@@ -129,7 +128,7 @@ class _Queued(NamedTuple):
     partition: int | None
     key: bytes | None
     value: bytes | None
-    on_delivered: Callable[[int], None] | None
+    on_delivered: Callable[[int | None], None] | None
     on_failed: Callable[[DeliveryError], None] | None
 
     def size(self) -> int:
@@ -163,7 +162,7 @@ class MemoryWriter:
         partition: int | None = 0,
         key: bytes | None = None,
         headers: Sequence[tuple[str, bytes]] = (),  # noqa: ARG002 -- no port reads them back
-        on_delivered: Callable[[int], None] | None = None,
+        on_delivered: Callable[[int | None], None] | None = None,
         on_failed: Callable[[DeliveryError], None] | None = None,
     ) -> None:
         """See the port.
@@ -233,13 +232,14 @@ class MemoryWriter:
                     )
             except UnavailableError:
                 return
-            except RecordTooLargeError as error:
+            except DeliveryError as error:
                 self._refuse(record, error)
             except UnknownTopicError as error:
                 self._refuse(record, DeliveryError(str(error)))
             else:
                 if record.on_delivered is not None:
-                    self._due.append(partial(record.on_delivered, offset))
+                    known = None if self._log.tells_no_offsets else offset
+                    self._due.append(partial(record.on_delivered, known))
             self._queue.popleft()
             self._tell()
 

@@ -152,7 +152,7 @@ class BoundedTopic:
         """
         self._look()
 
-    def _delivered(self, place: Partition, _offset: int) -> None:
+    def _delivered(self, place: Partition, _offset: int | None) -> None:
         self._under_way[place] -= 1
 
     def _next(self, size: int) -> Partition | None:

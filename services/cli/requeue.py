@@ -170,10 +170,10 @@ def _records_of(log: Log, batch: Batch) -> list[_Record]:
             raise ExpiredError(f"{span.place} begins above {span.start}")
         tail = log.tail(span.place, span.start)
         try:
-            while tail.position() < span.end:
+            while (position := tail.position()) < span.end:
                 records = tail.read(_READ_RECORDS, _READ_S)
-                if not records:
-                    break
+                if tail.position() == position:
+                    raise UnavailableError(f"{span} cannot be read beyond {position} now")
                 found += [
                     _Record(span, record)
                     for record in records
@@ -182,8 +182,8 @@ def _records_of(log: Log, batch: Batch) -> list[_Record]:
         finally:
             tail.close()
     if len(found) < batch.samples:
-        raise UnavailableError(
-            f"batch {batch.offset} has {batch.samples} records, only {len(found)} could be read"
+        raise ExpiredError(
+            f"batch {batch.offset} had {batch.samples} records, only {len(found)} are there"
         )
     return found
 

@@ -460,7 +460,7 @@ class Effects:
                 after=record.after,
             )
 
-    def _delivered(self, lead: Lead, _offset: int) -> None:
+    def _delivered(self, lead: Lead, _offset: int | None) -> None:
         self.leadership.hear(self.leadership.number, events.LeadDelivered(lead.candidate))
 
     # --- what a leader leaves --------------------------------------------------------------------

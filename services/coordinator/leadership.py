@@ -23,8 +23,15 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
+from common.ports import NewTopic
 from common.saved import Stored
-from common.topics import control_topic, updates_topic
+from common.topics import (
+    control_topic,
+    dead_letter_topic,
+    differences,
+    remedy,
+    updates_topic,
+)
 from services.coordinator.replies import SoundReplies
 from services.coordinator.tails import TopicTail, decoded_claims, decoded_updates, missing
 
@@ -142,6 +149,9 @@ class Leadership:
         """Read a source's snapshots and the audit from the lowest of them on; follow it on."""
         self.end()
         try:
+            lossy = self._look_at_settings()
+            if lossy:
+                return events.Trouble(lossy)
             found = self._snapshots(source)
             self._check_logs(found)
             begin = min((stored.snapshot.reads_from for stored in found), default=None)
@@ -164,6 +174,26 @@ class Leadership:
                 return [*self._store.lasting(), *self._store.hot()]
             case "genesis":
                 return [self._store.first(self._record.first)]
+
+    def _look_at_settings(self) -> str:
+        """Why the settings of the job's topics must hold it; what else differs is logged."""
+        own = [NewTopic(place.topic, kept_forever=True) for place in (self._control, self._updates)]
+        letters = [
+            NewTopic(dead_letter_topic(stream), kept_forever=True)
+            for stream in self._record.spec.streams
+        ]
+        wanted = [*own, *letters]
+        found = self._source.settings([topic.name for topic in wanted])
+        lossy = [each for each in differences(own, found) if each.loses]
+        if lossy:
+            return (
+                f"Kafka would lose records of the job: {'; '.join(map(str, lossy))};"
+                f" set that right: {remedy(lossy)}; then `doll job resume {self._job}`"
+            )
+        if differing := differences(wanted, found):
+            reason = "; ".join(map(str, differing))
+            self._log.warning("topic_settings_differ", reason=reason, remedy=remedy(differing))
+        return ""
 
     def _check_logs(self, found: Iterable[Stored]) -> None:
         """See that no log ends below what a snapshot has of it.

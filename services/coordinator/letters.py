@@ -4,6 +4,9 @@ A record that a producer could write may be too large to be written again: clien
 above their own limit, and a dead-letter topic may take less than its stream. Then its letter has
 the beginning of the record, as much as is taken, and says so; the address is always whole.
 
+Its key is the address, `clicks[0]@17` of a record and `clicks[0]@10:20` of a batch's part: one that
+comes twice has the same, and a topic that somebody compacts takes it and keeps all.
+
 | header                       | what                                                             |
 | ---------------------------- | ---------------------------------------------------------------- |
 | reason                       | why it is here                                                   |
@@ -18,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from common import wire
+from common.core.spans import Partition
 from common.errors import DeliveryError, RecordTooLargeError
 from common.topics import dead_letter_topic
 
@@ -40,6 +44,7 @@ class Letter(NamedTuple):
     """One record of a dead-letter topic."""
 
     topic: str
+    key: bytes
     value: bytes | None
     headers: tuple[tuple[str, bytes], ...]
 
@@ -51,7 +56,8 @@ class Letter(NamedTuple):
         if "truncated" not in dict(headers):
             headers = (*headers, ("truncated", str(len(self.value)).encode()))
         size = int(len(self.value) * _KEEP)
-        return Letter(self.topic, self.value[:size] if size >= _LEAST_BYTES else b"", headers)
+        value = self.value[:size] if size >= _LEAST_BYTES else b""
+        return self._replace(value=value, headers=headers)
 
 
 def letter_of(record: Skipped, offset: int, value: bytes | None) -> Letter:
@@ -63,7 +69,8 @@ def letter_of(record: Skipped, offset: int, value: bytes | None) -> Letter:
         value: None where there is none, or retention was faster.
     """
     headers = _headers(record.reason, record.topic, record.partition, offset)
-    return Letter(dead_letter_topic(record.topic), value, headers)
+    key = f"{Partition(record.topic, record.partition)}@{offset}".encode()
+    return Letter(dead_letter_topic(record.topic), key, value, headers)
 
 
 def letters_of(record: Quarantined) -> Iterator[Letter]:
@@ -72,7 +79,7 @@ def letters_of(record: Quarantined) -> Iterator[Letter]:
     for span in record.batch.address:
         headers = _headers(record.reason, span.topic, span.partition, span.start)
         end = ("end", str(span.end).encode())
-        yield Letter(dead_letter_topic(span.topic), value, (*headers, end))
+        yield Letter(dead_letter_topic(span.topic), str(span).encode(), value, (*headers, end))
 
 
 def write(letters: Iterable[Letter], writer: Writer, timeout_s: float) -> bool:
@@ -101,7 +108,9 @@ def write(letters: Iterable[Letter], writer: Writer, timeout_s: float) -> bool:
 def _append(letter: Letter, writer: Writer, refused: _Refused) -> None:
     note = partial(_note, refused, letter)
     try:
-        writer.append(letter.topic, letter.value, headers=letter.headers, on_failed=note)
+        writer.append(
+            letter.topic, letter.value, key=letter.key, headers=letter.headers, on_failed=note
+        )
     except RecordTooLargeError as error:
         note(error)
 

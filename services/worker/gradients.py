@@ -251,20 +251,26 @@ class GradientDesk:
         """Read an address from Kafka, without exactly those records that its indicator skipped."""
         skipped = {(s.topic, s.partition, o) for s in batch.skipped for o in s.offsets}
         parts = list[Columns]()
+        there = 0
         try:
             for span in batch.address:
                 fetched = self._spans.read(span, READ_BACK_S)
                 values = _values(fetched, skipped)
+                there += len(values)
                 if values:
                     parts.append(self._codec.decode(values).records)
         except ExpiredError as error:
             raise _NoGradientError("expired", (batch,), str(error)) from error
         except OutsideError as error:  # a topic that is gone is the leader's to notice
             raise _NoGradientError("unreadable", (batch,), str(error)) from error
+        where = ", ".join(map(str, batch.address))
+        if there != batch.samples:  # such as compaction: they come back for nobody
+            detail = f"{where} holds {there} records now, and held {batch.samples}"
+            raise _NoGradientError("expired", (batch,), detail)
         found = sum(len(next(iter(part.values()))) for part in parts)
-        if found != batch.samples:
-            detail = f"{batch.address} gave {found} samples, its indicator says {batch.samples}"
-            raise _NoGradientError("unreadable", (batch,), detail)
+        if found != batch.samples:  # whoever claimed them runs another program, or this one does
+            detail = f"{found} of the {there} records at {where} decode here; all of them did"
+            raise _NoGradientError("raised", (batch,), detail)
         self._measures.read_back()
         self._pulse.beat()  # there may be many, of which each takes seconds
         return concatenate(parts)

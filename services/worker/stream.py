@@ -16,9 +16,10 @@ from common.core import commands as do
 from common.core import events
 from common.core.batching import Run
 from common.core.messages import BatchReady, Skipped
+from common.core.spans import Partition
 from common.core.worker import Worker
 from common.errors import UnavailableError
-from common.ports import Fetched, OutOfRange
+from common.ports import EndReached, Fetched, OutOfRange
 from common.telemetry import Outage, StageTimes
 from common.topics import control_topic, group_name
 from services.worker.time_lag import TimeLag
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from common.core.commands import WorkerCommand
     from common.core.messages import Claim, WorkerId
     from common.core.settings import WorkerSettings
-    from common.core.spans import Partition
     from common.learning.codecs import Codec
     from common.metrics.worker import JobMeasures
     from common.ports import Board, Log, StreamEvent
@@ -89,7 +89,8 @@ class Stream:
             undo.callback(self._writer.close)
             self._reader = log.stream(group_name(job), streams, worker, hold=hold)
             undo.pop_all()
-        self._control = control_topic(job)
+        self._control = Partition(control_topic(job), 0)
+        self._source = log
         self._clock = clock
         self._board = board
         self._arrived = arrived
@@ -101,7 +102,7 @@ class Stream:
         self._committed: Mapping[Partition, int] = {}
         self._kafka_outage = Outage(logger, "kafka")
         self._board_outage = Outage(logger, "board")
-        self._delivered = list[tuple[int, int]]()
+        self._delivered = list[tuple[int, int | None]]()
         self._round_began = False
         self._events = deque[events.WorkerEvent]()  # the first is being carried out
         self._times = StageTimes()
@@ -177,6 +178,8 @@ class Stream:
             case Fetched():
                 self._time_lag.read(event)
                 self._feed(events.Decoded(self._decode(event)))
+            case EndReached(partition, end):
+                self._feed(events.EndReached(partition, end))
             case OutOfRange(partition, bounds):
                 position = self._machine.position(partition)
                 if position is not None and position > bounds.end:
@@ -207,8 +210,14 @@ class Stream:
     def _report_deliveries(self) -> None:
         self._writer.poll()
         delivered, self._delivered = self._delivered, []
-        for number, offset in delivered:
-            self._feed(events.Delivered(number, offset))
+        for index, (number, offset) in enumerate(delivered):
+            try:
+                highest = self._source.bounds(self._control).end - 1 if offset is None else offset
+            except UnavailableError as error:
+                self._kafka_outage.met(error)
+                self._delivered = [*delivered[index:], *self._delivered]
+                return
+            self._feed(events.Delivered(number, highest))
 
     def _feed(self, event: events.WorkerEvent) -> None:
         """Take in an event, and then what came of it: no decision cuts into an earlier one's."""
@@ -257,12 +266,12 @@ class Stream:
         arrived = self._traces.announced(claim)
         started = perf_counter()
 
-        def delivered(offset: int) -> None:
+        def delivered(offset: int | None) -> None:
             self._measures.took("indicator", self._times.add("indicator", started))
             arrived()
             self._delivered.append((number, offset))
 
-        self._writer.append(self._control, wire.encode_claim(claim), on_delivered=delivered)
+        self._writer.append(self._control.topic, wire.encode_claim(claim), on_delivered=delivered)
 
     def _look_at_standing(self) -> None:
         standing = self._board.get_standing()

@@ -21,7 +21,7 @@ from common.testing.log import MemoryLog
 from tests.contract.log_helpers import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from common.adapters.kafka_log import KafkaSettings
     from common.core.spans import Partition
@@ -66,8 +66,8 @@ class Rig(Protocol):
     def delete_topic(self, topic: str) -> None:
         """Somebody deletes a topic; not of the embedded broker, which cannot."""
 
-    def limit_records(self, topic: str, max_bytes: int) -> None:
-        """A topic takes no larger records; not of the embedded broker, which cannot."""
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
+        """Somebody changes settings of a topic; not of the embedded broker, which cannot."""
 
     def kill_member(self, group: str, topic: str, survivor: Callable[[], object]) -> None:
         """Let another member join, call `survivor` until it has, and kill it without a word."""
@@ -106,9 +106,9 @@ class MemoryRig:
         """See `Rig`."""
         self.log.delete_topic(topic)
 
-    def limit_records(self, topic: str, max_bytes: int) -> None:
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
         """See `Rig`."""
-        self.log.limit_records(topic, max_bytes)
+        self.log.configure(topic, settings)
 
     def kill_member(self, group: str, topic: str, survivor: Callable[[], object]) -> None:
         """See `Rig`."""
@@ -203,9 +203,9 @@ class EmbeddedRig(KafkaRig):
         """See `Rig`."""
         pytest.skip(f"the embedded broker cannot delete {topic}")
 
-    def limit_records(self, topic: str, max_bytes: int) -> None:
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
         """See `Rig`."""
-        pytest.skip(f"the embedded broker cannot limit the records of {topic} to {max_bytes} bytes")
+        pytest.skip(f"the embedded broker has no settings of {topic}: {settings}")
 
 
 class ApacheRig(KafkaRig):
@@ -244,14 +244,13 @@ class ApacheRig(KafkaRig):
         """See `Rig`."""
         self._admin.delete_topics([topic])[topic].result()
 
-    def limit_records(self, topic: str, max_bytes: int) -> None:
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
         """See `Rig`."""
-        limit = ConfigEntry(
-            "max.message.bytes",
-            str(max_bytes),
-            incremental_operation=AlterConfigOpType.SET,
-        )
-        changed = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[limit])
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in settings.items()
+        ]
+        changed = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
         self._admin.incremental_alter_configs([changed])[changed].result()
 
     @cached_property

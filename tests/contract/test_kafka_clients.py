@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]
 
-_INIT_PRODUCER_ID = 22  # of Kafka's protocol
+_PRODUCE, _INIT_PRODUCER_ID = 0, 22  # of Kafka's protocol
+_DUPLICATE_SEQUENCE_NUMBER = 46
 _CLUSTER_AUTHORIZATION_FAILED = 31
 _PRODUCE = 0
 _OUT_OF_ORDER = 45
@@ -81,7 +82,7 @@ def test_whose_sequence_is_broken_ends_so_that_another_writer_goes_on(
     log: KafkaLog, embedded_kafka: EmbeddedKafka, fresh: str, code: int
 ) -> None:
     log.create_topics([NewTopic(fresh)])
-    told, arrived = threading.Event(), list[int]()
+    told, arrived = threading.Event(), list[int | None]()
     writer = log.writer(on_ready=told.set)
     writer.append(fresh, b"arrives", on_delivered=arrived.append)
     assert writer.flush(PATIENCE_S)
@@ -120,3 +121,17 @@ def test_a_fault_of_the_producer_stops_all_its_writers_and_the_next_one_gets_ano
     assert log.ends([Partition(fresh, 0)]) == {Partition(fresh, 0): 1}
     for writer in (first, second):
         writer.close()
+
+
+def test_a_record_that_the_broker_has_taken_before_is_delivered_nobody_knows_where(
+    log: KafkaLog, embedded_kafka: EmbeddedKafka, fresh: str
+) -> None:
+    log.create_topics([NewTopic(fresh)])
+    offsets = list[int | None]()
+    with closing(log.writer()) as writer:
+        writer.append(fresh, b"first", on_delivered=offsets.append)
+        assert writer.flush(PATIENCE_S)
+        embedded_kafka.control.refuse(_PRODUCE, _DUPLICATE_SEQUENCE_NUMBER)
+        writer.append(fresh, b"sent twice", on_delivered=offsets.append)
+        assert writer.flush(PATIENCE_S)
+    assert offsets == [0, None]

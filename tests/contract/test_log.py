@@ -12,6 +12,7 @@ import pytest
 from common.core.spans import Partition
 from common.errors import DeliveryError, RecordTooLargeError, UnknownTopicError
 from common.ports import Bounds, NewTopic
+from common.topics import Difference, differences
 from tests.contract.log_helpers import PATIENCE_S, eventually, everything, filled
 
 if TYPE_CHECKING:
@@ -44,6 +45,47 @@ def test_many_topics_are_made_at_once_and_those_that_are_there_stay(rig: Rig, fr
     assert [place.index for place in places] == [0, 0, 1, 0, 1, 2]
     assert rig.log.partitions(fresh) == (old,)
     assert rig.log.ends([*places, old]) == {**dict.fromkeys(places, 0), old: 5}
+
+
+def test_a_topic_has_the_settings_that_were_relied_on_when_it_was_made(
+    owned_rig: Rig, fresh: str
+) -> None:
+    kept = NewTopic(f"{fresh}-kept", kept_forever=True)
+    compacted = NewTopic(f"{fresh}-compacted", compacted=True)
+    plain = NewTopic(f"{fresh}-plain")
+    owned_rig.log.create_topics([kept, compacted, plain])
+    absent = f"{fresh}-absent"
+    found = owned_rig.log.settings([kept.name, compacted.name, plain.name, absent])
+    assert found.keys() == {kept.name, compacted.name, plain.name}
+    assert differences([kept, compacted, plain], found) == ()
+    assert found[kept.name].items() >= kept.settings.items()
+    assert found[compacted.name].items() >= compacted.settings.items()
+    assert owned_rig.log.settings([]) == {}
+
+    owned_rig.configure(kept.name, {"cleanup.policy": "compact", "retention.ms": "5000"})
+    found = owned_rig.log.settings([kept.name, compacted.name])
+    assert differences([kept, compacted], found) == (
+        Difference(kept.name, "cleanup.policy", "compact", "delete", loses=True),
+    )
+    owned_rig.configure(kept.name, {"cleanup.policy": "delete"})
+    found = owned_rig.log.settings([kept.name])
+    assert differences([kept], found) == (
+        Difference(kept.name, "retention.ms", "5000", "-1", loses=True),
+    )
+
+
+def test_a_compacted_topic_takes_no_record_without_a_key(owned_rig: Rig, fresh: str) -> None:
+    owned_rig.log.create_topics([NewTopic(fresh, compacted=True)])
+    failed: list[DeliveryError] = []
+    with closing(owned_rig.log.writer()) as writer:
+        writer.append(fresh, b"without", on_failed=failed.append)
+        assert writer.flush(PATIENCE_S)
+        assert [type(error) for error in failed] == [DeliveryError]
+        writer.append(fresh, b"with", key=b"key", on_failed=failed.append)
+        assert writer.flush(PATIENCE_S)
+    assert len(failed) == 1
+    found = [record.value for record in everything(owned_rig.log, Partition(fresh, 0))]
+    assert found == [b"with"]
 
 
 def test_ends_leave_out_what_does_not_exist(rig: Rig, fresh: str) -> None:
@@ -111,7 +153,7 @@ def test_a_position_by_time_is_the_first_record_that_is_not_older(rig: Rig, fres
 
 def test_records_arrive_in_order_and_report_their_offsets(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh)])
-    offsets: list[int] = []
+    offsets: list[int | None] = []
     for i in range(1_000):
         rig.writer.append(fresh, b"%d" % i, on_delivered=offsets.append)
     assert rig.writer.flush(PATIENCE_S)
@@ -178,7 +220,7 @@ def test_a_record_that_its_topic_does_not_take_is_told_and_its_writer_goes_on(
     owned_rig: Rig, fresh: str
 ) -> None:
     owned_rig.log.create_topics([NewTopic(fresh)])
-    owned_rig.limit_records(fresh, 1_000)
+    owned_rig.configure(fresh, {"max.message.bytes": "1000"})
     failed: list[DeliveryError] = []
     with closing(owned_rig.log.writer()) as writer:
         writer.append(fresh, bytes(5_000), on_failed=failed.append)
@@ -194,7 +236,7 @@ def test_a_writer_whose_record_is_lost_stops_and_no_other_does(owned_rig: Rig, f
     partition = filled(owned_rig, fresh, 1)
     small = Partition(f"{fresh}-small", 0)
     owned_rig.log.create_topics([NewTopic(small.topic)])
-    owned_rig.limit_records(small.topic, 1_000)
+    owned_rig.configure(small.topic, {"max.message.bytes": "1000"})
     with closing(owned_rig.log.writer()) as writer:
         writer.append(small.topic, bytes(5_000))
         for i in range(1, 100):
@@ -237,7 +279,7 @@ def test_each_writer_runs_its_own_callbacks_in_its_own_thread(rig: Rig, fresh: s
 
 def test_a_writer_tells_when_it_has_something_to_do(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh)])
-    ready, offsets = threading.Event(), list[int]()
+    ready, offsets = threading.Event(), list[int | None]()
     with closing(rig.log.writer(on_ready=ready.set)) as writer:
         for i in range(3):
             writer.append(fresh, b"", on_delivered=offsets.append)

@@ -35,7 +35,7 @@ def away(rig: Rig) -> Iterator[None]:
 
 def test_what_was_appended_while_the_broker_was_away_arrives_once(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
-    offsets: list[int] = []
+    offsets: list[int | None] = []
     with closing(rig.log.writer()) as writer:
         writer.append(fresh, b"10", on_delivered=offsets.append)
         assert writer.flush(PATIENCE_S)

@@ -10,7 +10,7 @@ import pytest
 
 from common.core.events import Assigned
 from common.core.spans import Partition
-from common.ports import Bounds, Fetched, NewTopic, OutOfRange
+from common.ports import Bounds, EndReached, Fetched, NewTopic, OutOfRange
 from tests.contract.log_helpers import PATIENCE_S, eventually, filled
 
 if TYPE_CHECKING:
@@ -149,6 +149,24 @@ def test_a_placement_in_a_hole_begins_after_it(rig: Rig, fresh: str) -> None:
             assert read(reader, partition, 6) == [0, 1, *records]
             reader.place({partition: records[1] + 1})
             assert read(reader, partition, 2) == records[2:]
+
+
+def test_the_end_of_a_log_that_ends_with_holes_is_told_once(group_rig: Rig, fresh: str) -> None:
+    """Records 0 to 2 and one more, a hole; then another one, and a hole again."""
+    partition = filled(group_rig, fresh, 3)
+    group_rig.append_before_hole(partition, b"3")
+    with closing(joined(group_rig.log, fresh)) as reader:
+        reader.place({partition: 0})
+        assert read(reader, partition, 4) == [0, 1, 2, 3]
+        assert next_event(reader) == EndReached(partition, 5)
+        eventually(lambda: reader.lag() == {partition: 0})
+        assert reader.poll(100, 0.1) == ()
+        group_rig.append_before_hole(partition, b"5")
+        assert read(reader, partition, 1) == [5]
+        assert next_event(reader) == EndReached(partition, 7)
+        reader.place({partition: 4})
+        assert read(reader, partition, 1) == [5]
+        assert next_event(reader) == EndReached(partition, 7)
 
 
 def test_out_of_range_is_told_once_and_silent_until_placed_again(rig: Rig, fresh: str) -> None:

@@ -89,6 +89,26 @@ def test_a_tail_steps_over_holes(rig: Rig, fresh: str) -> None:
         assert [each.offset for each in next_records(tail, 2)] == before[1:]
 
 
+def test_a_tail_reaches_the_end_of_a_log_that_ends_with_holes(rig: Rig, fresh: str) -> None:
+    """3 records, one more, a hole: the end lies above the last record, and is reached."""
+    partition = filled(rig, fresh, 3)
+    last = rig.append_before_hole(partition, b"3")
+    ready = threading.Event()
+    with closing(rig.log.tail(partition, 0, ready.set)) as tail:
+        assert [each.offset for each in next_records(tail, 4)] == [0, 1, 2, last]
+        end = rig.log.bounds(partition).end
+        assert end == last + 2
+        while tail.position() < end:  # whoever only reads when told gets there, too
+            assert ready.wait(PATIENCE_S)
+            ready.clear()
+            assert tail.read(10, 0.0) == []
+        rig.append_before_hole(partition, b"5")
+        assert [each.value for each in next_records(tail, 1)] == [b"5"]
+        eventually(lambda: not tail.read(10, 0.1) and tail.position() == end + 2)
+    with closing(rig.log.tail(partition, end + 1)) as tail:  # begins in the last hole
+        eventually(lambda: not tail.read(10, 0.1) and tail.position() == end + 2)
+
+
 def test_a_tail_below_the_start_has_expired(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
     rig.expire(partition, 6)

@@ -329,6 +329,7 @@ def test_the_rights_in_the_guide_are_all_that_a_log_needs(safe_kafka: SafeKafka)
     for topic in ("doll.job.control", "clinic-a.dlq"):
         log.create_topics([NewTopic(topic, kept_forever=True)])
         append(log, topic, b"said")
+        assert log.settings([topic, "payroll"])[topic]["retention.ms"] == "-1"
     with closing(log.tail(Partition("doll.job.control", 0), 0)) as tail:
         (record,) = tail.read(1, LONG_S)
     assert record.value == b"said"

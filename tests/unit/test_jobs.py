@@ -129,6 +129,25 @@ def test_a_name_whose_history_outlived_its_record_is_refused(log: MemoryLog) -> 
         JobBook(log).submit(parse_job(TEXT))
 
 
+@pytest.mark.parametrize("topic", ["doll.digits.control", "doll.digits.updates", topics.JOBS])
+def test_topics_that_would_lose_records_of_a_job_are_named_with_what_to_run(
+    log: MemoryLog, topic: str
+) -> None:
+    """Somebody made it before us, with the cluster's defaults, or changed it."""
+    log.create_topics([NewTopic(topic)])
+    log.configure(topic, {"cleanup.policy": "compact,delete"})
+    book = JobBook(log)
+    with pytest.raises(ConflictError) as raised:
+        book.submit(parse_job(TEXT))
+    assert f"{topic} has retention.ms=604800000, not -1" in str(raised.value)
+    assert f"--entity-name {topic} --add-config" in str(raised.value)
+    assert book.read() == {}
+    log.configure(
+        topic, NewTopic(topic, kept_forever=True, compacted=topic == topics.JOBS).settings
+    )
+    assert book.submit(parse_job(TEXT)).wanted == "running"
+
+
 def test_what_is_wanted_changes_with_its_reason(log: MemoryLog) -> None:
     book = JobBook(log)
     book.submit(parse_job(TEXT))
@@ -266,6 +285,24 @@ def test_of_two_who_write_a_job_at_once_the_first_counts_and_the_other_is_told(
     assert (found.wanted, found.spec.group_size) == (
         ("running", 5) if theirs == "change" else ("stopped", 20)
     )
+
+
+@pytest.mark.parametrize("theirs", [None, "mine", "theirs"])
+def test_a_write_of_which_kafka_does_not_say_where_it_is_is_found_by_what_it_says(
+    theirs: str | None,
+) -> None:
+    log = RacingLog()
+    with_streams(log)
+    JobBook(log).submit(parse_job(TEXT))
+    log.tells_no_offsets = True
+    if theirs is not None:
+        log.meanwhile = lambda: JobBook(log).want("digits", "paused", theirs)
+    if theirs == "theirs":
+        with pytest.raises(ConflictError, match="theirs counts"):
+            JobBook(log).want("digits", "paused", "mine")
+    else:
+        JobBook(log).want("digits", "paused", "mine")
+    assert JobBook(log).get("digits").reason == (theirs or "mine")
 
 
 def test_a_deleted_job_does_not_come_back_because_somebody_wrote_it_at_that_moment() -> None:

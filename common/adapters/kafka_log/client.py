@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from common.errors import OutsideError, UnavailableError, UnknownTopicError, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from confluent_kafka import Consumer
 
@@ -21,9 +21,11 @@ T = TypeVar("T")
 _SLICE_S = 0.02
 _SHORTEST_S = 0.001  # the client counts whole milliseconds: below one it does not wait but spins
 
+# A fetch has come to the end of what there is to read; the message's offset says where that is.
+AT_END = KafkaError._PARTITION_EOF  # noqa: SLF001 -- the library's name for its own errors
 OUT_OF_RANGE = frozenset(
     {
-        KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001 -- the library's name for its own errors
+        KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001 -- likewise
         KafkaError._LOG_TRUNCATION,  # noqa: SLF001 -- likewise
         KafkaError.OFFSET_OUT_OF_RANGE,
     }
@@ -96,6 +98,12 @@ def arrival_s(record: Record) -> float:
 def place_of(record: Record) -> tuple[str, int]:
     """Topic and partition that a message is in, or about."""
     return record.topic(), record.partition()
+
+
+def end_in(run: Sequence[Record]) -> int | None:
+    """The end that messages of one partition came to; None where records follow, or none did."""
+    error = run[-1].error()
+    return run[-1].offset() if error is not None and error.code() == AT_END else None
 
 
 def as_ours(error: KafkaError, doing: str) -> OutsideError:

@@ -46,6 +46,18 @@ class Cursor:
             return Taken(0, count, again=False)
         return self._take_slowly(offsets)
 
+    def reach(self, end: int) -> bool:
+        """Move over offsets that hold no record, up to the end that a fetch from here came to.
+
+        Returns:
+            Whether it must be fetched again first: likewise a hole, that of the log's end.
+        """
+        if end > self.position:
+            if not self._believes(end):
+                return True
+            self.position = end
+        return False
+
     def _take_slowly(self, offsets: list[int]) -> Taken:
         first = next((i for i, at in enumerate(offsets) if at >= self.position), len(offsets))
         for i in range(first, len(offsets)):

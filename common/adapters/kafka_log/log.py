@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition, cimpl
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._resource import ResourceType
 
 from common.adapters.kafka_log.client import (
     NO_LEADERS,
@@ -31,7 +33,7 @@ from common.adapters.kafka_log.stream import KafkaStreamReader
 from common.adapters.kafka_log.tail import Tails
 from common.adapters.kafka_log.writer import KafkaWriter, SharedProducer
 from common.core.spans import Partition, Span
-from common.errors import ExpiredError, UnavailableError, UnknownTopicError
+from common.errors import ExpiredError, OutsideError, UnavailableError, UnknownTopicError
 from common.ports import WRITER_BYTES, Bounds, NewTopic
 
 if TYPE_CHECKING:
@@ -51,6 +53,14 @@ _ELECTING = frozenset(
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 -- the library's name for its own errors
+    }
+)
+_BY_HAND = frozenset(  # why a cluster does not make a topic for us
+    {
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.INVALID_CONFIG,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     }
 )
 # Waits of the first questions: brokers that do not let us in say so within half a second or, where
@@ -88,6 +98,31 @@ class KafkaLog:
             for topic in made:
                 self._settings.topic_maker(topic.name, topic.partitions)
         self._await_topics({topic.name for topic in made})
+
+    def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+        if self._settings.topic_maker is not None or not topics:
+            return {}
+        self._meet_admin(topics)
+        answers = self._admin.describe_configs(
+            [ConfigResource(ResourceType.TOPIC, topic) for topic in topics],
+            request_timeout=self._settings.request_timeout_s,
+        )
+        found = dict[str, dict[str, str]]()
+        for resource, answer in answers.items():
+            try:
+                entries = answer.result()
+            except KafkaException as raised:
+                error = as_ours(cause_of(raised), f"settings of topic {resource.name}")
+                if error.retriable:
+                    raise error from raised
+                continue
+            found[resource.name] = {name: entry.value or "" for name, entry in entries.items()}
+        return found
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
         """See the port.
@@ -321,10 +356,7 @@ class KafkaLog:
                     topic.name,
                     num_partitions=topic.partitions,
                     replication_factor=self._settings.replication_factor,
-                    config={
-                        **({"retention.ms": "-1"} if topic.kept_forever else {}),
-                        **({"cleanup.policy": "compact"} if topic.compacted else {}),
-                    },
+                    config=topic.settings,
                 )
                 for topic in wanted
             ],
@@ -335,6 +367,8 @@ class KafkaLog:
                 answer.result()
             except KafkaException as raised:
                 error = cause_of(raised)
+                if error.code() in _BY_HAND:
+                    raise OutsideError(_refusal(made[topic], error)) from raised
                 if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise as_ours(error, f"creating topic {topic}") from raised
                 del made[topic]
@@ -371,3 +405,12 @@ class KafkaLog:
             return bounds.start + bisect_left(
                 range(bounds.start, bounds.end), timestamp_s, key=arrival_s
             )
+
+
+def _refusal(topic: NewTopic, error: KafkaError) -> str:
+    config = "".join(f" --config {name}={value}" for name, value in topic.settings.items())
+    return (
+        f"Kafka does not make the topic {topic.name} for us: {error.str()} ({error.name()});"
+        " make it by hand: kafka-topics.sh --bootstrap-server $DOLL_KAFKA --create"
+        f" --topic {topic.name} --partitions {topic.partitions}{config}"
+    )

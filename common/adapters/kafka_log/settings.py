@@ -91,6 +91,9 @@ def tail_properties(settings: KafkaSettings) -> dict[str, Any]:
         # A tail that is opened beside others waits for the fetch that waits for them.
         "fetch.wait.max.ms": min(settings.fetch_wait_ms, _TAIL_FETCH_WAIT_MS),
         **_PROPAGATION,  # what is said of a topic then is looked into
+        # Offsets at the end of a log may hold no record: of a transaction that was aborted, and the
+        # marker of each.
+        "enable.partition.eof": True,
     }
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from common.adapters.kafka_log.client import (
+    AT_END,
     OUT_OF_RANGE,
     Complaints,
     arrival_s,
@@ -118,7 +119,7 @@ class KafkaSpanReader:
             error = message.error()
             if error is None:
                 continue
-            if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 -- the library's name
+            if error.code() == AT_END:
                 cursor.position = max(cursor.position, message.offset())
             elif error.code() in OUT_OF_RANGE:
                 self._explain(span)

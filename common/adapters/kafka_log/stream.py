@@ -8,16 +8,19 @@ from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from common.adapters.kafka_log.client import (
+    AT_END,
     OUT_OF_RANGE,
     Complaints,
     arrival_s,
     as_ours,
     cause_of,
     consume,
+    end_in,
     made,
+    place_of,
 )
 from common.adapters.kafka_log.cursor import Cursor
 from common.adapters.kafka_log.record_queue import RecordQueue
@@ -25,7 +28,7 @@ from common.adapters.kafka_log.settings import member_properties
 from common.core.events import Assigned, Revoked
 from common.core.reading import RunsInTurn
 from common.core.spans import Partition
-from common.ports import Bounds, Fetched, OutOfRange, StreamEvent
+from common.ports import Bounds, EndReached, Fetched, OutOfRange, StreamEvent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +41,6 @@ _LOGGER = logging.getLogger(__name__)
 # The client starts an assigned partition in its own time and refuses to seek before that.
 _SEAT_RETRY_S = 0.005
 _MEASURE_TIMEOUT_S = 1.0  # inside `poll`, so not for long
-_END = KafkaError._PARTITION_EOF  # noqa: SLF001 -- the library's name for its own events
 
 _FETCH_RECORDS = 2_000  # taken over from the client at once: some milliseconds
 # One fetch of one partition; smaller ones cost throughput (64 KB a fifth of it, 16 KB half).
@@ -49,10 +51,6 @@ _AHEAD_KB = 2_048
 _FETCHES_HELD = 2  # of each partition at least, so that one is here while the next is on its way
 # How long records wait for those of a partition that has some, but none here, to take their turn.
 _PATIENCE_S = 0.25
-
-
-def _place_of(record: Record) -> tuple[str, int]:
-    return record.topic(), record.partition()
 
 
 class KafkaStreamReader:
@@ -80,6 +78,7 @@ class KafkaStreamReader:
         self._events: list[StreamEvent] = []  # what callbacks told during the current poll
         self._owned: set[Partition] = set()
         self._cursors: dict[Partition, Cursor] = {}
+        self._told: dict[Partition, int] = {}  # up to where each was given out; of those likewise
         self._unsought: set[Partition] = set()
         self._unmeasured: set[Partition] = set()  # out of range, bounds not yet known
         self._halted: set[Partition] = set()  # out of range: the client will not seek there again
@@ -124,6 +123,8 @@ class KafkaStreamReader:
             lacking = self._lacking()
             if wanted > 0 and any(self._queues.values()) and not lacking:
                 return tuple(self._give_out(wanted, run or wanted))
+            if wanted > 0 and (reached := self._reached()):
+                return tuple(reached)
             left_s = deadline - time.monotonic()
             if left_s <= 0 and not (came and lacking):
                 break
@@ -139,6 +140,7 @@ class KafkaStreamReader:
         for partition in self._owned & positions.keys():
             self._silence(partition)
             self._cursors[partition] = Cursor(partition, positions[partition])
+            self._told[partition] = positions[partition]
             self._queues[partition] = RecordQueue()
             self._unmeasured.discard(partition)
             self._unsought.add(partition)
@@ -167,8 +169,12 @@ class KafkaStreamReader:
         lags = {}
         for partition, cursor in self._cursors.items():
             end = -1
-            with suppress(KafkaException):  # not known any more
-                _, end = self._client.get_watermark_offsets(TopicPartition(*partition), cached=True)
+            if partition in self._at_end:  # the client counts records of open transactions, too
+                end = cursor.position
+            else:
+                with suppress(KafkaException):  # not known any more
+                    place = TopicPartition(*partition)
+                    _, end = self._client.get_watermark_offsets(place, cached=True)
             first = self._queues[partition].first_offset()
             if end >= 0:
                 lags[partition] = max(0, end - (cursor.position if first is None else first))
@@ -205,6 +211,7 @@ class KafkaStreamReader:
 
     def _silence(self, partition: Partition) -> None:
         self._cursors.pop(partition, None)
+        self._told.pop(partition, None)
         self._queues.pop(partition, None)
         self._unsought.discard(partition)
         self._full.discard(partition)
@@ -301,24 +308,25 @@ class KafkaStreamReader:
 
     def _put(self, messages: list[Record]) -> None:
         """Queue the records; after callbacks, so that only what flows now counts."""
-        for place, group in groupby(messages, key=_place_of):
-            run = list(group)
-            ended = False
+        for place, group in groupby(messages, key=place_of):
+            run, end = list(group), None
             if any(record.error() is not None for record in run):
-                last = run[-1].error()
-                ended = last is not None and last.code() == _END
+                end = end_in(run)
                 run = self._without_errors(run)
             cursor = self._cursors.get(Partition(*place))
             if cursor is None or cursor.partition in self._unsought:
                 continue
             partition = cursor.partition
+            again = False
             if run:
-                first, end, again = cursor.take([record.offset() for record in run])
-                if again:
-                    self._unsought.add(partition)
-                if first < end:
-                    self._queues[partition].put(run[first:end])
-            if ended:
+                first, last, again = cursor.take([record.offset() for record in run])
+                if first < last:
+                    self._queues[partition].put(run[first:last])
+            if end is not None and not again:
+                again = cursor.reach(end)
+            if again:
+                self._unsought.add(partition)
+            if end is not None and not again:
                 self._at_end.add(partition)
             else:
                 self._at_end.discard(partition)
@@ -337,10 +345,22 @@ class KafkaStreamReader:
     def _give_out(self, wanted: int, run: int) -> list[Fetched]:
         here = {partition: len(queue) for partition, queue in self._queues.items() if queue}
         lags = self.lag() if len(here) > 1 else {}
-        return [
+        given = [
             _fetched(partition, self._queues[partition].take(count))
             for partition, count in self._in_turn.plan(here, lags, wanted, run)
         ]
+        self._told.update((fetched.partition, fetched.offsets[-1] + 1) for fetched in given)
+        return given
+
+    def _reached(self) -> list[EndReached]:
+        """Ends that lie above the last record, of partitions all of which was given out."""
+        ends = []
+        for partition in self._at_end:
+            position = self._cursors[partition].position
+            if not self._queues[partition] and position > self._told[partition]:
+                self._told[partition] = position
+                ends.append(EndReached(partition, position))
+        return ends
 
     def _without_errors(self, run: list[Record]) -> list[Record]:
         good = []
@@ -353,7 +373,7 @@ class KafkaStreamReader:
                 if partition in self._owned:
                     self._halted.add(partition)
                     self._unmeasured.add(partition)
-            elif error.code() == _END:
+            elif error.code() == AT_END:
                 continue
             else:
                 self._complaints(error)

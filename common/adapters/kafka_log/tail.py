@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from common.adapters.kafka_log.client import (
+    AT_END,
     NO_LEADERS,
     OUT_OF_RANGE,
     UNKNOWN,
@@ -26,6 +27,7 @@ from common.adapters.kafka_log.client import (
     arrival_s,
     as_ours,
     cause_of,
+    end_in,
     made,
     place_of,
 )
@@ -74,8 +76,10 @@ class KafkaTail:
         self._consumer = consumer
         self._position = position
         self._on_ready = on_ready
-        self._runs = deque[tuple[list[LogRecord], int]]()  # with how many bytes each takes
+        # Records that follow each other, how many bytes they take, and the position after them.
+        self._runs = deque[tuple[list[LogRecord], int, int]]()
         self._run: list[LogRecord] = []  # of which the first `_taken` are read
+        self._run_end = position
         self._taken = 0
         # Each is changed by one thread only: the consumer's, and whoever reads.
         self._put_bytes = self._read_bytes = 0
@@ -95,10 +99,11 @@ class KafkaTail:
             UnavailableError: If the broker is away; call again.
         """
         deadline = time.monotonic() + timeout_s
+        before = self._position
         while True:
             self._news.clear()
             records = self._take(max_records)
-            if records:
+            if records or self._position > before:
                 return records
             if self._fault is not None:
                 raise self._fault
@@ -124,27 +129,29 @@ class KafkaTail:
             until = self._taken + max_records - len(records)
             records += self._run[self._taken : until]
             self._taken = min(until, len(self._run))
-        if records:
+        if self._taken == len(self._run):
+            self._position = self._run_end
+        elif records:
             self._position = records[-1].offset + 1
-            if self.is_full and self.has_room():
-                self._consumer.go_on(self)
+        if records and self.is_full and self.has_room():
+            self._consumer.go_on(self)
         return records
 
     def _has_run(self) -> bool:
         """Whether there is a record; takes the next run when the last one is read."""
-        if self._taken == len(self._run) and self._runs:
-            self._run, size = self._runs.popleft()
+        while self._taken == len(self._run) and self._runs:
+            self._run, size, self._run_end = self._runs.popleft()
             self._taken = 0
             self._read_bytes += size
         return self._taken < len(self._run)
 
     # --- for the consumer's thread ---------------------------------------------------------------
 
-    def put(self, records: list[LogRecord]) -> None:
-        """Take over records that follow."""
+    def put(self, records: list[LogRecord], end: int) -> None:
+        """Take over records that follow, perhaps none, up to a position."""
         size = sum(map(_size, records))
         self._put_bytes += size
-        self._runs.append((records, size))
+        self._runs.append((records, size, end))
         self._tell()
 
     def fail(self, fault: OutsideError) -> None:
@@ -368,12 +375,17 @@ class _TailConsumer:
             tail = self._reading.get(partition)
             if tail is None or partition not in self._assigned:
                 continue
-            run = list(group)
+            run, end = list(group), None
             if any(message.error() is not None for message in run):
+                end = end_in(run)
                 run = self._without_errors(tail, run)
+            before = tail.cursor.position
             first, last, again = tail.cursor.take([message.offset() for message in run])
-            if first < last:
-                tail.put([_record(message) for message in run[first:last]])
+            if end is not None and not again:
+                again = tail.cursor.reach(end)
+            if tail.cursor.position > before:
+                records = [_record(message) for message in run[first:last]]
+                tail.put(records, tail.cursor.position)
             if again:
                 self._assign(tail)
             elif tail.overflows():
@@ -385,7 +397,7 @@ class _TailConsumer:
     def _without_errors(self, tail: KafkaTail, run: list[Record]) -> list[Record]:
         for message in run:
             error = message.error()
-            if error is None:
+            if error is None or error.code() == AT_END:
                 continue
             if error.code() in OUT_OF_RANGE:
                 self._stopped.add(tail.partition)

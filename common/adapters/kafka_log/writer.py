@@ -12,7 +12,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -186,7 +186,7 @@ class KafkaWriter:
         partition: int | None = 0,
         key: bytes | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
-        on_delivered: Callable[[int], None] | None = None,
+        on_delivered: Callable[[int | None], None] | None = None,
         on_failed: Callable[[DeliveryError], None] | None = None,
     ) -> None:
         """See the port.
@@ -278,15 +278,15 @@ class KafkaWriter:
     def _report(
         self,
         size: int,
-        on_delivered: Callable[[int], None] | None,
+        on_delivered: Callable[[int | None], None] | None,
         on_failed: Callable[[DeliveryError], None] | None,
         error: KafkaError | None,
         message: Message,
     ) -> None:
         """What became of a record; called by the client, in the producer's thread."""
         if error is None:
-            if on_delivered is not None:  # a delivered message has an offset
-                self._due.append(partial(on_delivered, cast("int", message.offset())))
+            if on_delivered is not None:
+                self._due.append(partial(on_delivered, message.offset()))
         elif on_failed is not None:
             self._due.append(partial(on_failed, _refusal(str(message.topic()), error)))
         elif self._failure is None:

@@ -191,7 +191,7 @@ class SimulatedWorker:
                 pass
 
     def _keep(self, claim: Claim) -> None:
-        if isinstance(claim, BatchReady):
+        if isinstance(claim, BatchReady) and claim.samples:
             if claim.samples > self._most_samples:
                 raise Violation("more than b", f"{self.id} announces {claim}")
             self._cache.add(claim.address)

@@ -41,6 +41,18 @@ def test_a_hole_that_a_second_fetch_does_not_show_was_none() -> None:
     assert cursor.position == 8
 
 
+def test_an_end_above_the_last_record_is_believed_as_a_hole_is() -> None:
+    cursor = Cursor(PARTITION, 5)
+    assert not cursor.reach(5)
+    assert cursor.reach(7)
+    assert cursor.position == 5
+    assert not cursor.reach(7)  # a second fetch came to it, too
+    assert not cursor.reach(9)  # it is known to have holes by now
+    assert cursor.position == 9
+    assert not cursor.reach(6)  # of a fetch that began lower
+    assert cursor.position == 9
+
+
 def test_a_run_that_goes_backwards_ends_there() -> None:
     cursor = Cursor(PARTITION, 5)
     assert cursor.take([5, 6, 2, 3]) == Taken(0, 2, again=True)

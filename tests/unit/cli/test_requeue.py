@@ -91,6 +91,28 @@ def test_what_is_quarantined_is_listed_and_left(
     assert written(world) == list(QUARANTINE)
 
 
+def test_a_requeue_of_which_kafka_does_not_say_where_it_is_is_found_by_what_it_says(
+    world: World,
+) -> None:
+    happened(world, *QUARANTINE)
+    world.log.tells_no_offsets = True
+
+    told = world.run("job", "requeue", "digits", "--batch", "0").stdout
+
+    assert "batch 0: waits again" in told
+    assert POISON in history(world).requeued.values()
+
+
+def test_a_replay_of_a_batch_of_which_compaction_took_records_writes_nothing(world: World) -> None:
+    happened(world, *QUARANTINE)
+    world.log.punch(Partition("clinic-a", 0), 1)
+
+    told = world.run("job", "replay", "digits", "--batch", "0").stdout
+
+    assert "batch 0: some of its records were deleted, nothing is written" in told
+    assert written(world) == list(QUARANTINE)
+
+
 def test_nothing_is_quarantined(world: World) -> None:
     happened(world, LEAD)
 

@@ -243,6 +243,59 @@ def test_expired_records_are_claimed_after_what_was_read() -> None:
     assert stream.stand(2, p=40, waiting=1) == ()
 
 
+def test_the_end_of_a_log_without_records_is_claimed_as_an_empty_batch() -> None:
+    # records [0:10], offset 10 holds none; nothing follows for a second: [10:11] of no samples
+    stream = _Stream()
+    stream.on(events.Tick(), 0.0)
+    stream.on(events.EndReached(P, 11), 0.0)  # not placed
+    stream.stand(0)
+    stream.read(0, 10)
+    assert stream.on(events.EndReached(P, 10), 0.5) == ()  # nothing is missing
+    assert stream.on(events.EndReached(P, 11), 0.5) == ()
+    assert stream.due() <= 1.5
+    assert claims(stream.on(events.Tick(), 1.4)) == []
+    assert claims(stream.on(events.Tick(), 1.5)) == [ready(A, span(P, 10, 11), samples=0)]
+    assert claims(stream.on(events.Tick(), 9.0)) == []
+    assert stream.position(P) == 11
+    stream.deliver(_1=0, _2=1)
+    assert stream.stand(2, p=11, waiting=1) == ()  # in place
+    assert claims(stream.read(11, 21)) == [ready(A, span(P, 11, 21))]
+
+
+def test_what_follows_an_end_without_records_begins_with_it() -> None:
+    # [0:10], hole 10, records [11:20] before the second is over: the next batch is [10:20]
+    stream = _Stream()
+    stream.on(events.Tick(), 0.0)
+    stream.stand(0)
+    stream.read(0, 10)
+    stream.on(events.EndReached(P, 11), 0.5)
+    assert claims(stream.read(11, 21, now=1.0)) == [ready(A, span(P, 10, 21))]
+    assert claims(stream.on(events.Tick(), 9.0)) == []
+
+
+def test_an_end_without_records_goes_with_the_open_batch_of_its_partition() -> None:
+    stream = _Stream(settings=replace(SETTINGS, batch_linger_s=5.0))
+    stream.on(events.Tick(), 0.0)
+    stream.stand(0)
+    stream.read(0, 4)
+    stream.on(events.EndReached(P, 5), 0.5)
+    assert claims(stream.on(events.Tick(), 5.0)) == [ready(A, span(P, 0, 5), samples=4)]
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [events.Revoked((P,)), events.StandingSeen(Standing(0, 1, {P: 5, Q: 0}, 0, 0, 1, {}))],
+    ids=["revoked", "place lost"],
+)
+def test_the_end_of_a_partition_that_was_given_up_is_not_claimed(gone: events.WorkerEvent) -> None:
+    stream = _Stream()
+    stream.on(events.Tick(), 0.0)
+    stream.stand(0)
+    stream.on(events.EndReached(P, 3), 0.5)
+    stream.on(gone, 0.6)
+    assert claims(stream.on(events.Tick(), 9.0)) == []
+
+
 def test_a_partial_batch_lingers_for_its_time_and_not_when_leaving() -> None:
     stream = _Stream(settings=replace(SETTINGS, batch_linger_s=0.05))
     stream.on(events.Tick(), 0.0)

@@ -8,14 +8,15 @@ import pytest
 
 from common import job_task
 from common.config import Settings
-from common.errors import OutsideError, TaskMissingError
+from common.errors import DeliveryError, OutsideError, TaskMissingError
 from common.job import parse_job
 from common.jobs.store import JobBook
+from common.log_lines import fields_of
 from common.ports import NewTopic
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
-from common.topics import control_topic, updates_topic
+from common.topics import control_topic, dead_letter_topic, updates_topic
 from services.coordinator import effects, loop
 from services.coordinator.candidates import LONGEST_S, Candidates
 from services.coordinator.leadership import Leadership
@@ -78,12 +79,28 @@ def test_a_candidate_that_hangs_keeps_nobody_from_leading_for_ever() -> None:
 # --- many jobs ---------------------------------------------------------------------------------
 
 
+class RefusingLog(MemoryLog):
+    """A log that takes no record of one topic, as where its writers lost their rights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused = ""
+
+    def append(
+        self, topic: str, partition: int | None, key: bytes | None, value: bytes | None
+    ) -> int:
+        """As ever, but of the refused topic."""
+        if topic == self.refused:
+            raise DeliveryError(f"{topic} takes nothing")
+        return super().append(topic, partition, key, value)
+
+
 class Bench:
     """A replica, and jobs beside an innocent one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(effects, "TELL_S", 0.01)
-        self.log, self.redis = MemoryLog(), MemoryRedis()
+        self.log, self.redis = RefusingLog(), MemoryRedis()
         self.log.create_topics([NewTopic(STREAM)])
         self.book = JobBook(self.log)
         self.submit("innocent")
@@ -228,7 +245,7 @@ def test_a_job_whose_stream_was_deleted_is_held_at_the_next_takeover(bench: Benc
 
 def test_what_kafka_refuses_again_and_again_holds_the_job(bench: Bench) -> None:
     bench.submit("bad")
-    bench.log.limit_records(updates_topic("bad"), 1)
+    bench.log.refused = updates_topic("bad")
     replica = bench.replica()
     replica.look_until(lambda: bench.book.get("bad").held, "it is held")
     assert "Kafka refuses a record of this job" in bench.book.get("bad").reason
@@ -239,6 +256,47 @@ def test_what_kafka_refuses_again_and_again_holds_the_job(bench: Bench) -> None:
         or 0
     ) >= loop.DELIVERIES
     until(lambda: replica.leads("innocent"), "the other one is led")
+
+
+@pytest.mark.parametrize(
+    ("topic", "settings"),
+    [
+        (control_topic("bad"), {"cleanup.policy": "compact,delete"}),
+        (updates_topic("bad"), {"retention.bytes": "1000000", "max.message.bytes": "1000"}),
+    ],
+)
+def test_a_job_whose_topics_would_lose_records_is_held_until_they_are_set_right(
+    bench: Bench, topic: str, settings: dict[str, str]
+) -> None:
+    bench.submit("bad")
+    right = bench.log.settings([topic])[topic]
+    bench.log.configure(topic, settings)
+    replica = bench.replica()
+    replica.look_until(lambda: bench.book.get("bad").held, "it is held")
+    reason = bench.book.get("bad").reason
+    assert reason.startswith(f"Kafka would lose records of the job: {topic} has ")
+    repair = ",".join(f"{name}={right[name]}" for name in settings)
+    assert f"--entity-name {topic} --add-config {repair}; then `doll job resume bad`" in reason
+    until(lambda: replica.leads("innocent"), "the other one is led")
+
+    bench.log.configure(topic, right)
+    bench.book.want("bad", "running", "set right")
+    replica.look_until(lambda: replica.leads("bad"), "it is led")
+
+
+def test_dead_letters_that_somebody_keeps_otherwise_hold_nothing(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.log.configure(
+        dead_letter_topic(STREAM), {"cleanup.policy": "compact", "retention.ms": "1"}
+    )
+    replica = bench.replica()
+    replica.look()
+    until(lambda: replica.leads("innocent"), "it is led")
+    assert any(
+        "clinic-a.dlq has cleanup.policy=compact, not delete" in str(fields_of(record))
+        for record in caplog.records
+    )
 
 
 def test_a_bug_of_ours_ends_its_job_alone_which_is_held_after_some_tries_and_can_be_resumed(

@@ -115,12 +115,9 @@ class World:
 
     def write(self, record: AuditRecord) -> int:
         """Write an audit record; returns its offset."""
-        offsets = list[int]()
-        self._writer.append(
-            updates_topic(NAME), wire.encode_audit(record), on_delivered=offsets.append
-        )
+        self._writer.append(updates_topic(NAME), wire.encode_audit(record))
         assert self._writer.flush(1.0)
-        return offsets[0]
+        return self.log.bounds(Partition(updates_topic(NAME), 0)).end - 1
 
     def update(self, version: int, *spans: Span, skipped: tuple[Skipped, ...] = ()) -> None:
         """Make a version of these records, or of some that are not there."""

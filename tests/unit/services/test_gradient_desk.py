@@ -196,9 +196,22 @@ def test_records_of_a_topic_that_is_gone_are_unreadable_and_end_nothing(world: W
     assert failure(world.order(batch(0, 2))) == ("unreadable", (0,))
 
 
-def test_an_address_that_gives_other_samples_than_announced_is_unreadable(world: World) -> None:
+def test_a_batch_whose_records_are_not_all_there_any_more_is_expired(world: World) -> None:
     publish(world)
-    assert failure(world.order(batch(0, 2, samples=1))) == ("unreadable", (0,))
+    world.log.punch(Partition("s", 0), 6)
+    reply = world.order(batch(0, 2, offset=1), batch(5, 8, offset=2))
+    assert isinstance(reply, Failed)
+    assert (reply.reason, reply.batches) == ("expired", (2,))
+    assert reply.detail == "s[0]@5:8 holds 2 records now, and held 3"
+    assert failure(world.order(batch(0, 2, samples=1), number=2)) == ("expired", (0,))
+
+
+def test_records_that_decoded_for_whoever_claimed_them_alone_are_blamed(world: World) -> None:
+    publish(world)
+    writer = world.log.writer()
+    writer.append("s", b"of another version")
+    assert writer.flush(1.0)
+    assert failure(world.order(batch(9, 11))) == ("raised", (0,))
 
 
 def test_a_batch_on_which_the_task_raises_is_named_alone() -> None:
@@ -290,9 +303,10 @@ def test_each_order_is_counted_by_what_came_of_it(world: World) -> None:
     publish(world)
     world.cache.put(batch(7, 8).address, {"id": np.array([7])})
     world.order(batch(0, 2, offset=1), batch(7, 8, offset=2), number=1)  # the first is read back
-    world.order(batch(0, 2, samples=1), number=2)
     world.log.expire(Partition("s", 0), 3)
-    world.order(batch(0, 2), number=3)
+    world.order(batch(0, 2), number=2)
+    world.log.delete_topic("s")
+    world.order(batch(3, 5), number=3)
 
     assert world.told("doll_gradients_sent_total") == 1
     failed = {
@@ -308,12 +322,13 @@ def test_each_order_is_counted_by_what_came_of_it(world: World) -> None:
 def test_the_trace_of_each_batch_has_the_gradient_and_why_there_was_none(world: World) -> None:
     publish(world)
     world.order(batch(0, 2, offset=1), batch(7, 8, offset=2), number=1)
-    world.order(batch(0, 2, samples=1), number=2)
+    world.log.expire(Partition("s", 0), 1)
+    world.order(batch(0, 2), number=2)
 
     spans = world.tracer.named("batch.gradient")
     first, second = (trace_of("job", batch(*place).address) for place in ((0, 2), (7, 8)))
     assert [span.trace for span in spans] == [first, second, first]
-    assert [span.error.partition(":")[0] for span in spans] == ["", "", "unreadable"]
+    assert [span.error.partition(":")[0] for span in spans] == ["", "", "expired"]
     assert {(span.attributes["version"], span.attributes["worker"]) for span in spans} == {(7, W)}
     assert all(0 < span.start_s < span.end_s == WALL_S for span in spans)
 

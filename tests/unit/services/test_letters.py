@@ -29,7 +29,7 @@ def kafka(limit: int | None = None) -> MemoryLog:
     log = MemoryLog()
     log.create_topics([NewTopic("clicks", 1), NewTopic("clicks.dlq", 1)])
     if limit is not None:
-        log.limit_records("clicks.dlq", limit)
+        log.configure("clicks.dlq", {"max.message.bytes": str(limit)})
     return log
 
 
@@ -39,7 +39,7 @@ def delivered(log: MemoryLog) -> list[LogRecord]:
 
 def test_a_letter_says_where_its_record_is_and_why() -> None:
     letter = letter_of(TORN, 8, b"value")
-    assert (letter.topic, letter.value) == ("clicks.dlq", b"value")
+    assert (letter.topic, letter.key, letter.value) == ("clicks.dlq", b"clicks[0]@8", b"value")
     assert dict(letter.headers) == {
         "reason": b"torn",
         "topic": b"clicks",
@@ -52,6 +52,7 @@ def test_a_batch_has_a_letter_for_each_of_its_spans() -> None:
     batch = Batch(4, WorkerId("w"), (Span("clicks", 0, 0, 9), Span("views", 2, 5, 6)), 10)
     letters = list(letters_of(Quarantined(0, batch, "poison: " + "x" * 10**6)))
     assert [letter.topic for letter in letters] == ["clicks.dlq", "views.dlq"]
+    assert [letter.key for letter in letters] == [b"clicks[0]@0:9", b"views[2]@5:6"]
     assert [dict(letter.headers)["end"] for letter in letters] == [b"9", b"6"]
     assert all(len(dict(letter.headers)["reason"]) < 10_000 for letter in letters)
 

@@ -103,6 +103,46 @@ def test_a_partial_batch_goes_when_its_time_has_come() -> None:
     assert bench.cache.get(claim.address) is not None
 
 
+def test_a_claim_of_which_kafka_does_not_say_where_it_is_is_decided_with_all_up_to_there() -> None:
+    """Somebody else's claim follows it: it lies at 0 or at 1, and is decided for sure at 2."""
+    bench = Bench()
+    bench.log.tells_no_offsets = True
+    bench.stand(cpos=0, claimed=0)
+    bench.turn()
+    bench.clock.advance(LINGER_S)
+    bench.stream.turn()
+    [claim] = bench.claims()
+    bench.log.writer().append(control_topic(JOB), wire.encode_claim(claim))
+    bench.log.go_away()
+    bench.turn()
+    bench.log.come_back()
+    bench.turn()
+    bench.stand(cpos=1, claimed=RECORDS)
+    bench.turn(50)
+    bench.stand(cpos=2, claimed=RECORDS)
+    bench.turn(50)
+    bench.produce(*make_codec("tensor", [Field("id", "int64")]).encode({"id": np.arange(8)}))
+    bench.turn()
+    assert [each.address[0].end for each in bench.claims()] == [RECORDS, RECORDS, RECORDS + 8]
+
+
+def test_the_end_of_a_log_that_holds_no_record_is_claimed_a_second_later() -> None:
+    bench = Bench()
+    bench.produce(b"aborted")
+    bench.log.punch(P, RECORDS)
+    bench.stand(cpos=0, claimed=0)
+    bench.turn()
+    bench.clock.advance(LINGER_S)
+    bench.turn()
+    bench.produce(b"aborted, too")
+    bench.log.punch(P, RECORDS + 1)
+    bench.turn()
+    bench.clock.advance(1.0)
+    bench.turn()
+    claims = [(each.address[0].start, each.address[0].end, each.samples) for each in bench.claims()]
+    assert claims == [(0, RECORDS + 1, RECORDS), (RECORDS + 1, RECORDS + 2, 0)]
+
+
 def test_a_place_that_is_lost_as_a_partial_batch_goes_stops_nothing() -> None:
     # Both are due at once: the batch is closed, and the standing says that others have its records.
     bench = Bench()

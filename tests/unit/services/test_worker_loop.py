@@ -188,7 +188,7 @@ def test_a_control_topic_that_is_gone_ends_the_work_and_leaves_nothing(bench: Be
 
 def test_an_announcement_that_is_refused_ends_the_work_and_leaves_nothing(bench: Bench) -> None:
     bench.produce()
-    bench.log.limit_records(control_topic(NAME), 1)
+    bench.log.configure(control_topic(NAME), {"max.message.bytes": "1"})
     with pytest.raises(DeliveryError):
         bench.run()
     assert bench.is_clean()

@@ -1,0 +1,109 @@
+"""Compaction takes records between their batch's claim and its reading: that batch is expired.
+
+record    0 1 2 3 4 5 6 7   8 ... 15   16 17 18 19   20 ...   16 to 19 have the keys of 0 to 3
+claimed   by a worker       that died
+there             4 5 6 7   8 ... 15   16 17 18 19   20 ...
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+
+from common import wire
+from common.config import Settings
+from common.core.messages import BatchReady, WorkerId
+from common.core.spans import Partition, Span, address_of
+from common.job_task import codec_of
+from common.topics import control_topic
+from tests.contract.log_helpers import everything
+from tests.integration.cluster import Cluster, await_condition
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from common.embedded.apache_kafka import ApacheKafka
+    from common.embedded.redis import EmbeddedRedis
+
+pytest_plugins = ["tests.servers", "tests.redis_servers"]
+pytestmark = pytest.mark.kafka
+
+PATIENCE_S = 60.0
+CLAIMED, OVERWRITTEN, NEW = 16, 4, 40  # records of the first partition
+
+
+def configure(admin: AdminClient, kind: ResourceType, name: str, **wanted: str) -> None:
+    entries = [
+        ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+        for key, value in wanted.items()
+    ]
+    changed = ConfigResource(kind, name, incremental_configs=entries)
+    admin.incremental_alter_configs([changed])[changed].result()
+
+
+def produce(cluster: Cluster, place: Partition, keys: Mapping[int, str]) -> None:
+    """Records of these ids under these keys."""
+    producer = Producer({"bootstrap.servers": cluster.bootstrap(), "log_level": 2})
+    values = codec_of(cluster.spec).encode({"id": np.array(list(keys))})
+    for value, key in zip(values, keys.values(), strict=True):
+        producer.produce(place.topic, value, key, place.index)
+    assert producer.flush(PATIENCE_S) == 0
+
+
+def test_what_compaction_takes_of_a_claimed_batch_is_expired_and_the_job_goes_on(
+    apache_kafka: ApacheKafka, likest_redis: EmbeddedRedis, tmp_path: Path
+) -> None:
+    settings = Settings(
+        kafka=apache_kafka.settings.bootstrap,
+        kafka_group_protocol="consumer",
+        redis=likest_redis.url,
+    )
+    total = CLAIMED + NEW
+    with closing(Cluster(settings, tmp_path, "compacted", total)) as cluster:
+        place = Partition(cluster.streams[0], 0)
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap(), "log_level": 2})
+        configure(admin, ResourceType.BROKER, "1", log_cleaner_backoff_ms="100")
+        compacted = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": "0.001"}
+        configure(admin, ResourceType.TOPIC, place.topic, **compacted, segment_ms="50")
+        produce(cluster, place, {number: f"key-{number}" for number in range(CLAIMED)})
+        writer = cluster.log.writer()
+        for start in range(0, CLAIMED, 8):
+            address = address_of([Span(*place, start, start + 8)])
+            claim = BatchReady(WorkerId("dead"), address, samples=8)
+            writer.append(control_topic(cluster.job), wire.encode_claim(claim))
+        assert writer.flush(PATIENCE_S)
+        writer.close()
+        # The first of these have the keys of the first that were claimed.
+        new = {CLAIMED + number: f"key-{number}" for number in range(OVERWRITTEN)}
+        produce(cluster, place, new)
+
+        rest = iter(range(CLAIMED + OVERWRITTEN, total))
+
+        def first_are_gone() -> bool:
+            """Kafka closes a segment when a record comes after its time, and cleans closed ones."""
+            if (number := next(rest, None)) is not None:
+                produce(cluster, place, {number: f"key-{number}"})
+            return everything(cluster.log, place)[0].offset >= OVERWRITTEN
+
+        await_condition(first_are_gone, "Kafka has compacted the topic", PATIENCE_S)
+        produce(cluster, place, {number: f"key-{number}" for number in rest})
+
+        cluster.start("coordinator", "c1")
+        cluster.start("worker", "w1")
+        await_condition(cluster.drained, "the job goes on, and drains", PATIENCE_S)
+        audit = cluster.audit()
+        assert not audit.flaws
+        assert [record.reason for record in audit.quarantined] == ["expired"]
+        assert [record.batch.offset for record in audit.quarantined] == [0]
+        expected = -np.ones(total, np.float32)
+        expected[:8] = 0
+        np.testing.assert_array_equal(cluster.weights(), expected)
+        assert cluster.ended() == []

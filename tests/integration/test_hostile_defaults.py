@@ -1,0 +1,116 @@
+"""A cluster whose defaults compact, keep a megabyte, take small messages: our topics are as needed.
+
+updates     as we made it │ retention.ms=10^8 │ as we made it
+job         drains        │ held: what to run │ resumed, drains
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+
+from common.config import Settings
+from common.connections import open_log
+from common.core.spans import Partition
+from common.embedded.apache_kafka import ApacheKafka
+from common.ports import NewTopic
+from common.topics import JOBS, control_topic, dead_letter_topic, differences, updates_topic
+from tests.contract.log_helpers import everything
+from tests.integration.cluster import Cluster, await_condition
+from tests.servers import kafka_jars
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from common.embedded.redis import EmbeddedRedis
+
+pytest_plugins = ["tests.servers", "tests.redis_servers"]
+pytestmark = pytest.mark.kafka
+
+PATIENCE_S = 60.0
+HOSTILE = """\
+log.cleanup.policy=compact
+log.retention.bytes=1000000
+log.retention.ms=1000
+message.max.bytes=2000
+"""
+NAME = "hostile"
+STREAMS = (f"{NAME}-a", f"{NAME}-b")
+RECORDS = 400
+
+
+@pytest.fixture
+def settings(likest_redis: EmbeddedRedis, tmp_path: Path) -> Iterator[Settings]:
+    with ApacheKafka(kafka_jars(), tmp_path / "kafka", properties=HOSTILE) as kafka:
+        yield Settings(
+            kafka=kafka.settings.bootstrap,
+            kafka_group_protocol="consumer",
+            redis=likest_redis.url,
+        )
+
+
+def keep_for(cluster: Cluster, topic: str, retention_ms: str) -> None:
+    """Somebody changes how long a topic is kept."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap(), "log_level": 2})
+    change = ConfigEntry("retention.ms", retention_ms, incremental_operation=AlterConfigOpType.SET)
+    changed = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[change])
+    admin.incremental_alter_configs([changed])[changed].result()
+
+
+def test_a_job_runs_on_a_cluster_of_hostile_defaults_and_one_that_would_lose_records_is_held(
+    settings: Settings, tmp_path: Path
+) -> None:
+    with closing(open_log(settings)) as log:  # the owner of streams says how these are kept
+        log.create_topics([NewTopic(stream, 2, kept_forever=True) for stream in STREAMS])
+        log.create_topics([NewTopic(dead_letter_topic(STREAMS[1]))])  # but not its dead letters
+    with closing(Cluster(settings, tmp_path, NAME, RECORDS)) as cluster:
+        assert cluster.streams == STREAMS
+        own = [
+            NewTopic(each, kept_forever=True) for each in (control_topic(NAME), updates_topic(NAME))
+        ]
+        ours = [
+            *own,
+            NewTopic(JOBS, compacted=True),
+            NewTopic(dead_letter_topic(STREAMS[0]), kept_forever=True),
+        ]
+        found = cluster.log.settings([topic.name for topic in ours])
+        assert found.keys() == {topic.name for topic in ours}
+        assert differences(ours, found) == ()
+
+        cluster.start("coordinator", "c1")
+        cluster.start("worker", "w1")
+        cluster.produce(RECORDS // 2, garbage_every=10)
+        await_condition(cluster.drained, "all is settled", PATIENCE_S)
+        audit = cluster.audit()
+        assert not audit.flaws
+        assert (audit.trained, audit.skipped) == (RECORDS // 2, RECORDS // 20)
+
+        def letters() -> int:
+            places = [Partition(dead_letter_topic(stream), 0) for stream in STREAMS]
+            return sum(len(everything(cluster.log, place)) for place in places)
+
+        await_condition(lambda: letters() == RECORDS // 20, "all have letters", PATIENCE_S)
+
+        keep_for(cluster, updates_topic(NAME), "100000000")
+        cluster.kill("c1")
+        cluster.start("coordinator", "c2")
+        await_condition(lambda: cluster.record().held, "it is held", PATIENCE_S)
+        assert cluster.record().reason == (
+            f"Kafka would lose records of the job: {updates_topic(NAME)} has"
+            " retention.ms=100000000, not -1; set that right: kafka-configs.sh --bootstrap-server"
+            f" $DOLL_KAFKA --alter --entity-type topics --entity-name {updates_topic(NAME)}"
+            f" --add-config retention.ms=-1; then `doll job resume {NAME}`"
+        )
+        keep_for(cluster, updates_topic(NAME), "-1")
+        cluster.want("running")
+        cluster.produce(RECORDS // 2)
+        await_condition(cluster.drained, "it goes on", PATIENCE_S)
+        assert cluster.audit().trained == RECORDS
+        assert not cluster.audit().flaws
+        assert cluster.ended() == []

@@ -1,0 +1,143 @@
+"""Transactional producers: what they commit is trained once, what they abort never, nothing waits.
+
+offset    0 ... 24   25      26 ... 35   36     37 ...
+record    committed  marker  aborted     marker open: nobody reads on until it is committed
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import count
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from confluent_kafka import Producer
+
+from common.config import Settings
+from common.job_task import codec_of
+from common.jobs.store import JobBook, encode_job
+from common.topics import JOBS, control_topic, updates_topic
+from tests.integration.cluster import Cluster, await_condition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from common.embedded.apache_kafka import ApacheKafka
+    from common.embedded.redis import EmbeddedRedis
+
+pytest_plugins = ["tests.servers", "tests.redis_servers"]
+pytestmark = pytest.mark.kafka
+
+PATIENCE_S = 60.0
+_numbers = count()
+COMMITTED, ABORTED, OPEN = range(100), range(100, 140), range(140, 200)
+
+
+@pytest.fixture
+def cluster(
+    apache_kafka: ApacheKafka, likest_redis: EmbeddedRedis, tmp_path: Path
+) -> Iterator[Cluster]:
+    settings = Settings(
+        kafka=apache_kafka.settings.bootstrap,
+        kafka_group_protocol="consumer",
+        redis=likest_redis.url,
+    )
+    with closing(Cluster(settings, tmp_path, f"transactions-{next(_numbers)}", 200)) as made:
+        yield made
+
+
+def transactional(cluster: Cluster) -> Producer:
+    properties = {
+        "bootstrap.servers": cluster.bootstrap(),
+        "transactional.id": "writes-streams",
+        "log_level": 2,
+    }
+    producer = Producer(properties)
+    producer.init_transactions(PATIENCE_S)
+    return producer
+
+
+def begin(cluster: Cluster, producer: Producer, ids: range) -> None:
+    """A transaction with these records, spread over all partitions; they are in the log."""
+    producer.begin_transaction()
+    values = codec_of(cluster.spec).encode({"id": np.array(ids)})
+    for number, value in enumerate(values):
+        stream, partition = cluster.streams[number % 4 // 2], number % 2
+        producer.produce(stream, value, partition=partition)
+    assert producer.flush(PATIENCE_S) == 0
+
+
+def test_a_job_on_the_streams_of_a_transactional_producer_drains(cluster: Cluster) -> None:
+    producer = transactional(cluster)
+    cluster.start("coordinator", "c1")
+    cluster.start("worker", "w1")
+    begin(cluster, producer, COMMITTED)
+    producer.commit_transaction(PATIENCE_S)
+    await_condition(cluster.drained, "what was committed is settled", PATIENCE_S)
+
+    begin(cluster, producer, ABORTED)
+    producer.abort_transaction(PATIENCE_S)
+    await_condition(cluster.drained, "what was aborted is claimed", PATIENCE_S)
+
+    begin(cluster, producer, OPEN)
+    await_condition(cluster.drained, "below an open transaction all is settled", PATIENCE_S)
+    before = cluster.audit()
+    assert before.trained == len(COMMITTED)
+    assert not before.flaws
+    producer.commit_transaction(PATIENCE_S)
+    await_condition(
+        lambda: cluster.audit().trained == len(COMMITTED) + len(OPEN),
+        "it was committed, and is trained",
+        PATIENCE_S,
+    )
+    await_condition(cluster.drained, "all is settled", PATIENCE_S)
+    assert not cluster.audit().flaws
+    expected = -np.ones(200, np.float32)
+    expected[ABORTED.start : ABORTED.stop] = 0
+    np.testing.assert_array_equal(cluster.weights(), expected)
+    assert cluster.ended() == []
+
+
+def test_transactions_in_our_own_topics_hold_nobody_up(cluster: Cluster) -> None:
+    """As an exactly-once mirror writes: committed, then open; jobs are read, changed, led.
+
+    jobs             │ marker            │ open │ aborted
+    control, updates        │ marker
+    coordinator             c1 │ c2
+    """
+    producer = transactional(cluster)
+    record = cluster.record()
+    producer.begin_transaction()
+    producer.produce(JOBS, encode_job(record), key=record.spec.name.encode(), partition=0)
+    producer.commit_transaction(PATIENCE_S)
+    with closing(JobBook(cluster.log)) as book:
+        assert book.get(cluster.job) == record
+        assert book.want(cluster.job, "paused", "while a mirror writes").wanted == "paused"
+        assert book.want(cluster.job, "running", "go on").wanted == "running"
+    cluster.start("coordinator", "c1")
+    cluster.start("worker", "w1")
+    cluster.produce(100)
+    await_condition(cluster.drained, "the job is led, and drains", PATIENCE_S)
+    producer.begin_transaction()
+    for topic in (control_topic(cluster.job), updates_topic(cluster.job)):
+        producer.produce(topic, b"says nothing", partition=0)
+    producer.commit_transaction(PATIENCE_S)
+    assert not cluster.audit().flaws
+    cluster.kill("c1")
+    cluster.start("coordinator", "c2")
+    cluster.produce(100)
+    await_condition(cluster.drained, "its successor reads to the ends", PATIENCE_S)
+    assert cluster.audit().trained == 200
+    assert not cluster.audit().flaws
+
+    producer.begin_transaction()
+    producer.produce(JOBS, encode_job(record), key=record.spec.name.encode(), partition=0)
+    assert producer.flush(PATIENCE_S) == 0
+    with closing(JobBook(cluster.log)) as book:
+        assert book.get(cluster.job).wanted == "running"
+    producer.abort_transaction(PATIENCE_S)
+    with closing(JobBook(cluster.log)) as book:
+        assert book.get(cluster.job).wanted == "running"
+    assert cluster.ended() == []
