@@ -17,11 +17,12 @@ import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from common.core.spans import Partition
+from common.core.spans import LogPosition, Partition
 from common.errors import (
     BrokenWriterError,
     ConflictError,
     ExpiredError,
+    TruncatedError,
     UnavailableError,
     UnknownTopicError,
     WireError,
@@ -177,6 +178,9 @@ class Book(Generic[T]):
         """Fold to what is now the end; return what was new."""
         tail, news, until = self._tail(), list[LogRecord](), monotonic() + _PATIENCE_S
         end = self._bounds().end
+        if tail.position() > end:  # it lost records, and all that was read is in doubt
+            self._begin_anew()
+            tail = self._tail()
         while tail.position() < end:
             if monotonic() > until:
                 raise UnavailableError(
@@ -189,10 +193,8 @@ class Book(Generic[T]):
     def _take(self, timeout_s: float) -> list[LogRecord]:
         try:
             records = self._tail().read(_READ_RECORDS, timeout_s)
-        except ExpiredError:  # someone deleted the topic's beginning: start over with what is there
-            self.close()
-            self._entries.clear()
-            self._unreadable.clear()
+        except (ExpiredError, TruncatedError):  # it is not the topic any more that was read
+            self._begin_anew()
             return []
         except UnknownTopicError as error:  # deleted: what was read counts until there is more
             self.close()
@@ -202,6 +204,12 @@ class Book(Generic[T]):
         if records:
             self._tell()
         return records
+
+    def _begin_anew(self) -> None:
+        """Forget what was read: what counts is what is there."""
+        self.close()
+        self._entries.clear()
+        self._unreadable.clear()
 
     def _tell(self) -> None:
         """Wake whoever waits for news."""
@@ -214,7 +222,9 @@ class Book(Generic[T]):
             topic = NewTopic(self._partition.topic, compacted=True)
             self._log.create_topics([topic])
             self._look_at_settings(topic)
-            self._open = self._log.tail(self._partition, self._bounds().start, self._tell)
+            topic_id = self._log.topic_ids([topic.name]).get(topic.name, "")
+            known = LogPosition(self._bounds().start, topic_id)
+            self._open = self._log.tail(self._partition, known, self._tell)
         return self._open
 
     def _look_at_settings(self, topic: NewTopic) -> None:

@@ -62,7 +62,23 @@ class ExpiredError(OutsideError):
 
 
 class TruncatedError(OutsideError):
-    """A log ends below a position that was acknowledged: data were lost, a person must look."""
+    """A log is not any more what was read of it: acknowledged records were lost, see to it.
+
+    Args:
+        message: What was lost, and where.
+        divergent_offset: From here on the log is another one; None: not known.
+    """
+
+    def __init__(self, message: str, divergent_offset: int | None = None) -> None:
+        super().__init__(message)
+        self.divergent_offset = divergent_offset
+
+
+class RecreatedError(TruncatedError):
+    """A topic was deleted and created anew under its name: nothing of the old one is left."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, divergent_offset=0)
 
 
 class DeliveryError(OutsideError):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         UpdateTrigger,
         WorkerId,
     )
-    from common.core.spans import Partition, Span
+    from common.core.spans import LogPosition, Partition, Span
     from common.core.spread import JobDemand, WorkerPlacement
     from common.errors import DeliveryError
 
@@ -72,6 +72,7 @@ class LogRecord(NamedTuple):
     key: bytes | None
     value: bytes | None  # None is a tombstone
     timestamp_s: float = 0.0  # Kafka's, since 1970; 0: nobody knows
+    epoch: int = -1  # Kafka's leader epoch of the record; -1: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +84,28 @@ class Fetched:
     values: list[bytes | None]
     first_arrival_s: float  # Kafka timestamp of the first record
     last_arrival_s: float
+    epochs: list[int]  # of each record, Kafka's leader epoch; -1: not known
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfRange:
-    """The placed position is outside the partition's log; nothing is read until placed again."""
+    """The position lies below the partition's log; nothing is read until placed again."""
 
     partition: Partition
     bounds: Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """The log is not any more the one known below the position; nothing is read until placed again.
+
+    Either it lost its last records, or its topic was deleted and created anew. What was read and
+    not returned yet is dropped.
+    """
+
+    partition: Partition
+    divergent_offset: int  # from here on the log is another one; 0 for a topic created anew
+    recreated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +119,7 @@ class EndReached:
     position: int  # the log's end: of records that come later, none lies below it
 
 
-StreamEvent: TypeAlias = Assigned | Revoked | Fetched | OutOfRange | EndReached
+StreamEvent: TypeAlias = Assigned | Revoked | Fetched | OutOfRange | Truncated | EndReached
 
 
 class StreamReader(Protocol):
@@ -129,10 +144,13 @@ class StreamReader(Protocol):
             UnavailableError: If the broker is away; call again.
         """
 
-    def place(self, positions: Mapping[Partition, int]) -> None:
+    def place(self, positions: Mapping[Partition, int | LogPosition]) -> None:
         """Read these partitions from these positions on, whatever was read or fetched before.
 
         The first record returned of each is the first one that exists at or after its position.
+        What a `LogPosition` knows of the log below is checked before that. Later on, a log that
+        loses records is noticed before one of those is returned that took their place; a topic
+        that is created anew, where the position names its id, within some seconds.
         """
 
     def pause(self) -> None:
@@ -176,7 +194,10 @@ class Tail(Protocol):
 
         Raises:
             ExpiredError: If the position is below the log's start.
-            TruncatedError: If it is above its end.
+            TruncatedError: If the log ends below the position, or has lost records below it; if it
+                lost them after they were read, before one is returned that took their place.
+            RecreatedError: If the position names the id of another topic than has the name now;
+                if it was created anew after reading began, within some seconds.
             UnknownTopicError: If there is no such partition, or it was deleted; so it stays.
             UnavailableError: If the broker is away; call again.
         """
@@ -294,6 +315,32 @@ class Log(Protocol):
     def starts(self, partitions: Collection[Partition]) -> Positions:
         """The first retained offset of all partitions at once; otherwise as `ends`."""
 
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """Kafka's ids of topics, in their text form; of one created anew it is another.
+
+        Topics that do not exist are missing, and all are where the broker gives none (before
+        Kafka 2.8, and the built-in one).
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+
+    def agrees(self, positions: Mapping[Partition, LogPosition]) -> dict[Partition, int]:
+        """Where logs are not any more what these positions know of them.
+
+        A position agrees if the topic has its id, and if records of leader epochs no later than
+        its own reach up to its offset, at least. What it does not know is not checked. A log that
+        has expired above a position agrees.
+
+        Returns:
+            For each that does not agree the offset where both part: 0 if it is another topic;
+            where later leader epochs begin; the log's end. Missing are those that agree.
+
+        Raises:
+            UnknownTopicError: If there is no such partition.
+            UnavailableError: If it cannot be told now of all of them.
+        """
+
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
         """The first offset whose record is not older than `timestamp_s`; the end if none is."""
 
@@ -313,13 +360,16 @@ class Log(Protocol):
         """Make a reader of addresses."""
 
     def tail(
-        self, partition: Partition, position: int, on_ready: Callable[[], None] | None = None
+        self,
+        partition: Partition,
+        position: int | LogPosition,
+        on_ready: Callable[[], None] | None = None,
     ) -> Tail:
         """Make a reader of one partition from a position on; all of them share a connection.
 
         Args:
             partition: Which.
-            position: The first offset to read.
+            position: The first offset to read, and what is known of the log below.
             on_ready: Called by a thread of the log's, perhaps before this returns, each time that
                 `read(n, 0.0)` comes to have something to return or to raise after it had nothing;
                 perhaps more often. So whoever is called reads until nothing comes. It must be

@@ -29,6 +29,11 @@ class LogPosition(NamedTuple):
     topic_id: str = ""  # Kafka's, in its text form; empty: not known
     epoch: int = -1  # Kafka's leader epoch of the last record below `offset`; -1: not known
 
+    @classmethod
+    def of(cls, position: int | LogPosition) -> LogPosition:
+        """A position of which perhaps no more is known than its offset."""
+        return cls(position) if isinstance(position, int) else position
+
 
 class Span(NamedTuple):
     """Positions `start` to `end` of one partition, half-open.

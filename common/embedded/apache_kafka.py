@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import base64
 import fcntl
+import os
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -27,12 +29,16 @@ from common.embedded.process import Child
 from common.errors import UnavailableError, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import TracebackType
 
 _POM_FOLDER = Path(__file__).parents[2] / "deploy" / "kafka"
 _START_TIMEOUT_S = 60.0
 _STOP_GRACE_S = 20.0
+# How a record batch (of format 2) begins: base offset, length, then after leader epoch, format,
+# checksum and attributes the last offset's distance from the base.
+_BATCH = struct.Struct(">qi11xi")
+_BATCH_LENGTH_FROM = 12  # the length counts from here on
 
 # A broker on one machine that forgets nothing it promised but is quick to notice the dead: the
 # limits that Kafka's defaults put on session and heartbeat times are made for large clusters.
@@ -213,6 +219,34 @@ class ApacheKafka:
         self.stop()
         self._child = self._started()
 
+    def cut(self, topic: str, partition: int, end: int) -> int:
+        """Lose the records of a partition from an offset on, as a power loss or bad disk does.
+
+        Only while the broker does not run, after `kill`; `restart` goes on under a new leader
+        epoch. Records that were written in one batch are lost together.
+
+        Returns:
+            The offset at which the log ends now, `end` or below it.
+
+        Raises:
+            ValueError: If there are no records to lose.
+        """
+        if self._child.running():
+            raise ValueError("stop the broker first: it would not notice that its files change")
+        (self._data / "log" / ".kafka_cleanshutdown").unlink(missing_ok=True)
+        segments = sorted((self._data / "log" / f"{topic}-{partition}").glob("*.log"))
+        for index, segment in enumerate(segments):
+            for at, first, last in _batches(segment):
+                if last < end:
+                    continue
+                os.truncate(segment, at)
+                for lost in segments[index + 1 :]:
+                    lost.unlink()
+                for kind in (".index", ".timeindex"):  # Kafka makes those anew that are missing
+                    segment.with_suffix(kind).unlink(missing_ok=True)
+                return first
+        raise ValueError(f"{topic}[{partition}] has no records from {end} on")
+
     def await_end(self) -> None:
         """Wait until it has ended by itself."""
         while self._child.running():
@@ -318,6 +352,16 @@ def main() -> None:
         sys.stdout.write(f"Kafka is at {kafka.settings.bootstrap}; Ctrl-C ends it\n")
         sys.stdout.flush()
         kafka.await_end()
+
+
+def _batches(segment: Path) -> Iterator[tuple[int, int, int]]:
+    """Record batches of a segment: where each begins in the file, its first and last offset."""
+    with segment.open("rb") as file:
+        while len(header := file.read(_BATCH.size)) == _BATCH.size:
+            at = file.tell() - _BATCH.size
+            first, length, last = _BATCH.unpack(header)
+            yield at, first, first + last
+            file.seek(at + _BATCH_LENGTH_FROM + length)
 
 
 def _listeners(names: Iterable[str], ports: Iterable[int]) -> str:

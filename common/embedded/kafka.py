@@ -91,6 +91,7 @@ def embedded_settings(control: str) -> KafkaSettings:
         fetch_wait_ms=_FETCH_WAIT_MS,
         topic_maker=maker,
         time_index=False,
+        topic_ids=False,
     )
 
 

@@ -1,8 +1,8 @@
 """The `Log` port in memory: what tests and the counting model run on instead of Kafka.
 
 Besides the port it has what a test does to a log from outside: `expire` (retention), `punch`
-(compaction), `truncate` (loss), `delete_topic` and `configure` (somebody's hand), `go_away` and
-`come_back` (the broker), `rebalance` and `lose` (the group).
+(compaction), `cut` (loss), `delete_topic`, `recreate` and `configure` (somebody's hand), `go_away`
+and `come_back` (the broker), `rebalance` and `lose` (the group).
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import time
 from bisect import bisect_left
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from common.core.spans import Partition
+from common.core.spans import LogPosition, Partition
 from common.errors import DeliveryError, RecordTooLargeError, UnavailableError, UnknownTopicError
-from common.ports import MESSAGE_BYTES, WRITER_BYTES, Bounds, NewTopic
+from common.ports import MESSAGE_BYTES, WRITER_BYTES, Bounds, NewTopic, Truncated
 from common.testing.log_group import Group, MemoryStreamReader
 from common.testing.log_readers import MemorySpanReader, MemoryTail, MemoryWriter
 
@@ -43,6 +44,7 @@ class Stored:
     key: bytes | None
     value: bytes | None
     arrival_s: float
+    epoch: int
 
 
 @dataclass(slots=True)
@@ -52,11 +54,29 @@ class PartitionLog:
     records: list[Stored] = field(default_factory=list)
     start: int = 0
     end: int = 0
+    epochs: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])  # with first offsets
 
     def read(self, position: int, max_records: int) -> list[Stored]:
         """Up to so many records from the first one at or after a position on."""
         first = bisect_left(self.records, position, key=lambda record: record.offset)
         return self.records[first : first + max_records]
+
+    def cut(self, end: int) -> None:
+        """Lose the records from an offset on; the log goes on under the next leader epoch."""
+        self.records = [each for each in self.records if each.offset < end]
+        self.end = end
+        later = self.epochs[-1][0] + 1
+        self.epochs = [*(each for each in self.epochs if each[1] < end), (later, end)]
+
+    def divergent_offset(self, offset: int, epoch: int) -> int | None:
+        """Where this is not the log any more of which a position knows; None where it is."""
+        reached = self.end
+        if epoch > self.epochs[-1][0]:
+            reached = 0
+        elif epoch >= 0:
+            reached = next((first for later, first in self.epochs if later > epoch), self.end)
+            reached = max(reached, self.start)
+        return reached if reached < offset else None
 
 
 class MemoryLog:
@@ -70,6 +90,8 @@ class MemoryLog:
         self._clock = clock
         self._changed = threading.Condition()  # its lock guards everything here
         self._topics: dict[str, list[PartitionLog]] = {}
+        self._ids = dict[str, str]()  # of topics
+        self._numbers = count()
         self._groups: dict[str, Group] = {}
         self._keyless = 0  # records appended without key and partition
         self._tails = set[MemoryTail]()
@@ -84,9 +106,9 @@ class MemoryLog:
         """See the port; all is kept, until a test expires it or punches holes."""
         with self.here():
             for topic in wanted:
-                partitions = [PartitionLog() for _ in range(topic.partitions)]
-                self._topics.setdefault(topic.name, partitions)
-                self._settings.setdefault(topic.name, _DEFAULTS | topic.settings)
+                if topic.name not in self._topics:
+                    self._make(topic.name, topic.partitions)
+                    self._settings[topic.name] = _DEFAULTS | topic.settings
             self.changed()
 
     def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
@@ -129,6 +151,21 @@ class MemoryLog:
                 if place.index < len(self._topics.get(place.topic, ()))
             }
 
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """See the port."""
+        with self.here():
+            return {topic: self._ids[topic] for topic in topics if topic in self._topics}
+
+    def agrees(self, positions: Mapping[Partition, LogPosition]) -> dict[Partition, int]:
+        """See the port.
+
+        Raises:
+            UnknownTopicError: If there is no such partition.
+        """
+        with self.here():
+            found = {place: self.loss(place, known) for place, known in positions.items()}
+        return {place: loss.divergent_offset for place, loss in found.items() if loss is not None}
+
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
         """See the port.
 
@@ -154,10 +191,13 @@ class MemoryLog:
         return MemorySpanReader(self)
 
     def tail(
-        self, partition: Partition, position: int, on_ready: Callable[[], None] | None = None
+        self,
+        partition: Partition,
+        position: int | LogPosition,
+        on_ready: Callable[[], None] | None = None,
     ) -> MemoryTail:
         """See the port."""
-        tail = MemoryTail(self, partition, position, on_ready)
+        tail = MemoryTail(self, partition, LogPosition.of(position), on_ready)
         with self._changed:
             self._tails.add(tail)
             tail.tell_if_ready(away=self._away)
@@ -199,18 +239,22 @@ class MemoryLog:
             stored = self.stored(partition)
             stored.records = [each for each in stored.records if each.offset != offset]
 
-    def truncate(self, partition: Partition, end: int) -> None:
+    def cut(self, partition: Partition, end: int) -> None:
         """Lose acknowledged records: the log ends at `end` from now on."""
         with self._changed:
-            stored = self.stored(partition)
-            stored.records = [each for each in stored.records if each.offset < end]
-            stored.end = end
+            self.stored(partition).cut(end)
             self.changed()
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with all that it holds."""
         with self._changed:
             del self._topics[topic], self._settings[topic]
+            self.changed()
+
+    def recreate(self, topic: str) -> None:
+        """Delete a topic with all that it holds, and create it anew with as many partitions."""
+        with self._changed:
+            self._make(topic, len(self._topics[topic]))
             self.changed()
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
@@ -299,6 +343,18 @@ class MemoryLog:
             raise UnknownTopicError(f"there is no {partition}")
         return stored[partition.index]
 
+    def loss(self, partition: Partition, known: LogPosition) -> Truncated | None:
+        """What a partition's log lost of what a position knows; the lock must be held.
+
+        Raises:
+            UnknownTopicError: If there is no such partition.
+        """
+        stored = self.stored(partition)
+        if known.topic_id and known.topic_id != self._ids[partition.topic]:
+            return Truncated(partition, 0, recreated=True)
+        at = stored.divergent_offset(known.offset, known.epoch)
+        return None if at is None else Truncated(partition, at, recreated=False)
+
     def partitions_of(self, topic: str) -> tuple[Partition, ...]:
         """All partitions of a topic; the lock must be held.
 
@@ -331,6 +387,11 @@ class MemoryLog:
         if key is None and "compact" in settings["cleanup.policy"]:
             raise DeliveryError(f"{topic} is compacted and takes no record without a key")
         offset, stored.end = stored.end, stored.end + 1
-        stored.records.append(Stored(offset, key, value, self._clock()))
+        epoch = stored.epochs[-1][0]
+        stored.records.append(Stored(offset, key, value, self._clock(), epoch))
         self.changed()
         return offset
+
+    def _make(self, topic: str, partitions: int) -> None:
+        self._topics[topic] = [PartitionLog() for _ in range(partitions)]
+        self._ids[topic] = f"{topic}#{next(self._numbers)}"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from common.core.events import Assigned, Revoked
 from common.core.reading import RunsInTurn
-from common.core.spans import Partition
+from common.core.spans import LogPosition, Partition
 from common.errors import OutsideError, UnknownTopicError
 from common.ports import Bounds, EndReached, OutOfRange, StreamEvent
-from common.testing.log_readers import fetched
+from common.testing.log_readers import fetched, moved
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,7 +92,7 @@ class MemoryStreamReader:
         self._name = name
         self._hold = hold
         self._owned: set[Partition] = set()
-        self._positions: dict[Partition, int] = {}  # of those that have been placed
+        self._positions: dict[Partition, LogPosition] = {}  # of those that have been placed
         self._in_turn = RunsInTurn()
         self._paused = False
         self._id = group.join(self, name, hold=hold)
@@ -112,10 +112,10 @@ class MemoryStreamReader:
             self._log.wait_until(lambda: self._has_news(wanted), timeout_s)
             return (*self._rebalanced(), *self._read(wanted, run or max(wanted, 1)))
 
-    def place(self, positions: Mapping[Partition, int]) -> None:
+    def place(self, positions: Mapping[Partition, int | LogPosition]) -> None:
         """See the port; partitions that are not this member's (any more) are left out."""
         for partition in self._owned & positions.keys():
-            self._positions[partition] = positions[partition]
+            self._positions[partition] = LogPosition.of(positions[partition])
 
     def pause(self) -> None:
         """See the port."""
@@ -133,7 +133,7 @@ class MemoryStreamReader:
         """See the port."""
         with self._log.here():
             return {
-                partition: max(0, self._log.stored(partition).end - position)
+                partition: max(0, self._log.stored(partition).end - position.offset)
                 for partition, position in self._positions.items()
             }
 
@@ -182,7 +182,11 @@ class MemoryStreamReader:
         return [
             partition
             for partition, position in self._positions.items()
-            if partition in self._owned and position != self._log.stored(partition).end
+            if partition in self._owned
+            and (
+                position.offset != self._log.stored(partition).end
+                or self._log.loss(partition, position)
+            )
         ]
 
     def _rebalanced(self) -> list[StreamEvent]:
@@ -209,17 +213,21 @@ class MemoryStreamReader:
         here, lags = dict[Partition, int](), dict[Partition, int]()
         for partition in self._readable():
             stored, position = self._log.stored(partition), self._positions[partition]
-            if not stored.start <= position <= stored.end:
+            if loss := self._log.loss(partition, position):
+                del self._positions[partition]
+                events.append(loss)
+            elif position.offset < stored.start:
                 del self._positions[partition]
                 events.append(OutOfRange(partition, Bounds(stored.start, stored.end)))
-            elif length := len(stored.read(position, wanted)):
+            elif length := len(stored.read(position.offset, wanted)):
                 here[partition] = length
-                lags[partition] = stored.end - position
+                lags[partition] = stored.end - position.offset
             else:
-                self._positions[partition] = stored.end
+                self._positions[partition] = moved(position, (), stored.end)
                 events.append(EndReached(partition, stored.end))
         for partition, length in self._in_turn.plan(here, lags, wanted, run):
-            records = self._log.stored(partition).read(self._positions[partition], length)
-            self._positions[partition] = records[-1].offset + 1
+            position = self._positions[partition]
+            records = self._log.stored(partition).read(position.offset, length)
+            self._positions[partition] = moved(position, records, records[-1].offset + 1)
             events.append(fetched(partition, records))
         return events

@@ -12,6 +12,7 @@ from common.errors import (
     DeliveryError,
     ExpiredError,
     RecordTooLargeError,
+    RecreatedError,
     TruncatedError,
     UnavailableError,
     UnknownTopicError,
@@ -21,7 +22,7 @@ from common.ports import Fetched, LogRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from common.core.spans import Partition, Span
+    from common.core.spans import LogPosition, Partition, Span
     from common.testing.log import MemoryLog, Stored
 
 
@@ -37,7 +38,13 @@ def fetched(partition: Partition, run: list[Stored]) -> Fetched:
         [each.value for each in run],
         run[0].arrival_s if run else 0.0,
         run[-1].arrival_s if run else 0.0,
+        [each.epoch for each in run],
     )
+
+
+def moved(position: LogPosition, run: Sequence[Stored], offset: int) -> LogPosition:
+    """A position after a run of records was read, which no others follow below an offset."""
+    return position._replace(offset=offset, epoch=run[-1].epoch if run else position.epoch)
 
 
 class MemorySpanReader:
@@ -74,7 +81,7 @@ class MemoryTail:
         self,
         log: MemoryLog,
         partition: Partition,
-        position: int,
+        position: LogPosition,
         on_ready: Callable[[], None] | None,
     ) -> None:
         self._log = log
@@ -87,24 +94,30 @@ class MemoryTail:
 
         Raises:
             ExpiredError: If the position is below the log's start.
-            TruncatedError: If it is above its end.
+            TruncatedError: If the log lost records below the position.
+            RecreatedError: If it is another topic's.
             UnknownTopicError: If there is no such partition.
         """
         with self._log.here():
             self._log.wait_until(self._is_ready, timeout_s)
-            stored = self._log.stored(self._partition)
-            if self._position < stored.start:
+            at, stored = self._position, self._log.stored(self._partition)
+            if loss := self._log.loss(self._partition, at):
+                if loss.recreated:
+                    raise RecreatedError(f"{self._partition} is another topic's")
+                raise TruncatedError(f"{self._partition} was cut", loss.divergent_offset)
+            if at.offset < stored.start:
                 raise ExpiredError(f"{self._partition} starts at {stored.start}")
-            if self._position > stored.end:
-                raise TruncatedError(f"{self._partition} ends at {stored.end}")
-            run = stored.read(self._position, max_records)
+            run = stored.read(at.offset, max_records)
             whole = len(run) < max_records  # then nothing but holes is left
-            self._position = stored.end if whole else run[-1].offset + 1
-            return [LogRecord(each.offset, each.key, each.value, each.arrival_s) for each in run]
+            self._position = moved(at, run, stored.end if whole else run[-1].offset + 1)
+            return [
+                LogRecord(each.offset, each.key, each.value, each.arrival_s, each.epoch)
+                for each in run
+            ]
 
     def position(self) -> int:
         """See the port."""
-        return self._position
+        return self._position.offset
 
     def close(self) -> None:
         """See the port."""
@@ -116,11 +129,12 @@ class MemoryTail:
             self._on_ready()
 
     def _is_ready(self) -> bool:
+        at = self._position
         try:
-            stored = self._log.stored(self._partition)
+            end = self._log.stored(self._partition).end
+            return at.offset != end or self._log.loss(self._partition, at) is not None
         except UnknownTopicError:
             return True
-        return self._position != stored.end
 
 
 class _Queued(NamedTuple):

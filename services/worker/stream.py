@@ -19,7 +19,7 @@ from common.core.messages import BatchReady, Skipped
 from common.core.spans import Partition
 from common.core.worker import Worker
 from common.errors import UnavailableError
-from common.ports import EndReached, Fetched, OutOfRange
+from common.ports import EndReached, Fetched, OutOfRange, Truncated
 from common.telemetry import Outage, StageTimes
 from common.topics import control_topic, group_name
 from services.worker.time_lag import TimeLag
@@ -181,15 +181,15 @@ class Stream:
             case EndReached(partition, end):
                 self._feed(events.EndReached(partition, end))
             case OutOfRange(partition, bounds):
-                position = self._machine.position(partition)
-                if position is not None and position > bounds.end:
-                    reason = f"position {position} is above the log's end {bounds.end}"
-                    self._log.error("stream_truncated", partition=str(partition), reason=reason)
-                else:
-                    self._log.warning(
-                        "records_expired", partition=str(partition), start=bounds.start
-                    )
-                    self._feed(events.FellBehind(partition, bounds.start))
+                self._log.warning("records_expired", partition=str(partition), start=bounds.start)
+                self._feed(events.FellBehind(partition, bounds.start))
+            case Truncated(partition, at, recreated):
+                reason = (
+                    "its topic was deleted and created anew"
+                    if recreated
+                    else f"its log lost the records that it had from {at} on"
+                )
+                self._log.error("stream_truncated", partition=str(partition), reason=reason)
 
     def _decode(self, fetched: Fetched) -> Run:
         """Decode a whole run at once; rows go where the next announcement finds them."""

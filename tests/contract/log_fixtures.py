@@ -66,6 +66,12 @@ class Rig(Protocol):
     def delete_topic(self, topic: str) -> None:
         """Somebody deletes a topic; not of the embedded broker, which cannot."""
 
+    def cut(self, partition: Partition, end: int) -> None:
+        """The log loses the records from an offset on; not of the embedded broker, which cannot.
+
+        Each of them must have been delivered before the next was appended.
+        """
+
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
         """Somebody changes settings of a topic; not of the embedded broker, which cannot."""
 
@@ -105,6 +111,10 @@ class MemoryRig:
     def delete_topic(self, topic: str) -> None:
         """See `Rig`."""
         self.log.delete_topic(topic)
+
+    def cut(self, partition: Partition, end: int) -> None:
+        """See `Rig`."""
+        self.log.cut(partition, end)
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
         """See `Rig`."""
@@ -203,6 +213,10 @@ class EmbeddedRig(KafkaRig):
         """See `Rig`."""
         pytest.skip(f"the embedded broker cannot delete {topic}")
 
+    def cut(self, partition: Partition, end: int) -> None:
+        """See `Rig`."""
+        pytest.skip(f"the embedded broker cannot cut {partition} at {end}")
+
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
         """See `Rig`."""
         pytest.skip(f"the embedded broker has no settings of {topic}: {settings}")
@@ -243,6 +257,15 @@ class ApacheRig(KafkaRig):
     def delete_topic(self, topic: str) -> None:
         """See `Rig`."""
         self._admin.delete_topics([topic])[topic].result()
+
+    def cut(self, partition: Partition, end: int) -> None:
+        """See `Rig`."""
+        self._kafka.kill()
+        assert self._kafka.cut(*partition, end) == end
+        self._kafka.restart()
+        # The producer whose records are lost cannot go on there, and readers of the log shall.
+        self.writer.close()
+        self.writer = KafkaLog(self._settings).writer()
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
         """See `Rig`."""

@@ -10,7 +10,7 @@ from common.core.spans import Partition
 from common.ports import NewTopic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from common.ports import Log, LogRecord
     from tests.contract.log_fixtures import Rig
@@ -32,6 +32,13 @@ def filled(rig: Rig, topic: str, count: int) -> Partition:
         rig.writer.append(topic, b"%d" % i)
     assert rig.writer.flush(PATIENCE_S)
     return Partition(topic, 0)
+
+
+def one_by_one(rig: Rig, topic: str, values: Iterable[bytes]) -> None:
+    """Append records, each in a batch of its own."""
+    for value in values:
+        rig.writer.append(topic, value)
+        assert rig.writer.flush(PATIENCE_S)
 
 
 def everything(log: Log, partition: Partition) -> list[LogRecord]:

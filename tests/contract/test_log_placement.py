@@ -10,7 +10,7 @@ import pytest
 
 from common.core.events import Assigned
 from common.core.spans import Partition
-from common.ports import Bounds, EndReached, Fetched, NewTopic, OutOfRange
+from common.ports import Bounds, EndReached, Fetched, NewTopic, OutOfRange, Truncated
 from tests.contract.log_helpers import PATIENCE_S, eventually, filled
 
 if TYPE_CHECKING:
@@ -173,9 +173,12 @@ def test_out_of_range_is_told_once_and_silent_until_placed_again(rig: Rig, fresh
     partition = filled(rig, fresh, 10)
     rig.expire(partition, 4)
     with closing(joined(rig.log, fresh)) as reader:
-        for wrong in (3, 11):
+        for wrong, told in (
+            (3, OutOfRange(partition, Bounds(4, 10))),
+            (11, Truncated(partition, 10, recreated=False)),
+        ):
             reader.place({partition: wrong})
-            assert next_event(reader) == OutOfRange(partition, Bounds(4, 10))
+            assert next_event(reader) == told
             assert [reader.poll(100, 0.05) for _ in range(3)] == [()] * 3
         reader.place({partition: 4})
         assert read(reader, partition, 6) == list(range(4, 10))

@@ -238,6 +238,24 @@ def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
     assert late.read()["digits"].wanted == "paused"
 
 
+@pytest.mark.parametrize("others", [0, 5])
+def test_a_reader_of_a_topic_that_was_cut_or_created_anew_begins_anew(
+    log: MemoryLog, others: int
+) -> None:
+    late, book = JobBook(log), JobBook(log)
+    book.submit(parse_job(TEXT))
+    book.want("digits", "paused", "")
+    assert late.read()["digits"].wanted == "paused"
+    log.cut(JOBS, 1)
+    for number in range(others):
+        write(log, JOBS.topic, b"garbage", b"%d" % number)
+    assert late.read()["digits"].wanted == "running"
+    log.recreate(JOBS.topic)
+    for number in range(others):
+        write(log, JOBS.topic, b"garbage", b"%d" % number)
+    assert late.read() == {}
+
+
 class RacingLog(MemoryLog):
     """Lets somebody else act right before a record goes into the jobs topic, once."""
 

@@ -83,6 +83,9 @@ class Record(Protocol):
     def timestamp(self) -> tuple[int, int]:
         """Kind of timestamp, and milliseconds since 1970."""
 
+    def leader_epoch(self) -> int | None:
+        """Kafka's leader epoch of the record; None where the broker has none."""
+
     def error(self) -> KafkaError | None:
         """What this message says instead of being a record."""
 
@@ -93,6 +96,12 @@ class Record(Protocol):
 def arrival_s(record: Record) -> float:
     """The record's timestamp in Kafka."""
     return record.timestamp()[1] / 1e3
+
+
+def epoch_of(record: Record) -> int:
+    """The record's leader epoch; -1 where the broker has none."""
+    epoch = record.leader_epoch()
+    return -1 if epoch is None else epoch
 
 
 def place_of(record: Record) -> tuple[str, int]:

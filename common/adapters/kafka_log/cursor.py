@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from confluent_kafka import TopicPartition
+
+from common.core.spans import LogPosition
+
 if TYPE_CHECKING:
     from common.core.spans import Partition
 
@@ -17,7 +21,7 @@ class Taken(NamedTuple):
 
 
 class Cursor:
-    """The position of one partition since it was last placed.
+    """The position of one partition since it was last placed, and what is known of the log below.
 
     A record left over from an earlier placement looks like a hole in the log, and the records
     before it would be lost. The client library throws such records out by itself; should it ever
@@ -28,11 +32,23 @@ class Cursor:
     order.
     """
 
-    def __init__(self, partition: Partition, position: int) -> None:
+    def __init__(self, partition: Partition, position: int | LogPosition) -> None:
+        known = LogPosition.of(position)
         self.partition = partition
-        self.position = position
+        self.position = known.offset
+        self.topic_id = known.topic_id  # empty: not known
+        self.epoch = known.epoch  # of the last record below the position; -1: not known
         self._hole_at: tuple[int, int] | None = None  # (position, offset found there instead)
         self._has_holes = False
+
+    @property
+    def known(self) -> LogPosition:
+        """Where it stands, as whoever goes on from here needs it."""
+        return LogPosition(self.position, self.topic_id, self.epoch)
+
+    def target(self) -> TopicPartition:
+        """Where the client has to go on, and what it has to see to before that."""
+        return TopicPartition(*self.partition, self.position, leader_epoch=self.epoch)
 
     def take(self, offsets: list[int]) -> Taken:
         """Move the position over what continues it.

@@ -26,18 +26,19 @@ from common.adapters.kafka_log.client import (
     cause_of,
     made,
 )
-from common.adapters.kafka_log.offsets import OffsetsQuestion
+from common.adapters.kafka_log.epochs import PastEpochs, TopicIdsQuestion, epoch_ends
+from common.adapters.kafka_log.offsets import Offset, OffsetsQuestion
 from common.adapters.kafka_log.settings import client_properties, reader_properties
 from common.adapters.kafka_log.spans import KafkaSpanReader
 from common.adapters.kafka_log.stream import KafkaStreamReader
 from common.adapters.kafka_log.tail import Tails
 from common.adapters.kafka_log.writer import KafkaWriter, SharedProducer
-from common.core.spans import Partition, Span
+from common.core.spans import LogPosition, Partition, Span
 from common.errors import ExpiredError, OutsideError, UnavailableError, UnknownTopicError
 from common.ports import WRITER_BYTES, Bounds, NewTopic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from confluent_kafka.admin._metadata import TopicMetadata
 
@@ -78,6 +79,7 @@ class KafkaLog:
         self._complaints = Complaints()
         self._let_in = False  # a broker has answered
         self._admin_met = False  # likewise, of the other client
+        self._past_epochs = dict[Partition, PastEpochs]()
         self._tails = Tails(settings, lambda: self._admin)
         self._producer: SharedProducer | None = None
 
@@ -188,7 +190,7 @@ class KafkaLog:
         Raises:
             UnavailableError: If the broker is away.
         """
-        return self._offsets("end", partitions)
+        return {place: found.offset for place, found in self._offsets("end", partitions).items()}
 
     def starts(self, partitions: Collection[Partition]) -> Positions:
         """See the port.
@@ -196,23 +198,70 @@ class KafkaLog:
         Raises:
             UnavailableError: If the broker is away.
         """
-        return self._offsets("start", partitions)
+        return {place: found.offset for place, found in self._offsets("start", partitions).items()}
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+        if not topics or not self._settings.topic_ids:
+            return {}
+        self._meet_admin(topics)
+        question = TopicIdsQuestion(self._admin, topics, self._settings.request_timeout_s)
+        ids = dict[str, str]()
+        for topic, answer in question.answers().items():
+            if isinstance(answer, str):
+                ids[topic] = answer
+            elif answer.code() not in UNKNOWN:
+                raise as_ours(answer, f"id of {topic}")
+        return {topic: each for topic, each in ids.items() if each}
+
+    def agrees(self, positions: Mapping[Partition, LogPosition]) -> dict[Partition, int]:
+        """See the port.
+
+        Raises:
+            UnknownTopicError: If there is no such partition.
+            UnavailableError: If it cannot be told now of all of them.
+        """
+        ids = self.topic_ids({place.topic for place in positions})
+        parted, left = dict[Partition, int](), dict[Partition, LogPosition]()
+        for place, known in positions.items():
+            found = ids.get(place.topic, known.topic_id)
+            if known.topic_id and found != known.topic_id:
+                parted[place] = 0
+            else:
+                left[place] = known
+        ends = self._offsets("end", left)
+        for place in left.keys() - ends.keys():
+            if place not in self.partitions(place.topic):
+                raise UnknownTopicError(f"there is no {place}")
+            raise UnavailableError(f"nobody can tell now where {place} ends")
+        reached = self._reached(left, ends, ids)
+        parted |= {place: reached[place] for place in left if reached[place] < left[place].offset}
+        return parted
 
     def stream(
         self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
     ) -> KafkaStreamReader:
         """See the port."""
-        return KafkaStreamReader(self._settings, group, topics, member, hold=hold)
+        return KafkaStreamReader(
+            self._settings, lambda: self._admin, group, topics, member, hold=hold
+        )
 
     def spans(self) -> KafkaSpanReader:
         """See the port."""
         return KafkaSpanReader(self._settings)
 
     def tail(
-        self, partition: Partition, position: int, on_ready: Callable[[], None] | None = None
+        self,
+        partition: Partition,
+        position: int | LogPosition,
+        on_ready: Callable[[], None] | None = None,
     ) -> KafkaTail:
         """See the port."""
-        return self._tails.open(partition, position, on_ready)
+        return self._tails.open(partition, LogPosition.of(position), on_ready)
 
     def writer(
         self,
@@ -283,10 +332,39 @@ class KafkaLog:
                     self._admin_met = True
                 return
 
+    def _reached(
+        self,
+        positions: Mapping[Partition, LogPosition],
+        ends: Mapping[Partition, Offset],
+        ids: Mapping[str, str],
+    ) -> dict[Partition, int]:
+        """Up to where each log has records of leader epochs no later than its position's.
+
+        While a leader epoch is in force, those before it end where they did, so each is asked once.
+        """
+        reached, unknown = dict[Partition, int](), dict[Partition, int]()
+        for place, known in positions.items():
+            end, epoch = ends[place]
+            past = self._past_epochs.get(place)
+            if past is None or past.lasting != (ids.get(place.topic, ""), epoch):
+                past = PastEpochs((ids.get(place.topic, ""), epoch))
+                self._past_epochs[place] = past
+            if -1 in {known.epoch, epoch} or known.epoch == epoch:
+                reached[place] = end
+            elif known.epoch in past.ends:
+                reached[place] = past.ends[known.epoch]
+            else:
+                unknown[place] = known.epoch
+        if unknown:
+            asked = epoch_ends(self._settings, unknown, self._settings.request_timeout_s)
+            for place, end in asked.items():
+                reached[place] = self._past_epochs[place].ends[unknown[place]] = end
+        return reached
+
     def _offsets(
         self, which: Literal["start", "end"], partitions: Collection[Partition]
-    ) -> Positions:
-        found: Positions = {}
+    ) -> dict[Partition, Offset]:
+        found = dict[Partition, Offset]()
         left, until = set(partitions), time.monotonic() + _OFFSETS_S
         self._meet_admin({place.topic for place in left})
         while left:
@@ -299,7 +377,7 @@ class KafkaLog:
         return found
 
     def _ask_offsets(
-        self, which: Literal["start", "end"], left: set[Partition], found: Positions
+        self, which: Literal["start", "end"], left: set[Partition], found: dict[Partition, Offset]
     ) -> KafkaError | None:
         """Move those that are known from `left` to `found`; leave those out that do not exist.
 
@@ -309,7 +387,7 @@ class KafkaLog:
         why: KafkaError | None = None
         question = OffsetsQuestion(self._admin, left, which, self._settings.request_timeout_s)
         for partition, answer in question.answers().items():
-            if isinstance(answer, int):
+            if isinstance(answer, Offset):
                 found[partition] = answer
             elif not self._is_missing(partition, answer):
                 why = answer  # such as a leader that was elected this moment

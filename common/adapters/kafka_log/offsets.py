@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin._listoffsets import OffsetSpec
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.admin._listoffsets import ListOffsetsResultInfo
+
+
+class Offset(NamedTuple):
+    """An end of a log."""
+
+    offset: int
+    epoch: int  # of its record; of the log's end, the leader epoch now; -1: the broker has none
 
 
 class OffsetsQuestion:
@@ -48,7 +55,7 @@ class OffsetsQuestion:
         """Whether `answers` need not wait."""
         return all(answer.done() for answer in self._answers.values())
 
-    def answers(self) -> dict[Partition, int | KafkaError]:
+    def answers(self) -> dict[Partition, Offset | KafkaError]:
         """Offsets, or why there is none, by partition."""
         return {
             Partition(place.topic, place.partition): _offset_of(answer)
@@ -79,14 +86,15 @@ class BoundsQuestion:
         }
 
 
-def _both(start: int | KafkaError, end: int | KafkaError) -> Bounds | KafkaError:
+def _both(start: Offset | KafkaError, end: Offset | KafkaError) -> Bounds | KafkaError:
     if isinstance(start, KafkaError):
         return start
-    return end if isinstance(end, KafkaError) else Bounds(start, end)
+    return end if isinstance(end, KafkaError) else Bounds(start.offset, end.offset)
 
 
-def _offset_of(answer: Future[ListOffsetsResultInfo]) -> int | KafkaError:
+def _offset_of(answer: Future[ListOffsetsResultInfo]) -> Offset | KafkaError:
     try:
-        return answer.result().offset
+        found = answer.result()
+        return Offset(found.offset, -1 if found.leader_epoch is None else found.leader_epoch)
     except KafkaException as raised:
         return cause_of(raised)

@@ -15,6 +15,7 @@ from common.adapters.kafka_log.client import (
     as_ours,
     cause_of,
     consume,
+    epoch_of,
     made,
 )
 from common.adapters.kafka_log.cursor import Cursor
@@ -44,14 +45,14 @@ class KafkaSpanReader:
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._complaints = Complaints()
-        properties = reader_properties(settings) | {
+        self._properties = reader_properties(settings) | {
             "error_cb": self._complaints,
             "fetch.wait.max.ms": _FETCH_WAIT_MS,
             "fetch.message.max.bytes": _FETCH_BYTES,
             # Offsets at the end of a span may hold nothing: only the end of the log shows it then.
             "enable.partition.eof": True,
         }
-        self._client = made(Consumer, properties)
+        self._client = made(Consumer, self._properties)
         self._met = set[str]()  # topics that the client knows
 
     def read(self, span: Span, timeout_s: float) -> Fetched:
@@ -74,6 +75,7 @@ class KafkaSpanReader:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     self._meet(span, _LOOK_S)  # it may have been deleted
+                    self._renew()
                     raise UnavailableError(
                         f"{span} did not come within {timeout_s} s; got up to {cursor.position}"
                     )
@@ -89,11 +91,21 @@ class KafkaSpanReader:
             [message.value() for message in records],
             arrival_s(records[0]) if records else 0.0,
             arrival_s(records[-1]) if records else 0.0,
+            [epoch_of(message) for message in records],
         )
 
     def close(self) -> None:
         """See the port."""
         self._client.close()
+
+    def _renew(self) -> None:
+        """Begin with a new client: the old one never reads a topic that was created anew.
+
+        So it is where the leader epochs of the new one are lower than those that it has seen.
+        """
+        self._client.close()
+        self._client = made(Consumer, self._properties)
+        self._met.clear()
 
     def _meet(self, span: Span, timeout_s: float) -> None:
         """Ask about a topic."""

@@ -19,19 +19,23 @@ from common.adapters.kafka_log.client import (
     cause_of,
     consume,
     end_in,
+    epoch_of,
     made,
     place_of,
 )
 from common.adapters.kafka_log.cursor import Cursor
+from common.adapters.kafka_log.epochs import TopicWatch, divergent_offset
 from common.adapters.kafka_log.record_queue import RecordQueue
 from common.adapters.kafka_log.settings import member_properties
 from common.core.events import Assigned, Revoked
 from common.core.reading import RunsInTurn
-from common.core.spans import Partition
-from common.ports import Bounds, EndReached, Fetched, OutOfRange, StreamEvent
+from common.core.spans import LogPosition, Partition
+from common.ports import Bounds, EndReached, Fetched, OutOfRange, StreamEvent, Truncated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from confluent_kafka.admin import AdminClient
 
     from common.adapters.kafka_log.client import Record
     from common.adapters.kafka_log.settings import KafkaSettings
@@ -68,6 +72,7 @@ class KafkaStreamReader:
     def __init__(
         self,
         settings: KafkaSettings,
+        admin: Callable[[], AdminClient],
         group: str,
         topics: Sequence[str],
         member: str,
@@ -82,6 +87,10 @@ class KafkaStreamReader:
         self._unsought: set[Partition] = set()
         self._unmeasured: set[Partition] = set()  # out of range, bounds not yet known
         self._halted: set[Partition] = set()  # out of range: the client will not seek there again
+        self._unidentified: set[Partition] = set()  # perhaps of another topic than their position
+        self._parted: dict[Partition, int | None] = {}  # unmeasured ones: where it is another log
+        self._watch = TopicWatch(admin, settings)
+        self._met: dict[str, str] = {}  # ids of topics as this client has known them
         self._paused = False  # asked for by the caller
         self._queues: dict[Partition, RecordQueue] = {}  # of those that have a cursor
         self._full: set[Partition] = set()  # paused at the client
@@ -90,18 +99,14 @@ class KafkaStreamReader:
         self._in_turn = RunsInTurn()
         self._held_bytes = settings.prefetch_kb << 10  # over all partitions
         self._complaints = Complaints()
-        properties = member_properties(settings, group, member, hold=hold) | {
+        self._topics = list(topics)
+        self._properties = member_properties(settings, group, member, hold=hold) | {
             "enable.partition.eof": True,  # how else to know that there is nothing to wait for?
             "fetch.message.max.bytes": _FETCH_BYTES,
             "queued.max.messages.kbytes": min(_AHEAD_KB, settings.prefetch_kb),
+            "error_cb": self._complaints,
         }
-        self._client = made(Consumer, properties | {"error_cb": self._complaints})
-        self._client.subscribe(
-            list(topics),
-            on_assign=self._on_assign,
-            on_revoke=self._on_revoke,
-            on_lost=self._on_revoke,
-        )
+        self._client = self._joined()
 
     def poll(
         self, max_records: int, timeout_s: float, run: int | None = None
@@ -135,16 +140,25 @@ class KafkaStreamReader:
             self._complaints.raise_away(self._name)
         return events
 
-    def place(self, positions: Mapping[Partition, int]) -> None:
+    def place(self, positions: Mapping[Partition, int | LogPosition]) -> None:
         """See the port; partitions that are not this member's (any more) are left out."""
+        if any(self._is_anew(partition, positions[partition]) for partition in positions):
+            self._rejoin()
         for partition in self._owned & positions.keys():
             self._silence(partition)
-            self._cursors[partition] = Cursor(partition, positions[partition])
-            self._told[partition] = positions[partition]
+            cursor = self._cursors[partition] = Cursor(partition, positions[partition])
+            self._told[partition] = cursor.position
             self._queues[partition] = RecordQueue()
             self._unmeasured.discard(partition)
             self._unsought.add(partition)
+            if cursor.topic_id and self._watch.is_able:
+                self._unidentified.add(partition)
         self._seek_unsought()
+
+    def _is_anew(self, partition: Partition, position: int | LogPosition) -> bool:
+        """Whether a position is of another topic than the client has known by this name."""
+        topic_id = LogPosition.of(position).topic_id
+        return bool(topic_id) and self._met.get(partition.topic, topic_id) != topic_id
 
     def pause(self) -> None:
         """See the port."""
@@ -186,6 +200,27 @@ class KafkaStreamReader:
 
     # --- rebalances: called by the client inside `consume` ---------------------------------------
 
+    def _joined(self) -> Consumer:
+        """A client that joins the group."""
+        client = made(Consumer, self._properties)
+        client.subscribe(
+            self._topics,
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_revoke,
+        )
+        return client
+
+    def _rejoin(self) -> None:
+        """Join anew with a new client: the old one never reads a topic that was created anew.
+
+        So it is where the leader epochs of the new one are lower than those that it has seen.
+        """
+        self._client.close()  # which revokes
+        self._on_revoke(self._client, [TopicPartition(*each) for each in self._owned])
+        self._met.clear()
+        self._client = self._joined()
+
     def _on_assign(self, client: Consumer, assigned: list[TopicPartition]) -> None:
         partitions = tuple(Partition(each.topic, each.partition) for each in assigned)
         # Any number will do, none is read before `place` says which; a number spares the client the
@@ -211,6 +246,8 @@ class KafkaStreamReader:
 
     def _silence(self, partition: Partition) -> None:
         self._cursors.pop(partition, None)
+        self._unidentified.discard(partition)
+        self._parted.pop(partition, None)
         self._told.pop(partition, None)
         self._queues.pop(partition, None)
         self._unsought.discard(partition)
@@ -219,8 +256,8 @@ class KafkaStreamReader:
         self._lacking_since.pop(partition, None)
 
     def _seek_unsought(self) -> None:
-        for partition in self._unsought - self._halted:
-            target = TopicPartition(*partition, self._cursors[partition].position)
+        for partition in self._unsought - self._halted - self._unidentified:
+            target = self._cursors[partition].target()
             try:
                 self._client.seek(target)
             except KafkaException:
@@ -262,20 +299,19 @@ class KafkaStreamReader:
         Only right after `consume`, when no rebalance waits for its callback: the client would take
         these calls for the answer to it.
         """
-        for partition in self._unsought & self._halted:
-            target = TopicPartition(*partition, self._cursors[partition].position)
+        for partition in (self._unsought & self._halted) - self._unidentified:
+            target = self._cursors[partition].target()
             try:
                 self._client.incremental_unassign([target])
                 self._client.incremental_assign([target])
-                self._client.resume([target])
+                self._client.pause([target])
             except KafkaException as raised:
                 raise as_ours(cause_of(raised), f"{self._name}, {partition}") from raised
-            self._halted.discard(partition)
-            self._unsought.discard(partition)
+            self._halted.discard(partition)  # from now on it is sought as others are
 
     def _measure_unmeasured(self) -> None:
         """Tell the bounds of partitions that are out of range, or seek again where they are not."""
-        for partition in tuple(self._unmeasured):
+        for partition in self._unmeasured - self._unidentified:
             try:
                 low, high = self._client.get_watermark_offsets(
                     TopicPartition(*partition), timeout=_MEASURE_TIMEOUT_S
@@ -286,16 +322,39 @@ class KafkaStreamReader:
             cursor = self._cursors.get(partition)
             if cursor is None:
                 continue
-            if low <= cursor.position <= high:
+            parted = self._parted.pop(partition, None)
+            if cursor.position < low:
+                self._silence(partition)
+                self._events.append(OutOfRange(partition, Bounds(low, high)))
+            elif parted is not None or cursor.position > high:
+                self._silence(partition)
+                at = high if parted is None else parted
+                self._events.append(Truncated(partition, at, recreated=False))
+            else:
                 self._unsought.add(partition)  # the verdict on an earlier position came late
+
+    def _look_at_topics(self) -> None:
+        """See whether topics are still those that positions name; read those that wait for it."""
+        found = self._watch.look(self._named, urgent=bool(self._unidentified))
+        for partition, cursor in tuple(self._cursors.items()):
+            answer = found.get(partition.topic)
+            if not cursor.topic_id or not isinstance(answer, str):
                 continue
-            self._silence(partition)
-            self._events.append(OutOfRange(partition, Bounds(low, high)))
+            self._unidentified.discard(partition)
+            self._met.setdefault(partition.topic, answer)
+            if answer and answer != cursor.topic_id:
+                self._silence(partition)
+                self._events.append(Truncated(partition, 0, recreated=True))
+
+    def _named(self) -> set[str]:
+        """Topics that positions name by their ids."""
+        return {place.topic for place, cursor in self._cursors.items() if cursor.topic_id}
 
     # --- records ---------------------------------------------------------------------------------
 
     def _fetch(self, wait_s: float) -> bool:
         """Run callbacks and take over what the client has; whether there was anything."""
+        self._look_at_topics()
         self._regulate()
         self._seek_unsought()
         if self._unsought:
@@ -321,6 +380,7 @@ class KafkaStreamReader:
             if run:
                 first, last, again = cursor.take([record.offset() for record in run])
                 if first < last:
+                    cursor.epoch = epoch_of(run[last - 1])
                     self._queues[partition].put(run[first:last])
             if end is not None and not again:
                 again = cursor.reach(end)
@@ -372,13 +432,23 @@ class KafkaStreamReader:
                 partition = Partition(message.topic(), message.partition())
                 if partition in self._owned:
                     self._halted.add(partition)
-                    self._unmeasured.add(partition)
+                    self._doubt(partition, divergent_offset(error))
             elif error.code() == AT_END:
                 continue
             else:
                 self._complaints(error)
                 _LOGGER.warning("consumer_error group_member=%r error=%s", self._name, error)
         return good
+
+    def _doubt(self, partition: Partition, parted: int | None) -> None:
+        """Find out about a position that the client found no log for."""
+        self._unmeasured.add(partition)
+        cursor = self._cursors.get(partition)
+        if cursor is None or partition in self._unsought:
+            return  # it is about an earlier position
+        self._parted[partition] = parted
+        if cursor.topic_id and self._watch.is_able:
+            self._unidentified.add(partition)
 
 
 def _fetched(partition: Partition, run: list[Record]) -> Fetched:
@@ -388,4 +458,5 @@ def _fetched(partition: Partition, run: list[Record]) -> Fetched:
         [record.value() for record in run],
         arrival_s(run[0]),
         arrival_s(run[-1]),
+        [epoch_of(record) for record in run],
     )

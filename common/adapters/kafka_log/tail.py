@@ -28,14 +28,22 @@ from common.adapters.kafka_log.client import (
     as_ours,
     cause_of,
     end_in,
+    epoch_of,
     made,
     place_of,
 )
 from common.adapters.kafka_log.cursor import Cursor
+from common.adapters.kafka_log.epochs import TopicWatch, divergent_offset
 from common.adapters.kafka_log.offsets import BoundsQuestion
 from common.adapters.kafka_log.settings import tail_properties
 from common.core.spans import Partition
-from common.errors import ExpiredError, OutsideError, TruncatedError, UnknownTopicError
+from common.errors import (
+    ExpiredError,
+    OutsideError,
+    RecreatedError,
+    TruncatedError,
+    UnknownTopicError,
+)
 from common.ports import LogRecord
 
 if TYPE_CHECKING:
@@ -45,6 +53,7 @@ if TYPE_CHECKING:
 
     from common.adapters.kafka_log.client import Record
     from common.adapters.kafka_log.settings import KafkaSettings
+    from common.core.spans import LogPosition
     from common.ports import Bounds
 
 _WAIT_S = 0.01  # for records; what is asked of the thread meanwhile waits as long
@@ -67,19 +76,19 @@ class KafkaTail:
         self,
         consumer: _TailConsumer,
         partition: Partition,
-        position: int,
+        known: LogPosition,
         on_ready: Callable[[], None] | None,
     ) -> None:
         self.partition = partition
-        self.cursor = Cursor(partition, position)  # what to put here next; the consumer's thread's
+        self.cursor = Cursor(partition, known)  # what to put here next; the consumer's thread's
         self.is_full = False  # not assigned at the client until half of it is read
         self._consumer = consumer
-        self._position = position
+        self._position = known.offset
         self._on_ready = on_ready
         # Records that follow each other, how many bytes they take, and the position after them.
         self._runs = deque[tuple[list[LogRecord], int, int]]()
         self._run: list[LogRecord] = []  # of which the first `_taken` are read
-        self._run_end = position
+        self._run_end = known.offset
         self._taken = 0
         # Each is changed by one thread only: the consumer's, and whoever reads.
         self._put_bytes = self._read_bytes = 0
@@ -94,7 +103,8 @@ class KafkaTail:
 
         Raises:
             ExpiredError: If the position is below the log's start.
-            TruncatedError: If it is above its end.
+            TruncatedError: If the log ends below the position, or has lost records below it.
+            RecreatedError: If it is another topic's.
             UnknownTopicError: If there is no such partition, or it was deleted.
             UnavailableError: If the broker is away; call again.
         """
@@ -193,7 +203,7 @@ class Tails:
         self._consumers: list[_TailConsumer] = []
 
     def open(
-        self, partition: Partition, position: int, on_ready: Callable[[], None] | None
+        self, partition: Partition, known: LogPosition, on_ready: Callable[[], None] | None
     ) -> KafkaTail:
         """A tail, on the first consumer that does not read its partition."""
         with self._lock:
@@ -203,7 +213,7 @@ class Tails:
             else:
                 consumer = _TailConsumer(self._settings, self._admin, self._lock, self._forget)
                 self._consumers.append(consumer)
-            tail = KafkaTail(consumer, partition, position, on_ready)
+            tail = KafkaTail(consumer, partition, known, on_ready)
             consumer.add(tail)
             return tail
 
@@ -241,12 +251,19 @@ class _TailConsumer:
         self._forget = forget
         self._timeout_s = settings.request_timeout_s
         self._taken = dict[Partition, KafkaTail]()  # by tails that are not closed
+        # That were deleted: the client knows leader epochs of them, and so would never read those
+        # that are created anew under lower ones.
+        self._gone = set[str]()
         self._orders = SimpleQueue["Callable[[], None]"]()  # what others want of the thread
         self._ending = False
         # From here on all is the thread's.
         self._reading = dict[Partition, KafkaTail]()
         self._assigned = set[Partition]()
+        self._unsought = set[Partition]()  # of those: what comes of them is of no use before that
+        self._unidentified = set[Partition]()  # they may be of another topic than their position
+        self._watch = TopicWatch(admin, settings)
         self._stopped = set[Partition]()  # by the client, as out of range
+        self._parted = dict[Partition, int | None]()  # of those, where it found another log
         # Partitions that may not hold their position or be there at all, and since when Kafka has
         # said that it does not know them.
         self._suspects = dict[Partition, float | None]()
@@ -263,7 +280,8 @@ class _TailConsumer:
 
     def is_free(self, partition: Partition) -> bool:
         """Whether it can read a partition for one more tail; the lock must be held."""
-        return not self._ending and partition not in self._taken
+        is_taken = partition in self._taken or partition.topic in self._gone
+        return not self._ending and not is_taken
 
     def add(self, tail: KafkaTail) -> None:
         """Begin to read; the lock must be held."""
@@ -314,7 +332,9 @@ class _TailConsumer:
                 self._busy_s = time.monotonic()
                 messages += self._client.consume(_MANY_RECORDS, 0)
             self._distribute(cast("list[Record]", messages))
+            self._seek_unsought()
             self._tell_trouble()
+            self._look_at_topics()
             self._examine()
 
     def _carry_out(self) -> None:
@@ -340,32 +360,47 @@ class _TailConsumer:
             with suppress(KafkaException):
                 self._client.list_topics(tail.partition.topic, timeout=_MEET_S)
         self._reading[tail.partition] = tail
-        self._assign(tail)
+        if tail.cursor.topic_id and self._watch.is_able:
+            self._unidentified.add(tail.partition)
+        else:
+            self._assign(tail)
 
     def _stop(self, tail: KafkaTail) -> None:
         if self._reading.get(tail.partition) is tail:
             self._unassign(tail.partition)
             del self._reading[tail.partition]
+            self._unidentified.discard(tail.partition)
             self._suspects.pop(tail.partition, None)
 
     def _refill(self, tail: KafkaTail) -> None:
         if tail.is_full and self._reading.get(tail.partition) is tail:
             tail.is_full = False
-            tail.cursor = Cursor(tail.partition, tail.cursor.position)
+            tail.cursor = Cursor(tail.partition, tail.cursor.known)
             self._assign(tail)
 
     def _assign(self, tail: KafkaTail) -> None:
         """Fetch from where the tail stands, whatever was fetched before."""
         self._unassign(tail.partition)
-        target = TopicPartition(*tail.partition, tail.cursor.position)
-        self._client.incremental_assign([target])
+        self._client.incremental_assign([tail.cursor.target()])
         self._assigned.add(tail.partition)
+        # Only a seek has the client ask whether the log still has what was read of it.
+        if tail.cursor.epoch >= 0 and tail.cursor.position > 0:
+            self._unsought.add(tail.partition)
+            self._seek_unsought()
+
+    def _seek_unsought(self) -> None:
+        for partition in tuple(self._unsought):
+            with suppress(KafkaException):  # not started yet: tried again in a moment
+                self._client.seek(self._reading[partition].cursor.target())
+                self._unsought.discard(partition)
 
     def _unassign(self, partition: Partition) -> None:
         if partition in self._assigned:
             self._client.incremental_unassign([TopicPartition(*partition)])
             self._assigned.discard(partition)
+            self._unsought.discard(partition)
             self._stopped.discard(partition)
+            self._parted.pop(partition, None)
 
     # --- what comes ------------------------------------------------------------------------------
 
@@ -373,7 +408,7 @@ class _TailConsumer:
         for place, group in groupby(messages, key=place_of):
             partition = Partition(*place)
             tail = self._reading.get(partition)
-            if tail is None or partition not in self._assigned:
+            if tail is None or partition not in self._assigned or partition in self._unsought:
                 continue
             run, end = list(group), None
             if any(message.error() is not None for message in run):
@@ -385,6 +420,8 @@ class _TailConsumer:
                 again = tail.cursor.reach(end)
             if tail.cursor.position > before:
                 records = [_record(message) for message in run[first:last]]
+                if records:
+                    tail.cursor.epoch = records[-1].epoch
                 tail.put(records, tail.cursor.position)
             if again:
                 self._assign(tail)
@@ -402,6 +439,9 @@ class _TailConsumer:
             if error.code() in OUT_OF_RANGE:
                 self._stopped.add(tail.partition)
                 self._suspects[tail.partition] = None
+                if tail.cursor.topic_id and self._watch.is_able:
+                    self._unidentified.add(tail.partition)
+                self._parted[tail.partition] = divergent_offset(error)
             elif error.code() in UNKNOWN:
                 self._suspects.setdefault(tail.partition, None)
             else:
@@ -423,6 +463,31 @@ class _TailConsumer:
                 tail.complain(error)
 
     # --- whether positions and topics are there --------------------------------------------------
+
+    def _look_at_topics(self) -> None:
+        """See whether topics are still those that positions name; read those that wait for it."""
+        found = self._watch.look(self._named, urgent=bool(self._unidentified))
+        for partition, tail in tuple(self._reading.items()):
+            answer = found.get(partition.topic) if tail.cursor.topic_id else None
+            if isinstance(answer, KafkaError):
+                if answer.code() in UNKNOWN:
+                    self._suspects.setdefault(partition, None)
+                elif partition in self._unidentified:
+                    tail.complain(as_ours(answer, f"id of {partition.topic}"))
+            elif answer is not None:
+                self._identify(tail, answer)
+
+    def _identify(self, tail: KafkaTail, topic_id: str) -> None:
+        self._unidentified.discard(tail.partition)
+        if topic_id and topic_id != tail.cursor.topic_id:
+            text = f"the topic {tail.partition.topic} was deleted and created anew"
+            self._give_up(tail, RecreatedError(f"{text}: what it held is lost"))
+        elif tail.partition not in self._assigned and not tail.is_full:
+            self._assign(tail)
+
+    def _named(self) -> set[str]:
+        """Topics that positions name by their ids."""
+        return {each.topic for each, tail in self._reading.items() if tail.cursor.topic_id}
 
     def _examine(self) -> None:
         """Ask Kafka about suspects, without waiting for it."""
@@ -451,16 +516,18 @@ class _TailConsumer:
             self._suspects[partition] = since_s
             if since_s is not None and now_s >= since_s + _UNKNOWN_S:
                 self._give_up(tail, UnknownTopicError(f"{partition} does not exist (any more)"))
+        elif partition in self._unidentified:
+            return  # until it is known which topic this is
         elif partition not in self._stopped:
             del self._suspects[partition]
         elif position < found.start:
             self._give_up(
                 tail, ExpiredError(f"{partition} starts at {found.start}, not {position}")
             )
-        elif position > found.end:
-            self._give_up(
-                tail, TruncatedError(f"{partition} ends at {found.end}, below {position}")
-            )
+        elif (parted := self._parted.get(partition)) is not None or position > found.end:
+            at = found.end if parted is None else parted
+            lost = f"the records that it had from {at} on, and was read up to {position}"
+            self._give_up(tail, TruncatedError(f"{partition} lost {lost}", at))
         else:
             del self._suspects[partition]
             self._assign(tail)  # the client does not seek in what it has stopped
@@ -473,13 +540,16 @@ class _TailConsumer:
         return partition.index not in found.topics[partition.topic].partitions
 
     def _give_up(self, tail: KafkaTail, fault: OutsideError) -> None:
+        if isinstance(fault, RecreatedError | UnknownTopicError):
+            with self._lock:
+                self._gone.add(tail.partition.topic)
         self._stop(tail)
         tail.fail(fault)
 
 
 def _record(message: Record) -> LogRecord:
     written_s = max(arrival_s(message), 0.0)  # the client says -1 ms where it has none
-    return LogRecord(message.offset(), message.key(), message.value(), written_s)
+    return LogRecord(message.offset(), message.key(), message.value(), written_s, epoch_of(message))
 
 
 def _size(record: LogRecord) -> int:

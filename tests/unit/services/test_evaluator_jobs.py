@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.events import Wanted
-    from common.core.spans import Partition
+    from common.core.spans import LogPosition, Partition
     from common.testing.log_readers import MemoryTail
 
 ENTRYPOINT = "mine.tasks:Task"  # allowed where the job was submitted, not here
@@ -84,7 +84,10 @@ class BrokenLog(MemoryLog):
     """Has a fault of ours, in what one job needs."""
 
     def tail(
-        self, partition: Partition, position: int, on_ready: Callable[[], None] | None = None
+        self,
+        partition: Partition,
+        position: int | LogPosition,
+        on_ready: Callable[[], None] | None = None,
     ) -> MemoryTail:
         """See the port."""
         if "broken" in partition.topic:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from common.core.spans import Partition
+    from common.core.spans import LogPosition, Partition
     from common.metrics.supervision import Kind
     from common.testing.log_readers import MemoryTail
 
@@ -43,7 +43,10 @@ class BrokenLog(MemoryLog):
     """Has a fault of ours, in what one job needs."""
 
     def tail(
-        self, partition: Partition, position: int, on_ready: Callable[[], None] | None = None
+        self,
+        partition: Partition,
+        position: int | LogPosition,
+        on_ready: Callable[[], None] | None = None,
     ) -> MemoryTail:
         """See the port."""
         if "letters" in partition.topic:

@@ -31,7 +31,7 @@ class Bench:
     def read(self, *partitions: Partition, at_s: float) -> None:
         """Records of this age came."""
         for partition in partitions:
-            self.time_lag.read(Fetched(partition, [0], [b""], at_s - 1, at_s))
+            self.time_lag.read(Fetched(partition, [0], [b""], at_s - 1, at_s, [0]))
 
     def behind_s(self, stream: str) -> float | None:
         """What a scrape sees."""

@@ -1,0 +1,289 @@
+"""Logs that lose what they had acknowledged, and topics created anew: who has read them notices."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.core.events import Assigned
+from common.core.spans import LogPosition, Partition, Span
+from common.errors import RecreatedError, TruncatedError, UnavailableError, UnknownTopicError
+from common.ports import Fetched, LogRecord, NewTopic, StreamEvent, Truncated
+from tests.contract.log_helpers import PATIENCE_S, eventually, filled, one_by_one
+from tests.contract.test_log_placement import joined, next_event, read
+from tests.contract.test_log_readers import next_records
+
+if TYPE_CHECKING:
+    from common.ports import StreamReader, Tail
+    from tests.contract.log_fixtures import Rig
+
+pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]
+
+
+def ten(rig: Rig, topic: str) -> tuple[Partition, LogPosition]:
+    """A partition of ten records, and what whoever has read them knows of it."""
+    partition = filled(rig, topic, 0)
+    one_by_one(rig, topic, (b"%d" % i for i in range(10)))
+    ids = rig.log.topic_ids([topic])
+    with closing(rig.log.tail(partition, 9)) as tail:
+        (last,) = next_records(tail, 1)
+    return partition, LogPosition(10, ids.get(topic, ""), last.epoch)
+
+
+def recreate(rig: Rig, topic: str, count: int) -> None:
+    """Delete a topic, and create it anew with so many records."""
+    (old,) = rig.log.topic_ids([topic]).values()
+    rig.delete_topic(topic)
+
+    def is_new() -> bool:
+        try:
+            rig.log.create_topics([NewTopic(topic)])
+        except UnavailableError:
+            return False
+        return rig.log.topic_ids([topic]).get(topic, old) != old
+
+    eventually(is_new)
+    for i in range(count):
+        rig.writer.append(topic, b"%d" % i)
+    assert rig.writer.flush(PATIENCE_S)
+
+
+def failure(tail: Tail) -> tuple[type[TruncatedError], int | None, list[LogRecord]]:
+    """What a tail raises for good, where it says that logs part, and what it gave before."""
+    records = list[LogRecord]()
+
+    def fails() -> bool:
+        try:
+            records.extend(tail.read(100, 0.1))
+        except UnavailableError:  # the broker comes back
+            return False
+        except TruncatedError as error:
+            raised.append(error)
+        return bool(raised)
+
+    raised = list[TruncatedError]()
+    eventually(fails)
+    with pytest.raises(type(raised[0])):  # it stays so
+        tail.read(100, 0.1)
+    return type(raised[0]), raised[0].divergent_offset, records
+
+
+def events_up_to(member: StreamReader, last: StreamEvent | None = None) -> list[StreamEvent]:
+    """What a member tells, up to an event or to the first; the broker may be away meanwhile."""
+    events = list[StreamEvent]()
+
+    def told() -> bool:
+        with suppress(UnavailableError):
+            events.extend(member.poll(100, 0.1))
+        return bool(events) if last is None else last in events
+
+    eventually(told)
+    return events
+
+
+def told(member: StreamReader, known: LogPosition) -> Fetched | Truncated:
+    """What a member tells next of its only partition; its group may have lost it meanwhile."""
+    while True:
+        for event in events_up_to(member):
+            if isinstance(event, Fetched | Truncated):
+                return event
+            if isinstance(event, Assigned):
+                member.place(dict.fromkeys(event.partitions, known))
+
+
+def read_anew(rig: Rig, member: StreamReader, partition: Partition, count: int) -> None:
+    """Read all records of a topic that was created anew, as a tail and as a member does."""
+    known = LogPosition(0, rig.log.topic_ids([partition.topic])[partition.topic])
+    with closing(rig.log.tail(partition, known)) as tail:
+        assert [each.offset for each in next_records(tail, count)] == list(range(count))
+    member.place({partition: known})
+    assert all_offsets(member, known, count) == list(range(count))
+
+
+def all_offsets(member: StreamReader, known: LogPosition, count: int) -> list[int]:
+    """So many records that a member reads from where it was placed."""
+    offsets = list[int]()
+    while len(offsets) < count:
+        event = told(member, known)
+        assert isinstance(event, Fetched)
+        offsets += event.offsets
+    return offsets
+
+
+# --- ids and epochs ------------------------------------------------------------------------------
+
+
+def test_a_topic_has_an_id_unless_it_is_not_there(rig: Rig, fresh: str) -> None:
+    partition, known = ten(rig, fresh)
+    ids = rig.log.topic_ids([fresh, f"{fresh}-absent"])
+    assert ids == ({fresh: known.topic_id} if known.topic_id else {})
+    assert rig.log.topic_ids([]) == {}
+    assert rig.log.agrees({partition: known}) == {}
+    assert rig.log.agrees({}) == {}
+
+
+def test_records_have_leader_epochs_wherever_they_are_read(rig: Rig, fresh: str) -> None:
+    partition, known = ten(rig, fresh)
+    with closing(rig.log.tail(partition, 0)) as tail:
+        epochs = [record.epoch for record in next_records(tail, 10)]
+    assert set(epochs) == {known.epoch}
+    with closing(rig.log.spans()) as spans:
+        assert spans.read(Span(*partition, 0, 10), PATIENCE_S).epochs == epochs
+    with closing(joined(rig.log, fresh)) as reader:
+        reader.place({partition: 0})
+        event = next_event(reader)
+        assert isinstance(event, Fetched)
+        assert event.epochs == epochs[: len(event.offsets)]
+
+
+def test_a_position_above_the_end_does_not_agree(rig: Rig, fresh: str) -> None:
+    partition, known = ten(rig, fresh)
+    for wrong in (LogPosition(11), known._replace(offset=11)):
+        assert rig.log.agrees({partition: wrong}) == {partition: 10}
+    with pytest.raises(UnknownTopicError):
+        rig.log.agrees({partition: known, Partition(fresh, 1): LogPosition(0)})
+
+
+def test_what_has_expired_agrees(rig: Rig, fresh: str) -> None:
+    partition, known = ten(rig, fresh)
+    rig.expire(partition, 10)
+    assert rig.log.agrees({partition: known}) == {}
+    assert rig.log.agrees({partition: known._replace(offset=3)}) == {}
+
+
+def test_whoever_goes_on_where_it_stood_reads_on(rig: Rig, fresh: str) -> None:
+    partition, known = ten(rig, fresh)
+    with (
+        closing(rig.log.tail(partition, known)) as tail,
+        closing(joined(rig.log, fresh)) as reader,
+    ):
+        reader.place({partition: known})
+        one_by_one(rig, fresh, [b"10", b"11"])
+        assert [record.offset for record in next_records(tail, 2)] == [10, 11]
+        assert read(reader, partition, 2) == [10, 11]
+
+
+# --- a log is cut --------------------------------------------------------------------------------
+
+
+def test_a_cut_log_does_not_agree_whether_or_not_it_has_grown_again(
+    owned_rig: Rig, fresh: str
+) -> None:
+    """Ten records, the last four lost; then six others in their places.
+
+    offset    0 1 2 3 4 5 | 6 7 8 9 | 10 11
+    before    a a a a a a   a a a a
+    after     a a a a a a   b b b b   b  b
+    """
+    partition, known = ten(owned_rig, fresh)
+    other, others = ten(owned_rig, f"{fresh}-other")
+    positions = {partition: known, other: others}
+    owned_rig.cut(partition, 6)
+    eventually(lambda: owned_rig.log.agrees(positions) == {partition: 6})
+    one_by_one(owned_rig, fresh, (b"%d" % i for i in range(6, 12)))
+    assert owned_rig.log.agrees(positions) == {partition: 6}
+    below = known._replace(offset=6)
+    assert owned_rig.log.agrees({partition: below, other: others}) == {}
+    with closing(owned_rig.log.tail(partition, below)) as tail:
+        later = next_records(tail, 6)[-1].epoch
+    assert later > known.epoch
+    assert owned_rig.log.agrees({partition: LogPosition(12, known.topic_id, later)}) == {}
+    assert owned_rig.log.agrees({partition: LogPosition(8, known.topic_id, later + 9)}) == {
+        partition: 0
+    }
+
+
+@pytest.mark.parametrize("grown", [0, 9])
+def test_tails_and_members_notice_that_a_log_was_cut_before_they_read_on(
+    owned_rig: Rig, fresh: str, grown: int
+) -> None:
+    partition, known = ten(owned_rig, fresh)
+    with (
+        closing(owned_rig.log.tail(partition, known)) as idle,
+        closing(owned_rig.log.tail(partition, 8)) as reading,
+        closing(joined(owned_rig.log, fresh)) as member,
+    ):
+        assert len(next_records(reading, 2)) == 2
+        assert idle.read(1, 0.05) == []
+        member.place({partition: 5})
+        assert read(member, partition, 5) == [5, 6, 7, 8, 9]
+        owned_rig.cut(partition, 6)
+        one_by_one(owned_rig, fresh, [b"new"] * grown)
+        for tail in (idle, reading):
+            assert failure(tail) == (TruncatedError, 6, [])
+        lost = Truncated(partition, 6, recreated=False)
+        assert told(member, known) == lost
+        # Whoever begins now with what it knew is told, too.
+        member.place({partition: known})
+        assert told(member, known) == lost
+        with closing(owned_rig.log.tail(partition, known)) as tail:
+            assert failure(tail) == (TruncatedError, 6, [])
+        # From where both part it goes on.
+        one_by_one(owned_rig, fresh, [b"last"])
+        below, left = known._replace(offset=6), list(range(6, 6 + grown + 1))
+        member.place({partition: below})
+        assert all_offsets(member, below, len(left)) == left
+        with closing(owned_rig.log.tail(partition, below)) as tail:
+            assert [each.offset for each in next_records(tail, len(left))] == left
+
+
+# --- a topic is created anew ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_tails_and_members_notice_that_a_topic_was_created_anew(
+    owned_rig: Rig, fresh: str, count: int
+) -> None:
+    partition, known = ten(owned_rig, fresh)
+    with (
+        closing(owned_rig.log.tail(partition, known)) as idle,
+        closing(joined(owned_rig.log, fresh)) as member,
+    ):
+        assert idle.read(1, 0.05) == []
+        member.place({partition: known._replace(offset=5)})
+        assert read(member, partition, 5) == [5, 6, 7, 8, 9]
+        recreate(owned_rig, fresh, count)
+        assert owned_rig.log.agrees({partition: known}) == {partition: 0}
+        assert failure(idle)[:2] == (RecreatedError, 0)
+        lost = Truncated(partition, 0, recreated=True)
+        assert lost in events_up_to(member, lost)
+        with closing(owned_rig.log.tail(partition, known)) as tail:
+            assert failure(tail) == (RecreatedError, 0, [])
+        read_anew(owned_rig, member, partition, count)
+
+
+def test_a_topic_created_anew_is_read_though_its_leader_epochs_are_lower(
+    owned_rig: Rig, fresh: str
+) -> None:
+    partition, _ = ten(owned_rig, fresh)
+    owned_rig.cut(partition, 9)  # so that the next record has a higher epoch
+    one_by_one(owned_rig, fresh, [b"9"])
+    with closing(owned_rig.log.tail(partition, 9)) as tail:
+        (last,) = next_records(tail, 1)
+    known = LogPosition(10, owned_rig.log.topic_ids([fresh])[fresh], last.epoch)
+    assert known.epoch > 0
+    with (
+        closing(owned_rig.log.tail(partition, known)) as idle,
+        closing(joined(owned_rig.log, fresh)) as member,
+        closing(owned_rig.log.spans()) as spans,
+    ):
+        assert idle.read(1, 0.05) == []
+        assert spans.read(Span(*partition, 0, 10), PATIENCE_S).offsets == list(range(10))
+        member.place({partition: known._replace(offset=5)})
+        assert read(member, partition, 5) == [5, 6, 7, 8, 9]
+        recreate(owned_rig, fresh, 30)
+        assert owned_rig.log.agrees({partition: known}) == {partition: 0}
+        assert failure(idle)[:2] == (RecreatedError, 0)
+        lost = Truncated(partition, 0, recreated=True)
+        assert lost in events_up_to(member, lost)
+        read_anew(owned_rig, member, partition, 30)
+
+        def span_is_read() -> bool:
+            try:
+                return spans.read(Span(*partition, 0, 30), 1.0).offsets == list(range(30))
+            except UnavailableError:
+                return False
+
+        eventually(span_is_read)
