@@ -217,13 +217,13 @@ class Effects:
             case Exception():
                 raise news
             case Stood(replaced):
-                self._outage.over()
+                self._outage.quiet()
                 if not replaced and self._stated:
                     self._log.warning("board_wiped")
                     yield events.BoardWiped()
                 self._stated = True
             case events.LeaseAnswered(held):
-                self._outage.over()
+                self._outage.quiet()
                 yield from self._lease_answered(held=held)
             case _:
                 yield news

@@ -127,7 +127,7 @@ class GradientDesk:
             self._orders.listen(self._stream())
         try:
             triggers = self._board.triggers(self._orders.heard, timeout_s, self._orders.stream)
-            self._board_outage.over()
+            self._board_outage.quiet()  # it may answer, and refuse what is sent
             if triggers:
                 self._heard_s = time()
                 with self._lock:

@@ -101,7 +101,7 @@ class Stream:
         self._time_lag = TimeLag(streams, logger, measures)
         self._committed: Mapping[Partition, int] = {}
         self._kafka_outage = Outage(logger, "kafka")
-        self._board_outage = Outage(logger, "board")
+        self._board_outage = Outage(logger, "board", clock)
         self._delivered = list[tuple[int, int | None]]()
         self._round_began = False
         self._events = deque[events.WorkerEvent]()  # the first is being carried out
@@ -282,6 +282,6 @@ class Stream:
     def _on_board(self, action: Callable[[], None]) -> None:
         try:
             action()
-            self._board_outage.over()
+            self._board_outage.quiet()  # it may answer, and refuse what is written
         except UnavailableError as error:
             self._board_outage.met(error)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from common import wire
 from common.core.messages import BatchReady, Standing, WorkerId
 from common.core.settings import WorkerSettings
 from common.core.spans import Partition
+from common.errors import UnavailableError
 from common.learning.codecs import make_codec
 from common.learning.fields import Field
 from common.metrics.worker import WorkerMetrics
@@ -23,11 +27,30 @@ from services.worker.rows import ArrivedRows, BatchCache
 from services.worker.stream import Stream
 from services.worker.traces import BatchTraces
 
+if TYPE_CHECKING:
+    import pytest
+
 JOB, W, P = "job", WorkerId("w1"), Partition("s", 0)
 LINGER_S = 1.0
 RECORDS = 5
 TWO = {"id": np.arange(2)}
 WALL_S = 4e9  # later than any time of a test
+
+
+class FullBoard(MemoryBoard):
+    """Redis that is out of memory: it can be read, and takes nothing."""
+
+    full = False
+
+    def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
+        """Beat while there is room.
+
+        Raises:
+            UnavailableError: If there is none.
+        """
+        if self.full:
+            raise UnavailableError("Redis refused SET")
+        super().beat(worker, status, ttl_s)
 
 
 class Bench:
@@ -41,7 +64,7 @@ class Bench:
         codec = make_codec("tensor", [Field("id", "int64")])
         self.produce(*codec.encode({"id": np.arange(RECORDS)}))
         self.metrics, self.tracer = WorkerMetrics(), MemoryTracer()
-        self.board = MemoryBoard(MemoryRedis(self.clock), JOB)
+        self.board = FullBoard(MemoryRedis(self.clock), JOB)
         self.cache = BatchCache(1 << 20)
         self.stream = Stream(
             W,
@@ -171,6 +194,21 @@ def test_a_smaller_b_closes_the_open_batch_that_holds_as_many() -> None:
     [claim] = bench.claims()
     assert claim.samples == RECORDS
     assert bench.cache.get(claim.address) is not None
+
+
+def test_a_board_that_answers_and_takes_nothing_is_told_once_and_once_that_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    bench = Bench()
+    bench.stand(cpos=0, claimed=0)
+    bench.turn()
+    bench.board.full = True
+    bench.turn(600)
+    bench.board.full = False
+    bench.turn(600)
+    said = [record.getMessage() for record in caplog.records]
+    assert [each for each in said if each.startswith("board_")] == ["board_away", "board_back"]
 
 
 def test_what_is_announced_is_counted_once_by_stream() -> None:
