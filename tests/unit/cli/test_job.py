@@ -205,7 +205,7 @@ def test_watch_and_list_tell_what_expired(world: World) -> None:
     shown = world.run("job", "watch", "digits", "--once").stdout
     assert "lag 3 " in shown  # the batch of two, and the one that nobody has claimed
     assert "records expired 2\n" in shown
-    head, line = world.run("job", "list").stdout.splitlines()
+    head, line, *_ = world.run("job", "list").stdout.splitlines()
     assert line[head.index("quarantined") :].split()[:2] == ["0", "2"]
 
 
