@@ -25,7 +25,14 @@ from math import isnan, nan
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from common.core.ledger import Ledger
-from common.core.messages import BatchReady, Lead, Quarantined, Requeued, UpdateApplied
+from common.core.messages import (
+    BatchReady,
+    Lead,
+    Quarantined,
+    Requeued,
+    SpanExpired,
+    UpdateApplied,
+)
 from common.trail import Trail
 
 if TYPE_CHECKING:
@@ -103,6 +110,7 @@ class Look(NamedTuple):
     led: bool | None = None  # whether anybody holds the lease of leaders
     board_away: str = ""  # why the board did not answer
     ends: Mapping[Partition, int] | None = None  # of the streams' partitions
+    starts: Mapping[Partition, int] | None = None  # likewise; the first offset that is still there
     unable: Mapping[str, str] = {}  # why a coordinator cannot lead the job, by its name
 
 
@@ -373,6 +381,7 @@ class Claims:
         self.batches = 0  # accepted, that need an update
         self.offsets = Counter[str]()  # in their spans, by stream
         self.skipped = Counter[str]()  # records of accepted batches that did not decode, by stream
+        self.expired = 0  # records that were deleted before anybody read them
         self._recent = deque[tuple[int, int]]()  # offsets and skipped records of the last batches
         self._recent_offsets = 0
         self._recent_skipped = 0
@@ -402,7 +411,11 @@ class Claims:
         if self._ledger is None:
             return
         decision = self._ledger.decide(offset, claim)
-        if not decision.accepted or not isinstance(claim, BatchReady):
+        if not decision.accepted:
+            return
+        if isinstance(claim, SpanExpired):
+            self.expired += _lengths(claim.address).total()
+        if not isinstance(claim, BatchReady):
             return
         if decision.batch is not None:
             self.batches += 1
@@ -476,11 +489,19 @@ class Ends:
         for place in sorted(first):
             self.places[place.topic].append(place)
         self.ends: Positions | None = None  # None: nobody knows
+        self.starts: Positions = {}  # as of the last answer: they only ever rise
         self._at_s = 0.0
         self._grown = deque[tuple[float, tuple[int, ...]]]()  # when, the sum of ends by stream
 
-    def look(self, now: float, ends: Mapping[Partition, int] | None) -> None:
+    def look(
+        self,
+        now: float,
+        ends: Mapping[Partition, int] | None,
+        starts: Mapping[Partition, int] | None = None,
+    ) -> None:
         """Take in a look; None: Kafka did not answer."""
+        if starts is not None:
+            self.starts = dict(starts)
         if ends is not None:
             self.ends, self._at_s = dict(ends), now
             sums = [sum(ends.get(place, 0) for place in self.places[name]) for name in self.names]
@@ -491,15 +512,18 @@ class Ends:
             self.ends = None
 
     def beyond(self, positions: Mapping[Partition, int]) -> list[int] | None:
-        """Records from positions on (from the first one where there is none), by stream."""
+        """Records from positions on (from the first one where there is none), by stream.
+
+        Those that are deleted are not among them.
+        """
         ends = self.ends
         if ends is None:
             return None
+        there = {place: max(self.starts.get(place, 0), at) for place, at in self.first.items()}
+        for place, at in positions.items():
+            there[place] = max(self.starts.get(place, 0), at)
         return [
-            sum(
-                max(0, ends.get(place, 0) - positions.get(place, self.first[place]))
-                for place in self.places[name]
-            )
+            sum(max(0, ends.get(place, 0) - there[place]) for place in self.places[name])
             for name in self.names
         ]
 
@@ -557,6 +581,7 @@ class Numbers(NamedTuple):
     skipped: int  # records that did not decode
     quarantined: int  # batches
     requeueable: int  # of these, that an operator may take back
+    expired: int  # records that Kafka deleted before they were trained
     whole: bool  # whether the counts above are of all that ever happened
     workers: int | None  # that give signs of life
     led: bool | None
@@ -585,6 +610,7 @@ class JobProgress:
         self._recent = Recent()
         self._ends = Ends(record.spec.streams, record.first)
         self._quarantined = 0
+        self._expired = 0  # records of batches whose records were deleted before their gradient
         self._dead = Counter[str]()  # offsets of quarantined batches, by stream
         # By control offset samples trained before it, and its own, of which it has one at least.
         self._quarantines = dict[int, tuple[int, int]]()
@@ -639,6 +665,7 @@ class JobProgress:
                 self._claims.use(record)
             case Quarantined():
                 self._quarantined += 1
+                self._expired += record.batch.samples if record.expired else 0
                 self._dead += _lengths(record.batch.address)
                 self._quarantines[record.batch.offset] = self.columns.samples, record.batch.samples
                 while len(self._quarantines) > RECENT_RECORDS:
@@ -660,7 +687,7 @@ class JobProgress:
     def look(self, look: Look) -> None:
         """Take in what the board and the streams said."""
         self.seen = look
-        self._ends.look(look.at_s, look.ends)
+        self._ends.look(look.at_s, look.ends, look.starts)
 
     # --- what is told ----------------------------------------------------------------------------
 
@@ -681,6 +708,7 @@ class JobProgress:
             skipped=self._claims.skipped.total(),
             quarantined=self._quarantined,
             requeueable=len(self._trail.poison),
+            expired=self._claims.expired + self._expired + self._unread(),
             whole=self.whole,
             workers=None if look.statuses is None else len(look.statuses),
             led=look.led,
@@ -822,12 +850,20 @@ class JobProgress:
 
     # --- how far it is ---------------------------------------------------------------------------
 
+    def _claimed(self) -> Positions | None:
+        """Below it records are claimed; None: nobody knows."""
+        if self._claims.known:
+            return self._claims.claimed
+        return None if self.seen.standing is None else self.seen.standing.claimed
+
     def _unclaimed(self) -> list[int] | None:
         """Records that nobody has claimed, by stream; None: nobody knows."""
-        if self._claims.known:
-            return self._ends.beyond(self._claims.claimed)
-        standing = self.seen.standing
-        return None if standing is None else self._ends.beyond(standing.claimed)
+        claimed = self._claimed()
+        return None if claimed is None else self._ends.beyond(claimed)
+
+    def _unread(self) -> int:
+        """Records that are deleted, and that nobody has claimed."""
+        return sum(self._ends.between(self._claimed() or self._ends.starts, self._ends.starts))
 
     def _lags(self) -> list[int] | None:
         """Records in no update yet, by stream; None: nobody knows."""

@@ -23,7 +23,7 @@ from common.wire import decode_audit, decode_claim
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from common.core.messages import AuditRecord, Claim, Positions
+    from common.core.messages import AuditRecord, Claim
     from common.jobs.store import JobRecord
     from common.ports import Board, Log, LogRecord
     from common.telemetry import EventLogger
@@ -152,6 +152,7 @@ def read_history(
 LOOK_S = 0.5
 _SHARE = 10  # of its time that a thread spends looking, at most a tenth
 _LONGEST_S = 10.0  # even where servers are slow
+_STARTS_S = 5.0  # between looks at where streams begin: retention looks once in minutes itself
 
 
 class Looker:
@@ -182,7 +183,7 @@ class Looker:
         self._log = log
         self._open_board = open_board
         self._board: Board | None = None
-        self._due = 0.0
+        self._due = self._starts_due = 0.0
         bound = logger.bind(job=self._job)
         self._redis, self._streams = Outage(bound, "redis"), Outage(bound, "streams")
 
@@ -195,7 +196,7 @@ class Looker:
         """
         if clock < self._due:
             return None
-        seen = self._look_at_board(Look(now))._replace(ends=self._ends())
+        seen = self._look_at_streams(self._look_at_board(Look(now)), clock)
         took_s = monotonic() - clock
         self._due = clock + min(_LONGEST_S, max(LOOK_S, _SHARE * took_s))
         self.looked = True
@@ -217,14 +218,17 @@ class Looker:
         self._redis.over()
         return seen
 
-    def _ends(self) -> Positions | None:
+    def _look_at_streams(self, look: Look, clock: float) -> Look:
         try:
             ends = self._log().ends(self._places)
+            starts = self._log().starts(self._places) if clock >= self._starts_due else None
         except OutsideError as error:
             self._streams.met(error)
-            return None
+            return look
         self._streams.over()
-        return ends if len(ends) == len(self._places) else None
+        if starts is not None:
+            self._starts_due = clock + _STARTS_S
+        return look._replace(ends=ends if len(ends) == len(self._places) else None, starts=starts)
 
 
 def look_at(board: Board, look: Look) -> Look:
@@ -274,6 +278,7 @@ def look_at_jobs(
     own = {name: topics_of(name) for name in looked_at}
     streams = [place for record in looked_at.values() for place in record.first]
     ends = log.ends({*streams, *(place for places in own.values() for place in places)})
+    starts = log.starts(set(streams))
     most = max(_LEAST_RECORDS, LIST_RECORDS // max(1, len(looked_at)))
     found = dict[str, JobProgress]()
     readers = dict[str, HistoryReader]()
@@ -294,9 +299,10 @@ def look_at_jobs(
     for name in unread:
         del found[name]
     for name, progress in found.items():
-        look = Look(now, ends={p: ends[p] for p in progress.record.first if p in ends})
-        if len(look.ends or ()) < len(progress.record.first):
-            look = look._replace(ends=None)
+        places = progress.record.first
+        look = Look(now, starts={place: starts[place] for place in places if place in starts})
+        if places.keys() <= ends.keys():
+            look = look._replace(ends={place: ends[place] for place in places})
         progress.look(_seen(open_board, name, look))
     return found
 

@@ -23,6 +23,7 @@ class ShownJob(NamedTuple):
     lag: int | None
     skipped: int
     quarantined: int
+    expired: int
 
 
 class ApiMetrics:
@@ -59,14 +60,15 @@ class ApiMetrics:
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """What the registry asks at each scrape."""
-        state, lag, skipped, quarantined = map(self.meters.family, _OF_JOBS)
+        state, lag, skipped, quarantined, expired = map(self.meters.family, _OF_JOBS)
         for shown in self._jobs():
             state.add_metric([shown.job, shown.state], 1)
             if shown.lag is not None:
                 lag.add_metric([shown.job], shown.lag)
             skipped.add_metric([shown.job], shown.skipped)
             quarantined.add_metric([shown.job], shown.quarantined)
-        yield from (state, lag, skipped, quarantined)
+            expired.add_metric([shown.job], shown.expired)
+        yield from (state, lag, skipped, quarantined, expired)
 
 
 _OF_JOBS = (
@@ -74,4 +76,5 @@ _OF_JOBS = (
     catalogue.JOB_LAG,
     catalogue.JOB_SKIPPED,
     catalogue.JOB_QUARANTINED,
+    catalogue.JOB_EXPIRED,
 )

@@ -423,6 +423,13 @@ JOB_QUARANTINED = gauge(
     "Given up since the job began, and not taken back by an operator.",
     "admin",
 )
+JOB_EXPIRED = gauge(
+    "doll_job_expired_records",
+    "records",
+    _JOB,
+    "Deleted from Kafka before they were trained, read or not, since the job began.",
+    "admin",
+)
 
 CATALOGUE: tuple[Metric, ...] = tuple(
     value for value in dict(globals()).values() if isinstance(value, Metric)

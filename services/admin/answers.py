@@ -55,9 +55,10 @@ class Progress(Answer):
     skipped: Count = Field(description="Records that did not decode.")
     quarantined: Count = Field(description="Batches that were given up.")
     requeueable: Count = Field(description="Of these, those that an operator may take back.")
+    expired: Count = Field(description="Records that Kafka deleted before they were trained.")
     whole: bool = Field(
-        description="False: the beginning of its history is gone from Kafka; `samples`, `skipped`"
-        " and `quarantined` are of the rest."
+        description="False: the beginning of its history is gone from Kafka; `samples`, `skipped`,"
+        " `quarantined` and `expired` are of the rest."
     )
     led: bool | None = Field(description="Whether a coordinator leads the job; null: Redis away.")
     last_update_s: float | None
@@ -125,7 +126,10 @@ class JobSummary(Answer):
     lag: Count | None = Field(description="Null: not known, as that of a job that is stopped.")
     skipped: Count | None = Field(description="Records that did not decode.")
     quarantined: Count | None = Field(description="Batches that were given up.")
-    whole: bool = Field(description="As in `progress`: whether these two are of all its history.")
+    expired: Count | None = Field(
+        description="Records that Kafka deleted before they were trained."
+    )
+    whole: bool = Field(description="As in `progress`: whether these three are of all its history.")
 
 
 class UnreadableRecord(Answer):

@@ -273,14 +273,14 @@ def _delete(book: JobBook, log: Log, job: str) -> None:
 
 def _summary(record: JobRecord, follower: Follower | None, now: float) -> JobSummary:
     spec, state = record.spec, resting(record)
-    lag = skipped = quarantined = None
+    lag = skipped = quarantined = expired = None
     whole = True
     if follower is not None and followed(record):
         with follower.view() as view:
             state = state or view.job.state_at_work(now)
             numbers = view.job.numbers(now)
         lag, whole = numbers.lag, numbers.whole
-        skipped, quarantined = numbers.skipped, numbers.quarantined
+        skipped, quarantined, expired = numbers.skipped, numbers.quarantined, numbers.expired
     state = state or UNREAD
     return JobSummary(
         id=spec.name,
@@ -297,5 +297,6 @@ def _summary(record: JobRecord, follower: Follower | None, now: float) -> JobSum
         lag=lag,
         skipped=skipped,
         quarantined=quarantined,
+        expired=expired,
         whole=whole,
     )

@@ -161,7 +161,8 @@ class Service:
         for job, follower in self.followers.following().items():
             with follower.view() as view:
                 numbers, state = view.job.numbers(now), view.job.state(now)
-            yield ShownJob(job, state.word, numbers.lag, numbers.skipped, numbers.quarantined)
+            counts = numbers.skipped, numbers.quarantined, numbers.expired
+            yield ShownJob(job, state.word, numbers.lag, *counts)
 
     def _minimum_billing_s(self) -> dict[str, float]:
         """What machines cost at least, by pool, as far as the market file says."""

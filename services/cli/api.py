@@ -49,6 +49,7 @@ class _Progress(msgspec.Struct):
     skipped: int
     quarantined: int
     whole: bool
+    expired: int = 0  # an older service does not tell it
 
 
 class _Job(msgspec.Struct):
@@ -78,6 +79,7 @@ class _Summary(msgspec.Struct):
     skipped: int | None
     quarantined: int | None
     whole: bool
+    expired: int | None = None  # an older service does not tell it
 
 
 class _Unreadable(msgspec.Struct):
@@ -315,6 +317,7 @@ class ApiWatched:
             progress.waiting,
             progress.skipped,
             progress.quarantined,
+            progress.expired,
             progress.whole,
             updates.updates,
         )
@@ -337,5 +340,6 @@ def _line(told: _Summary) -> JobLine:
         told.lag,
         told.skipped,
         told.quarantined,
+        told.expired,
         told.whole,
     )

@@ -195,6 +195,7 @@ def _line(record: JobRecord, progress: JobProgress | None, now: float) -> JobLin
         lag=numbers.lag,
         skipped=numbers.skipped,
         quarantined=numbers.quarantined,
+        expired=numbers.expired,
         whole=numbers.whole,
     )
 

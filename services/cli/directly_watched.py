@@ -75,6 +75,7 @@ class DirectlyWatched:
             numbers.waiting,
             numbers.skipped,
             numbers.quarantined,
+            numbers.expired,
             numbers.whole,
             tuple(
                 UpdateLine(

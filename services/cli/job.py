@@ -69,7 +69,8 @@ def submit(
 def list_jobs(context: typer.Context) -> None:
     """List all jobs: how each is, how far behind, what it could not use.
 
-    Lag and skipped are records, quarantined are batches; "-" is not known, or the job is stopped.
+    Lag, skipped and expired are records, quarantined are batches; "-" is not known, or the job is
+    stopped.
 
     Example: [bold]doll job list[/]
     """
@@ -82,13 +83,14 @@ def list_jobs(context: typer.Context) -> None:
         Column("state", min_width=state_width),
         *(
             Column(name, justify="right", min_width=len(name))
-            for name in ("lag", "skipped", "quarantined")
+            for name in ("lag", "skipped", "quarantined", "expired")
         ),
         *("task", "streams"),
         box=None,
     )
     for line in jobs.lines:
-        counts = (at_least(each, whole=line.whole) for each in (line.skipped, line.quarantined))
+        unused = line.skipped, line.quarantined, line.expired
+        counts = (at_least(each, whole=line.whole) for each in unused)
         cells = (
             *(line.name, line.state.word, number(line.lag), *counts),
             *(line.task, ", ".join(line.streams)),

@@ -48,7 +48,8 @@ class JobLine(NamedTuple):
     lag: int | None = None
     skipped: int | None = None  # records
     quarantined: int | None = None  # batches
-    whole: bool = True  # whether these two are of all that ever happened
+    expired: int | None = None  # records
+    whole: bool = True  # whether these three are of all that ever happened
 
 
 class UnreadableLine(NamedTuple):

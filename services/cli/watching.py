@@ -39,7 +39,8 @@ class Picture(NamedTuple):
     waiting: int | None
     skipped: int
     quarantined: int
-    whole: bool  # whether these two are of all that ever happened
+    expired: int  # records
+    whole: bool  # whether these three are of all that ever happened
     updates: tuple[UpdateLine, ...]  # the last ones, newest last
 
 
@@ -53,6 +54,7 @@ def render(job: str, picture: Picture) -> Group:
         ("batches waiting", number(picture.waiting)),
         ("records skipped", at_least(picture.skipped, whole=picture.whole)),
         ("batches quarantined", at_least(picture.quarantined, whole=picture.whole)),
+        ("records expired", at_least(picture.expired, whole=picture.whole)),
     ]
     head = Text.assemble((job, "bold"), f" {picture.state}")
     numbers = Text("   ".join(f"{name} {value}" for name, value in present))

@@ -192,8 +192,21 @@ def test_watch_shows_updates_workers_and_lag(world: World) -> None:
     assert "lag 3" in shown
     assert "batches waiting 1" in shown
     assert "records skipped 0" in shown
+    assert "records expired 0" in shown
     assert "accuracy" in shown
     assert "0.2500" in shown
+
+
+def test_watch_and_list_tell_what_expired(world: World) -> None:
+    submitted(world)
+    world.write("clinic-a", *[b"record"] * 5)
+    claimed(world, 1)
+    world.log.expire(Partition("clinic-a", 0), 4)
+    shown = world.run("job", "watch", "digits", "--once").stdout
+    assert "lag 3 " in shown  # the batch of two, and the one that nobody has claimed
+    assert "records expired 2\n" in shown
+    head, line, *_ = world.run("job", "list").stdout.splitlines()
+    assert line[head.index("quarantined") :].split()[:2] == ["0", "2"]
 
 
 def test_the_lag_is_of_now_not_of_the_last_checkpoint(world: World) -> None:

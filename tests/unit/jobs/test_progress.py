@@ -39,10 +39,11 @@ STEP_S = 0.5
 
 
 class Story(NamedTuple):
-    """What workers and leaders wrote, and where the streams end."""
+    """What workers and leaders wrote, and where the streams begin and end."""
 
     control: list[tuple[int, Claim | None]]
     updates: list[tuple[int, AuditRecord | None]]
+    starts: Positions
     ends: Positions
 
 
@@ -90,7 +91,8 @@ def story(seed: int, length: int) -> Story:  # noqa: C901 -- one case per record
             if append(update(epoch, version, *made)):
                 settled[version] = made
         elif what < 0.87 and (left := open_batches()):
-            append(Quarantined(history.epoch, chance.choice(left), "poison: it raised"))
+            reason = chance.choice(["poison: it raised", "poison: it raised", "expired"])
+            append(Quarantined(history.epoch, chance.choice(left), reason))
         elif what < 0.95:
             after = chance.choice([history.epoch, history.epoch, epochs[-2]])
             base = history.path[-min(len(history.path), chance.randint(1, 4))]
@@ -104,7 +106,9 @@ def story(seed: int, length: int) -> Story:  # noqa: C901 -- one case per record
         else:
             append(None)
     ends = {place: end + chance.randint(0, 6) for place, end in ledger.claimed.items()}
-    return Story(control, updates, ends)
+    # Retention may have deleted what is claimed, and what is not.
+    starts = {place: chance.randint(FIRST[place], end) for place, end in ends.items()}
+    return Story(control, updates, starts, ends)
 
 
 def told(whole: Story, seed: int) -> JobProgress:
@@ -124,7 +128,7 @@ def told(whole: Story, seed: int) -> JobProgress:
             del updates[:count]
             view.numbers(NOW)  # to be asked changes nothing
             view.state(NOW)
-    view.look(Look(NOW, {"w1": "alive"}, None, led=True, ends=whole.ends))
+    view.look(Look(NOW, {"w1": "alive"}, None, led=True, ends=whole.ends, starts=whole.starts))
     return view
 
 
@@ -134,7 +138,7 @@ def test_the_view_is_what_the_audit_proves_however_it_is_read(
     seed: int, length: int, order: int
 ) -> None:
     whole = story(seed, length)
-    proof = audit(FIRST, whole.control, whole.updates)
+    proof = audit(FIRST, whole.control, whole.updates, whole.starts)
     assert not [flaw for flaw in proof.flaws if flaw.kind != "used twice"]  # rewinds that came back
     view = told(whole, order)
     numbers = view.numbers(NOW)
@@ -143,6 +147,7 @@ def test_the_view_is_what_the_audit_proves_however_it_is_read(
     assert numbers.samples == proof.trained
     assert numbers.skipped == proof.skipped
     assert numbers.quarantined == len(proof.quarantined)
+    assert numbers.expired == proof.expired_records
 
     claimed = Ledger(FIRST)
     left = dict[int, Batch]()
@@ -153,7 +158,8 @@ def test_the_view_is_what_the_audit_proves_however_it_is_read(
     settled = [each for made in proof.updates for each in made.batches]
     for each in (*settled, *(given_up.batch for given_up in proof.quarantined)):
         left.pop(each.offset, None)
-    unclaimed = sum(end - claimed.claimed[place] for place, end in whole.ends.items())
+    there = {place: max(whole.starts[place], at) for place, at in claimed.claimed.items()}
+    unclaimed = sum(end - there[place] for place, end in whole.ends.items())
     waiting = sum(span.end - span.start for each in left.values() for span in each.address)
     assert numbers.waiting == len(left)
     assert numbers.lag == unclaimed + waiting
@@ -385,3 +391,16 @@ def test_a_quarantine_by_a_leader_that_is_none_counts_for_nobody() -> None:
     assert not view.feed_update(1, quarantine(7, 3), NOW, NOW)
     assert view.feed_update(2, quarantine(0, 3), NOW, NOW)
     assert view.numbers(NOW).quarantined == 1
+
+
+def test_records_that_are_deleted_unread_are_expired_and_no_lag_from_the_first_look_on() -> None:
+    # clicks[0]  first ...... deleted ...... +7 ... there ... +10     nobody has claimed any of it
+    view, place = JobProgress(job()), PLACES[0]
+    ends = {**FIRST, place: FIRST[place] + 10}
+    view.look(Look(1.0, ends=ends, starts=FIRST))
+    before = view.numbers(NOW)
+    view.look(Look(2.0, ends=ends, starts={**FIRST, place: FIRST[place] + 7}))
+    view.look(Look(3.0, ends=ends))  # nobody asked where they begin: that does not fall
+    after = view.numbers(NOW)
+    assert (before.expired, before.lag) == (0, 10)
+    assert (after.expired, after.lag) == (7, 3)

@@ -14,7 +14,7 @@ export function metricText(name, value) {
   return name === "accuracy" || name?.endsWith("_share") ? percent(value) : short(value);
 }
 
-const ORDER = ["Version", "Loss", "Metric", "Updates/s", "Lag", "Skipped", "Workers", "Time left", "Cost so far", "Predicted cost"];
+const ORDER = ["Version", "Loss", "Metric", "Updates/s", "Lag", "Skipped", "Expired", "Workers", "Time left", "Cost so far", "Predicted cost"];
 
 /** Tiles with numbers; made once, told often. */
 export class Headline {
@@ -42,6 +42,7 @@ export class Headline {
     this.#put("Lag", short(progress.lag), progress.waiting === null ? "" : `${count(progress.waiting)} batches wait`);
     const quarantined = `${atLeast(progress.quarantined, progress.whole)} batches quarantined`;
     this.#put("Skipped", atLeast(progress.skipped, progress.whole), quarantined);
+    this.#put("Expired", atLeast(progress.expired, progress.whole), "records deleted before they were trained");
     this.#put("Workers", count(progress.workers), provisioning ? `${provisioning.running} machines run` : "alive");
     const cost = provisioning?.cost ?? null;
     if (cost !== null) {

@@ -22,6 +22,9 @@ export function warnings(store) {
   if (workers?.board_away && progress.led !== null) warn(true, "Signs of life cannot be read:", workers.board_away);
   if (progress.skipped > 0) warn(false, `${counted(progress.skipped, "record", "records")} did not decode:`, "they are in the streams' dead letters.");
   if (progress.quarantined > 0) quarantined(job.id, progress, warn);
+  if (progress.expired > 0) {
+    warn(true, `${counted(progress.expired, "record", "records")} expired:`, "Kafka deleted them before they were trained. Their topics need a longer retention.");
+  }
   if (provisioning) rented(provisioning, warn);
   return found;
 }
