@@ -13,6 +13,16 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
+from common.core.messages import (
+    GENESIS,
+    Batch,
+    Lead,
+    Quarantined,
+    Replayed,
+    Requeued,
+    WorkerId,
+)
+from common.core.spans import Span
 from common.provisioning.records import Ordered, Planned, Started
 from load.page_pictures import browser, chromium
 from load.page_service import PageService, served
@@ -22,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from playwright.sync_api import Browser, BrowserContext, Page
+
+    from common.core.messages import AuditRecord
 
 SOON_MS = 20_000.0
 HOSTILE = '<img src=x onerror="window.harmed = 1"><script>window.harmed = 1</script>&lt;b&gt; $&'
@@ -82,7 +94,8 @@ def opened() -> Iterator[Browser]:
 def site(opened: Browser) -> Iterator[Site]:
     now_s = time.time()
     by_hand = World(make_record("clicks", now_s, "paused", HOSTILE, rented=False))
-    service = PageService({"clicks": by_hand, "fraud": make_world("fraud", now_s)})
+    held = make_held("orders", now_s)
+    service = PageService({"clicks": by_hand, "fraud": make_world("fraud", now_s), "orders": held})
     with served(service) as address:
         yield Site(service, address, opened)
 
@@ -156,6 +169,27 @@ def test_the_list_shows_how_every_job_is(site: Site) -> None:
     assert cells["Of on-demand"] == f"{cost['ratio_to_on_demand']:.1%}".replace("%", " %")
     paused = page.get_by_role("row").filter(has=page.get_by_role("link", name="clicks"))
     expect(paused.locator('[data-name="State"]')).to_contain_text("paused")
+
+
+def test_a_job_that_is_held_shows_why_and_the_commands_that_go_on(site: Site) -> None:
+    page = site.open("/jobs/orders")
+    grave, quarantine = page.locator(".banner.grave"), page.locator(".banner:not(.grave)")
+
+    expect(grave).to_contain_text("3 batches in a row were quarantined: KeyError: 'label'")
+    expect(grave.locator("code")).to_have_text("doll job resume orders")
+    expect(quarantine).to_contain_text("3 batches are quarantined:")
+    expect(quarantine).to_contain_text("3 can be trained after all")
+    expect(quarantine.locator("code")).to_have_text("doll job requeue orders --all")
+    expect(page.locator("details .detail")).to_contain_text("KeyError: 'label'")
+
+    site.service.update("orders", Requeued(poison(0), "ada", time.time()))
+    site.service.update("orders", Replayed(poison(1), "ada", time.time()))
+
+    expect(quarantine).to_contain_text("2 batches are quarantined:")
+    expect(quarantine).to_contain_text("1 can be trained after all")
+    page.goto(f"{site.address}/#/")
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="orders"))
+    expect(row.locator('[data-name="State"]')).to_contain_text("held")
 
 
 def test_a_job_shows_the_numbers_that_the_api_gives(site: Site) -> None:
@@ -386,6 +420,24 @@ def test_the_page_can_be_used_by_keyboard_alone(site: Site) -> None:
         " return axis && axis.r2l(axis.range[1]) - axis.r2l(axis.range[0]) === 3600000; }"
     )
     expect(chart).to_have_attribute("aria-label", re.compile("Loss over time"))
+
+
+def poison(offset: int) -> Batch:
+    spans = (Span("payments-eu", 0, offset * 256, (offset + 1) * 256),)
+    return Batch(offset, WorkerId("w1"), spans, 256)
+
+
+def make_held(name: str, now_s: float) -> World:
+    """A job whose first three batches its task could not use."""
+    why = "3 batches in a row were quarantined: KeyError: 'label'"
+    record = make_record(name, now_s, "paused", why, rented=False)
+    detail = "Traceback (most recent call last):\n  ...\nKeyError: 'label'"
+    quarantined = [Quarantined(0, poison(offset), "poison: KeyError") for offset in range(3)]
+    happened: list[AuditRecord] = [Lead(-1, GENESIS, "c1"), *quarantined]
+    return World(
+        record._replace(held=True, detail=detail),
+        updates=[(now_s - 60.0, each) for each in happened],
+    )
 
 
 def fields(plan: Planned) -> dict[str, Any]:

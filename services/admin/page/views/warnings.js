@@ -16,8 +16,8 @@ export function warnings(store) {
   const warn = (grave, title, text, command = "") => found.push({ grave, title, text, command });
   if (job.state !== "running") {
     const resume = `doll job resume ${job.id}`;
-    const goesOn = job.state === "held" && !job.why.includes(resume); // else the reason says how
-    warn(GRAVE.has(job.state), `The job is ${job.state}${job.why ? ":" : "."}`, job.why, goesOn ? resume : "");
+    const command = job.state === "held" && !job.why.includes(resume) ? resume : ""; // else the reason says how
+    warn(GRAVE.has(job.state), `The job is ${job.state}${job.why ? ":" : "."}`, job.why, command);
   } else if (progress.led === null) warn(true, "Redis is unavailable:", "who leads and who works is not known.");
   if (workers?.board_away && progress.led !== null) warn(true, "Signs of life cannot be read:", workers.board_away);
   if (progress.skipped > 0) warn(false, `${counted(progress.skipped, "record", "records")} did not decode:`, "they are in the streams' dead letters.");

@@ -1,0 +1,147 @@
+"""What strangers and other sites try, and what it gets them: nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.keys import KeyBook, Keys
+from services.admin.examples import JOB
+from tests.unit.admin.conftest import HOST, World, problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EVIL = "http://evil.example"
+FORGED = {
+    "Forwarded": "for=127.0.0.1;host=evil.example;proto=https",
+    "X-Forwarded-For": "127.0.0.1",
+    "X-Forwarded-Host": "evil.example",
+    "X-Forwarded-Proto": "https",
+    "X-Forwarded-User": "olga",
+    "X-Original-URL": "/healthz",
+    "X-Real-IP": "127.0.0.1",
+    "X-Rewrite-URL": "/healthz",
+}
+NAMES = (
+    *("..%2f..%2fetc%2fpasswd", "%2e%2e", "digits%00", "digits%0d%0aX: y", "Digits", "digits%20"),
+    *("%F0%9F%92%A5", "digits;DROP", "-", "a" * 101, "a" * 5000, "{job}", "%25s", "doll.jobs"),
+)
+BODIES = (
+    *(b"", b"[]", b"null", b'"digits"', b"1", b"\xff\xfe", b"{", b'{"name": "digits"', b"\x00"),
+    *(b"[" * 100_000, b'{"a":' * 50_000, b'{"name": ' + b"9" * 10_000 + b"}"),
+    *(b'{"batch_size": NaN}', b'{"batch_size": 1e999}', b'{"name": "\\ud800"}'),
+)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """A service with a job, which nothing here changes."""
+    made = World()
+    made.streams("clinic-a", "clinic-b")
+    assert made.ask("POST", "/v1/jobs", json=JOB).status_code == 201
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_changes(world: World) -> Iterator[None]:
+    before = dict(world.service.jobs)
+    yield
+    assert dict(world.service.jobs) == before
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_header_that_a_proxy_would_set_opens_nothing(world: World, name: str) -> None:
+    forged = {name: FORGED[name]}
+    assert problem(world.ask("GET", "/v1/jobs", key=None, headers=forged), 401)
+    answer = world.ask("DELETE", "/v1/jobs/digits", key="viewer", headers=forged)
+    assert problem(answer, 403)
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_nor_does_it_make_another_sites_page_one_of_ours(world: World, name: str) -> None:
+    for origin in (EVIL, "null"):
+        headers = {"Origin": origin, name: FORGED[name]}
+        answer = world.ask("DELETE", "/v1/jobs/digits", headers=headers)
+        assert "another site" in problem(answer, 403)
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
+)
+def test_what_a_form_of_another_site_can_send_is_no_change(world: World, kind: str) -> None:
+    body = json.dumps({"wanted": "stopped"}).encode()
+    for origin, status in ((EVIL, 403), (f"http://{HOST}", 422)):
+        headers = {"Origin": origin, "Content-Type": kind}
+        answer = world.ask("PATCH", "/v1/jobs/digits", content=body, headers=headers)
+        assert problem(answer, status)
+
+
+def test_a_method_is_what_it_is_whatever_a_header_says(world: World) -> None:
+    headers = {"X-HTTP-Method-Override": "DELETE", "X-Method-Override": "DELETE"}
+    answer = world.ask("GET", "/v1/jobs/digits?_method=DELETE", key="viewer", headers=headers)
+    assert answer.status_code == 200
+
+
+def test_answers_are_for_no_page_of_another_site(world: World) -> None:
+    headers = {"Origin": EVIL, "Access-Control-Request-Method": "DELETE"}
+    for method, key in (("OPTIONS", None), ("OPTIONS", "operator"), ("GET", "operator")):
+        answer = world.ask(method, "/v1/jobs/digits", key=key, headers=headers)
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_name_of_a_job_is_that_of_none(world: World, name: str) -> None:
+    for method, path, body in (
+        ("GET", f"/v1/jobs/{name}", None),
+        ("GET", f"/v1/jobs/{name}/model", None),
+        ("GET", f"/v1/jobs/{name}/quarantine", None),
+        ("DELETE", f"/v1/jobs/{name}", None),
+        ("PATCH", f"/v1/jobs/{name}", {"wanted": "paused"}),
+        ("POST", f"/v1/jobs/{name}/requeue", {"batches": "all"}),
+    ):
+        answer = world.ask(method, path, json=body)
+        assert answer.status_code in (404, 405), (path, answer.text)
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "A", "", "-a", "a" * 101, "a\n", "ä", "a b"])
+def test_no_job_gets_a_name_that_is_none(world: World, name: str) -> None:
+    assert "name" in problem(world.ask("POST", "/v1/jobs", json={**JOB, "name": name}), 422)
+
+
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/jobs"),
+        ("PATCH", "/v1/jobs/digits"),
+        ("POST", "/v1/jobs/digits/requeue"),
+        ("POST", "/v1/provisioning/plan"),
+    ],
+)
+def test_a_body_that_makes_no_sense_is_refused(
+    world: World, method: str, path: str, body: bytes
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = world.ask(method, path, content=body, headers=headers)
+    assert answer.status_code in (400, 422), answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_keys_are_compared_by_their_hashes_so_that_time_tells_nothing_of_them(world: World) -> None:
+    class Watched(str):
+        """A key that is compared with nothing."""
+
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError(f"compared with {other!r}")
+
+    keys = Keys(KeyBook(world.log).read().values())
+    assert keys.role_of(Watched(world.operator)) is not None
+    assert keys.role_of(Watched(world.operator[:-1] + "x")) is None
