@@ -16,14 +16,14 @@ from common.errors import (
     UnknownTopicError,
     WireError,
 )
-from common.jobs.progress import JobProgress, Look
+from common.jobs.progress import JobProgress, Look, partitions_of
 from common.telemetry import Outage
 from common.wire import decode_audit, decode_claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from common.core.messages import AuditRecord, Claim, Positions
+    from common.core.messages import AuditRecord, ControlRecord, Positions
     from common.jobs.store import JobRecord
     from common.ports import Board, Log, LogRecord
     from common.telemetry import EventLogger
@@ -85,7 +85,7 @@ class HistoryReader:
         control, updates = self._ends
         return self._control.position() >= control and self._updates.position() >= updates
 
-    def claims(self) -> list[tuple[int, Claim | None]]:
+    def claims(self) -> list[tuple[int, ControlRecord | None]]:
         """What is new in the control topic; without waiting.
 
         Raises:
@@ -178,7 +178,7 @@ class Looker:
     ) -> None:
         self.looked = False
         self._job = record.spec.name
-        self._places = tuple(record.first)
+        self._record = record
         self._log = log
         self._open_board = open_board
         self._board: Board | None = None
@@ -195,7 +195,10 @@ class Looker:
         """
         if clock < self._due:
             return None
-        seen = self._look_at_board(Look(now))._replace(ends=self._ends())
+        seen = self._look_at_board(Look(now))
+        seen = seen._replace(
+            ends=self._ends({} if seen.standing is None else seen.standing.claimed)
+        )
         took_s = monotonic() - clock
         self._due = clock + min(_LONGEST_S, max(LOOK_S, _SHARE * took_s))
         self.looked = True
@@ -217,14 +220,15 @@ class Looker:
         self._redis.over()
         return seen
 
-    def _ends(self) -> Positions | None:
+    def _ends(self, claimed: Positions) -> Positions | None:
+        places = partitions_of(self._record, claimed)
         try:
-            ends = self._log().ends(self._places)
+            ends = self._log().ends(places)
         except OutsideError as error:
             self._streams.met(error)
             return None
         self._streams.over()
-        return ends if len(ends) == len(self._places) else None
+        return ends if len(ends) == len(places) else None
 
 
 def look_at(board: Board, look: Look) -> Look:
@@ -293,10 +297,12 @@ def look_at_jobs(
             reader.close()
     for name in unread:
         del found[name]
+    places = {name: partitions_of(each.record, each.claimed) for name, each in found.items()}
+    if added := set[Partition]().union(*places.values()) - ends.keys():
+        ends |= log.ends(added)
     for name, progress in found.items():
-        look = Look(now, ends={p: ends[p] for p in progress.record.first if p in ends})
-        if len(look.ends or ()) < len(progress.record.first):
-            look = look._replace(ends=None)
+        known = {place: ends[place] for place in places[name] if place in ends}
+        look = Look(now, ends=known if len(known) == len(places[name]) else None)
         progress.look(_seen(open_board, name, look))
     return found
 
