@@ -125,11 +125,12 @@ def in_hand(saved: Saved) -> Stored:
 def _format_of(snapshot: Snapshot) -> int:
     """The oldest format of which a program must be.
 
-    Format 2 names bad records together by reason, 3 quarantined batches by value.
+    2 names bad records together by reason; 3 quarantined batches by value, and says of spans and
+    partitions what the logs were.
     """
-    if any(isinstance(each, Batch) for each in snapshot.quarantined):
-        return 3
-    return 2 if any(batch.skipped for batch in snapshot.waiting) else 1
+    spans = snapshot.waiting or snapshot.poison
+    by_value = any(isinstance(each, Batch) for each in snapshot.quarantined)
+    return 3 if spans or by_value or snapshot.opened or snapshot.known else 1
 
 
 def _encode(snapshot: Snapshot) -> bytes:

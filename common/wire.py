@@ -5,7 +5,7 @@ behind its header as raw little-endian float32. Both directions check that a mes
 nonsense record in the audit trail would be there for ever.
 
 What is decided stays in Kafka for programs yet to be written. Fields that older programs may ignore
-are simply added; a record that they must not ignore, or would misread, carries `"format": 2`.
+are simply added; a record that they must not ignore, or would misread, carries a later `"format"`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ import numpy as np
 
 from common.core.messages import (
     AuditRecord,
-    Batch,
     BatchReady,
-    Claim,
+    ControlRecord,
     Gradient,
     Lead,
     ModelId,
+    Opened,
     Quarantined,
     Replayed,
     Reply,
     Requeued,
+    SpanExpired,
     Standing,
     UpdateApplied,
     UpdateTrigger,
@@ -38,7 +39,7 @@ from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import FutureFormatError, WireError
 from common.wire_checks import (
     check_audit,
-    check_claim,
+    check_control,
     check_demand,
     check_model,
     check_placement,
@@ -73,26 +74,19 @@ def format_of(message: object) -> int:
     """The oldest format of which a program must be to read a record in Kafka.
 
     Format 2 names bad records together by reason, and updates leave them to the claims; it takes
-    batches out of quarantine, or makes it final. Format 3 numbers epochs, and
-    the updates and quarantines of each leader.
+    batches out of quarantine, or makes it final. Format 3 numbers epochs, and the updates and
+    quarantines of each leader; it says of spans what the log was when they were read, and opens
+    partitions.
     """
     match message:
         case Lead(epoch=epoch) if epoch >= 0:
             return 3
-        case UpdateApplied(number=number) | Quarantined(number=number) if number:
+        case BatchReady() | SpanExpired() | Opened():
             return 3
-        case BatchReady(skipped=skipped) | Quarantined(batch=Batch(skipped=skipped)) if skipped:
-            return 2
-        case UpdateApplied(batches=batches, skipped=skipped) if skipped or _any_skipped(batches):
-            return 2
-        case Requeued() | Replayed():
-            return 2
+        case UpdateApplied() | Quarantined() | Requeued() | Replayed():
+            return 3
         case _:
             return 1
-
-
-def _any_skipped(batches: tuple[Batch, ...]) -> bool:
-    return any(batch.skipped for batch in batches)
 
 
 class Codec(Generic[T]):
@@ -174,7 +168,9 @@ class Codec(Generic[T]):
         return f"type is {reprlib.repr(tag)}, expected {known}"
 
 
-_CLAIM = Codec("claim", msgspec.json.Decoder(Claim), check_claim, ("batch", "expired"))
+_CONTROL = Codec(
+    "claim", msgspec.json.Decoder(ControlRecord), check_control, ("batch", "expired", "opened")
+)
 _AUDIT = Codec(
     "audit",
     msgspec.json.Decoder(AuditRecord),
@@ -189,7 +185,7 @@ _REPLY = Codec(
 _DEMAND = Codec("job demand", msgspec.msgpack.Decoder(JobDemand), check_demand)
 _PLACEMENT = Codec("worker placement", msgspec.msgpack.Decoder(WorkerPlacement), check_placement)
 
-encode_claim, decode_claim = _CLAIM.encode, _CLAIM.decode
+encode_claim, decode_claim = _CONTROL.encode, _CONTROL.decode  # and openings
 encode_audit, decode_audit = _AUDIT.encode, _AUDIT.decode
 encode_standing, decode_standing = _STANDING.encode, _STANDING.decode
 encode_trigger, decode_trigger = _TRIGGER.encode, _TRIGGER.decode

@@ -14,7 +14,7 @@ from common.core.messages import (
     AuditRecord,
     Batch,
     BatchReady,
-    Claim,
+    ControlRecord,
     Drifted,
     Evaluated,
     Failed,
@@ -22,10 +22,12 @@ from common.core.messages import (
     Gradient,
     Lead,
     ModelId,
+    Opened,
     Quarantined,
     Replayed,
     Reply,
     Requeued,
+    SpanExpired,
     Standing,
     UpdateApplied,
     UpdateTrigger,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 _LONGEST_S = 1e9  # decades; a sum of such durations is finite
 _FASTEST_PER_S = 1e12  # records; products with it are finite
 _NAME = 64  # characters of a name that we make: 16
+_EPOCHS = 2**31  # Kafka's leader epochs are signed 32-bit
 _POSITIONS = 2**63  # Kafka's offsets are signed 64-bit, and msgpack ends there too
 
 
@@ -51,6 +54,10 @@ def _need(holds: bool, field: str, found: object, expected: str) -> None:  # noq
 
 def _check_count(field: str, value: int, least: int = 0) -> None:
     _need(least <= value < _POSITIONS, field, value, f"a whole number from {least} to 2^63 - 1")
+
+
+def _check_epoch(field: str, value: int) -> None:
+    _need(-1 <= value < _EPOCHS, field, value, "a leader epoch from 0 to 2^31 - 1, or -1")
 
 
 def _check_finite(field: str, value: float) -> None:
@@ -79,12 +86,14 @@ def check_model(field: str, model: ModelId) -> None:
 
 def _check_address(address: Address) -> None:
     """Look at speed whether all is well: an update is looked at some 160 times on its way."""
-    before, well = ("", 0), bool(address)
-    for topic, partition, start, end in address:
+    last, well = ("", 0), bool(address)
+    for topic, partition, start, end, generation, before, known, epoch in address:
         place = (topic, partition)
         inside = 0 <= partition < _POSITIONS and 0 <= start < end < _POSITIONS
-        well = well and inside and before < place and bool(topic)
-        before = place
+        inside = inside and 0 <= generation < _POSITIONS and -1 <= known <= end
+        inside = inside and -1 <= before < _EPOCHS and -1 <= epoch < _EPOCHS
+        well = well and inside and last < place and bool(topic)
+        last = place
     if not well:
         _refuse_address(address)
 
@@ -95,6 +104,10 @@ def _refuse_address(address: Address) -> NoReturn:
         _need(bool(span.topic), "address.topic", span, "a span of a named topic")
         _check_count("address.partition", span.partition)
         _check_count("address.end", span.end)
+        _check_count("address.generation", span.generation)
+        _need(-1 <= span.known <= span.end, "address.known", span, "at most its end, or -1")
+        _check_epoch("address.before", span.before)
+        _check_epoch("address.epoch", span.epoch)
     try:
         address_of(address)
     except ValueError as error:
@@ -131,15 +144,28 @@ def _check_skipped(batch: BatchReady | Batch) -> int:
     return records
 
 
-def check_claim(claim: Claim) -> None:
-    """Refuse a claim whose address, samples or skipped records cannot be."""
-    if isinstance(claim, BatchReady):
-        _check_batch(claim)
-        _check_finite("first_arrival_s", claim.first_arrival_s)
-        _check_finite("last_arrival_s", claim.last_arrival_s)
-    else:
-        _check_worker(claim.worker)
-        _check_address(claim.address)
+def check_control(record: ControlRecord) -> None:
+    """Refuse a claim whose address, samples or skipped records cannot be, or such an opening."""
+    match record:
+        case BatchReady():
+            _check_batch(record)
+            _check_finite("first_arrival_s", record.first_arrival_s)
+            _check_finite("last_arrival_s", record.last_arrival_s)
+        case SpanExpired():
+            _check_worker(record.worker)
+            _check_address(record.address)
+        case Opened():
+            _check_opened(record)
+
+
+def _check_opened(record: Opened) -> None:
+    _need(bool(record.partition.topic), "partition.topic", record.partition, "of a named topic")
+    _check_count("partition.index", record.partition.index)
+    if record.after is not None:
+        _check_count("after", record.after)
+    _check_count("generation", record.generation, 1)
+    _check_count("start", record.start)
+    _check_epoch("epoch", record.epoch)
 
 
 def _check_offsets(offsets: Iterable[int]) -> None:
@@ -210,6 +236,13 @@ def check_standing(standing: Standing) -> None:
         for partition, position in getattr(standing, field).items():
             if not 0 <= position < _POSITIONS:
                 _check_count(f"{field}[{partition}]", position)
+    for partition, openings in standing.opened.items():
+        for opened in openings:
+            _check_opened(opened)
+            _need(opened.partition == partition, f"opened[{partition}]", opened, "its own openings")
+    for partition, position in standing.known.items():
+        _check_count(f"known[{partition}].offset", position.offset)
+        _check_epoch(f"known[{partition}].epoch", position.epoch)
 
 
 def check_trigger(trigger: UpdateTrigger) -> None:

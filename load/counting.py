@@ -96,7 +96,8 @@ class CountingJob:
             return (
                 standing is not None
                 and standing.waiting == 0
-                and all(standing.claimed[p] == self._log.bounds(p).end for p in self.record.first)
+                and self.record.first.keys() <= standing.claimed.keys()
+                and all(at == self._log.bounds(p).end for p, at in standing.claimed.items())
             )
         except UnavailableError:
             return False

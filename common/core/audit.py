@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.history import History
 from common.core.ledger import Ledger
-from common.core.messages import Batch, BatchReady, Lead, Replayed, Requeued, UpdateApplied
+from common.core.messages import (
+    Batch,
+    BatchReady,
+    Lead,
+    Opened,
+    Replayed,
+    Requeued,
+    UpdateApplied,
+)
 from common.core.spans import Partition, Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from common.core.messages import AuditRecord, Claim, Positions, Quarantined
+    from common.core.messages import AuditRecord, ControlRecord, Positions, Quarantined
 
 
 class Flaw(NamedTuple):
@@ -55,7 +63,7 @@ class Audit:
 
 def audit(
     first: Positions,
-    control: Iterable[tuple[int, Claim | None]],
+    control: Iterable[tuple[int, ControlRecord | None]],
     updates: Iterable[tuple[int, AuditRecord | None]],
     starts: Mapping[Partition, int] | None = None,
 ) -> Audit:
@@ -75,16 +83,20 @@ def audit(
     spans = list[Span]()  # settled without an update: expired, or nothing in them decoded
     expired = list[Span]()
     skipped = 0
-    for offset, claim in control:
-        decision = ledger.decide(offset, claim)
-        if not decision.accepted or claim is None:
+    begin = dict(first)  # of each partition, those included that were added while the job ran
+    for offset, record in control:
+        decision = ledger.decide(offset, record)
+        if not decision.accepted or record is None:
             continue
-        if isinstance(claim, BatchReady):
-            skipped += sum(left_out.records for left_out in claim.skipped)
+        if isinstance(record, Opened):
+            begin.setdefault(record.partition, record.start)
+            continue
+        if isinstance(record, BatchReady):
+            skipped += sum(left_out.records for left_out in record.skipped)
         else:
-            expired += claim.address
+            expired += record.address
         if decision.batch is None:
-            spans += claim.address
+            spans += record.address
         else:
             accepted[offset] = decision.batch.without_skipped()
 
@@ -112,7 +124,7 @@ def audit(
                 flaws.append(Flaw("never claimed", f"batch {batch.offset} of {what}"))
             settled.add(batch.offset)
             spans += batch.address
-    frontier, holes = _tile(first, spans, [b for o, b in accepted.items() if o not in settled])
+    frontier, holes = _tile(begin, spans, [b for o, b in accepted.items() if o not in settled])
     return Audit(
         updates=tuple(effective),
         quarantined=quarantined,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common.core.messages import Skipped
-from common.core.spans import Partition, Span, address_of
+from common.core.spans import LogPosition, Partition, Span, address_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,7 +30,9 @@ MAX_SKIPPED = 1000  # or at so many of them: their dead letters are written in o
 REASON_CHARACTERS = 200  # the rest of it is in the record, which its dead letter has
 ADDRESSES_BYTES = 600_000  # of all batches of an update together: each has its K-th part
 BATCH_BYTES = 200  # of a batch in an update without its address: numbers, and who claimed it
-_SPAN_BYTES = 70  # of a span without its topic: 2 positions of 19 digits, a partition, punctuation
+# Of a span without its topic: 3 positions and a generation of 19 digits, 2 leader epochs and a
+# partition of 10, punctuation.
+_SPAN_BYTES = 120
 _OFFSET_BYTES = 21  # of one more bad record: the gap to the one before, of 19 digits at most
 _ESCAPED_BYTES = (
     6  # of a character at most: JSON writes a control character as backslash, u, 4 digits
@@ -55,6 +57,7 @@ class Run(msgspec.Struct, frozen=True):
     skipped: tuple[Skipped, ...]  # those that did not, each alone, increasing offsets
     first_arrival_s: float
     last_arrival_s: float
+    epoch: int = -1  # Kafka's leader epoch of all of them; -1: not known
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -73,11 +76,27 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
+class _Reading:
+    """How far a partition is read."""
+
+    position: int  # of the next record
+    generation: int
+    known: int  # the offset after the last record that was read
+    epoch: int  # and its leader epoch; -1: not known
+
+    def span(self, partition: Partition, start: int, before: int) -> Span:
+        """What lies between `start` and here."""
+        return Span(
+            *partition, start, self.position, self.generation, before, self.known, self.epoch
+        )
+
+
+@dataclass(slots=True)
 class _Open:
     """The part of the open batch that lies in one partition."""
 
     start: int
-    end: int
+    before: int  # leader epoch of the record before `start`; -1: not known
     samples: int = 0
     skipped: dict[str, list[int]] = field(default_factory=dict)  # offsets by reason, increasing
     skipped_records: int = 0
@@ -127,7 +146,7 @@ class Batcher:
     def __init__(self, batch_size: int, linger_s: float | None = None, group_size: int = 1) -> None:
         self._linger_s = linger_s
         self._set_sizes(batch_size, group_size)
-        self._positions = dict[Partition, int]()
+        self._reading = dict[Partition, _Reading]()
         self._open = dict[Partition, _Open]()
         self._samples = 0
         self._skipped = 0  # bad records in the open batch
@@ -142,16 +161,43 @@ class Batcher:
 
     def position(self, partition: Partition) -> int | None:
         """Where the next record of a partition is expected, None while it is not read."""
-        return self._positions.get(partition)
+        reading = self._reading.get(partition)
+        return None if reading is None else reading.position
 
     def has_open(self, partition: Partition) -> bool:
         """Whether the open batch holds records of this partition."""
         return partition in self._open
 
-    def place(self, partition: Partition, position: int) -> None:
-        """Begin a partition's next span at `position`, forgetting what was open of it."""
+    def place(
+        self,
+        partition: Partition,
+        position: int,
+        generation: int = 0,
+        known: LogPosition | None = None,
+    ) -> None:
+        """Begin a partition's next span at `position`, forgetting what was open of it.
+
+        Args:
+            partition: Which.
+            position: Of the next record.
+            generation: In force.
+            known: The place after the last record below `position`, where that is known.
+        """
         self.drop(partition)
-        self._positions[partition] = position
+        offset, _, epoch = LogPosition(position) if known is None else known
+        self._reading[partition] = _Reading(position, generation, offset, epoch)
+
+    def pass_over(self, partition: Partition, end: int) -> Span:
+        """Go on at `end`; returns what lies between, of which no record was read.
+
+        Raises:
+            ValueError: If the open batch holds records of the partition: these come first.
+        """
+        if partition in self._open:
+            raise ValueError(f"the open batch holds records of {partition}")
+        reading = self._reading[partition]
+        start, reading.position = reading.position, end
+        return reading.span(partition, start, reading.epoch)
 
     def reach(self, partition: Partition, position: int) -> bool:
         """Take offsets that hold no record into the open batch; False where it has no part there.
@@ -159,16 +205,17 @@ class Batcher:
         Raises:
             ValueError: If the partition stands above `position`, or is not read.
         """
-        if self._positions[partition] > position:
+        reading = self._reading[partition]
+        if reading.position > position:
             raise ValueError(f"{partition} stands above {position}")
-        part = self._open.get(partition)
-        if part is not None:
-            part.end = self._positions[partition] = position
-        return part is not None
+        if partition not in self._open:
+            return False
+        reading.position = position
+        return True
 
     def drop(self, partition: Partition) -> None:
         """Forget a partition: its position, and its part of the open batch."""
-        self._positions.pop(partition, None)
+        self._reading.pop(partition, None)
         part = self._open.pop(partition, None)
         if part is not None:
             self._samples -= part.samples
@@ -183,7 +230,7 @@ class Batcher:
             ValueError: If the partition has no position, or the run begins below it: some reader
                 would then mistake records that it never got for a hole in the log.
         """
-        position = self._positions.get(run.partition)
+        position = self.position(run.partition)
         if position is None:
             raise ValueError(f"{run.partition} was read before it was placed")
         offsets, skipped = run.offsets, run.skipped
@@ -278,12 +325,14 @@ class Batcher:
         # Arrival times inside a run are interpolated: only its ends are known.
         n = max(len(run.offsets) - 1, 1)
         slope_s = (run.last_arrival_s - run.first_arrival_s) / n
+        reading = self._reading[run.partition]
         if part is None:
-            start = self._positions[run.partition]
             first_s = run.first_arrival_s + slope_s * good[0]
-            part = self._open[run.partition] = _Open(start, end, first_arrival_s=first_s)
+            part = _Open(reading.position, reading.epoch, first_arrival_s=first_s)
+            self._open[run.partition] = part
             self._spans_bytes += span_bytes(run.partition.topic)
-        part.end = self._positions[run.partition] = end
+        reading.position = reading.known = end  # which is the offset after a record
+        reading.epoch = run.epoch
         part.samples += good[1] - good[0]
         if bad[1] > bad[0]:
             before = part.skipped_bytes
@@ -297,13 +346,15 @@ class Batcher:
         if len(self._open) == 1:  # the common road
             ((place, part),) = self._open.items()
             self._empty()
-            address = (Span(*place, part.start, part.end),)
+            address = (self._reading[place].span(place, part.start, part.before),)
             counts, skipped = (part.samples,), part.named(place)
             return Cut(address, counts, skipped, part.first_arrival_s, part.last_arrival_s)
         parts = sorted(self._open.items())
         self._empty()
         return Cut(
-            address=address_of(Span(*p, part.start, part.end) for p, part in parts),
+            address=address_of(
+                self._reading[p].span(p, part.start, part.before) for p, part in parts
+            ),
             counts=tuple(part.samples for _, part in parts),
             skipped=tuple(named for place, part in parts for named in part.named(place)),
             first_arrival_s=min(part.first_arrival_s for _, part in parts),

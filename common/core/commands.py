@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Claim,
         Gradient,
         ModelId,
+        Opened,
         Quarantined,
         Reply,
         Skipped,
@@ -118,6 +119,12 @@ class AppendAudit(msgspec.Struct, frozen=True):
     """Append to the updates topic."""
 
     record: AuditRecord
+
+
+class OpenPartition(msgspec.Struct, frozen=True):
+    """Append to the control topic; what gets lost is ordered anew at the next look at streams."""
+
+    record: Opened
 
 
 class PublishModel(msgspec.Struct, frozen=True):
@@ -227,6 +234,7 @@ CoordinatorCommand: TypeAlias = (
     | RestoreSnapshot
     | Begin
     | AppendAudit
+    | OpenPartition
     | PublishModel
     | PostTrigger
     | PutStanding

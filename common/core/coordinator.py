@@ -140,6 +140,8 @@ class Coordinator:
                 yield from self._hold(reason, detail)
             case events.ControlRead(claims) if leader is not None:
                 yield from leader.control_read(claims, now)
+            case events.StreamsSeen(partitions, number) if leader is not None:
+                yield from leader.streams_seen(partitions, number)
             case events.RepliesRead(replies) if leader is not None:
                 yield from leader.replies_read(replies, now)
             case events.WorkersSeen(statuses) if leader is not None:

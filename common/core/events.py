@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.core.batching import Run
-    from common.core.messages import AuditRecord, Claim, Reply, Standing, WorkerId
+    from common.core.messages import AuditRecord, ControlRecord, Reply, Standing, WorkerId
     from common.core.settings import CoordinatorSettings
     from common.core.snapshots import Snapshot
     from common.core.spans import Partition
@@ -163,7 +163,14 @@ class UpdatesRead(msgspec.Struct, frozen=True):
 class ControlRead(msgspec.Struct, frozen=True):
     """Further records of the control topic, by offset; None for one that does not parse."""
 
-    records: tuple[tuple[int, Claim | None], ...]
+    records: tuple[tuple[int, ControlRecord | None], ...]
+
+
+class StreamsSeen(msgspec.Struct, frozen=True):
+    """Which partitions the job's streams have now; told again and again to whoever leads."""
+
+    partitions: Mapping[Partition, str]  # Kafka's id of its topic; empty: not known
+    number: int  # `unused_number`, for generations that begin with what is seen
 
 
 class RepliesRead(msgspec.Struct, frozen=True):
@@ -211,6 +218,7 @@ CoordinatorEvent: TypeAlias = (
     | SnapshotTorn
     | UpdatesRead
     | ControlRead
+    | StreamsSeen
     | RepliesRead
     | WorkersSeen
     | BoardWiped

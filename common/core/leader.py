@@ -19,6 +19,7 @@ from common.core.messages import (
     Farewell,
     Gradient,
     ModelId,
+    Opened,
     Quarantined,
     Requeued,
     Standing,
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
     from common.core.events import Wanted
     from common.core.history import History
-    from common.core.messages import AuditRecord, Batch, Claim, Failed, Reply
+    from common.core.messages import AuditRecord, Batch, ControlRecord, Failed, Reply
     from common.core.settings import CoordinatorSettings
+    from common.core.spans import Partition
 
 
 REASON_CHARACTERS = 2_000  # of a quarantine: an exception's text may be longer than a record
@@ -68,7 +70,9 @@ class Leader:
         self._changed: CoordinatorSettings | None = None  # from the next update boundary on
         self._made = snapshot.made
         self._samples = snapshot.samples
-        self._ledger = Ledger(snapshot.claimed, snapshot.control_position)
+        self._ledger = Ledger(
+            snapshot.claimed, snapshot.control_position, snapshot.opened, snapshot.known
+        )
         self._history = history
         requeued = history.requeued
         # Their claims may lie above the snapshot's control position and be replayed only now. What
@@ -126,22 +130,34 @@ class Leader:
     # --- events ------------------------------------------------------------------------------
 
     def control_read(
-        self, records: Iterable[tuple[int, Claim | None]], now: float
+        self, records: Iterable[tuple[int, ControlRecord | None]], now: float
     ) -> Iterator[CoordinatorCommand]:
-        """Decide claims."""
-        for offset, claim in records:
-            decision = self._ledger.decide(offset, claim)
+        """Decide claims and openings."""
+        for offset, record in records:
+            decision = self._ledger.decide(offset, record)
             self._check_quarantine(offset, decision.batch)
             if not decision.accepted:
                 continue
             self._moved_at = now
-            skipped = getattr(claim, "skipped", ())
+            skipped = getattr(record, "skipped", ())
             if skipped:
                 yield do.DeadLetterRecords(skipped)
             if decision.batch is not None and not self._is_quarantined(decision.batch):
                 self._grouper.add(decision.batch)
         yield self._standing(now)
         yield from self._advance(now)
+
+    def streams_seen(
+        self, partitions: Mapping[Partition, str], number: int
+    ) -> Iterator[CoordinatorCommand]:
+        """Take in partitions that the job does not have yet: all of their records.
+
+        The record may be there already, unread yet; then a second one of it does not count.
+        """
+        for partition in sorted(partitions):
+            if self._ledger.generation(partition) is None:
+                topic_id = partitions[partition]
+                yield do.OpenPartition(Opened(partition, None, number, topic_id, 0, -1))
 
     def replies_read(self, replies: Iterable[Reply], now: float) -> Iterator[CoordinatorCommand]:
         """Count gradients, learn of failures."""
@@ -421,6 +437,8 @@ class Leader:
                 waiting=waiting,
                 live=len(self._liveness.live),
                 settled=self._settled,
+                opened=self._ledger.opened,
+                known=self._ledger.known,
             )
         )
 
@@ -441,6 +459,8 @@ class Leader:
                 for offset, batch in sorted(self._quarantined.items(), key=itemgetter(0))
                 if offset >= self._ledger.position
             ),
+            opened=self._ledger.opened,
+            known=self._ledger.known,
         )
 
     def _finish_job(self, reason: str, now: float) -> Iterator[CoordinatorCommand]:

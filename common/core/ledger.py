@@ -5,6 +5,13 @@ exactly one accepted batch or has expired. Nothing else may influence a decision
 who asks, not what happened to earlier batches. So every replay, on every machine, for ever, decides
 the same; and duplicates, zombies, double owners after a rebalance are all one case: they change
 nothing.
+
+Offsets come again where a log lost its tail, or a topic was created anew. So a partition has
+generations: an `Opened` record begins the next one, and claims of an earlier one fit no longer.
+
+    control   0: A p[0:10]   1: A p[10:20]   2: p opened at 15   3: B p[20:30]   4: B p[15:25]
+    claimed   10             20              15                  15              25
+              generation 0   generation 0    generation g        refused: of 0   of g
 """
 
 from __future__ import annotations
@@ -13,13 +20,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.core.messages import Batch, BatchReady
+from common.core.messages import Batch, BatchReady, Opened
+from common.core.spans import LogPosition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from common.core.messages import Claim, Positions
-    from common.core.spans import Partition
+    from common.core.messages import ControlRecord, LogPositions, Openings, Positions
+    from common.core.spans import Partition, Span
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -36,11 +44,22 @@ class Ledger:
     Args:
         claimed: Where every partition of the job begins, or stood at `position`.
         position: Control offset of the next record to decide.
+        opened: What counted of `Opened` before `position`.
+        known: What was known of the logs then.
     """
 
-    def __init__(self, claimed: Mapping[Partition, int], position: int = 0) -> None:
+    def __init__(
+        self,
+        claimed: Mapping[Partition, int],
+        position: int = 0,
+        opened: Mapping[Partition, tuple[Opened, ...]] | None = None,
+        known: Mapping[Partition, LogPosition] | None = None,
+    ) -> None:
         self._claimed = dict(claimed)
         self._position = position
+        self._opened = dict(opened or {})
+        self._known = dict(known or {})
+        self._topics = {partition.topic for partition in claimed}
         self.accepted = 0  # batches, by this ledger
         self.refused = 0  # claims
 
@@ -54,7 +73,32 @@ class Ledger:
         """A copy of the frontier of accepted records, by partition."""
         return dict(self._claimed)
 
-    def decide(self, offset: int, claim: Claim | None) -> Decision:
+    @property
+    def opened(self) -> Openings:
+        """A copy of what counted of `Opened`; a partition without any is of generation 0."""
+        return dict(self._opened)
+
+    @property
+    def known(self) -> LogPositions:
+        """A copy of what is known of the logs, after the last record that is claimed."""
+        return dict(self._known)
+
+    def generation(self, partition: Partition) -> int | None:
+        """The generation in force; None for a partition that the job does not have."""
+        if partition in self._opened:
+            return self._opened[partition][-1].generation
+        return 0 if partition in self._claimed else None
+
+    def is_gone(self, span: Span) -> bool:
+        """Whether records of an accepted span are in no log any more: it was cut below them."""
+        openings = self._opened.get(span.place, ())
+        own = [at for at, each in enumerate(openings) if each.generation == span.generation]
+        topic_id = openings[own[0]].topic_id if own else ""
+        later = openings[own[0] + 1 :] if own else openings
+        known = span.known if span.known >= 0 else span.end
+        return any(each.start < known or "" != topic_id != each.topic_id != "" for each in later)
+
+    def decide(self, offset: int, record: ControlRecord | None) -> Decision:
         """Decide the control record at `offset`; None stands for one that does not parse.
 
         Raises:
@@ -65,23 +109,69 @@ class Ledger:
                 f"control record {offset} comes after {self._position - 1} was decided"
             )
         self._position = offset + 1
-        decision = self._decided(offset, claim)
+        decision = self._decided(offset, record)
         self.accepted += decision.batch is not None
         self.refused += not decision.accepted
         return decision
 
-    def _decided(self, offset: int, claim: Claim | None) -> Decision:
-        if claim is None:
+    def _decided(self, offset: int, record: ControlRecord | None) -> Decision:
+        if record is None:
             return Decision(accepted=False, reason="does not parse")
-        ends = [(span.place, span.end) for span in claim.address]
-        for (place, _), span in zip(ends, claim.address, strict=True):
-            claimed = self._claimed.get(place)
-            if claimed is None:
-                return Decision(accepted=False, reason=f"{place} is not of this job")
-            if claimed != span.start:
-                return Decision(accepted=False, reason=f"{span} starts elsewhere than {claimed}")
-        self._claimed.update(ends)
-        if not isinstance(claim, BatchReady) or claim.samples == 0:
+        if isinstance(record, Opened):
+            reason = self._open(record)
+            return Decision(accepted=not reason, reason=reason)
+        for span in record.address:
+            if reason := self._why_not(span):
+                return Decision(accepted=False, reason=reason)
+        for span in record.address:
+            self._claim(span)
+        if not isinstance(record, BatchReady) or record.samples == 0:
             return Decision(accepted=True, reason="")
-        batch = Batch(offset, claim.worker, claim.address, claim.samples, claim.skipped)
+        batch = Batch(offset, record.worker, record.address, record.samples, record.skipped)
         return Decision(accepted=True, reason="", batch=batch)
+
+    def _why_not(self, span: Span) -> str:
+        """Why a span cannot be claimed; empty where it can."""
+        place = span.place
+        claimed = self._claimed.get(place)
+        if claimed is None:
+            return f"{place} is not of this job"
+        if span.generation != self.generation(place):
+            return f"{span} is of generation {span.generation}, not {self.generation(place)}"
+        if claimed != span.start:
+            return f"{span} starts elsewhere than {claimed}"
+        known = self._known.get(place)
+        # Another's claim may have come between, of the log before it lost its tail.
+        if known is not None and _differ(span.before, known.epoch):
+            return f"{span} follows a record of leader epoch {span.before}, not {known.epoch}"
+        return ""
+
+    def _claim(self, span: Span) -> None:
+        self._claimed[span.place] = span.end
+        before = self._known.get(span.place)
+        if before is not None or span.known >= 0:
+            topic_id = "" if before is None else before.topic_id
+            known = span.known if span.known >= 0 else span.end  # of an older program: not known
+            self._known[span.place] = LogPosition(known, topic_id, span.epoch)
+
+    def _open(self, opened: Opened) -> str:
+        """Begin a partition's next generation; returns why not."""
+        place = opened.partition
+        if place.topic not in self._topics:
+            return f"{place} is not of this job"
+        if opened.after != self.generation(place):
+            return f"{place} is of generation {self.generation(place)}, not {opened.after}"
+        claimed = self._claimed.get(place, opened.start)
+        known = self._known.get(place, LogPosition(claimed))
+        if opened.topic_id == known.topic_id and opened.start > claimed:
+            # Sent before the log lost more, and late: it would jump over records.
+            return f"{place} is claimed up to {claimed}, below {opened.start}"
+        self._claimed[place] = opened.start
+        self._opened[place] = (*self._opened.get(place, ()), opened)
+        self._known[place] = LogPosition(opened.start, opened.topic_id, opened.epoch)
+        return ""
+
+
+def _differ(epoch: int, other: int) -> bool:
+    """Whether two leader epochs are known, and not the same."""
+    return epoch >= 0 and other >= 0 and epoch != other

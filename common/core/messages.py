@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from common.core.spans import Address, Partition
+from common.core.spans import Address, LogPosition, Partition
 
 WorkerId = NewType("WorkerId", str)
 Positions: TypeAlias = dict[Partition, int]  # a position per partition: the next offset to read
@@ -54,7 +54,7 @@ class TriggerId(NamedTuple):
     number: int  # counts this leader's triggers from 1
 
 
-# --- the control topic: what workers claim ---------------------------------------------------
+# --- the control topic: what workers claim, of which logs --------------------------------------
 
 
 class Skipped(NamedTuple):
@@ -100,6 +100,26 @@ class SpanExpired(msgspec.Struct, frozen=True, tag="expired"):
 
 
 Claim: TypeAlias = BatchReady | SpanExpired
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """A leader begins a partition's next generation, or the first one of a partition that is new.
+
+    Counts only if `after` is the generation in force, so that twice is once. A generation is a
+    number that never comes again: claims of an earlier one can never fit into a later one.
+    """
+
+    partition: Partition
+    after: int | None  # the generation in force; None: the job has no such partition yet
+    generation: int
+    topic_id: str  # Kafka's, in its text form; empty: not known
+    start: int  # where its records begin
+    epoch: int  # Kafka's leader epoch of the last record below `start`; -1: there is none
+
+
+ControlRecord: TypeAlias = Claim | Opened
+Openings: TypeAlias = dict[Partition, tuple[Opened, ...]]  # those that counted, oldest first
+LogPositions: TypeAlias = dict[Partition, LogPosition]  # after the last record that is claimed
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -234,6 +254,13 @@ class Standing(msgspec.Struct, frozen=True):
     live: int  # workers that the leader sees
     settled: Positions  # the frontier that a checkpoint covers, for lag tools
     triggers: str = ""  # which stream of triggers is the leader's; empty: the first one
+    opened: Openings = {}  # by partition; without any, it is of generation 0
+    known: LogPositions = {}  # by partition, where a claim or an opening said it
+
+    def generation(self, partition: Partition) -> int:
+        """Of a partition of the job: the one in force."""
+        opened = self.opened.get(partition)
+        return opened[-1].generation if opened else 0
 
 
 class Order(msgspec.Struct, frozen=True):

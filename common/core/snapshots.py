@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common.core.history import History
-from common.core.messages import GENESIS, Batch, ModelId, Positions
+from common.core.messages import GENESIS, Batch, LogPositions, ModelId, Openings, Positions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,6 +38,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     # snapshot, and only the updates topic knows.
     poison: tuple[Batch, ...] | None = None
     number: int = 0  # of its leader's newest record below `updates_position`
+    opened: Openings = {}  # of the ledger, below `control_position`
+    known: LogPositions = {}  # likewise
 
     @property
     def rank(self) -> tuple[int, int, int]:

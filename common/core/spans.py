@@ -40,12 +40,19 @@ class Span(NamedTuple):
 
     Every offset between them belongs to the span, also those that hold no record (compaction,
     transaction markers), so that spans tile a partition without gaps.
+
+    What the log was when they were read: offsets alone do not say it, since a log that lost its
+    tail, or a topic that was created anew, gives the same ones to other records.
     """
 
     topic: str
     partition: int
     start: int
     end: int
+    generation: int = 0  # of the partition: see `common.core.ledger`
+    before: int = -1  # Kafka's leader epoch of the last record below `start`; -1: not known
+    known: int = -1  # the offset after the last record below `end`; -1: not known
+    epoch: int = -1  # and that record's leader epoch; -1: not known
 
     @property
     def place(self) -> Partition:

@@ -20,7 +20,7 @@ from common.core import commands as do
 from common.core import events
 from common.core.batching import Batcher
 from common.core.messages import BatchReady, SpanExpired
-from common.core.spans import Partition, Span, address_of
+from common.core.spans import Partition, address_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,9 +54,9 @@ class Worker:
         self._id = worker
         self._settings = settings
         self._batcher = Batcher(settings.batch_size, settings.batch_linger_s, settings.group_size)
-        # Partitions that the group gave to this worker, and what `claimed` must be of each while
-        # nobody else moves it; None until it is placed.
-        self._own = dict[Partition, int | None]()
+        # Partitions that the group gave to this worker, and where each must stand while nobody else
+        # moves it: generation and `claimed`; None until it is placed.
+        self._own = dict[Partition, tuple[int, int] | None]()
         self._ends = dict[Partition, tuple[int, float]]()  # reached, without a record below; when
         self._announced = 0
         self._underway = dict[int, _Sent]()  # not delivered yet, by number
@@ -187,20 +187,27 @@ class Worker:
         positions = dict[Partition, int]()
         undecided = {span.place for sent in self._undecided for span in sent.address}
         underway = self._underway.values()
-        arriving = {(span.place, span.end) for sent in underway for span in sent.address}
+        arriving = {
+            (span.place, (span.generation, span.end)) for sent in underway for span in sent.address
+        }
         for partition, sure in self._own.items():
             claimed = standing.claimed.get(partition)
-            if claimed is None or sure == claimed:
-                continue  # not a partition of this job, or all is well
-            if sure is not None and (partition, claimed) in arriving:
+            if claimed is None:
+                continue  # not a partition of this job, or not yet
+            generation = standing.generation(partition)
+            stands = (generation, claimed)
+            if sure == stands:
+                continue  # all is well
+            if sure is not None and (partition, stands) in arriving:
                 continue  # its own, decided before the delivery report came: the next one tells
             if sure is not None:
                 self._own[partition] = None  # somebody else moved it, or a claim was refused
                 yield from self._drop(partition)
             if partition not in undecided:
-                self._own[partition] = claimed
+                self._own[partition] = stands
                 self._ends.pop(partition, None)
-                self._batcher.place(partition, claimed)
+                known = standing.known.get(partition)
+                self._batcher.place(partition, claimed, generation, known)
                 positions[partition] = claimed
         if positions:
             yield do.Place(positions)
@@ -218,7 +225,7 @@ class Worker:
             for span in sent.address:
                 # While a partition is placed, all undecided claims on it were made since.
                 if self._own.get(span.place) is not None:
-                    self._own[span.place] = span.end
+                    self._own[span.place] = span.generation, span.end
 
     def _forget(self, horizon: int) -> Iterator[WorkerCommand]:
         gone = list[_Sent]()
@@ -254,11 +261,10 @@ class Worker:
             return
         if self._batcher.has_open(partition):
             yield from self._close()  # claims go in order: what was read comes first
-        address = address_of([Span(*partition, position, start)])
+        address = address_of([self._batcher.pass_over(partition, start)])
         self._send(address)
         yield do.Announce(self._announced, SpanExpired(self._id, address), (0,))
         self._ends.pop(partition, None)
-        self._batcher.place(partition, start)
         yield do.Place({partition: start})
 
     def _reach(self, partition: Partition, end: int, now: float) -> None:
@@ -276,12 +282,9 @@ class Worker:
             if now < since + self._settings.end_linger_s:
                 continue
             del self._ends[partition]
-            position = self._batcher.position(partition)
-            assert position is not None  # noqa: S101 -- what is dropped has no end
-            address = address_of([Span(*partition, position, end)])
+            address = address_of([self._batcher.pass_over(partition, end)])
             self._send(address)
             yield do.Announce(self._announced, BatchReady(self._id, address, samples=0), (0,))
-            self._batcher.place(partition, end)
 
     def _send(self, address: Address) -> _Sent:
         self._announced += 1

@@ -20,6 +20,7 @@ What a job's state is called, and exactly when, stands in `docs/operating.md`.
 from __future__ import annotations
 
 from array import array
+from bisect import insort
 from collections import Counter, deque
 from math import isnan, nan
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from common.core.messages import (
         AuditRecord,
         Batch,
-        Claim,
+        ControlRecord,
         ModelId,
         Positions,
         Skipped,
@@ -402,7 +403,7 @@ class Claims:
         """Skipped records among the last `RECENT_RECORDS` claimed ones, and how many those are."""
         return self._recent_skipped, self._recent_offsets
 
-    def feed(self, offset: int, claim: Claim | None) -> None:
+    def feed(self, offset: int, record: ControlRecord | None) -> None:
         """Fold the record at `offset` (None: does not parse).
 
         Raises:
@@ -410,17 +411,17 @@ class Claims:
         """
         if self._ledger is None:
             return
-        decision = self._ledger.decide(offset, claim)
+        decision = self._ledger.decide(offset, record)
         if not decision.accepted:
             return
-        if isinstance(claim, SpanExpired):
-            self.expired += _lengths(claim.address).total()
-        if not isinstance(claim, BatchReady):
+        if isinstance(record, SpanExpired):
+            self.expired += _lengths(record.address).total()
+        if not isinstance(record, BatchReady):
             return
         if decision.batch is not None:
             self.batches += 1
-            self.offsets += _lengths(claim.address)
-        self._take(claim.samples, _skips(claim.skipped))
+            self.offsets += _lengths(record.address)
+        self._take(record.samples, _skips(record.skipped))
 
     def use(self, update: UpdateApplied) -> None:
         """Learn what was skipped from an update, where claims cannot be decided."""
@@ -474,6 +475,16 @@ class StreamState(NamedTuple):
     dead_lettered: int  # did not decode, or were quarantined
 
 
+def partitions_of(record: JobRecord, claimed: Positions) -> set[Partition]:
+    """The partitions of a job: those that it began with, and those that were added since.
+
+    Args:
+        record: The job.
+        claimed: As its leader states it, or the control topic says; may be empty.
+    """
+    return {*record.first, *(each for each in claimed if each.topic in record.spec.streams)}
+
+
 class Ends:
     """The ends of a job's streams, from looks at them.
 
@@ -499,10 +510,13 @@ class Ends:
         ends: Mapping[Partition, int] | None,
         starts: Mapping[Partition, int] | None = None,
     ) -> None:
-        """Take in a look; None: Kafka did not answer."""
+        """Take in a look, and partitions that were added since; None: Kafka did not answer."""
         if starts is not None:
             self.starts = dict(starts)
         if ends is not None:
+            for place in sorted(ends.keys() - self.first.keys()):
+                self.first[place] = 0
+                insort(self.places[place.topic], place)
             self.ends, self._at_s = dict(ends), now
             sums = [sum(ends.get(place, 0) for place in self.places[name]) for name in self.names]
             self._grown.append((now, tuple(sums)))
@@ -676,13 +690,13 @@ class JobProgress:
                 self._quarantines.pop(record.batch.offset, None)
         return True
 
-    def feed_claim(self, offset: int, claim: Claim | None) -> None:
+    def feed_claim(self, offset: int, record: ControlRecord | None) -> None:
         """Fold a record of the control topic (None: does not parse).
 
         Raises:
             ValueError: If `offset` was fed before.
         """
-        self._claims.feed(offset, claim)
+        self._claims.feed(offset, record)
 
     def look(self, look: Look) -> None:
         """Take in what the board and the streams said."""
@@ -722,6 +736,11 @@ class JobProgress:
             settled = self.columns.batches + self._quarantined
             return max(0, self._claims.batches - settled)
         return self.seen.standing.waiting if self.seen.standing is not None else None
+
+    @property
+    def claimed(self) -> Positions:
+        """How far its streams are claimed; empty where nobody can tell."""
+        return self._claims.claimed
 
     @property
     def lag(self) -> int | None:

@@ -16,14 +16,14 @@ from common.errors import (
     UnknownTopicError,
     WireError,
 )
-from common.jobs.progress import JobProgress, Look
+from common.jobs.progress import JobProgress, Look, partitions_of
 from common.telemetry import Outage
 from common.wire import decode_audit, decode_claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from common.core.messages import AuditRecord, Claim
+    from common.core.messages import AuditRecord, ControlRecord
     from common.jobs.store import JobRecord
     from common.ports import Board, Log, LogRecord
     from common.telemetry import EventLogger
@@ -85,7 +85,7 @@ class HistoryReader:
         control, updates = self._ends
         return self._control.position() >= control and self._updates.position() >= updates
 
-    def claims(self) -> list[tuple[int, Claim | None]]:
+    def claims(self) -> list[tuple[int, ControlRecord | None]]:
         """What is new in the control topic; without waiting.
 
         Raises:
@@ -179,7 +179,7 @@ class Looker:
     ) -> None:
         self.looked = False
         self._job = record.spec.name
-        self._places = tuple(record.first)
+        self._record = record
         self._log = log
         self._open_board = open_board
         self._board: Board | None = None
@@ -219,16 +219,17 @@ class Looker:
         return seen
 
     def _look_at_streams(self, look: Look, clock: float) -> Look:
+        places = partitions_of(self._record, {} if look.standing is None else look.standing.claimed)
         try:
-            ends = self._log().ends(self._places)
-            starts = self._log().starts(self._places) if clock >= self._starts_due else None
+            ends = self._log().ends(places)
+            starts = self._log().starts(places) if clock >= self._starts_due else None
         except OutsideError as error:
             self._streams.met(error)
             return look
         self._streams.over()
         if starts is not None:
             self._starts_due = clock + _STARTS_S
-        return look._replace(ends=ends if len(ends) == len(self._places) else None, starts=starts)
+        return look._replace(ends=ends if len(ends) == len(places) else None, starts=starts)
 
 
 def look_at(board: Board, look: Look) -> Look:
@@ -298,11 +299,14 @@ def look_at_jobs(
             reader.close()
     for name in unread:
         del found[name]
+    places = {name: partitions_of(each.record, each.claimed) for name, each in found.items()}
+    if added := set[Partition]().union(*places.values()) - ends.keys():
+        ends |= log.ends(added)
     for name, progress in found.items():
-        places = progress.record.first
-        look = Look(now, starts={place: starts[place] for place in places if place in starts})
-        if places.keys() <= ends.keys():
-            look = look._replace(ends={place: ends[place] for place in places})
+        known = {place: ends[place] for place in places[name] if place in ends}
+        look = Look(now, starts={place: starts[place] for place in places[name] if place in starts})
+        if len(known) == len(places[name]):
+            look = look._replace(ends=known)
         progress.look(_seen(open_board, name, look))
     return found
 

@@ -26,7 +26,7 @@ from common.wire import decode_audit, decode_claim
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from common.core.messages import Claim
+    from common.core.messages import ControlRecord
     from common.ports import Log
     from common.theory.work import Rates
 
@@ -106,7 +106,7 @@ def arriving(job: str, log: Log) -> Arriving:
     return Arriving(found.workers, found.rates_per_s, (note,))
 
 
-def rates_of(claims: Iterable[Claim | None]) -> Arriving | None:
+def rates_of(claims: Iterable[ControlRecord | None]) -> Arriving | None:
     """Estimate rates from indicators, in the order of the control topic; None: nothing is known.
 
     A stream's rate is its records over the time from the first to the last of them. What was

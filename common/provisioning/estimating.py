@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.core.history import History
-from common.core.messages import BatchReady, Lead, ModelId, UpdateApplied
+from common.core.messages import BatchReady, Lead, ModelId, Opened, UpdateApplied
 from common.provisioning.availability import Availability
 from common.provisioning.records import Believed, Ended, Started
 from common.theory.estimates import Estimate, pooled_prior, rate_from_counts
@@ -26,7 +26,7 @@ from common.theory.tallies import GradientTally
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from common.core.messages import AuditRecord, Claim
+    from common.core.messages import AuditRecord, ControlRecord
     from common.core.spans import Partition
     from common.provisioning.ledger import FleetLedger, Rented
     from common.provisioning.records import PlanRecord
@@ -71,13 +71,13 @@ class Estimator:
 
     # --- what comes in -------------------------------------------------------------------------
 
-    def claims(self, claims: Iterable[Claim | None], now_s: float) -> None:
+    def claims(self, claims: Iterable[ControlRecord | None], now_s: float) -> None:
         """Take in batch indicators, in the order of the control topic.
 
         One that begins where an earlier one has been is passed over, as the coordinator does.
         """
         for claim in claims:
-            if claim is None:
+            if claim is None or isinstance(claim, Opened):
                 continue
             if any(span.start < self._ends.get(span.place, 0) for span in claim.address):
                 continue

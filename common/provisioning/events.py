@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.core.events import Wanted
-    from common.core.messages import AuditRecord, Claim
+    from common.core.messages import AuditRecord, ControlRecord
     from common.provisioning.records import PlanRecord
     from common.provisioning.settings import ProvisionerSettings
     from common.renting import Machine, Refused
@@ -49,7 +49,7 @@ class UpdatesRead(msgspec.Struct, frozen=True):
 class ClaimsRead(msgspec.Struct, frozen=True):
     """Records of the control topic, in order; it may begin anywhere, the newest are enough."""
 
-    claims: tuple[Claim | None, ...]
+    claims: tuple[ControlRecord | None, ...]
 
 
 class StreamsSeen(msgspec.Struct, frozen=True):

@@ -245,6 +245,13 @@ class MemoryLog:
             self.stored(partition).cut(end)
             self.changed()
 
+    def add_partitions(self, topic: str, total: int) -> None:
+        """Give a topic as many partitions as `total`; members of groups get their share."""
+        with self._changed:
+            have = self._topics[topic]
+            have += [PartitionLog() for _ in range(total - len(have))]
+            self.changed()
+
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with all that it holds."""
         with self._changed:

@@ -62,7 +62,7 @@ async def show(
             QuarantinedBatchAnswer(
                 batch=each.batch,
                 records=each.records,
-                spans=each.address,
+                spans=tuple(span[:4] for span in each.address),
                 reason=each.reason,
                 final=each.final,
             )

@@ -34,7 +34,7 @@ from common.errors import (
 from common.job_task import trainer_of
 from common.saved import Saved
 from common.telemetry import Changes, Outage, StageTimes
-from common.topics import updates_topic
+from common.topics import control_topic, updates_topic
 from services.coordinator.dead_letters import DeadLetters
 from services.coordinator.leadership import Leadership, Stood
 from services.coordinator.snapshots import SnapshotStore
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.commands import CoordinatorCommand
-    from common.core.messages import AuditRecord, ModelId, Standing, UpdateTrigger
+    from common.core.messages import AuditRecord, ModelId, Opened, Standing, UpdateTrigger
     from common.core.snapshots import Snapshot
     from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
@@ -252,6 +252,8 @@ class Effects:
                 self.trainer.discard()
             case do.AppendAudit(record):
                 yield from self._append(record)
+            case do.OpenPartition(record):
+                yield from self._open_partition(record)
             case do.PublishModel(model):
                 self._in_hand = model
                 self._board.put_model(model, self.trainer.weights())
@@ -436,6 +438,21 @@ class Effects:
         self._role = "standby"
         self._replica.candidates.leave(self._job)
         self._make_trainer = self._trainer = None  # models of jobs that others lead take no memory
+
+    def _open_partition(self, record: Opened) -> Iterator[events.CoordinatorEvent]:
+        """Write it; what gets lost is ordered anew after the next look at the streams."""
+        topic = control_topic(self._job)
+        try:
+            self._writer.append(topic, wire.encode_claim(record))
+        except UnknownTopicError:
+            yield events.Trouble(missing(topic))
+            return
+        self._log.info(
+            "opens_partition",
+            partition=str(record.partition),
+            generation=record.generation,
+            start=record.start,
+        )
 
     def _append(self, record: AuditRecord) -> Iterator[events.CoordinatorEvent]:
         """Write a decision; one that cannot be written must not be believed."""

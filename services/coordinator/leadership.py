@@ -36,7 +36,7 @@ from services.coordinator.replies import SoundReplies
 from services.coordinator.tails import TopicTail, decoded_claims, decoded_updates, missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from common.core.snapshots import Snapshot
     from common.jobs.store import JobRecord
@@ -138,6 +138,10 @@ class Leadership:
 
     def _stream_gone(self, leadership: int, topic: str) -> None:
         self.hear(leadership, events.Trouble(missing(topic)))
+
+    def _partitions_added(self, leadership: int, partitions: Collection[Partition]) -> None:
+        number = unused_number(time(), randbits(12))
+        self.hear(leadership, events.StreamsSeen(dict.fromkeys(partitions, ""), number))
 
     def _hear_reply(self, leadership: int, reply: Reply) -> None:
         self._replies.append((leadership, reply))
@@ -279,6 +283,7 @@ class Leadership:
             self._record.first,
             self._measuring,
             partial(self._stream_gone, self.number),
+            partial(self._partitions_added, self.number),
         )
 
     def end(self) -> None:

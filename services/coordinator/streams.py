@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from common.core.spans import Partition
 from common.errors import DollError, UnknownTopicError
 from common.metrics.leading import StreamFigures
 from common.telemetry import Outage
@@ -20,10 +21,9 @@ from common.theory.updates import spread_stability, stability
 from services.coordinator.needs import Arrivals, DemandMeter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from common.core.messages import Positions
-    from common.core.spans import Partition
     from common.core.spread import JobDemand
     from common.ports import Log, Roster
     from common.telemetry import EventLogger
@@ -33,6 +33,7 @@ PUBLISH_S = 1.0  # a fifth of the time after which a job is not heard of
 # At the ends of a job without work or workers; of all others at each turn. 200 partitions take a
 # request of 60 ms.
 IDLE_LOOK_S = 2.0
+PARTITIONS_S = 2.0  # between looks for partitions that were added: one request for each topic
 
 
 def by_stream(first: Positions, positions: Mapping[Partition, int]) -> dict[str, int]:
@@ -76,19 +77,26 @@ class _Watched:
         first: Where every partition of the job begins.
         measuring: Knows the rest, and hears of it.
         gone: Told which of its streams was deleted.
+        added: Told which partitions there are, where the job does not have all of them yet.
     """
 
     def __init__(
-        self, epoch: int, first: Positions, measuring: Measuring, gone: Callable[[str], None]
+        self,
+        epoch: int,
+        first: Positions,
+        measuring: Measuring,
+        gone: Callable[[str], None],
+        added: Callable[[Collection[Partition]], None],
     ) -> None:
-        self.first = first
+        self.first = dict(first)  # those included that were added while it ran
         self.gone = gone
         self.suspected = False  # of lacking a stream, at the last look
         self.look_at = -inf
         self._epoch = epoch
         self._measuring = measuring
+        self._added = added
         self._arrivals = Arrivals()
-        self._meter = DemandMeter(first)
+        self._meter = DemandMeter(self.first)
         self._ends: Positions | None = None  # as last seen
 
     def saw(self, ends: Positions, now: float) -> None:
@@ -102,6 +110,14 @@ class _Watched:
         idle = figures is not None and not any(figures.lag.values())
         calm = leads and idle and standing is not None and not standing.live
         self.look_at = now + (IDLE_LOOK_S if calm else 0.0)
+
+    def exist(self, partitions: Collection[Partition]) -> None:
+        """Take in which partitions its streams have."""
+        for partition in partitions:
+            self.first.setdefault(partition, 0)
+        standing = self._measuring.standing
+        if standing is not None and not standing.claimed.keys() >= set(partitions):
+            self._added(partitions)
 
     def demand(self, now: float) -> JobDemand | None:
         """What the job needs; None as long as that is not known."""
@@ -148,6 +164,7 @@ class StreamWatch:
         self._clock = clock
         self._lock = threading.Lock()
         self._watched = dict[str, _Watched]()
+        self._partitions_at = -inf
 
     def follow(
         self,
@@ -156,10 +173,11 @@ class StreamWatch:
         first: Positions,
         measuring: Measuring,
         gone: Callable[[str], None],
+        added: Callable[[Collection[Partition]], None],
     ) -> None:
         """Look after a job from its next turn on, until `forget`; see `_Watched`."""
         with self._lock:
-            self._watched[job] = _Watched(epoch, first, measuring, gone)
+            self._watched[job] = _Watched(epoch, first, measuring, gone, added)
 
     def forget(self, job: str) -> None:
         """It is led no longer."""
@@ -171,6 +189,9 @@ class StreamWatch:
         with self._lock:
             watched = list(self._watched.values())
         now = self._clock()
+        if now >= self._partitions_at + PARTITIONS_S:
+            self._partitions_at = now
+            self._look_for_partitions(watched)
         due = [each for each in watched if now >= each.look_at]
         if due:
             self._look(due, now)
@@ -198,6 +219,22 @@ class StreamWatch:
             each.saw(ends, now)
             if known:
                 self._look_for_topics(each, ends)
+
+    def _look_for_partitions(self, watched: list[_Watched]) -> None:
+        """Tell each job which partitions its streams have."""
+        topics = {partition.topic for each in watched for partition in each.first}
+        found = dict[str, tuple[Partition, ...]]()
+        for topic in sorted(topics):
+            try:
+                found[topic] = self._source.partitions(topic)
+            except UnknownTopicError:
+                pass  # its ends will be missing, too
+            except DollError as error:
+                self._outage.met(error)
+                return
+        for each in watched:
+            own = {partition.topic for partition in each.first} & found.keys()
+            each.exist([partition for topic in sorted(own) for partition in found[topic]])
 
     def _look_for_topics(self, watched: _Watched, ends: Positions) -> None:
         """Tell a job that one of its streams was deleted, once two looks have found it so."""

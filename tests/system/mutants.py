@@ -30,6 +30,17 @@ class Mutant(NamedTuple):
 CORE, SIMULATION = "common/core/", "common/simulation/faults/"
 
 MUTANTS = (
+    # --- streams that change ------------------------------------------------------------------
+    Mutant(
+        "partitions that are added are opened",
+        100,
+        (Edit(CORE + "leader.py", "if self._ledger.generation(partition) is None:", "if False:"),),
+    ),
+    Mutant(
+        "a partition is opened once",
+        100,
+        (Edit(CORE + "ledger.py", "if opened.after != self.generation(place):", "if False:"),),
+    ),
     # --- changes of the job -------------------------------------------------------------------
     Mutant(
         "a round in flight keeps its K and its learning rate",

@@ -369,7 +369,7 @@ class KafkaLog:
         self._meet_admin({place.topic for place in left})
         while left:
             why = self._ask_offsets(which, left, found)
-            if why is not None and not found:
+            if why is not None and not found and why.code() != NO_LEADERS:
                 raise as_ours(why, f"{which}s of {len(left)} partitions")
             if why is None or time.monotonic() > until:
                 break
@@ -399,9 +399,13 @@ class KafkaLog:
         if error.code() != NO_LEADERS:
             return error.code() in UNKNOWN
         try:
-            return partition not in self.partitions(partition.topic)
+            missing = partition not in self.partitions(partition.topic)
         except UnknownTopicError:
             return True
+        if not missing:  # added since the client asked about the topic: it must ask again
+            with suppress(KafkaException):
+                self._admin.list_topics(partition.topic, timeout=self._settings.request_timeout_s)
+        return missing
 
     def _metadata(self, topic: str, doing: str) -> TopicMetadata:
         """Ask about a topic; at first not for long, to hear early who does not let us in."""

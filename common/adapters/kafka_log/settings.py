@@ -105,7 +105,12 @@ def member_properties(
 
     A static member is always classic: only there may a client say how long it may be away.
     """
-    properties = {**reader_properties(settings), "group.id": group}
+    properties = {
+        **reader_properties(settings),
+        "group.id": group,
+        # How late a member notices partitions that were added to a stream; the default is 5 min.
+        "topic.metadata.refresh.interval.ms": 5_000,
+    }
     if settings.group_protocol == "consumer" and not hold:
         return {**properties, "group.protocol": "consumer"}
     session_timeout_ms = settings.hold_timeout_ms if hold else settings.session_timeout_ms

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from common.core.history import History
 from common.core.ledger import Ledger
-from common.core.messages import GENESIS, BatchReady, UpdateApplied
+from common.core.messages import GENESIS, BatchReady, Opened, UpdateApplied
 from common.core.spans import Partition
 from common.simulation.faults.scenario import DEADLY, STORES
 
@@ -74,7 +74,7 @@ def check_audit(world: World) -> None:
 
 def refused_claims(world: World) -> int:
     """Count the claims that changed nothing."""
-    ledger = Ledger(dict.fromkeys(world.partitions, 0))
+    ledger = Ledger(world.first)
     decisions = [ledger.decide(offset, claim) for offset, claim in enumerate(world.control)]
     return sum(not decision.accepted for decision in decisions)
 
@@ -97,7 +97,7 @@ def check_drained(world: World) -> None:
         used.update(_records(world, batch.address, batch.skipped))
     for partition, records in world.records.items():
         for offset, _ in records:
-            times, expected = used[partition, offset], offset < claimed[partition]
+            times, expected = used[partition, offset], offset < claimed.get(partition, 0)
             if times != expected:
                 kind = "record used twice" if times else "record lost"
                 raise Violation(kind, f"{partition}@{offset} is used {times} times")
@@ -119,7 +119,7 @@ def _check_quarantined(world: World, quarantined: dict[int, Batch]) -> None:
 
 def _replay(world: World) -> tuple[Counter[Place], dict[int, Batch], Positions]:
     """Decide the control topic afresh: records that need no update, accepted batches, `claimed`."""
-    ledger = Ledger(dict.fromkeys(world.partitions, 0))
+    ledger = Ledger(world.first)
     used = Counter[Place]()
     accepted: dict[int, Batch] = {}
     for offset, claim in enumerate(world.control):
@@ -127,7 +127,7 @@ def _replay(world: World) -> tuple[Counter[Place], dict[int, Batch], Positions]:
         if stated is not None and stated != ledger.claimed:
             raise Violation("replay differs", f"at cpos {ledger.position}: stated {stated}")
         decision = ledger.decide(offset, claim)
-        if not decision.accepted or claim is None:
+        if not decision.accepted or claim is None or isinstance(claim, Opened):
             continue
         skipped = claim.skipped if isinstance(claim, BatchReady) else ()
         bad = {(Partition(s.topic, s.partition), o) for s in skipped for o in s.offsets}

@@ -138,7 +138,7 @@ class Cluster:
         ):
             return False
         unclaimed = sum(
-            offset >= standing.claimed[partition]
+            offset >= standing.claimed.get(partition, 0)
             for partition, records in world.records.items()
             for offset, _ in records
             if self.scenario.linger or (partition.index, offset) not in self.scenario.bad
@@ -250,6 +250,9 @@ class Cluster:
                 world.kafka_back_at = world.now + fault.seconds
             case "storage away":
                 world.storage_back_at = world.now + fault.seconds
+            case "add partition":
+                world.add_partition()
+                self._rebalance()
             case "retention":
                 self._retain(fault.target)
             case "garbage":

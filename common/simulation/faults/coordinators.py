@@ -12,13 +12,15 @@ from common.core.messages import (
     AuditRecord,
     Lead,
     ModelId,
+    Opened,
     Quarantined,
     UpdateApplied,
+    unused_number,
 )
 from common.core.snapshots import genesis
 from common.simulation.faults.checks import Violation
 from common.simulation.faults.settings import LEASE_S, coordinator_settings
-from common.simulation.faults.world import Node, Token
+from common.simulation.faults.world import LATE_S, Node, Token, void
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from common.core.snapshots import Snapshot
     from common.simulation.faults.world import World
 
+LOOK_S = 0.5  # mean time between looks at which partitions there are
 DEAD_LETTER_S = 0.1  # mean time until a dead letter is delivered
 MODELS_KEPT = 3
 PROMPT = 0.7  # how often a process that could read a topic does so; a slow one does not know yet
@@ -183,6 +186,8 @@ class SimulatedCoordinator:
             case do.AppendAudit(record):
                 self._count_poison(record)
                 self._append(record)
+            case do.OpenPartition(record):
+                self._open(record)
             case do.PublishModel(model):
                 if not self._redis_away:
                     world.put_model(model, self._token, MODELS_KEPT)
@@ -237,6 +242,29 @@ class SimulatedCoordinator:
         self._put_back = 0
         self._read_back = self._published = snapshot.made.version
         self._sum = []
+        self._look_at_streams(self.takeovers)
+
+    def _look_at_streams(self, leadership: int) -> None:
+        """Ask which partitions there are, again and again while it leads."""
+        if self.dead or self.takeovers != leadership or self.machine.leader is None:
+            return
+        world = self.world
+        if self._up() and not world.kafka_away:
+            number = unused_number(world.now, world.looks.randrange(4096))
+            self._feed(events.StreamsSeen(dict.fromkeys(world.partitions, ""), number))
+        look_s = world.looks.expovariate(1 / LOOK_S)
+        world.later(look_s, lambda: self._look_at_streams(leadership))
+
+    def _open(self, record: Opened) -> None:
+        """Append it to the control topic: it may come late, twice or never."""
+        world = self.world
+        world.say(f"{self.name} opens {record.partition} at {record.start}")
+        if world.chance(world.lossy):
+            return
+        late_s = LATE_S if world.chance(world.scenario.copies) else world.scenario.kafka_s
+        world.later(world.jitter(late_s), lambda: void(world.append_control(record)))
+        if world.chance(world.scenario.copies):
+            world.later(world.draw.uniform(0, LATE_S), lambda: void(world.append_control(record)))
 
     def _put_standing(self, standing: Standing) -> None:
         known = self.world.standings.setdefault(standing.cpos, standing.claimed)
@@ -340,7 +368,7 @@ class SimulatedCoordinator:
         if world.kafka_away or (source == "all" and world.storage_away):
             return
         hot = list(world.redis.snapshots.values())
-        first = (genesis(dict.fromkeys(world.partitions, 0)), GENESIS_TOKEN)
+        first = (genesis(world.first), GENESIS_TOKEN)
         found = {"hot": hot, "all": [*world.blobs, *hot], "genesis": [first]}[source]
         self._found = {snapshot.rank: token for snapshot, token in found}
         snapshots = tuple(snapshot for snapshot, _ in found)

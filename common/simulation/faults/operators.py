@@ -62,7 +62,7 @@ class Operators:
     def _nonsense(self) -> Batch | None:
         """A batch that is claimed and perhaps in use, or none that ever was."""
         world = self.world
-        ledger = Ledger(dict.fromkeys(world.partitions, 0))
+        ledger = Ledger(world.first)
         decided = [ledger.decide(offset, claim).batch for offset, claim in enumerate(world.control)]
         batches = [batch for batch in decided if batch is not None]
         if not batches:

@@ -39,6 +39,7 @@ FaultKind: TypeAlias = Literal[
     "change job",  # by its owner: K, b and the workers' bound, for good
     "requeue batches",  # by an operator, who may be wrong about what is quarantined
     "replay batches",  # likewise; where it counts, their records are produced anew
+    "add partition",  # to a stream, for good; its first records are there before anybody knows
     "lose appends",  # a coordinator's last records for the updates topic do not get there
 ]
 
@@ -151,6 +152,7 @@ class Scenario:
     copies: float  # share of Kafka records that are appended again, some much later
     faults: tuple[Fault, ...]
     calm_at: float  # no fault begins after this
+    added: tuple[tuple[tuple[int, float], ...], ...] = ()  # of partitions that are added, in order
 
 
 def from_seed(seed: int) -> Scenario:
@@ -190,12 +192,15 @@ def from_seed(seed: int) -> Scenario:
         calm_at=calm_at,
     )
     operators = _operators(apart, calm_at)
-    faults = scenario.faults + _changes(draw, calm_at) + operators
+    streams = random.Random(f"streams {seed}")  # noqa: S311 -- likewise, and apart as that is
+    growth = _growth(streams, calm_at)
+    faults = scenario.faults + _changes(draw, calm_at) + operators + growth
     poisons = scenario.poisons
     if operators and not poisons:  # they would have nothing to do
         poisons = _poisons(apart, sorted(set(every) - bad))
     ordered = tuple(sorted(faults, key=lambda fault: fault.at))
-    return replace(scenario, faults=ordered, poisons=poisons)
+    added = tuple(_arrivals(streams, calm_at) for _ in growth)
+    return replace(scenario, faults=ordered, poisons=poisons, added=added)
 
 
 def _arrivals(draw: random.Random, calm_at: float) -> tuple[tuple[int, float], ...]:
@@ -248,6 +253,14 @@ def _changes(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
     times += [time + draw.uniform(0, SOON_S) for time in times if draw.random() < SOON_AGAIN]
     return tuple(
         Fault(time, "change job", draw.randrange(1000), 0.0) for time in times if time < calm_at
+    )
+
+
+def _growth(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
+    """Most streams keep their partitions."""
+    return tuple(
+        Fault(draw.uniform(0, calm_at), "add partition", draw.randrange(1000), 0.0)
+        for _ in range(draw.choice([0, 0, 0, 0, 1, 2]))
     )
 
 

@@ -13,6 +13,7 @@ from common.core.spans import Address, Partition
 from common.core.worker import Worker
 from common.simulation.faults.checks import Violation
 from common.simulation.faults.settings import worker_settings
+from common.simulation.faults.world import void
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -371,7 +372,3 @@ class SimulatedWorker:
     def evict(self) -> None:
         """Lose every row in memory; addresses are read back."""
         self._cache.clear()
-
-
-def void(_: object) -> None:
-    """Drop a result."""

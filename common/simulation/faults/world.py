@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from common.core.messages import (
     AuditRecord,
-    Claim,
+    ControlRecord,
     Lead,
     ModelId,
     Positions,
@@ -71,6 +71,8 @@ class World:
         self.scenario = scenario
         self.draw = random.Random(scenario.seed + 1)  # noqa: S311 -- reproducible, not secret
         self._numbers = random.Random(f"numbers {scenario.seed}")  # noqa: S311 -- likewise
+        # Apart from the rest: worlds in which nothing happens to streams go on as they did.
+        self.looks = random.Random(f"looks {scenario.seed}")  # noqa: S311 -- likewise
         self.now = 0.0
         self.calm = False
         self._tell = tell
@@ -79,9 +81,10 @@ class World:
         self.partitions = [
             Partition(TOPICS[i % len(TOPICS)], i) for i in range(len(scenario.arrivals))
         ]
+        self.first = dict.fromkeys(self.partitions, 0)  # where the job begins
         self.records = dict(zip(self.partitions, scenario.arrivals, strict=True))
         self.log_start = dict.fromkeys(self.partitions, 0)
-        self.control = list[Claim | None]()
+        self.control = list[ControlRecord | None]()
         self.updates = list[AuditRecord | None]()
         self.newest_lead = -1
         self.kafka_back_at = self.redis_back_at = self.storage_back_at = 0.0
@@ -168,9 +171,9 @@ class World:
         """Whether object storage is down."""
         return self.now < self.storage_back_at
 
-    def append_control(self, claim: Claim | None) -> int:
+    def append_control(self, record: ControlRecord | None) -> int:
         """Append to the control topic now; returns the offset."""
-        self.control.append(claim)
+        self.control.append(record)
         for wake in self.control_readers:
             self.later(self.jitter(self.scenario.kafka_s), wake)
         return len(self.control) - 1
@@ -182,6 +185,14 @@ class World:
         self.updates.append(record)
         for wake in self.control_readers:
             self.later(self.jitter(self.scenario.kafka_s), wake)
+
+    def add_partition(self) -> None:
+        """Give a stream one more partition."""
+        index = len(self.partitions)
+        partition = Partition(TOPICS[index % len(self.scenario.arrivals) % len(TOPICS)], index)
+        self.partitions.append(partition)
+        self.records[partition] = self.scenario.added[index - len(self.first)]
+        self.log_start[partition] = 0
 
     def fetch(self, partition: Partition, position: int, limit: int) -> list[int]:
         """Offsets of the records that are there from a position on."""
@@ -242,3 +253,7 @@ class World:
         """The replica takes over, whatever it has missed."""
         if self.replica is not None:
             self.redis, self.replica = self.replica, None
+
+
+def void(_: object) -> None:
+    """Drop a result."""

@@ -21,8 +21,8 @@ SAMPLES = 10  # of every batch here, unless said otherwise
 
 
 def span(partition: Partition, start: int, end: int) -> Span:
-    """Positions of a partition."""
-    return Span(*partition, start, end)
+    """Positions of a partition, the last of which holds a record."""
+    return Span(*partition, start, end, known=end)
 
 
 def ready(worker: WorkerId, *spans: Span, samples: int = SAMPLES) -> BatchReady:

@@ -15,6 +15,7 @@ from common.core.messages import (
     BatchReady,
     Lead,
     ModelId,
+    Opened,
     Quarantined,
     Replayed,
     Requeued,
@@ -22,11 +23,11 @@ from common.core.messages import (
     SpanExpired,
     UpdateApplied,
 )
-from common.core.spans import Partition
+from common.core.spans import Partition, Span
 from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, batch, ready, span
 
 if TYPE_CHECKING:
-    from common.core.messages import AuditRecord, Claim, Positions
+    from common.core.messages import AuditRecord, Claim, ControlRecord, Positions
 
 LEAD = Lead(-1, GENESIS, "c1")  # at offset 0 of every updates topic here
 
@@ -264,3 +265,15 @@ def test_records_that_were_deleted_untrained_are_expired_whoever_had_claimed_the
 def test_poison_is_not_expired() -> None:
     poison = Quarantined(0, batch(0), "poison: raised")
     assert audit_of(claims(1), LEAD, poison).expired_records == 0
+
+
+def test_a_partition_that_was_added_is_audited_from_its_beginning() -> None:
+    added = Partition("s", 2)
+    spans = [Span(*added, start, start + 10, generation=7, known=start + 10) for start in (0, 10)]
+    control: list[ControlRecord | None] = [Opened(added, None, 7, "id", 0, -1)]
+    control += [ready(A, each) for each in spans]
+    used = Batch(1, A, (spans[0],), SAMPLES)
+    found = audit(FIRST, enumerate(control), enumerate([LEAD, update(1, used)]))
+    assert found.flaws == ()
+    assert found.settled == {**FIRST, added: 10}
+    assert found.unsettled == SAMPLES

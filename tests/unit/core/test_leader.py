@@ -15,11 +15,13 @@ from common.core.messages import (
     Failed,
     Farewell,
     ModelId,
+    Opened,
     Skipped,
     Standing,
     TriggerId,
 )
 from common.core.snapshots import Snapshot
+from common.core.spans import LogPosition, Partition
 from tests.unit.core.bench import QUIET, Bench
 from tests.unit.core.examples import FIRST, A, B, C, P, Q, answer, batch, of_kind, span, the
 
@@ -253,14 +255,17 @@ def test_the_standing_says_what_is_decided_and_what_waits() -> None:
     # control    0: a  1: b  2: a again, refused  3: a
     bench = leading()
     bench.announce(A)
-    assert bench.standing == Standing(0, 1, {P: 10, Q: 0}, 0, 1, 3, FIRST)
+    known = {P: LogPosition(10)}
+    assert bench.standing == Standing(0, 1, {P: 10, Q: 0}, 0, 1, 3, FIRST, known=known)
     bench.announce(B)
     bench.read_control(bench.control[0])
-    assert bench.standing == Standing(0, 3, {P: 20, Q: 0}, 0, 2, 3, FIRST)
+    known = {P: LogPosition(20)}
+    assert bench.standing == Standing(0, 3, {P: 20, Q: 0}, 0, 2, 3, FIRST, known=known)
     bench.announce(A)
     bench.compute()
     bench.tick(0.1)
-    assert bench.standing == Standing(0, 4, {P: 30, Q: 0}, 3, 1, 3, FIRST)
+    known = {P: LogPosition(30)}
+    assert bench.standing == Standing(0, 4, {P: 30, Q: 0}, 3, 1, 3, FIRST, known=known)
 
 
 def test_a_snapshot_holds_the_round_in_flight_as_waiting() -> None:
@@ -290,3 +295,27 @@ def test_bad_records_are_dead_lettered_once_their_claim_is_accepted() -> None:
     bench = leading()
     said = bench.read_control(claim, claim)
     assert the(said, do.DeadLetterRecords) == do.DeadLetterRecords(bad)
+
+
+# --- streams that change ---------------------------------------------------------------------
+
+
+def test_partitions_that_were_added_are_opened_from_their_beginning() -> None:
+    bench = leading()
+    added = Partition(P.topic, 2)
+    seen = events.StreamsSeen({P: "id", Q: "id", added: "id"}, 99)
+    opened = Opened(added, None, 99, "id", 0, -1)
+    assert of_kind(bench.feed(seen), do.OpenPartition) == [do.OpenPartition(opened)]
+    bench.feed(events.ControlRead(((0, opened),)))
+    assert bench.standing.claimed == {**FIRST, added: 0}
+    assert bench.standing.generation(added) == 99
+    assert of_kind(bench.feed(seen), do.OpenPartition) == []
+
+
+def test_a_snapshot_knows_what_was_opened() -> None:
+    bench = leading(replace(QUIET, checkpoint_every_s=1.0))
+    opened = Opened(Partition(P.topic, 2), None, 99, "id", 0, -1)
+    bench.feed(events.ControlRead(((0, opened),)))
+    bench.tick(1.0)
+    assert bench.published[-1].opened == {opened.partition: (opened,)}
+    assert bench.published[-1].known == {opened.partition: LogPosition(0, "id", -1)}

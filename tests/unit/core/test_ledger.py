@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.core.ledger import Decision, Ledger
-from common.core.messages import Batch, BatchReady, Claim, Skipped, SpanExpired
-from common.core.spans import Partition, address_of
+from common.core.messages import Batch, BatchReady, Claim, Opened, Skipped, SpanExpired
+from common.core.spans import LogPosition, Partition, Span, address_of
 from tests.unit.core.examples import FIRST, A, B, C, P, Q, ready, span
 
 if TYPE_CHECKING:
@@ -150,3 +150,91 @@ def test_every_replay_decides_the_same(
     assert decide_all(stored, topic[begin:]) == after
     assert stored.claimed == ledger.claimed
     assert decide_all(Ledger(BEGIN), topic) == before + after
+
+
+# --- generations -----------------------------------------------------------------------------
+
+R = Partition("s", 2)  # not of the job when it began
+ADDED = Opened(R, None, 7, "id", 0, -1)
+
+
+def decide(ledger: Ledger, *records: Claim | Opened) -> list[bool]:
+    """Decide one after another; whether each counted."""
+    return [ledger.decide(ledger.position, record).accepted for record in records]
+
+
+def known(
+    partition: Partition, start: int, end: int, *epochs: int, generation: int = 0
+) -> BatchReady:
+    """A claim that knows the leader epochs before it and of its last record."""
+    before, epoch = epochs
+    return ready(A, Span(*partition, start, end, generation, before, end, epoch))
+
+
+def test_a_partition_that_was_added_is_opened_once_and_then_claimed_from_its_beginning() -> None:
+    # record   claim of it  opened  again   another leader's  claim of 0  claim of 7
+    ledger = Ledger(FIRST)
+    own = Span(*R, 0, 10, generation=7, known=10)
+    another = Opened(R, None, 8, "id", 0, -1)
+    records = (ready(A, own), ADDED, ADDED, another, ready(A, span(R, 0, 10)), ready(A, own))
+    assert decide(ledger, *records) == [False, True, False, False, False, True]
+    assert ledger.claimed == {**FIRST, R: 10}
+    assert ledger.generation(R) == 7
+    assert ledger.opened == {R: (ADDED,)}
+    assert ledger.known == {R: LogPosition(10, "id", -1)}
+
+
+def test_a_partition_of_another_topic_is_never_of_this_job() -> None:
+    ledger = Ledger(FIRST)
+    assert decide(ledger, Opened(ELSEWHERE, None, 7, "id", 0, -1)) == [False]
+    assert ledger.generation(ELSEWHERE) is None
+
+
+def test_after_an_opening_claims_of_earlier_generations_count_no_longer() -> None:
+    # p  [0:10)  [10:20)  cut at 15: opened  [20:30) of 0: void  [15:25) of 0: void  [15:25) of 9
+    ledger = Ledger(FIRST)
+    opened = Opened(P, 0, 9, "", 15, 2)
+    claims = (known(P, 0, 10, -1, 1), known(P, 10, 20, 1, 2), opened, known(P, 20, 30, 2, 2))
+    assert decide(ledger, *claims) == [True, True, True, False]
+    assert decide(ledger, known(P, 15, 25, 2, 3)) == [False]
+    assert decide(ledger, opened) == [False]  # twice is once
+    assert decide(ledger, known(P, 15, 25, 2, 3, generation=9)) == [True]
+    assert ledger.known[P] == LogPosition(25, "", 3)
+
+
+def test_a_claim_follows_the_record_that_the_one_before_it_ends_with() -> None:
+    # The log lost 7 and 8, and has new ones. A's old [7:8) counts; B, who read the new 7 and 8,
+    # has its [7:8) refused, and its [8:9) must not slip in: today's 7 would never be trained.
+    ledger = Ledger({P: 7})
+    old, new = known(P, 7, 8, 0, 0), known(P, 7, 8, 0, 1)
+    assert decide(ledger, old, new, known(P, 8, 9, 1, 1)) == [True, False, False]
+    assert decide(ledger, ready(A, span(P, 8, 9))) == [True]  # what is not known is not checked
+
+
+def test_an_opening_never_jumps_over_records_that_nobody_has_claimed() -> None:
+    ledger = Ledger({P: 5}, known={P: LogPosition(5, "old", 0)})
+    assert decide(ledger, Opened(P, 0, 9, "old", 6, 0)) == [False]
+    assert decide(ledger, Opened(P, 0, 9, "new", 6, 0)) == [True]  # as its operator chose
+
+
+def test_what_reaches_above_where_its_generation_was_cut_is_gone() -> None:
+    below, above = Span(*P, 0, 10, known=10), Span(*P, 10, 20, known=18)
+    ledger = Ledger({P: 20}, opened={}, known={P: LogPosition(18, "id", 0)})
+    assert not ledger.is_gone(above)
+    assert decide(ledger, Opened(P, 0, 9, "id", 18, 0)) == [True]
+    assert not ledger.is_gone(above)  # it lost only what held no record
+    assert decide(ledger, Opened(P, 9, 11, "id", 15, 0)) == [True]
+    assert ledger.is_gone(above)
+    assert not ledger.is_gone(below)
+    later = Span(*P, 15, 25, 11, 0, 25, 1)
+    assert decide(ledger, ready(A, later), Opened(P, 11, 12, "new", 90, -1)) == [True, True]
+    assert ledger.is_gone(later)  # another topic has its name
+
+
+def test_a_ledger_goes_on_from_what_it_stated() -> None:
+    ledger = Ledger(FIRST)
+    assert decide(ledger, ADDED, known(P, 0, 10, -1, 1)) == [True, True]
+    stored = Ledger(ledger.claimed, ledger.position, ledger.opened, ledger.known)
+    more = (ADDED, known(P, 10, 20, 0, 1), known(P, 10, 20, 1, 1), known(R, 0, 5, -1, 0))
+    assert decide(stored, *more) == decide(ledger, *more) == [False, False, True, False]
+    assert (stored.claimed, stored.known) == (ledger.claimed, ledger.known)

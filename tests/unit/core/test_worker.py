@@ -13,14 +13,14 @@ from common.core import commands as do
 from common.core import events
 from common.core.batching import Run
 from common.core.ledger import Ledger
-from common.core.messages import BatchReady, Claim, SpanExpired, Standing
+from common.core.messages import BatchReady, Claim, Opened, SpanExpired, Standing
 from common.core.settings import WorkerSettings
+from common.core.spans import LogPosition, Partition, Span
 from common.core.worker import Worker
 from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, of_kind, ready, span, the
 
 if TYPE_CHECKING:
     from common.core.commands import WorkerCommand
-    from common.core.spans import Partition
 
 SETTINGS = WorkerSettings(batch_size=SAMPLES, bound=3)
 READ_ON = do.SetReading(reading=True, reason="")
@@ -236,7 +236,7 @@ def test_expired_records_are_claimed_after_what_was_read() -> None:
     assert stream.on(events.FellBehind(P, 5), 0.0) == ()  # nothing is missing
     assert stream.on(events.FellBehind(P, 40), 0.0) == (
         do.Announce(1, BatchReady(A, (span(P, 0, 5),), 5), (5,)),
-        do.Announce(2, SpanExpired(A, (span(P, 5, 40),)), (0,)),
+        do.Announce(2, SpanExpired(A, (Span(*P, 5, 40, known=5),)), (0,)),
         do.Place({P: 40}),
     )
     stream.deliver(_1=0, _2=1)
@@ -371,3 +371,43 @@ def test_who_leaves_changes_nothing_any_more() -> None:
     stream.read(0, 7)
     stream.on(events.Leaving(), 0.0)
     assert stream.on(events.SizesChanged(batch_size=4, bound=3), 0.0) == ()
+
+
+# --- generations -----------------------------------------------------------------------------
+
+
+def test_a_partition_that_was_opened_anew_is_read_anew_and_claimed_so() -> None:
+    # standing   claimed[p]=40 of generation 0   opened at 40 as generation 9, after epoch 2
+    stream = _Stream()
+    assert stream.stand(0, p=40) == (do.Place({P: 40}), READ_ON)
+    stream.read(40, 44)
+    standing = Standing(
+        0,
+        1,
+        {P: 40, Q: 0},
+        1,
+        0,
+        1,
+        {},
+        opened={P: (Opened(P, 0, 9, "id", 40, 2),)},
+        known={P: LogPosition(39, "id", 2)},
+    )
+    seen = events.StandingSeen(standing)
+    assert stream.on(seen, 0.0) == (do.DropRows(P), do.Place({P: 40}))
+    commands = stream.on(events.Decoded(Run(P, range(40, 55), (), 0.0, 0.0, epoch=3)), 0.0)
+    (claim,) = claims(commands)
+    assert claim.address == (Span(*P, 40, 50, 9, 2, 50, 3),)
+    # What retention deletes next follows the record that was read last.
+    first, second = claims(stream.on(events.FellBehind(P, 70), 0.0))
+    assert first.address == (Span(*P, 50, 55, 9, 3, 55, 3),)
+    assert second == SpanExpired(A, (Span(*P, 55, 70, 9, 3, 55, 3),))
+
+
+def test_a_partition_is_read_once_the_job_has_it() -> None:
+    added = Partition("s", 2)
+    stream = _Stream(added)
+    assert stream.stand(0) == (READ_ON,)
+    opened = Opened(added, None, 9, "id", 0, -1)
+    claimed = {**FIRST, added: 0}
+    standing = Standing(0, 1, claimed, 1, 0, 1, {}, opened={added: (opened,)})
+    assert stream.on(events.StandingSeen(standing), 0.0) == (do.Place({added: 0}),)

@@ -38,9 +38,9 @@ def records_of(batches: list[Batch]) -> dict[str, set[tuple[str, int, int]]]:
     found: dict[str, set[tuple[str, int, int]]] = {}
     for batch in batches:
         skipped = {(each.topic, each.partition, each.offset) for each in batch.skipped}
-        for topic, partition, start, end in batch.address:
-            whole = {(topic, partition, offset) for offset in range(start, end)}
-            found.setdefault(topic, set()).update(whole - skipped)
+        for span in batch.address:
+            whole = {(*span.place, offset) for offset in range(span.start, span.end)}
+            found.setdefault(span.topic, set()).update(whole - skipped)
     return found
 
 

@@ -18,7 +18,9 @@ from common.core.messages import (
     Batch,
     BatchReady,
     Claim,
+    ControlRecord,
     Lead,
+    Opened,
     Positions,
     Quarantined,
     Replayed,
@@ -33,6 +35,7 @@ from common.jobs.progress import QUIET_S, RECENT_RECORDS, WORDS, Columns, JobPro
 from tests.unit.admin.following.helpers import BATCH, STREAMS, batch, job, lead, quarantine, update
 
 PLACES = [Partition(stream, index) for stream in STREAMS for index in (0, 1)]
+ADDED = Partition(STREAMS[0], 2)  # while the job runs
 FIRST = job().first
 NOW = 2000.0
 STEP_S = 0.5
@@ -41,17 +44,18 @@ STEP_S = 0.5
 class Story(NamedTuple):
     """What workers and leaders wrote, and where the streams begin and end."""
 
-    control: list[tuple[int, Claim | None]]
+    control: list[tuple[int, ControlRecord | None]]
     updates: list[tuple[int, AuditRecord | None]]
     starts: Positions
     ends: Positions
 
 
-def story(seed: int, length: int) -> Story:  # noqa: C901 -- one case per record
+def story(seed: int, length: int) -> Story:  # noqa: C901, PLR0915 -- one case per record
     """A course of claims, some too late, by several leaders, of whom dead ones write on."""
     chance = random.Random(seed)  # noqa: S311 -- no secret
     ledger, history = Ledger(FIRST), History()
-    control, updates = list[tuple[int, Claim | None]](), list[tuple[int, AuditRecord | None]]()
+    control = list[tuple[int, ControlRecord | None]]()
+    updates = list[tuple[int, AuditRecord | None]]()
     accepted, settled, epochs = list[Batch](), dict[int, list[Batch]](), [-1]
 
     def append(record: AuditRecord | None) -> bool:
@@ -69,11 +73,15 @@ def story(seed: int, length: int) -> Story:  # noqa: C901 -- one case per record
     append(lead())
     epochs.append(0)
     for _ in range(length):
+        if chance.random() < 0.02:
+            opened = Opened(ADDED, None, chance.randint(1, 9), "", 0, -1)
+            control.append((len(control), opened))
+            ledger.decide(len(control) - 1, opened)
         what = chance.random()
         if what < 0.5:
-            place = chance.choice(PLACES)
+            place = chance.choice(sorted(ledger.claimed))
             begin = ledger.claimed[place] + chance.choice([0, 0, 0, 0, 3])
-            span = Span(*place, begin, begin + chance.randint(1, 5))
+            span = Span(*place, begin, begin + chance.randint(1, 5), ledger.generation(place) or 0)
             bad = chance.randint(0, span.end - begin) if chance.random() < 0.4 else 0
             left_out = tuple(Skipped(*place, begin + index, "torn") for index in range(bad))
             worker = WorkerId(f"w{chance.randint(0, 2)}")

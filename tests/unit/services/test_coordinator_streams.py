@@ -25,6 +25,7 @@ from services.coordinator.measuring import Measuring
 from services.coordinator.needs import WINDOW_S, Arrivals
 from services.coordinator.streams import (
     IDLE_LOOK_S,
+    PARTITIONS_S,
     PUBLISH_S,
     StreamWatch,
     by_stream,
@@ -107,7 +108,15 @@ class Bench:
         self.roster = MemoryBoards(self.redis).roster()
         self.watch = StreamWatch(self.log, self.roster, event_logger("test"), self.clock)
         self.gone = list[str]()
-        self.watch.follow(NAME, EPOCH, {A: 0, B: 0}, self.measuring, self.gone.append)
+        self.added = list[set[Partition]]()
+        self.watch.follow(
+            NAME,
+            EPOCH,
+            {A: 0, B: 0},
+            self.measuring,
+            self.gone.append,
+            lambda partitions: self.added.append(set(partitions)),
+        )
 
     def lead(self, epoch: int = EPOCH) -> None:
         """Let somebody of this process lead."""
@@ -177,7 +186,7 @@ def test_a_stream_that_is_gone_is_nothing_to_the_other_jobs(bench: Bench) -> Non
     other = Measuring(parse_job(JOB.replace("name: digits", "name: other")), metrics, NoTracer())
     other.done(do.Begin(EPOCH, genesis({GONE: 0})), 0.0, 0.0)
     gone = list[str]()
-    bench.watch.follow("other", EPOCH, {GONE: 0}, other, gone.append)
+    bench.watch.follow("other", EPOCH, {GONE: 0}, other, gone.append, lambda _: None)
     bench.lead()
     bench.watch.turn()
     assert bench.told("stream_records", stream="clinic-a") == 0.0
@@ -265,3 +274,32 @@ def test_while_redis_is_away_the_watch_goes_on(bench: Bench) -> None:
     bench.redis.restart()
     bench.watch.turn()
     assert len(bench.roster.read()) == 1
+
+
+# --- partitions that are added ----------------------------------------------------------------
+
+
+def test_partitions_that_are_added_are_told_until_the_job_has_them_and_their_records_lag(
+    bench: Bench,
+) -> None:
+    bench.lead()
+    bench.stand(claimed=0, live=1)
+    bench.watch.turn()
+    assert bench.added == []
+    added = Partition("clinic-a", 2)
+    bench.log.add_partitions("clinic-a", 3)
+    writer = bench.log.writer()
+    writer.append("clinic-a", b"", partition=2)
+    assert writer.flush(1.0)
+    for _ in range(2):
+        bench.clock.advance(PARTITIONS_S)
+        bench.watch.turn()
+    assert bench.added == [{A, B, added}] * 2
+    assert bench.told("stream_lag_records", stream="clinic-a") == 1.0
+
+    claimed = {A: 0, B: 0, added: 1}
+    bench.measuring.done(do.PutStanding(Standing(EPOCH, 1, claimed, 0, 0, 1, {})), 0.0, 0.0)
+    bench.clock.advance(PARTITIONS_S)
+    bench.watch.turn()
+    assert len(bench.added) == 2
+    assert bench.told("stream_lag_records", stream="clinic-a") == 0.0
