@@ -112,7 +112,7 @@ class JobCoordinator:
         self._feed(events.WantedChanged(self._wanted))
         if self._fault is not None and _is_hopeless(self._fault):
             self._gave_up = True
-            self._feed(events.Trouble(_given_up(self._fault), self._fault.detail))
+            self._feed(events.Trouble(_given_up(self.job, self._fault), self._fault.detail))
 
     def _see_hold(self) -> None:
         """Pause once the hold is written, before any record is looked at: each is newer."""
@@ -184,14 +184,12 @@ def _is_hopeless(fault: Fault) -> bool:
     return fault.in_a_row >= FAULTS and not isinstance(fault.error, OutsideError)
 
 
-def _given_up(fault: Fault) -> str:
+def _given_up(job: str, fault: Fault) -> str:
     error = fault.error
+    why = f"its coordinator failed {fault.in_a_row} times, at last with {type(error).__name__}"
     if isinstance(error, DeliveryError):
-        return f"Kafka refuses a record of this job again and again: {error}"
-    return (
-        f"its coordinator failed {fault.in_a_row} times, at last with"
-        f" {type(error).__name__}: {error}; resume it once that is mended"
-    )
+        why = "Kafka refuses a record of this job again and again"
+    return f"{why}: {error}; mend that, then `doll job resume {job}`"
 
 
 def protocol_settings(record: JobRecord) -> CoordinatorSettings:

@@ -248,7 +248,9 @@ def test_what_kafka_refuses_again_and_again_holds_the_job(bench: Bench) -> None:
     bench.log.refused = updates_topic("bad")
     replica = bench.replica()
     replica.look_until(lambda: bench.book.get("bad").held, "it is held")
-    assert "Kafka refuses a record of this job" in bench.book.get("bad").reason
+    reason = bench.book.get("bad").reason
+    assert reason.startswith("Kafka refuses a record of this job again and again: ")
+    assert reason.endswith("; mend that, then `doll job resume bad`")
     assert (
         replica.metrics.meters.registry.get_sample_value(
             "doll_job_faults_total", {"job_name": "bad", "kind": "fault"}
