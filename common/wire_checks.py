@@ -190,6 +190,7 @@ def check_audit(record: AuditRecord) -> None:
             check_model("base", record.base)
             _need(bool(record.candidate), "candidate", record.candidate, "a unique name")
             _check_count("epoch", record.epoch, -1)
+            _check_count("after_loss", record.after_loss)
             later = record.epoch < 0 or record.epoch > record.after
             _need(later, "epoch", record.epoch, f"above {record.after}, the one before")
         case UpdateApplied():

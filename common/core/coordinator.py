@@ -19,13 +19,13 @@ from common.core import commands as do
 from common.core import events
 from common.core.leader import Leader
 from common.core.messages import Lead, Quarantined, UpdateApplied
-from common.core.search import Chosen, Search, Wait
+from common.core.search import Chosen, Lost, Search, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.core.commands import CoordinatorCommand
-    from common.core.events import CoordinatorEvent, Wanted
+    from common.core.events import CoordinatorEvent
     from common.core.history import History
     from common.core.messages import AuditRecord
     from common.core.settings import CoordinatorSettings
@@ -43,7 +43,7 @@ RENEWALS = 3  # lease renewals per lifetime: two may fail
 class _Candidacy:
     """A candidate's base, and how far it is."""
 
-    snapshot: Snapshot
+    chosen: Chosen
     since: float  # its last step
     mark: str = ""  # of its Lead record, once that is appended
 
@@ -59,7 +59,7 @@ class Coordinator:
     def __init__(self, name: str, settings: CoordinatorSettings) -> None:
         self._name = name
         self._settings = settings
-        self._wanted: Wanted = "running"
+        self._wish = events.WantedChanged("running")
         self._candidacies = 0
         self._lease_at = float("-inf")
         self._alive_at = float("-inf")
@@ -128,7 +128,7 @@ class Coordinator:
                 for offset, record in records:
                     yield from self._update_read(offset, record, now)
             case events.WantedChanged(wanted):
-                self._wanted = wanted
+                self._wish = event
                 self._held = self._held and wanted == "paused"
                 if leader is not None:
                     yield from leader.want(wanted, now)
@@ -183,12 +183,14 @@ class Coordinator:
     def _found(self, found: events.SnapshotsFound, now: float) -> Iterator[CoordinatorCommand]:
         if self._searching_since is None or found.source != self._search.source:
             return
-        match self._search.found(found, now):
-            case Chosen(snapshot, history):
+        match self._search.found(found, self._wish, now):
+            case Chosen(snapshot, history) as chosen:
                 self._searching_since = None
                 self._history = history
-                self._candidacy = _Candidacy(snapshot, now)
+                self._candidacy = _Candidacy(chosen, now)
                 yield do.RestoreSnapshot(snapshot)
+            case Lost(reason):
+                yield from self._hold(reason, "")
             case Wait():
                 self._searching_since = None
                 # Asks again one lifetime from now.
@@ -211,13 +213,15 @@ class Coordinator:
         self._candidacies += 1
         self._candidacy.since = now
         self._candidacy.mark = f"{self._name}#{self._candidacies}"
-        after = self._history.epoch
+        chosen, after = self._candidacy.chosen, self._history.epoch
         yield do.AppendAudit(
             Lead(
-                after,
-                self._candidacy.snapshot.made,
-                self._candidacy.mark,
-                max(number, after + 1),  # whatever this machine's clock says
+                after=after,
+                base=chosen.snapshot.made,
+                candidate=self._candidacy.mark,
+                epoch=max(number, after + 1, chosen.above + 1),  # whatever the clock says
+                after_loss=max(self._wish.after_loss, self._history.after_loss),
+                loss=chosen.loss,
             )
         )
 
@@ -234,7 +238,7 @@ class Coordinator:
             yield from self._hold(
                 f"the updates topic lost a record: number {history.number + 1} of those that this"
                 f" leader wrote is missing, number {record.number} is there; `doll job resume` goes"
-                " on from the last snapshot, and what was learned since is learned again",
+                " on from the last snapshot: what was learned since is learned again",
                 "",
             )
         elif counts and self._leader is not None and record is not None:
@@ -254,7 +258,7 @@ class Coordinator:
         if self._leader is not None and counts:
             yield from self._step_down(f"{lead.candidate} leads with epoch {history.epoch}")
         elif candidacy is not None and own and counts:
-            yield from self._lead(candidacy.snapshot, now)
+            yield from self._lead(candidacy.chosen.snapshot, now)
         elif candidacy is not None and (own or (counts and not candidacy.mark)):
             yield from self._step_down("somebody was faster")
 
@@ -269,7 +273,7 @@ class Coordinator:
         if self._settings.learning_rate is not None:
             yield do.SetLearningRate(self._settings.learning_rate)
         yield from self._leader.begin(now)
-        yield from self._leader.want(self._wanted, now)
+        yield from self._leader.want(self._wish.wanted, now)
 
     # --- and back ----------------------------------------------------------------------------
 
@@ -277,7 +281,7 @@ class Coordinator:
         """What no machine may decide alone: leave everything as it is, until a person resumes."""
         if self._held:
             return
-        if self._wanted == "stopped":
+        if self._wish.wanted == "stopped":
             yield do.Finish(f"stopped by its owner; {reason}", self._settings.revision)
             return
         yield do.Hold(reason, detail)

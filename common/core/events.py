@@ -121,8 +121,11 @@ class SnapshotsFound(msgspec.Struct, frozen=True):
 
     source: Source
     snapshots: tuple[Snapshot, ...]
-    updates: tuple[tuple[int, AuditRecord | None], ...]  # from the lowest of them on
-    end: int  # of the updates topic; 0: nobody ever led
+    updates: tuple[tuple[int, AuditRecord | None], ...]  # from the lowest of them that is covered
+    end: int  # of the updates topic
+    # By rank, of snapshots that contain records which the control or the updates topic has lost:
+    # which topic, and how far it reaches. All others are covered by both topics.
+    lost: Mapping[tuple[int, int, int], str] = {}
 
 
 class SnapshotRestored(msgspec.Struct, frozen=True):
@@ -193,6 +196,8 @@ class WantedChanged(msgspec.Struct, frozen=True):
     """What the job's owner wants of it now."""
 
     wanted: Wanted
+    after_loss: int = 0  # how often it was told to go on although Kafka lost records
+    from_start: bool = False  # the last time, if need be with version 0
 
 
 class SettingsChanged(msgspec.Struct, frozen=True):

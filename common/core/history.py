@@ -51,6 +51,7 @@ class History:
         position: Offset of the next record to feed.
         poison: Batches that are quarantined at `position` and may be taken back.
         number: Of the newest record that counts of the leader in force, 0 for none.
+        after_loss: Wishes to go on after a loss that Leads have carried out at `position`.
     """
 
     def __init__(
@@ -60,7 +61,10 @@ class History:
         position: int = 0,
         poison: Iterable[Batch] = (),
         number: int = 0,
+        after_loss: int = 0,
     ) -> None:
+        self._after_loss = after_loss
+        self._judged = -1
         self._epoch = epoch
         self._number = number
         self._path = [base]
@@ -79,6 +83,19 @@ class History:
     def number(self) -> int:
         """Of the newest record that counts of the leader in force, 0 for none."""
         return self._number
+
+    @property
+    def after_loss(self) -> int:
+        """Wishes of the job's owner to go on after a loss that Leads have carried out."""
+        return self._after_loss
+
+    @property
+    def judged(self) -> int:
+        """Epoch of the newest Lead that carried one out; -1: none that this reader has read.
+
+        What it found of earlier leaders and passed over is of no concern any more.
+        """
+        return self._judged
 
     @property
     def head(self) -> ModelId:
@@ -161,6 +178,8 @@ class History:
             self._base_lost = True
             self._path = [lead.base]
         self._epoch, self._number = lead.epoch_at(offset), 0
+        if lead.after_loss > self._after_loss:
+            self._after_loss, self._judged = lead.after_loss, self._epoch
         return True
 
     def _is_next(self, record: UpdateApplied | Quarantined) -> bool:

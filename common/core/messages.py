@@ -149,6 +149,10 @@ class Lead(msgspec.Struct, frozen=True, tag="lead"):
     base: ModelId  # the update contained in the snapshot that it starts from
     candidate: str  # unique for each candidacy, to recognise one's own record
     epoch: int = -1  # `unused_number`, and above `after`; -1: of an older program, see `epoch_at`
+    # Wishes of the job's owner to go on after a loss, as this candidate counts them: one that is
+    # above all before it lets snapshots be passed over of which Kafka lost records.
+    after_loss: int = 0
+    loss: str = ""  # what was lost, if some were
 
     def epoch_at(self, offset: int) -> int:
         """The epoch that begins with this record: without a number, its own offset."""

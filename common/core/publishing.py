@@ -154,6 +154,7 @@ class Publisher:
             updates_position=self._history.position,
             poison=self._history.poison,
             number=self._history.number,
+            after_loss=self._history.after_loss,
         )
         return (PublishSnapshot(snapshot, pending.checkpoint),)
 

@@ -4,6 +4,11 @@
     all       checkpoints too: some minutes old, and slow to read
     genesis   what the job's specification makes
 
+A snapshot is covered if the control and the updates topic still have all that it contains. Where
+Kafka lost records that it had acknowledged, one that is not covered may know what no log can prove
+any more; it is not trusted for part of it. The job is held until its owner says that it shall go on
+from the best that both topics cover, and the Lead that does so has judged all of its time.
+
 A leader publishes a hot snapshot as soon as it leads. So where the board has none of the leader in
 force, the board was probably wiped, and that leader alive with all that it knows: then the lease is
 left to it for one lifetime. Only if it does not come back, older snapshots have to do.
@@ -18,7 +23,7 @@ from common.core.history import History  # noqa: TC001 -- NamedTuple reads it wh
 from common.core.snapshots import Snapshot, choose
 
 if TYPE_CHECKING:
-    from common.core.events import SnapshotsFound, Source
+    from common.core.events import SnapshotsFound, Source, WantedChanged
 
 LATE = 5  # lifetimes of a lease after which a wait counts as one of another time
 
@@ -28,6 +33,14 @@ class Chosen(NamedTuple):
 
     snapshot: Snapshot
     history: History
+    above: int = -1  # an epoch that was used, of which the updates topic may know nothing any more
+    loss: str = ""  # what was passed over, by the wish of the job's owner
+
+
+class Lost(NamedTuple):
+    """Kafka lost records, and better snapshots than any that is covered: its owner must decide."""
+
+    reason: str
 
 
 class Wait(NamedTuple):
@@ -45,28 +58,64 @@ class Search:
         self._lease_ttl_s = lease_ttl_s
         self._waits_until: float | None = None
         self._torn = set[tuple[int, int, int]]()
+        self._lost = list[tuple[Snapshot, str]]()  # not covered, the best first
         self.source: Source = "hot"
 
     def begin(self) -> FindSnapshots:
         """Look from the beginning."""
+        self._lost = []
         return self._look("hot")
 
     def leave_out(self, snapshot: Snapshot) -> None:
         """Never choose this one again: its weights cannot be read."""
         self._torn.add(snapshot.rank)
 
-    def found(self, found: SnapshotsFound, now: float) -> Chosen | FindSnapshots | Wait:
-        """Judge what was found; returns what to do now."""
+    def found(
+        self, found: SnapshotsFound, wish: WantedChanged, now: float
+    ) -> Chosen | FindSnapshots | Lost | Wait:
+        """Judge what was found; returns what to do now.
+
+        Args:
+            found: Of the source that was asked for last.
+            wish: The newest of the job's owner.
+            now: The time.
+        """
         whole = [snapshot for snapshot in found.snapshots if snapshot.rank not in self._torn]
-        choice = choose(whole, found.updates)
+        lost = [(each, found.lost[each.rank]) for each in whole if each.rank in found.lost]
+        choice = choose([each for each in whole if each.rank not in found.lost], found.updates)
         if found.source == "hot":
-            if found.end == 0:
-                return self._look("genesis")  # nobody ever led
+            if lost or found.end == 0:  # or nobody ever led
+                return self._look("all")
             if choice is None or choice[1].epoch != choice[0].by:
                 return self._look("all") if self._waited(now) else Wait()
+        if found.source == "all":
+            self._lost = sorted(lost, key=lambda each: each[0].rank, reverse=True)
         if choice is None:
             return self._look("genesis")
-        return Chosen(*choice)
+        return self._judged(*choice, wish)
+
+    def _judged(self, snapshot: Snapshot, history: History, wish: WantedChanged) -> Chosen | Lost:
+        """Whether better snapshots that are not covered may be passed over for this one."""
+        better = [
+            (each, why)
+            for each, why in self._lost
+            if each.rank > snapshot.rank and each.by >= history.judged
+        ]
+        if not better:
+            return Chosen(snapshot, history)
+        best, why = better[0]
+        asked = wish.after_loss > history.after_loss
+        if asked and (snapshot.by >= 0 or wish.from_start):
+            return Chosen(snapshot, history, best.by, f"version {best.made.version}: {why}")
+        again = best.samples - snapshot.samples
+        option, begins = "", "goes on from"
+        if snapshot.by < 0:
+            option, begins = " --from-start", "begins again with"
+        return Lost(
+            f"{why}; `doll job resume --after-loss{option}` {begins} version"
+            f" {snapshot.made.version} (of {best.made.version}), the best that both topics cover:"
+            f" {again:,} records are read and trained again, as far as their topics keep them"
+        )
 
     def _look(self, source: Source) -> FindSnapshots:
         self.source = source

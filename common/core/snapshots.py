@@ -40,6 +40,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     number: int = 0  # of its leader's newest record below `updates_position`
     opened: Openings = {}  # of the ledger, below `control_position`
     known: LogPositions = {}  # likewise
+    after_loss: int = 0  # wishes to go on after a loss that Leads below it have carried out
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -95,7 +96,9 @@ def choose(
         begin, poison = snapshot.updates_position, snapshot.poison
         if poison is None:
             poison = _read(History(), [each for each in updates if each[0] < begin]).poison
-        history = History(snapshot.by, snapshot.made, begin, poison, snapshot.number)
+        history = History(
+            snapshot.by, snapshot.made, begin, poison, snapshot.number, snapshot.after_loss
+        )
         _read(history, [each for each in updates if each[0] >= begin])
         if not history.base_lost:
             return snapshot, history

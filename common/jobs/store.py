@@ -80,6 +80,8 @@ class JobRecord(NamedTuple):
     held: bool = False  # paused by a machine that may not decide alone, not by a person
     detail: str = ""  # of what it is held for: a traceback, many lines; empty where there is none
     finished: bool = False  # stopped because it reached its stop rule, not by a person
+    after_loss: int = 0  # how often it was resumed although Kafka lost records that it acknowledged
+    from_start: bool = False  # the last time, if need be with version 0
 
 
 class _Stored(msgspec.Struct, omit_defaults=True):
@@ -97,6 +99,8 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     held: bool = False
     detail: str = ""
     finished: bool = False
+    after_loss: Annotated[int, Meta(ge=0)] = 0
+    from_start: bool = False
 
 
 class JobBook:
@@ -205,6 +209,37 @@ class JobBook:
         with self._book.lock:
             record = self.get(job)._replace(
                 wanted=wanted, reason=reason, held=False, detail="", finished=False
+            )
+            self._book.write(job, encode_job(record))
+            return record
+
+    def resume_after_loss(self, job: str, reason: str, *, from_start: bool = False) -> JobRecord:
+        """Go on with a job that is held, from the best snapshot of which Kafka lost nothing.
+
+        Args:
+            job: Its name.
+            reason: Why, cut off likewise.
+            from_start: Whether version 0 will do, where no other is left.
+
+        Raises:
+            NotFoundError: If there is no such job.
+            ConflictError: If it is not held, or somebody else wrote it in the same moment.
+            UnavailableError: If Kafka is away for long.
+        """
+        with self._book.lock:
+            record = self.get(job)
+            if not record.held:  # the wish would stay until something else is lost
+                raise ConflictError(
+                    f'the job "{job}" is not held: there is no loss for it to go on after; resume'
+                    f" it with `doll job resume {job}`"
+                )
+            record = record._replace(
+                wanted="running",
+                reason=reason[:REASON_CHARACTERS],
+                held=False,
+                detail="",
+                after_loss=record.after_loss + 1,
+                from_start=from_start,
             )
             self._book.write(job, encode_job(record))
             return record
@@ -396,6 +431,8 @@ def encode_job(record: JobRecord) -> bytes:
         record.held,
         record.detail,
         record.finished,
+        record.after_loss,
+        record.from_start,
     )
     return msgspec.json.encode(stored)
 
@@ -431,4 +468,6 @@ def decode_job(key: bytes | None, value: bytes) -> JobRecord:
         stored.held,
         stored.detail,
         stored.finished,
+        stored.after_loss,
+        stored.from_start,
     )

@@ -52,6 +52,18 @@ class JobPatch(TypedDict, total=False):
         Wanted, Field(description="A stopped job goes on where it was.", examples=["paused"])
     ]
     reason: Annotated[str, Field(max_length=500, description="Why.", examples=["prices are high"])]
+    after_loss: Annotated[
+        bool,
+        Field(
+            description="With wanted: running, of a job that is held since Kafka lost records of"
+            " its own topics: go on from the best snapshot that they still cover.",
+            examples=[False],
+        ),
+    ]
+    from_start: Annotated[
+        bool,
+        Field(description="With after_loss: version 0 will do, if none is left.", examples=[False]),
+    ]
     deadline_s: Annotated[
         float | None,
         Field(
@@ -253,7 +265,11 @@ def _change(book: JobBook, job: str, patch: JobPatch, reason: str) -> JobRecord:
     if changed:
         changed_spec(record.spec, changed)
         record = book.change(job, changed, reason)
-    if "wanted" in patch and patch["wanted"] != record.wanted:
+    if patch.get("after_loss"):
+        if patch.get("wanted") != "running":
+            raise UserError('after_loss: goes with "wanted": "running"')
+        record = book.resume_after_loss(job, reason, from_start=patch.get("from_start", False))
+    elif "wanted" in patch and patch["wanted"] != record.wanted:
         record = book.want(job, patch["wanted"], reason)
     return record
 

@@ -175,6 +175,11 @@ class Api:
         """See the protocol."""
         self._patch(name, {"wanted": wanted, "reason": reason})
 
+    def resume_after_loss(self, name: str, reason: str, *, from_start: bool) -> None:
+        """See the protocol."""
+        wish: dict[str, Value] = {"after_loss": True, "from_start": from_start}
+        self._patch(name, {"wanted": "running", **wish, "reason": reason})
+
     def change(self, name: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
         """See the protocol."""
         return self._patch(name, {**changed, "reason": reason})

@@ -87,6 +87,10 @@ class Direct:
         """See the protocol."""
         self._book().want(name, wanted, reason)
 
+    def resume_after_loss(self, name: str, reason: str, *, from_start: bool) -> None:
+        """See the protocol."""
+        self._book().resume_after_loss(name, reason, from_start=from_start)
+
     def change(self, name: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
         """See the protocol."""
         return self._book().change(name, changed, reason)

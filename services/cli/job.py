@@ -135,11 +135,35 @@ def pause(context: typer.Context, job: Name, reason: Reason = "paused by a perso
 
 
 @app.command()
-def resume(context: typer.Context, job: Name, reason: Reason = "resumed by a person") -> None:
+def resume(
+    context: typer.Context,
+    job: Name,
+    after_loss: Annotated[  # noqa: FBT002 -- a flag
+        bool,
+        typer.Option(
+            "--after-loss",
+            help="Kafka lost records of the job's own topics: go on from the best snapshot that"
+            " they still cover.",
+        ),
+    ] = False,
+    from_start: Annotated[  # noqa: FBT002 -- a flag
+        bool,
+        typer.Option("--from-start", help="With --after-loss: version 0 will do, if none is left."),
+    ] = False,
+    reason: Reason = "resumed by a person",
+) -> None:
     """Go on with a job that was paused or stopped, exactly where it was.
 
-    Example: [bold]doll job resume digits[/]
+    Of a job that is held, the reason says what to give here, and what it will cost.
+
+    Example: [bold]doll job resume digits --after-loss[/]
     """
+    if after_loss:
+        system_of(context).resume_after_loss(job, reason, from_start=from_start)
+        typer.echo(f"job {job} {_TOLD['running']} after a loss: {reason}")
+        return
+    if from_start:
+        raise UserError("--from-start goes with --after-loss")
     _want(context, job, "running", reason)
 
 

@@ -109,6 +109,9 @@ class System(Protocol):
     def want(self, name: str, wanted: Wanted, reason: str) -> None:
         """Change what is wanted of a job."""
 
+    def resume_after_loss(self, name: str, reason: str, *, from_start: bool) -> None:
+        """Go on with a job that is held, from the best snapshot of which Kafka lost nothing."""
+
     def change(self, name: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
         """Change settings of a job; see `common.job_changes`."""
 

@@ -38,6 +38,7 @@ from services.coordinator.tails import TopicTail, decoded_claims, decoded_update
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
+    from common.core.messages import Positions
     from common.core.snapshots import Snapshot
     from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
@@ -157,8 +158,9 @@ class Leadership:
             if lossy:
                 return events.Trouble(lossy)
             found = self._snapshots(source)
-            self._check_logs(found)
-            begin = min((stored.snapshot.reads_from for stored in found), default=None)
+            lost = self._lost(found)
+            covered = [stored.snapshot for stored in found if stored.snapshot.rank not in lost]
+            begin = min((snapshot.reads_from for snapshot in covered), default=None)
             updates, position = self._read_updates(begin)
         except UnknownTopicError as error:
             return events.Trouble(self._missing(str(error)))
@@ -168,7 +170,7 @@ class Leadership:
         self._found_in = source
         self._follow(self._updates, position, decoded_updates)
         snapshots = tuple(stored.snapshot for stored in found)
-        return events.SnapshotsFound(source, snapshots, updates, position)
+        return events.SnapshotsFound(source, snapshots, updates, position, lost)
 
     def _snapshots(self, source: events.Source) -> list[Stored]:
         match source:
@@ -199,30 +201,39 @@ class Leadership:
             self._log.warning("topic_settings_differ", reason=reason, remedy=remedy(differing))
         return ""
 
-    def _check_logs(self, found: Iterable[Stored]) -> None:
-        """See that no log ends below what a snapshot has of it.
+    def _lost(self, found: Iterable[Stored]) -> dict[tuple[int, int, int], str]:
+        """Of which snapshots the control or the updates topic lost records, and which, by rank.
 
         Raises:
-            TruncatedError: If one does: records that Kafka acknowledged were lost.
+            TruncatedError: If a stream ends below what one has of it that both topics cover.
             UnknownTopicError: If there is no such topic any more.
             UnavailableError: If nobody can tell now.
         """
-        known = dict[Partition, tuple[int, str]]()  # the highest position, and who says so
-        for title, snapshot, _ in found:
-            own = {
-                self._updates: snapshot.updates_position,
-                self._control: snapshot.control_position,
-            }
-            for partition, position in (snapshot.claimed | own).items():
-                known[partition] = max(known.get(partition, (0, "")), (position, title))
+        known = {self._updates, self._control}.union(*(each.snapshot.claimed for each in found))
         ends = self._source.ends(known)
-        for partition, (position, title) in known.items():
-            if partition not in ends:
-                self._source.partitions(partition.topic)  # or it is not there
-                raise UnavailableError(f"nobody can tell now where {partition} ends")
-            if (end := ends[partition]) < position:
+        for partition in known - ends.keys():
+            self._source.partitions(partition.topic)  # or it is not there
+            raise UnavailableError(f"nobody can tell now where {partition} ends")
+        lost = dict[tuple[int, int, int], str]()
+        for title, snapshot, _ in found:
+            for name, own, position in (
+                ("updates", self._updates, snapshot.updates_position),
+                ("control", self._control, snapshot.control_position),
+            ):
+                if ends[own] < position:
+                    lost[snapshot.rank] = (
+                        f"the {name} topic lost records that Kafka had acknowledged: it ends at"
+                        f" {ends[own]:,}, and {title} has it up to {position:,}"
+                    )
+            if snapshot.rank not in lost:
+                self._check_streams(title, snapshot, ends)
+        return lost
+
+    def _check_streams(self, title: str, snapshot: Snapshot, ends: Positions) -> None:
+        for partition, position in snapshot.claimed.items():
+            if ends[partition] < position:
                 raise TruncatedError(
-                    f"{partition} ends at {end}, but {title} has it up to {position}:"
+                    f"{partition} ends at {ends[partition]}, but {title} has it up to {position}:"
                     " acknowledged records were lost"
                 )
 

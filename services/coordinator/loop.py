@@ -6,6 +6,8 @@ from math import ceil, inf
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from common.core import events
 from common.core.coordinator import Coordinator
 from common.core.settings import CoordinatorSettings
@@ -62,7 +64,7 @@ class JobCoordinator:
         self._log = replica.logger.bind(job=self.job)
         protocol = protocol_settings(first)
         self._machine = Coordinator(replica.name, protocol)
-        self._wanted: Wanted = first.wanted
+        self._wish = wish_of(first)
         self._stopping = False  # nobody begins to lead a job that is gone
         self._gave_up = False  # after faults in a row: whoever resumes it begins anew
         followed = replica.metrics.follow(self.job, self._checkpoint_age_s)  # until `close`
@@ -94,7 +96,7 @@ class JobCoordinator:
         self._see_hold()
         if effects.finished or (self._stopping and machine.leader is None):
             return None
-        if self._wanted == "stopped" and effects.stands_by and effects.unable:
+        if self._wish.wanted == "stopped" and effects.stands_by and effects.unable:
             return None
         return monotonic() if left else self._due()
 
@@ -109,7 +111,7 @@ class JobCoordinator:
         if self._begun:
             return
         self._begun = True
-        self._feed(events.WantedChanged(self._wanted))
+        self._feed(self._wish)
         if self._fault is not None and _is_hopeless(self._fault):
             self._gave_up = True
             self._feed(events.Trouble(_given_up(self.job, self._fault), self._fault.detail))
@@ -151,14 +153,15 @@ class JobCoordinator:
             self._log.info("job_changed", revision=record.revision)
             self._feed(events.SettingsChanged(protocol_settings(record)))
         self._record, self._measuring.spec = record, record.spec
-        if self._gave_up and record.wanted == "running" and self._wanted == "paused":
+        if self._gave_up and record.wanted == "running" and self._wish.wanted == "paused":
             self._stopping = True  # resumed: `Jobs` begins anew, with a clean record
         self._want(record.wanted)
 
     def _want(self, wanted: Wanted) -> None:
-        if wanted != self._wanted:
-            self._wanted = wanted
-            self._feed(events.WantedChanged(wanted))
+        wish = replace(wish_of(self._record), wanted=wanted)
+        if wish != self._wish:
+            self._wish = wish
+            self._feed(wish)
 
     def _feed(self, event: events.CoordinatorEvent) -> None:
         measuring, waiting = self._measuring, [event]
@@ -190,6 +193,11 @@ def _given_up(job: str, fault: Fault) -> str:
     if isinstance(error, DeliveryError):
         why = "Kafka refuses a record of this job again and again"
     return f"{why}: {error}; mend that, then `doll job resume {job}`"
+
+
+def wish_of(record: JobRecord) -> events.WantedChanged:
+    """What a job's owner wants of it."""
+    return events.WantedChanged(record.wanted, record.after_loss, record.from_start)
 
 
 def protocol_settings(record: JobRecord) -> CoordinatorSettings:

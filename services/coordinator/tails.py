@@ -70,7 +70,11 @@ class TopicTail:
         except UnavailableError as error:
             self._outage.met(error)
         except (ExpiredError, TruncatedError) as error:
-            return self._trouble(f"acknowledged records were lost: {error}")
+            return self._trouble(
+                f"acknowledged records were lost: {error}; `doll job resume --after-loss` goes on"
+                " from the best snapshot that the control and the updates topic still cover: what"
+                " was learned since is read and learned again"
+            )
         except FutureFormatError as error:
             return self._trouble(f"{self._topic}: {error}; run a newer coordinator")
         except UnknownTopicError:

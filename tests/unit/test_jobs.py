@@ -112,6 +112,19 @@ def test_a_hold_of_any_length_fits_into_the_record_of_the_largest_job() -> None:
     assert len(book.get("digits").changes) == CHANGES_KEPT
 
 
+def test_only_a_job_that_is_held_goes_on_after_a_loss(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    with pytest.raises(ConflictError, match='the job "digits" is not held'):
+        book.resume_after_loss("digits", "go on")
+    for times in (1, 2):
+        book.hold("digits", "records were lost")
+        record = book.resume_after_loss("digits", "go on", from_start=times == 2)
+        assert (record.wanted, record.held, record.after_loss) == ("running", False, times)
+    assert JobBook(log).get("digits") == record
+    assert record.from_start
+
+
 def test_a_name_in_use_is_refused_with_the_state_of_its_job(log: MemoryLog) -> None:
     book = JobBook(log)
     book.submit(parse_job(TEXT))

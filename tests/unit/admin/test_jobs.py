@@ -263,6 +263,17 @@ def test_a_job_is_stopped_and_goes_on(digits: World) -> None:
         assert (told["wanted"], told["reason"], told["revision"]) == (wanted, "as I like", 0)
 
 
+def test_a_job_that_is_held_goes_on_after_a_loss(digits: World) -> None:
+    wish = {"wanted": "running", "after_loss": True}
+    assert digits.ask("PATCH", "/v1/jobs/digits", json=wish).status_code == 409
+    assert digits.ask("PATCH", "/v1/jobs/digits", json={"after_loss": True}).status_code == 422
+    JobBook(digits.log).hold("digits", "the updates topic lost records")
+    told = digits.ask("PATCH", "/v1/jobs/digits", json={**wish, "from_start": True}).json()
+    assert (told["wanted"], told["reason"]) == ("running", "by the API key olga")
+    record = JobBook(digits.log).get("digits")
+    assert (record.after_loss, record.from_start) == (1, True)
+
+
 def test_nothing_is_written_where_nothing_changes(digits: World) -> None:
     before = written(digits)
     for change in ({}, {"group_size": 4}, {"wanted": "running"}):
@@ -311,7 +322,8 @@ def test_a_field_out_of_its_range_is_named(digits: World, change: dict[str, obje
 
 
 def test_what_can_be_changed_of_a_job_can_be_asked_for() -> None:
-    assert set(CHANGEABLE) | {"wanted", "reason", "revision"} == set(JobPatch.__annotations__)
+    others = {"wanted", "reason", "revision", "after_loss", "from_start"}
+    assert set(CHANGEABLE) | others == set(JobPatch.__annotations__)
 
 
 def test_nobody_changes_or_deletes_a_job_that_is_not_there_or_runs(digits: World) -> None:

@@ -276,3 +276,18 @@ def test_a_record_that_does_not_parse_is_listed_with_its_offset(world: World) ->
     shown = world.run("job", "list").stdout
     assert "digits" in shown
     assert "unreadable: the record of 'letters' at offset 1 of doll.jobs: job record: " in shown
+
+
+def test_a_job_is_resumed_after_a_loss_by_a_wish_of_its_own(world: World) -> None:
+    submitted(world)
+    refused = world.run("job", "resume", "digits", "--after-loss", code=3)
+    assert "is not held" in refused.stderr
+    refused = world.run("job", "resume", "digits", "--from-start", code=3)
+    assert "goes with --after-loss" in refused.stderr
+    JobBook(world.log).hold("digits", "the updates topic lost records")
+
+    said = world.run("job", "resume", "digits", "--after-loss", "--from-start").stdout
+
+    assert said == "job digits is resumed after a loss: resumed by a person\n"
+    record = JobBook(world.log).get("digits")
+    assert (record.wanted, record.after_loss, record.from_start) == ("running", 1, True)

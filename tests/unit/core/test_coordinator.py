@@ -50,7 +50,8 @@ def test_the_lease_only_says_who_may_try() -> None:
     assert bench.feed(NOT_HELD) == ()
     assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
     assert bench.feed(HELD) == ()  # a renewal, while it searches
-    assert bench.find("hot") == (do.FindSnapshots("genesis"),)  # nobody ever led
+    assert bench.find("hot") == (do.FindSnapshots("all"),)  # nobody ever led
+    assert bench.find("all") == (do.FindSnapshots("genesis"),)
     assert bench.find("genesis") == (do.RestoreSnapshot(genesis(FIRST)),)
     assert bench.feed(events.SnapshotRestored(0)) == (do.AppendAudit(Lead(-1, GENESIS, "c1#1", 0)),)
     assert bench.feed(HELD) == ()  # while it is a candidate
@@ -85,6 +86,7 @@ def test_who_reads_anothers_lead_while_it_loads_its_snapshot_does_not_stand_at_a
     one, other = two()
     one.feed(HELD)
     one.find("hot")
+    one.find("all")
     one.find("genesis")
     other.lead()
     assert one.read_updates() == (do.StepDown("somebody was faster"), do.ReleaseLease())
@@ -126,6 +128,7 @@ def test_a_candidacy_is_judged_from_when_its_lead_was_delivered() -> None:
     bench = Bench()
     bench.feed(HELD)
     bench.find("hot")
+    bench.find("all")
     bench.find("genesis")
     bench.now = 50.0
     bench.feed(events.SnapshotRestored(0))
@@ -144,6 +147,7 @@ def test_an_attempt_that_failed_is_given_up_at_once_and_not_begun_again_at_once(
     bench = Bench()
     bench.feed(HELD)
     bench.find("hot")
+    bench.find("all")
     bench.find("genesis")
     if how_far != "has no weights yet":
         bench.feed(events.SnapshotRestored(0))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from common.core import events
 from common.core.commands import FindSnapshots
 from common.core.messages import GENESIS, Lead, ModelId
-from common.core.search import LATE, Chosen, Search, Wait
+from common.core.search import LATE, Chosen, Lost, Search, Wait
 from common.core.snapshots import Snapshot, genesis
 from tests.unit.core.examples import FIRST
 from tests.unit.core.leaders import Topic, update
@@ -13,6 +15,19 @@ from tests.unit.core.leaders import Topic, update
 TTL_S = 1.0
 # offset           0                        1             2             3
 LED: Topic = [Lead(-1, GENESIS, "c1"), update(0, 1), update(0, 2), update(0, 3)]
+
+
+RUNNING = events.WantedChanged("running")
+SHORT = "the updates topic lost records: it ends at 2"
+
+
+def judge(
+    search: Search,
+    found: events.SnapshotsFound,
+    now: float,
+    wish: events.WantedChanged = RUNNING,
+) -> object:
+    return search.found(found, wish, now)
 
 
 def snapshot(by: int, version: int, updates_position: int) -> Snapshot:
@@ -26,8 +41,9 @@ def found(source: events.Source, topic: Topic, *snapshots: Snapshot) -> events.S
 def test_where_nobody_ever_led_the_job_begins() -> None:
     search = Search(TTL_S)
     assert search.begin() == FindSnapshots("hot")
-    assert search.found(found("hot", []), 0.0) == FindSnapshots("genesis")
-    chosen = search.found(found("genesis", [], genesis(FIRST)), 0.0)
+    assert judge(search, found("hot", []), 0.0) == FindSnapshots("all")
+    assert judge(search, found("all", []), 0.0) == FindSnapshots("genesis")
+    chosen = judge(search, found("genesis", [], genesis(FIRST)), 0.0)
     assert isinstance(chosen, Chosen)
     assert chosen.snapshot == genesis(FIRST)
 
@@ -36,7 +52,7 @@ def test_a_hot_snapshot_of_the_leader_in_force_is_taken_and_storage_never_asked(
     search = Search(TTL_S)
     search.begin()
     hot = snapshot(by=0, version=2, updates_position=3)
-    chosen = search.found(found("hot", LED, hot), 0.0)
+    chosen = judge(search, found("hot", LED, hot), 0.0)
     assert isinstance(chosen, Chosen)
     assert (chosen.snapshot, chosen.history.epoch) == (hot, 0)
     assert chosen.history.head == ModelId(0, 3)
@@ -48,11 +64,11 @@ def test_where_the_leader_in_force_left_none_it_has_a_lifetime_to_come_back() ->
     search = Search(TTL_S)
     for now in (0.0, 0.5):
         search.begin()
-        assert search.found(found("hot", LED), now) == Wait()
+        assert judge(search, found("hot", LED), now) == Wait()
     search.begin()
-    assert search.found(found("hot", LED), TTL_S) == FindSnapshots("all")
+    assert judge(search, found("hot", LED), TTL_S) == FindSnapshots("all")
     old = snapshot(by=0, version=1, updates_position=2)
-    chosen = search.found(found("all", LED, old), TTL_S)
+    chosen = judge(search, found("all", LED, old), TTL_S)
     assert isinstance(chosen, Chosen)
     assert chosen.snapshot == old
 
@@ -61,26 +77,26 @@ def test_a_hot_snapshot_of_an_earlier_leader_is_no_reason_not_to_wait() -> None:
     search = Search(TTL_S)
     search.begin()
     topic: Topic = [*LED, Lead(0, ModelId(0, 2), "c2")]
-    assert search.found(found("hot", topic, snapshot(0, 2, 3)), 0.0) == Wait()
+    assert judge(search, found("hot", topic, snapshot(0, 2, 3)), 0.0) == Wait()
 
 
 def test_waiting_long_ago_does_not_count() -> None:
     search = Search(TTL_S)
     search.begin()
-    assert search.found(found("hot", LED), 0.0) == Wait()
+    assert judge(search, found("hot", LED), 0.0) == Wait()
     search.begin()
-    assert search.found(found("hot", LED), (LATE + 1) * TTL_S + 0.1) == Wait()
+    assert judge(search, found("hot", LED), (LATE + 1) * TTL_S + 0.1) == Wait()
 
 
 def test_where_no_checkpoint_holds_either_it_begins_anew() -> None:
     search = Search(TTL_S)
     search.begin()
-    search.found(found("hot", LED), 0.0)
+    judge(search, found("hot", LED), 0.0)
     search.begin()
-    search.found(found("hot", LED), TTL_S)
+    judge(search, found("hot", LED), TTL_S)
     taken_back = snapshot(by=0, version=3, updates_position=4)
     topic: Topic = [*LED, Lead(0, GENESIS, "c2")]
-    assert search.found(found("all", topic, taken_back), TTL_S) == FindSnapshots("genesis")
+    assert judge(search, found("all", topic, taken_back), TTL_S) == FindSnapshots("genesis")
 
 
 def test_a_torn_snapshot_is_never_chosen_again() -> None:
@@ -88,10 +104,91 @@ def test_a_torn_snapshot_is_never_chosen_again() -> None:
     search.begin()
     hot = snapshot(by=0, version=2, updates_position=3)
     search.leave_out(hot)
-    assert search.found(found("hot", LED, hot), 0.0) == Wait()
+    assert judge(search, found("hot", LED, hot), 0.0) == Wait()
     search.begin()
-    search.found(found("hot", LED, hot), TTL_S)
+    judge(search, found("hot", LED, hot), TTL_S)
     old = snapshot(by=0, version=1, updates_position=2)
-    chosen = search.found(found("all", LED, hot, old), TTL_S)
+    chosen = judge(search, found("all", LED, hot, old), TTL_S)
     assert isinstance(chosen, Chosen)
     assert chosen.snapshot == old
+
+
+# --- what Kafka has lost -------------------------------------------------------------------------
+
+CUT: Topic = LED[:2]  # its last two records are gone
+AHEAD = replace(snapshot(by=0, version=3, updates_position=4), samples=3000)
+COVERED = replace(snapshot(by=0, version=1, updates_position=2), samples=1000)
+
+
+def after_a_loss(
+    wish: events.WantedChanged = RUNNING, topic: Topic = CUT, *others: Snapshot
+) -> object:
+    """Search the board, then storage, where one snapshot is ahead of the updates topic."""
+    search = Search(TTL_S)
+    search.begin()
+    lost = {AHEAD.rank: SHORT}
+    hot = replace(found("hot", topic, AHEAD), lost=lost)
+    assert judge(search, hot, 0.0, wish) == FindSnapshots("all")  # nobody is waited for
+    answer = judge(search, replace(found("all", topic, AHEAD, *others), lost=lost), 0.0, wish)
+    if answer == FindSnapshots("genesis"):
+        answer = judge(search, found("genesis", topic, genesis(FIRST)), 0.0, wish)
+    return answer
+
+
+def test_a_snapshot_of_which_kafka_lost_records_holds_the_job_and_says_what_going_on_costs() -> (
+    None
+):
+    answer = after_a_loss(RUNNING, CUT, COVERED)
+
+    assert isinstance(answer, Lost)
+    assert answer.reason == (
+        f"{SHORT}; `doll job resume --after-loss` goes on from version 1 (of 3), the best that both"
+        " topics cover: 2,000 records are read and trained again, as far as their topics keep them"
+    )
+
+
+def test_by_its_owners_wish_the_best_covered_snapshot_is_taken() -> None:
+    answer = after_a_loss(events.WantedChanged("running", after_loss=1), CUT, COVERED)
+
+    assert isinstance(answer, Chosen)
+    assert (answer.snapshot, answer.above, answer.loss) == (COVERED, 0, f"version 3: {SHORT}")
+
+
+def test_a_wish_counts_for_one_lead_only() -> None:
+    wish = events.WantedChanged("running", after_loss=1)
+    carried_out = replace(COVERED, after_loss=1)
+
+    assert isinstance(after_a_loss(wish, CUT, carried_out), Lost)
+    again = events.WantedChanged("running", after_loss=2)
+    assert isinstance(after_a_loss(again, CUT, carried_out), Chosen)
+
+
+def test_what_a_lead_after_the_loss_passed_over_holds_nobody_again() -> None:
+    topic: Topic = [*CUT, Lead(0, ModelId(0, 1), "c2", 70, 1), update(70, 2)]
+    answer = after_a_loss(events.WantedChanged("running", after_loss=1), topic, COVERED)
+
+    assert isinstance(answer, Chosen)
+    assert (answer.snapshot, answer.history.head, answer.loss) == (COVERED, ModelId(70, 2), "")
+
+
+def test_version_0_wants_to_be_asked_for_by_name() -> None:
+    wish = events.WantedChanged("running", after_loss=1)
+    answer = after_a_loss(wish, [])
+    assert isinstance(answer, Lost)
+    assert (
+        "`doll job resume --after-loss --from-start` begins again with version 0" in answer.reason
+    )
+
+    answer = after_a_loss(replace(wish, from_start=True), [])
+    assert isinstance(answer, Chosen)
+    assert answer.snapshot == genesis(FIRST)
+
+
+def test_a_loss_above_the_snapshot_that_is_best_all_the_same_holds_nobody() -> None:
+    topic: Topic = [*CUT, Lead(0, ModelId(0, 1), "c2", 70), update(70, 2)]
+    better = snapshot(by=70, version=2, updates_position=4)
+
+    answer = after_a_loss(RUNNING, topic, better)
+
+    assert isinstance(answer, Chosen)
+    assert answer.snapshot == better

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.core.messages import WorkerId
+from common.core.spans import Partition
 from common.job import parse_job
 from common.jobs.store import JobBook
 from common.ports import NewTopic
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
+from common.topics import updates_topic
 from services.coordinator.loop import protocol_settings
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until
@@ -107,3 +109,21 @@ def test_a_leader_whose_lease_was_lost_with_the_board_takes_it_again(bench: Benc
     standing = bench.board.get_standing()
     assert standing is not None
     assert standing.epoch == before.epoch
+
+
+def test_where_kafka_lost_a_jobs_own_records_its_owner_decides_how_it_goes_on(bench: Bench) -> None:
+    # updates   0: Lead   lost; the only snapshot contains it, so version 0 alone is covered
+    bench.other.close()
+    bench.log.cut(Partition(updates_topic(NAME), 0), 0)
+    bench.leader.look_until(lambda: bench.book.get(NAME).held, "its tail is short")
+    assert "`doll job resume --after-loss` goes on" in bench.book.get(NAME).reason
+
+    bench.book.resume_after_loss(NAME, "go on")
+    bench.leader.look_until(lambda: bench.book.get(NAME).held, "there is no snapshot left")
+    record = bench.book.get(NAME)
+    assert "`doll job resume --after-loss --from-start` begins again" in record.reason
+
+    bench.book.resume_after_loss(NAME, "from the start, then", from_start=True)
+    bench.leader.look_until(lambda: bench.leader.leads(NAME), "it leads from version 0")
+    record = bench.book.get(NAME)
+    assert (record.after_loss, record.wanted) == (2, "running")
