@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from rich.console import Console
 from common import topics
 from common.core.audit import audit as fold
 from common.core.spans import Partition
+from common.errors import UnknownTopicError
 from common.jobs.store import JobBook
 from common.reading import read_decoded
 from common.wire import decode_audit, decode_claim
@@ -46,7 +48,11 @@ def audit(
                 err=True,
             )
             raise typer.Exit(exits.AUDIT_INCOMPLETE)
-    starts = log.starts(first)  # before the claims: what was read then has mostly been claimed
+    places = set(first)  # and those that were added to its streams since
+    for stream in {place.topic for place in first}:
+        with suppress(UnknownTopicError):
+            places.update(log.partitions(stream))
+    starts = log.starts(places)  # before the claims: what was read then has mostly been claimed
     # Updates first: the claims that they are made of are then in the control topic for sure.
     decided = read_decoded(log, updates, decode_audit)
     claimed = read_decoded(log, control, decode_claim)

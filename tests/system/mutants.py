@@ -103,8 +103,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "ledger.py",
-                "zip(ends, claim.address, strict=True)",
-                "zip(ends[:1], claim.address[:1], strict=True)",
+                "        for span in record.address:\n            if reason",
+                "        for span in record.address[:1]:\n            if reason",
             ),
         ),
     ),
@@ -119,8 +119,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "worker.py",
-                "if claimed is None or sure == claimed:",
-                "if claimed is None or sure is not None:",
+                "            if sure == stands:",
+                "            if sure is not None:",
             ),
         ),
     ),
