@@ -302,6 +302,7 @@ def look_at_jobs(
     places = {name: partitions_of(each.record, each.claimed) for name, each in found.items()}
     if added := set[Partition]().union(*places.values()) - ends.keys():
         ends |= log.ends(added)
+        starts |= log.starts(added)
     for name, progress in found.items():
         known = {place: ends[place] for place in places[name] if place in ends}
         look = Look(now, starts={place: starts[place] for place in places[name] if place in starts})
