@@ -115,7 +115,7 @@ def story(seed: int, length: int) -> Story:  # noqa: C901, PLR0915 -- one case p
             append(None)
     ends = {place: end + chance.randint(0, 6) for place, end in ledger.claimed.items()}
     # Retention may have deleted what is claimed, and what is not.
-    starts = {place: chance.randint(FIRST[place], end) for place, end in ends.items()}
+    starts = {place: chance.randint(FIRST.get(place, 0), end) for place, end in ends.items()}
     return Story(control, updates, starts, ends)
 
 
