@@ -11,6 +11,7 @@ from rich.console import Console
 
 from common import topics
 from common.core.audit import audit as fold
+from common.core.messages import Opened
 from common.core.spans import Partition
 from common.errors import UnknownTopicError
 from common.jobs.store import JobBook
@@ -56,6 +57,8 @@ def audit(
     # Updates first: the claims that they are made of are then in the control topic for sure.
     decided = read_decoded(log, updates, decode_audit)
     claimed = read_decoded(log, control, decode_claim)
+    added = {record.partition for _, record in claimed if isinstance(record, Opened)}
+    starts |= log.starts(added - starts.keys())
     result = fold(first, claimed, decided, starts)
     if as_json:
         typer.echo(json.dumps(as_data(job, result), indent=2))

@@ -17,6 +17,7 @@ from common.core.messages import (
     BatchReady,
     Claim,
     Lead,
+    Opened,
     Quarantined,
     SpanExpired,
     UpdateApplied,
@@ -122,6 +123,21 @@ def test_what_was_deleted_untrained_is_told_and_then_the_audit_is_not_called_who
     data = json.loads(world.run("audit", "digits", "--json").stdout)
     assert (data["whole"], data["expired_records"]) == (False, 3)
     assert data["expired"] == ["clinic-a[0]@2:4", "clinic-a[0]@4:5"]
+
+
+def test_what_was_deleted_of_a_partition_that_was_added_is_told_too(world: World) -> None:
+    submitted(world)
+    world.log.add_partitions("clinic-a", 2)
+    added = Partition("clinic-a", 1)
+    world.write("doll.digits.control", encode_claim(Opened(added, None, 7, "", 0, -1)))
+    world.write("doll.digits.updates", encode_audit(LEAD))
+    writer = world.log.writer()
+    for _ in range(3):
+        writer.append("clinic-a", b"a record", partition=1)
+    assert writer.flush(1.0)
+    world.log.expire(added, 2)
+    data = json.loads(world.run("audit", "digits", "--json").stdout)
+    assert (data["expired"], data["expired_records"]) == (["clinic-a[1]@0:2"], 2)
 
 
 def test_what_a_takeover_took_back_does_not_count(world: World) -> None:
