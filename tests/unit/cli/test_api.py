@@ -239,10 +239,7 @@ def test_a_quarantine_is_listed_and_taken_back_as_directly(submitted: Both) -> N
         *("job", "requeue", "digits", "--all", DRY)
     )
     for named in (("--batch", "2"), ("--batch", "7"), ("--batch", "0", "--all")):
-        for line in (
-            ("job", "requeue", "digits", *named),
-            ("job", "requeue", "digits", *named, DRY),
-        ):
+        for line in (named, (*named, DRY)):
             remote, direct = (
                 run("job", "requeue", "digits", *line, code=exits.REFUSED).stderr
                 for run in submitted.ways
