@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.adapters.kafka_log import KafkaLog
 from common.core.events import Assigned
 from common.core.spans import LogPosition, Partition, Span
 from common.errors import RecreatedError, TruncatedError, UnavailableError, UnknownTopicError
@@ -16,6 +17,7 @@ from tests.contract.test_log_placement import joined, next_event, read
 from tests.contract.test_log_readers import next_records
 
 if TYPE_CHECKING:
+    from common.embedded.apache_kafka import ApacheKafka
     from common.ports import StreamReader, Tail
     from tests.contract.log_fixtures import Rig
 
@@ -227,6 +229,36 @@ def test_tails_and_members_notice_that_a_log_was_cut_before_they_read_on(
         assert all_offsets(member, below, len(left)) == left
         with closing(owned_rig.log.tail(partition, below)) as tail:
             assert [each.offset for each in next_records(tail, len(left))] == left
+
+
+@pytest.mark.kafka
+def test_kafka_loses_whole_batches_of_records_and_only_while_it_does_not_run(
+    apache_kafka: ApacheKafka, fresh: str
+) -> None:
+    partition = Partition(fresh, 0)
+    with closing(KafkaLog(apache_kafka.settings)) as log:
+        log.create_topics([NewTopic(fresh)])
+        with closing(log.writer()) as writer:
+            for i in range(20):  # at once, so in few batches
+                writer.append(fresh, b"%d" % i)
+            assert writer.flush(PATIENCE_S)
+        with pytest.raises(ValueError, match="stop the broker first"):
+            apache_kafka.cut(*partition, 5)
+        apache_kafka.kill()
+        with pytest.raises(ValueError, match="no records from 20 on"):
+            apache_kafka.cut(*partition, 20)
+        end = apache_kafka.cut(*partition, 19)
+        assert 0 <= end <= 19
+        apache_kafka.restart()
+
+        def ended() -> bool:
+            try:
+                return log.ends([partition]) == {partition: end}
+            except UnavailableError:  # nobody leads it yet
+                return False
+
+        eventually(ended)
+        assert log.agrees({partition: LogPosition(20)}) == {partition: end}
 
 
 # --- a topic is created anew ---------------------------------------------------------------------

@@ -20,6 +20,7 @@ from confluent_kafka.admin._resource import ResourceType
 
 from common.adapters.kafka_log.client import (
     NO_LEADERS,
+    STALE_LEADER,
     UNKNOWN,
     Complaints,
     as_ours,
@@ -47,12 +48,14 @@ if TYPE_CHECKING:
     from common.core.messages import Positions
 
 _METADATA_RETRY_S = 0.02
-# Somebody may have made a topic in this moment: it is there, and nobody leads it yet.
+# Somebody may have made a topic in this moment: it is there, and nobody leads it yet. Or another
+# leads a partition than the client knows.
 _ELECTION_S = 2.0
 _ELECTING = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
+        STALE_LEADER,
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 -- the library's name for its own errors
     }
 )
@@ -369,9 +372,11 @@ class KafkaLog:
         self._meet_admin({place.topic for place in left})
         while left:
             why = self._ask_offsets(which, left, found)
-            if why is not None and not found and why.code() != NO_LEADERS:
+            is_late = time.monotonic() > until
+            passing = {NO_LEADERS} if is_late else {NO_LEADERS, *_ELECTING}
+            if why is not None and not found and why.code() not in passing:
                 raise as_ours(why, f"{which}s of {len(left)} partitions")
-            if why is None or time.monotonic() > until:
+            if why is None or is_late:
                 break
             time.sleep(_METADATA_RETRY_S)
         return found
@@ -393,6 +398,9 @@ class KafkaLog:
                 why = answer  # such as a leader that was elected this moment
                 continue
             left.discard(partition)
+        if why is not None and why.code() == STALE_LEADER:
+            topics = {partition.topic for partition in left}
+            TopicIdsQuestion(self._admin, topics, _OFFSETS_S).answers()
         return why
 
     def _is_missing(self, partition: Partition, error: KafkaError) -> bool:

@@ -22,6 +22,7 @@ from common.adapters.kafka_log.client import (
     AT_END,
     NO_LEADERS,
     OUT_OF_RANGE,
+    STALE_LEADER,
     UNKNOWN,
     Complaints,
     arrival_s,
@@ -33,7 +34,7 @@ from common.adapters.kafka_log.client import (
     place_of,
 )
 from common.adapters.kafka_log.cursor import Cursor
-from common.adapters.kafka_log.epochs import TopicWatch, divergent_offset
+from common.adapters.kafka_log.epochs import TopicIdsQuestion, TopicWatch, divergent_offset
 from common.adapters.kafka_log.offsets import BoundsQuestion
 from common.adapters.kafka_log.settings import tail_properties
 from common.core.spans import Partition
@@ -502,9 +503,14 @@ class _TailConsumer:
         elif self._question.is_answered():
             question, self._question = self._question, None
             self._ask_s = now_s + _ASK_AGAIN_S
+            stale = set[str]()
             for partition, found in question.answers().items():
+                if isinstance(found, KafkaError) and found.code() == STALE_LEADER:
+                    stale.add(partition.topic)
                 if partition in self._suspects:
                     self._judge(self._reading[partition], found, now_s)
+            if stale:
+                TopicIdsQuestion(self._admin(), stale, self._timeout_s)  # so that it knows better
 
     def _judge(self, tail: KafkaTail, found: Bounds | KafkaError, now_s: float) -> None:
         partition, position = tail.partition, tail.cursor.position
