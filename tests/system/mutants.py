@@ -160,7 +160,13 @@ MUTANTS = (
     Mutant(
         "only the leader in force adds updates",
         400,
-        (Edit(CORE + "history.py", "if update.epoch != self._epoch or update", "if update"),),
+        (
+            Edit(
+                CORE + "history.py",
+                "return record.epoch == self._epoch and record.number in (0, self._number + 1)",
+                "return True",  # numbers alone would void most of them
+            ),
+        ),
     ),
     Mutant(
         "versions go up by one",
@@ -368,8 +374,9 @@ MUTANTS = (
         (
             Edit(
                 CORE + "history.py",
-                "        self._epoch = lead.epoch_at(offset)\n",
-                "        self._epoch, self._quarantined = lead.epoch_at(offset), {}\n",
+                "        self._epoch, self._number = lead.epoch_at(offset), 0\n",
+                "        self._epoch, self._number = lead.epoch_at(offset), 0\n"
+                "        self._quarantined = {}\n",
             ),
         ),
     ),
