@@ -99,7 +99,9 @@ class NoTracer:
 
 def trace_of(job: str, address: Address) -> BatchTrace:
     """Name the trace of a batch: the same in every process, for ever."""
-    content = msgspec.json.encode([job, address])
+    # As versions do that know of no generations, where there is only the first.
+    spans = [span[: 5 if span.generation else 4] for span in address]
+    content = msgspec.json.encode([job, spans])
     digest = hashlib.blake2b(content, digest_size=_TRACE_BYTES + _SPAN_BYTES).digest()
     return BatchTrace(
         int.from_bytes(digest[:_TRACE_BYTES]) or 1, int.from_bytes(digest[_TRACE_BYTES:]) or 1

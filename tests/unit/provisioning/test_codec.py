@@ -73,8 +73,8 @@ def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
 
 
 def test_a_record_of_a_later_format_is_not_passed_over() -> None:
-    with pytest.raises(FutureFormatError, match="of format 3"):
-        decode_plan(b'{"type":"planned","format":3}')
+    with pytest.raises(FutureFormatError, match="of format 4"):
+        decode_plan(b'{"type":"planned","format":4}')
 
 
 def test_each_launch_has_a_token_of_its_own_that_a_lender_takes() -> None:

@@ -124,8 +124,8 @@ class Topics:
         self.name = name
         for stream in STREAMS:
             log.create_topics([NewTopic(stream, partitions)])
-        log.create_topics([NewTopic(topics.control_topic(name))])
-        log.create_topics([NewTopic(topics.updates_topic(name))])
+        own = (topics.control_topic(name), topics.updates_topic(name))
+        log.create_topics([NewTopic(topic, kept_forever=True) for topic in own])
         self._writer = log.writer()
 
     def audit(self, *records: AuditRecord) -> None:
