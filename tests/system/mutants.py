@@ -169,9 +169,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "versions go up by one",
+        "versions go up by one, as do a leader's numbers",
         100,
-        (Edit(CORE + "history.py", "or update.version != self.head.version + 1", ""),),
+        (
+            Edit(CORE + "history.py", "or update.version != self.head.version + 1", ""),
+            Edit(CORE + "history.py", " and record.number in (0, self._number + 1)", ""),
+        ),
     ),
     Mutant(
         "a Lead takes back what lies above its base",
@@ -301,7 +304,7 @@ MUTANTS = (
     ),
     Mutant(
         "a model that is gone is put back",
-        200,
+        600,
         (
             Edit(CORE + "leader.py", 'if failed.reason == "model_missing":', "if False:"),
             Edit(CORE + "leader.py", "if round_.asked_again:", "if False:"),
@@ -394,7 +397,7 @@ MUTANTS = (
     # --- what an operator takes back ----------------------------------------------------------
     Mutant(
         "only what is quarantined is taken back, and by value",
-        300,
+        700,
         (
             Edit(
                 CORE + "history.py",
