@@ -137,8 +137,8 @@ class Leadership:
             if read is not None:
                 yield read
 
-    def _stream_gone(self, leadership: int, topic: str) -> None:
-        self.hear(leadership, events.Trouble(missing(topic)))
+    def _stream_lost(self, leadership: int, reason: str) -> None:
+        self.hear(leadership, events.Trouble(reason))
 
     def _partitions_added(self, leadership: int, partitions: Collection[Partition]) -> None:
         number = unused_number(time(), randbits(12))
@@ -293,7 +293,7 @@ class Leadership:
             epoch,
             self._record.first,
             self._measuring,
-            partial(self._stream_gone, self.number),
+            partial(self._stream_lost, self.number),
             partial(self._partitions_added, self.number),
         )
 

@@ -19,6 +19,7 @@ from common.metrics.leading import StreamFigures
 from common.telemetry import Outage
 from common.theory.updates import spread_stability, stability
 from services.coordinator.needs import Arrivals, DemandMeter
+from services.coordinator.tails import missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -34,6 +35,7 @@ PUBLISH_S = 1.0  # a fifth of the time after which a job is not heard of
 # request of 60 ms.
 IDLE_LOOK_S = 2.0
 PARTITIONS_S = 2.0  # between looks for partitions that were added: one request for each topic
+SURE_S = 3.0  # that a log ends so low: after an election brokers disagree for a moment
 
 
 def by_stream(first: Positions, positions: Mapping[Partition, int]) -> dict[str, int]:
@@ -76,7 +78,7 @@ class _Watched:
         epoch: The leader's.
         first: Where every partition of the job begins.
         measuring: Knows the rest, and hears of it.
-        gone: Told which of its streams was deleted.
+        lost: Told why it cannot go on: a stream was deleted, created anew, or lost records.
         added: Told which partitions there are, where the job does not have all of them yet.
     """
 
@@ -85,11 +87,11 @@ class _Watched:
         epoch: int,
         first: Positions,
         measuring: Measuring,
-        gone: Callable[[str], None],
+        lost: Callable[[str], None],
         added: Callable[[Collection[Partition]], None],
     ) -> None:
         self.first = dict(first)  # those included that were added while it ran
-        self.gone = gone
+        self.lost = lost
         self.suspected = False  # of lacking a stream, at the last look
         self.look_at = -inf
         self._epoch = epoch
@@ -98,6 +100,8 @@ class _Watched:
         self._arrivals = Arrivals()
         self._meter = DemandMeter(self.first)
         self._ends: Positions | None = None  # as last seen
+        self._short_since = inf  # a log ends below what is claimed of it
+        self._ids = dict[str, str]()  # of its topics, as first seen
 
     def saw(self, ends: Positions, now: float) -> None:
         """Tell what is to be seen."""
@@ -107,9 +111,20 @@ class _Watched:
         if known:
             self._ends = ends
         standing = self._measuring.standing
+        if known and standing is not None:
+            self._compare(ends, standing.claimed, now)
         idle = figures is not None and not any(figures.lag.values())
         calm = leads and idle and standing is not None and not standing.live
         self.look_at = now + (IDLE_LOOK_S if calm else 0.0)
+
+    def identify(self, ids: Mapping[str, str]) -> None:
+        """Take in Kafka's ids of topics."""
+        for topic in sorted(ids.keys() & {place.topic for place in self.first}):
+            if self._ids.setdefault(topic, ids[topic]) != ids[topic]:
+                self.lost(
+                    f"the topic {topic} was deleted and created anew: its records have offsets that"
+                    f" others had before; {self._way_out}"
+                )
 
     def exist(self, partitions: Collection[Partition]) -> None:
         """Take in which partitions its streams have."""
@@ -126,6 +141,25 @@ class _Watched:
             return None
         runs = not (metrics.paused or metrics.held)
         return self._meter.demand(self._measuring.spec, standing, self._ends, now, runs=runs)
+
+    def _compare(self, ends: Positions, claimed: Positions, now: float) -> None:
+        """See that no log ends below what was claimed of it, for longer than an election takes."""
+        short = [place for place in sorted(claimed) if ends.get(place, inf) < claimed[place]]
+        self._short_since = min(self._short_since, now) if short else inf
+        if now >= self._short_since + SURE_S:
+            place = short[0]
+            self.lost(
+                f"{place} ends at {ends[place]}, but was read up to {claimed[place]}: records that"
+                f" Kafka had acknowledged are lost; {self._way_out}"
+            )
+
+    @property
+    def _way_out(self) -> str:
+        name = self._measuring.spec.name
+        return (
+            "restore them and resume the job, or go on with what was learned in a new one:"
+            f" `doll job submit FILE --from {name}`, under another name"
+        )
 
     def _figures(self, ends: Positions, now: float) -> StreamFigures:
         spec, standing = self._measuring.spec, self._measuring.standing
@@ -172,12 +206,12 @@ class StreamWatch:
         epoch: int,
         first: Positions,
         measuring: Measuring,
-        gone: Callable[[str], None],
+        lost: Callable[[str], None],
         added: Callable[[Collection[Partition]], None],
     ) -> None:
         """Look after a job from its next turn on, until `forget`; see `_Watched`."""
         with self._lock:
-            self._watched[job] = _Watched(epoch, first, measuring, gone, added)
+            self._watched[job] = _Watched(epoch, first, measuring, lost, added)
 
     def forget(self, job: str) -> None:
         """It is led no longer."""
@@ -221,9 +255,14 @@ class StreamWatch:
                 self._look_for_topics(each, ends)
 
     def _look_for_partitions(self, watched: list[_Watched]) -> None:
-        """Tell each job which partitions its streams have."""
+        """Tell each job which partitions its streams have, and whether they are still the same."""
         topics = {partition.topic for each in watched for partition in each.first}
         found = dict[str, tuple[Partition, ...]]()
+        try:
+            ids = self._source.topic_ids(topics)
+        except DollError as error:
+            self._outage.met(error)
+            return
         for topic in sorted(topics):
             try:
                 found[topic] = self._source.partitions(topic)
@@ -233,6 +272,7 @@ class StreamWatch:
                 self._outage.met(error)
                 return
         for each in watched:
+            each.identify(ids)
             own = {partition.topic for partition in each.first} & found.keys()
             each.exist([partition for topic in sorted(own) for partition in found[topic]])
 
@@ -246,7 +286,7 @@ class StreamWatch:
             except UnknownTopicError:
                 watched.suspected = True
                 if suspected:
-                    watched.gone(topic)
+                    watched.lost(missing(topic))
                     return
             except DollError as error:
                 self._outage.met(error)

@@ -27,6 +27,7 @@ from services.coordinator.streams import (
     IDLE_LOOK_S,
     PARTITIONS_S,
     PUBLISH_S,
+    SURE_S,
     StreamWatch,
     by_stream,
     ratios,
@@ -107,14 +108,14 @@ class Bench:
         self.redis = MemoryRedis(self.clock)
         self.roster = MemoryBoards(self.redis).roster()
         self.watch = StreamWatch(self.log, self.roster, event_logger("test"), self.clock)
-        self.gone = list[str]()
+        self.lost = list[str]()
         self.added = list[set[Partition]]()
         self.watch.follow(
             NAME,
             EPOCH,
             {A: 0, B: 0},
             self.measuring,
-            self.gone.append,
+            self.lost.append,
             lambda partitions: self.added.append(set(partitions)),
         )
 
@@ -195,8 +196,9 @@ def test_a_stream_that_is_gone_is_nothing_to_the_other_jobs(bench: Bench) -> Non
     assert gone == [], "one look may be mistaken"
     bench.clock.advance(60.0)
     bench.watch.turn()
-    assert gone == ["clinic-b"]
-    assert bench.gone == []
+    [reason] = gone
+    assert "clinic-b of this job does not exist" in reason
+    assert bench.lost == []
 
 
 def test_while_kafka_is_away_no_stream_is_taken_for_deleted(bench: Bench) -> None:
@@ -205,7 +207,51 @@ def test_while_kafka_is_away_no_stream_is_taken_for_deleted(bench: Bench) -> Non
     for _ in range(3):
         bench.clock.advance(60.0)
         bench.watch.turn()
-    assert bench.gone == []
+    assert bench.lost == []
+
+
+def test_a_stream_that_lost_records_is_told_once_it_is_sure(bench: Bench) -> None:
+    # clinic-a[0]: 9 records, claimed up to 9; then it ends at 5
+    bench.lead()
+    bench.produce(9)
+    bench.stand(claimed=9, live=1)
+    bench.watch.turn()
+    bench.log.cut(A, 5)
+    bench.watch.turn()
+    bench.clock.advance(SURE_S / 2)
+    bench.watch.turn()
+    assert bench.lost == [], "an election may be going on"
+    bench.clock.advance(SURE_S / 2)
+    bench.watch.turn()
+    [reason] = bench.lost
+    assert "clinic-a[0] ends at 5, but was read up to 9" in reason
+    assert "--from digits" in reason
+
+
+def test_a_log_that_comes_back_is_not_short(bench: Bench) -> None:
+    bench.lead()
+    bench.produce(5)
+    bench.stand(claimed=9, live=1)
+    bench.watch.turn()
+    bench.clock.advance(SURE_S / 2)
+    bench.produce(4)
+    bench.watch.turn()
+    bench.clock.advance(SURE_S)
+    bench.watch.turn()
+    assert bench.lost == []
+
+
+def test_a_stream_that_was_created_anew_is_told_however_long_it_is(bench: Bench) -> None:
+    bench.lead()
+    bench.produce(3)
+    bench.stand(claimed=3, live=1)
+    bench.watch.turn()
+    bench.log.recreate("clinic-a")
+    bench.produce(9)
+    bench.clock.advance(PARTITIONS_S)
+    bench.watch.turn()
+    [reason] = bench.lost
+    assert "clinic-a was deleted and created anew" in reason
 
 
 def test_a_job_without_work_and_workers_is_looked_at_less_often(bench: Bench) -> None:
