@@ -188,17 +188,6 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a candidate leads only if its Lead counts",
-        1000,
-        (
-            Edit(
-                CORE + "coordinator.py",
-                "elif candidacy is not None and own and counts:",
-                "elif candidacy is not None and own:",
-            ),
-        ),
-    ),
-    Mutant(
         "a leader stops when another leads",
         500,
         (
