@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import pytest
 
@@ -29,17 +30,21 @@ _OUT_OF_ORDER = 45
 _OLD_PRODUCER_EPOCH = 47
 
 
+_others = WeakSet[threading.Thread]()
+
+
 @pytest.fixture
 def log(embedded_kafka: EmbeddedKafka) -> Iterator[KafkaLog]:
     """A log of its own."""
-    eventually(lambda: ours() == 0)  # those of other tests linger for a moment
+    _others.update(threading.enumerate())
     with closing(KafkaLog(embedded_kafka.settings)) as log:
         yield log
 
 
 def ours() -> int:
-    """Threads that read tails."""
-    return sum(thread.name == "kafka-tails" for thread in threading.enumerate())
+    """Threads that read tails, without those that other tests of this process have left."""
+    threads = set(threading.enumerate()) - set(_others)
+    return sum(thread.name == "kafka-tails" for thread in threads)
 
 
 def test_all_tails_share_a_thread_that_ends_with_the_last_of_them(
