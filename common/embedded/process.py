@@ -62,6 +62,7 @@ class Child:
     ) -> None:
         self._name = command[0]
         self._log = log
+        self._asked_to_end = False
         with log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 -- our own command line, no shell
                 command,
@@ -107,8 +108,10 @@ class Child:
             time.sleep(0.002)
 
     def ask_to_end(self) -> None:
-        """Ask it to end, without waiting for it."""
-        self._process.terminate()
+        """Ask it to end, once, without waiting: of a second signal as it ends, Python dies."""
+        if not self._asked_to_end:
+            self._asked_to_end = True
+            self._process.terminate()
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Ask it to end, and insist after `grace_s`."""
