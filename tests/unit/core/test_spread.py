@@ -131,6 +131,15 @@ def test_who_has_waited_longest_goes_first_after_a_minute() -> None:
     assert plan(view([HUGE, heavier, later], [worker(0, "huge")])) == {"w0": "late"}
 
 
+def test_what_owners_ask_for_goes_first() -> None:
+    # by need alone, all four go to the other one
+    asked = job("asked", 10, target=2)
+
+    moves = plan(view([HUGE, asked], four("")))
+
+    assert sorted(moves.values()) == ["asked", "asked", "huge", "huge"]
+
+
 def test_a_heavier_job_gets_more_workers() -> None:
     heavy, light = job("heavy", 50_000, weight=3.0), job("light", 50_000)
 
