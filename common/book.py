@@ -222,7 +222,8 @@ class Book(Generic[T]):
             topic = NewTopic(self._partition.topic, compacted=True)
             self._log.create_topics([topic])
             self._look_at_settings(topic)
-            topic_id = self._log.topic_ids([topic.name]).get(topic.name, "")
+            found = self._log.describe([topic.name])
+            topic_id = found[topic.name].topic_id if topic.name in found else ""
             known = LogPosition(self._bounds().start, topic_id)
             self._open = self._log.tail(self._partition, known, self._tell)
         return self._open

@@ -65,6 +65,15 @@ class NewTopic(NamedTuple):
         }
 
 
+class FoundTopic(NamedTuple):
+    """A topic that is there."""
+
+    # In its text form; of one created anew it is another. Empty where the broker gives none (before
+    # Kafka 2.8, and the built-in one).
+    topic_id: str
+    partitions: int  # numbered from 0
+
+
 class LogRecord(NamedTuple):
     """One record of a topic that is read from a position."""
 
@@ -315,11 +324,8 @@ class Log(Protocol):
     def starts(self, partitions: Collection[Partition]) -> Positions:
         """The first retained offset of all partitions at once; otherwise as `ends`."""
 
-    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """Kafka's ids of topics, in their text form; of one created anew it is another.
-
-        Topics that do not exist are missing, and all are where the broker gives none (before
-        Kafka 2.8, and the built-in one).
+    def describe(self, topics: Collection[str]) -> dict[str, FoundTopic]:
+        """What topics are, in one request; those that do not exist are missing.
 
         Raises:
             UnavailableError: If the broker is away.

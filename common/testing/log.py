@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from common.core.spans import LogPosition, Partition
 from common.errors import DeliveryError, RecordTooLargeError, UnavailableError, UnknownTopicError
-from common.ports import MESSAGE_BYTES, WRITER_BYTES, Bounds, NewTopic, Truncated
+from common.ports import MESSAGE_BYTES, WRITER_BYTES, Bounds, FoundTopic, NewTopic, Truncated
 from common.testing.log_group import Group, MemoryStreamReader
 from common.testing.log_readers import MemorySpanReader, MemoryTail, MemoryWriter
 
@@ -151,10 +151,14 @@ class MemoryLog:
                 if place.index < len(self._topics.get(place.topic, ()))
             }
 
-    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+    def describe(self, topics: Collection[str]) -> dict[str, FoundTopic]:
         """See the port."""
         with self.here():
-            return {topic: self._ids[topic] for topic in topics if topic in self._topics}
+            return {
+                topic: FoundTopic(self._ids[topic], len(self._topics[topic]))
+                for topic in topics
+                if topic in self._topics
+            }
 
     def agrees(self, positions: Mapping[Partition, LogPosition]) -> dict[Partition, int]:
         """See the port.

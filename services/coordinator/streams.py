@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import Positions
     from common.core.spread import JobDemand
-    from common.ports import Log, Roster
+    from common.ports import FoundTopic, Log, Roster
     from common.telemetry import EventLogger
     from services.coordinator.measuring import Measuring
 
@@ -34,7 +34,7 @@ PUBLISH_S = 1.0  # a fifth of the time after which a job is not heard of
 # At the ends of a job without work or workers; of all others at each turn. 200 partitions take a
 # request of 60 ms.
 IDLE_LOOK_S = 2.0
-PARTITIONS_S = 2.0  # between looks for partitions that were added: one request for each topic
+PARTITIONS_S = 2.0  # between looks for partitions that were added: one request for all topics
 SURE_S = 3.0  # that a log ends so low: after an election brokers disagree for a moment
 
 
@@ -117,17 +117,17 @@ class _Watched:
         calm = leads and idle and standing is not None and not standing.live
         self.look_at = now + (IDLE_LOOK_S if calm else 0.0)
 
-    def identify(self, ids: Mapping[str, str]) -> None:
-        """Take in Kafka's ids of topics."""
-        for topic in sorted(ids.keys() & {place.topic for place in self.first}):
-            if self._ids.setdefault(topic, ids[topic]) != ids[topic]:
+    def exist(self, found: Mapping[str, FoundTopic]) -> None:
+        """Take in what topics are: its streams may be others, or have more partitions."""
+        own = sorted(found.keys() & {place.topic for place in self.first})
+        for topic in own:
+            topic_id = found[topic].topic_id
+            if topic_id and self._ids.setdefault(topic, topic_id) != topic_id:
                 self.lost(
                     f"the topic {topic} was deleted and created anew: its records have offsets that"
                     f" others had before; {self._way_out}"
                 )
-
-    def exist(self, partitions: Collection[Partition]) -> None:
-        """Take in which partitions its streams have."""
+        partitions = [Partition(topic, i) for topic in own for i in range(found[topic].partitions)]
         for partition in partitions:
             self.first.setdefault(partition, 0)
         standing = self._measuring.standing
@@ -257,24 +257,13 @@ class StreamWatch:
     def _look_for_partitions(self, watched: list[_Watched]) -> None:
         """Tell each job which partitions its streams have, and whether they are still the same."""
         topics = {partition.topic for each in watched for partition in each.first}
-        found = dict[str, tuple[Partition, ...]]()
         try:
-            ids = self._source.topic_ids(topics)
+            found = self._source.describe(topics)  # one that is missing has no end either
         except DollError as error:
             self._outage.met(error)
             return
-        for topic in sorted(topics):
-            try:
-                found[topic] = self._source.partitions(topic)
-            except UnknownTopicError:
-                pass  # its ends will be missing, too
-            except DollError as error:
-                self._outage.met(error)
-                return
         for each in watched:
-            each.identify(ids)
-            own = {partition.topic for partition in each.first} & found.keys()
-            each.exist([partition for topic in sorted(own) for partition in found[topic]])
+            each.exist(found)
 
     def _look_for_topics(self, watched: _Watched, ends: Positions) -> None:
         """Tell a job that one of its streams was deleted, once two looks have found it so."""

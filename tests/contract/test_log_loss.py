@@ -11,7 +11,7 @@ from common.adapters.kafka_log import KafkaLog
 from common.core.events import Assigned
 from common.core.spans import LogPosition, Partition, Span
 from common.errors import RecreatedError, TruncatedError, UnavailableError, UnknownTopicError
-from common.ports import Fetched, LogRecord, NewTopic, StreamEvent, Truncated
+from common.ports import Fetched, FoundTopic, LogRecord, NewTopic, StreamEvent, Truncated
 from tests.contract.log_helpers import PATIENCE_S, eventually, filled, one_by_one
 from tests.contract.test_log_placement import joined, next_event, read
 from tests.contract.test_log_readers import next_records
@@ -28,15 +28,15 @@ def ten(rig: Rig, topic: str) -> tuple[Partition, LogPosition]:
     """A partition of ten records, and what whoever has read them knows of it."""
     partition = filled(rig, topic, 0)
     one_by_one(rig, topic, (b"%d" % i for i in range(10)))
-    ids = rig.log.topic_ids([topic])
+    found = rig.log.describe([topic])
     with closing(rig.log.tail(partition, 9)) as tail:
         (last,) = next_records(tail, 1)
-    return partition, LogPosition(10, ids.get(topic, ""), last.epoch)
+    return partition, LogPosition(10, found[topic].topic_id, last.epoch)
 
 
 def recreate(rig: Rig, topic: str, count: int) -> None:
     """Delete a topic, and create it anew with so many records."""
-    (old,) = rig.log.topic_ids([topic]).values()
+    old = rig.log.describe([topic])[topic]
     rig.delete_topic(topic)
 
     def is_new() -> bool:
@@ -44,7 +44,7 @@ def recreate(rig: Rig, topic: str, count: int) -> None:
             rig.log.create_topics([NewTopic(topic)])
         except UnavailableError:
             return False
-        return rig.log.topic_ids([topic]).get(topic, old) != old
+        return rig.log.describe([topic]).get(topic, old).topic_id != old.topic_id
 
     eventually(is_new)
     for i in range(count):
@@ -97,7 +97,7 @@ def told(member: StreamReader, known: LogPosition) -> Fetched | Truncated:
 
 def read_anew(rig: Rig, member: StreamReader, partition: Partition, count: int) -> None:
     """Read all records of a topic that was created anew, as a tail and as a member does."""
-    known = LogPosition(0, rig.log.topic_ids([partition.topic])[partition.topic])
+    known = LogPosition(0, rig.log.describe([partition.topic])[partition.topic].topic_id)
     with closing(rig.log.tail(partition, known)) as tail:
         assert [each.offset for each in next_records(tail, count)] == list(range(count))
     member.place({partition: known})
@@ -119,9 +119,9 @@ def all_offsets(member: StreamReader, known: LogPosition, count: int) -> list[in
 
 def test_a_topic_has_an_id_unless_it_is_not_there(rig: Rig, fresh: str) -> None:
     partition, known = ten(rig, fresh)
-    ids = rig.log.topic_ids([fresh, f"{fresh}-absent"])
-    assert ids == ({fresh: known.topic_id} if known.topic_id else {})
-    assert rig.log.topic_ids([]) == {}
+    found = rig.log.describe([fresh, f"{fresh}-absent"])
+    assert found == {fresh: FoundTopic(known.topic_id, len(rig.log.partitions(fresh)))}
+    assert rig.log.describe([]) == {}
     assert rig.log.agrees({partition: known}) == {}
     assert rig.log.agrees({}) == {}
 
@@ -294,7 +294,7 @@ def test_a_topic_created_anew_is_read_though_its_leader_epochs_are_lower(
     one_by_one(owned_rig, fresh, [b"9"])
     with closing(owned_rig.log.tail(partition, 9)) as tail:
         (last,) = next_records(tail, 1)
-    known = LogPosition(10, owned_rig.log.topic_ids([fresh])[fresh], last.epoch)
+    known = LogPosition(10, owned_rig.log.describe([fresh])[fresh].topic_id, last.epoch)
     assert known.epoch > 0
     with (
         closing(owned_rig.log.tail(partition, known)) as idle,

@@ -7,7 +7,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 
 from common.adapters.kafka_log.client import (
     OUT_OF_RANGE,
@@ -20,12 +26,12 @@ from common.adapters.kafka_log.client import (
 from common.adapters.kafka_log.settings import reader_properties
 from common.core.spans import Partition
 from common.errors import UnavailableError
+from common.ports import FoundTopic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from concurrent.futures import Future
 
-    from confluent_kafka import KafkaError
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.admin._topic import TopicDescription
 
@@ -107,8 +113,8 @@ class PastEpochs:
     ends: dict[int, int] = field(default_factory=dict)  # by epoch
 
 
-class TopicIdsQuestion:
-    """One request for the ids of some topics.
+class TopicsQuestion:
+    """One request for what some topics are.
 
     Args:
         admin: The client to ask.
@@ -125,17 +131,18 @@ class TopicIdsQuestion:
         """Whether `answers` need not wait."""
         return all(answer.done() for answer in self._answers.values())
 
-    def answers(self) -> dict[str, str | KafkaError]:
-        """Ids, empty where the broker gives none, or why there is none, by topic."""
-        return {topic: _id_of(answer) for topic, answer in self._answers.items()}
+    def answers(self) -> dict[str, FoundTopic | KafkaError]:
+        """By topic, what it is, or why nobody knows."""
+        return {topic: _found(answer) for topic, answer in self._answers.items()}
 
 
-def _id_of(answer: Future[TopicDescription]) -> str | KafkaError:
+def _found(answer: Future[TopicDescription]) -> FoundTopic | KafkaError:
     try:
-        topic_id = str(answer.result().topic_id)
+        topic = answer.result()
     except KafkaException as raised:
         return cause_of(raised)
-    return "" if topic_id == _NO_ID else topic_id
+    topic_id = str(topic.topic_id)
+    return FoundTopic("" if topic_id == _NO_ID else topic_id, len(topic.partitions))
 
 
 class TopicWatch:
@@ -150,13 +157,13 @@ class TopicWatch:
         self._admin = admin
         self._timeout_s = settings.request_timeout_s
         self.is_able = settings.topic_ids
-        self._question: TopicIdsQuestion | None = None
+        self._question: TopicsQuestion | None = None
         self._due_s = self._again_s = 0.0
 
     def look(
         self, topics: Callable[[], Collection[str]], *, urgent: bool
     ) -> dict[str, str | KafkaError]:
-        """What came of the last question, by topic, once; asks anew when it is time to.
+        """Ids that the last question found, by topic, once; asks anew when it is time to.
 
         Args:
             topics: Which to ask about.
@@ -165,12 +172,15 @@ class TopicWatch:
         now_s = time.monotonic()
         if self._question is None:
             if now_s >= (self._again_s if urgent else self._due_s) and (asked := topics()):
-                self._question = TopicIdsQuestion(self._admin(), asked, self._timeout_s)
+                self._question = TopicsQuestion(self._admin(), asked, self._timeout_s)
             return {}
         if not self._question.is_answered():
             return {}
         answers, self._question = self._question.answers(), None
         self._due_s = now_s + _LOOK_S
-        if not all(isinstance(answer, str) for answer in answers.values()):
+        if any(isinstance(answer, KafkaError) for answer in answers.values()):
             self._again_s = now_s + _LOOK_AGAIN_S
-        return answers
+        return {
+            topic: answer.topic_id if isinstance(answer, FoundTopic) else answer
+            for topic, answer in answers.items()
+        }

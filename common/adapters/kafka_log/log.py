@@ -27,7 +27,7 @@ from common.adapters.kafka_log.client import (
     cause_of,
     made,
 )
-from common.adapters.kafka_log.epochs import PastEpochs, TopicIdsQuestion, epoch_ends
+from common.adapters.kafka_log.epochs import PastEpochs, TopicsQuestion, epoch_ends
 from common.adapters.kafka_log.offsets import Offset, OffsetsQuestion
 from common.adapters.kafka_log.settings import client_properties, reader_properties
 from common.adapters.kafka_log.spans import KafkaSpanReader
@@ -36,7 +36,7 @@ from common.adapters.kafka_log.tail import Tails
 from common.adapters.kafka_log.writer import KafkaWriter, SharedProducer
 from common.core.spans import LogPosition, Partition, Span
 from common.errors import ExpiredError, OutsideError, UnavailableError, UnknownTopicError
-from common.ports import WRITER_BYTES, Bounds, NewTopic
+from common.ports import WRITER_BYTES, Bounds, FoundTopic, NewTopic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -203,23 +203,28 @@ class KafkaLog:
         """
         return {place: found.offset for place, found in self._offsets("start", partitions).items()}
 
-    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+    def describe(self, topics: Collection[str]) -> dict[str, FoundTopic]:
         """See the port.
 
         Raises:
             UnavailableError: If the broker is away.
         """
-        if not topics or not self._settings.topic_ids:
+        if not topics:
             return {}
+        found = dict[str, FoundTopic]()
+        if not self._settings.topic_ids:
+            for topic in topics:
+                with suppress(UnknownTopicError):
+                    found[topic] = FoundTopic("", len(self.partitions(topic)))
+            return found
         self._meet_admin(topics)
-        question = TopicIdsQuestion(self._admin, topics, self._settings.request_timeout_s)
-        ids = dict[str, str]()
+        question = TopicsQuestion(self._admin, topics, self._settings.request_timeout_s)
         for topic, answer in question.answers().items():
-            if isinstance(answer, str):
-                ids[topic] = answer
+            if isinstance(answer, FoundTopic):
+                found[topic] = answer
             elif answer.code() not in UNKNOWN:
-                raise as_ours(answer, f"id of {topic}")
-        return {topic: each for topic, each in ids.items() if each}
+                raise as_ours(answer, f"what {topic} is")
+        return found
 
     def agrees(self, positions: Mapping[Partition, LogPosition]) -> dict[Partition, int]:
         """See the port.
@@ -228,7 +233,8 @@ class KafkaLog:
             UnknownTopicError: If there is no such partition.
             UnavailableError: If it cannot be told now of all of them.
         """
-        ids = self.topic_ids({place.topic for place in positions})
+        topics = self.describe({place.topic for place in positions})
+        ids = {topic: each.topic_id for topic, each in topics.items() if each.topic_id}
         parted, left = dict[Partition, int](), dict[Partition, LogPosition]()
         for place, known in positions.items():
             found = ids.get(place.topic, known.topic_id)
@@ -400,7 +406,7 @@ class KafkaLog:
             left.discard(partition)
         if why is not None and why.code() == STALE_LEADER:
             topics = {partition.topic for partition in left}
-            TopicIdsQuestion(self._admin, topics, _OFFSETS_S).answers()
+            TopicsQuestion(self._admin, topics, _OFFSETS_S).answers()
         return why
 
     def _is_missing(self, partition: Partition, error: KafkaError) -> bool:

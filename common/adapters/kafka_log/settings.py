@@ -41,7 +41,7 @@ class KafkaSettings:
     replication_factor: int = -1  # the broker's default
     topic_maker: TopicMaker | None = None  # None: the admin API
     time_index: bool = True  # False: the broker cannot look up offsets by time, so we search
-    topic_ids: bool = True  # False: the broker tells none
+    topic_ids: bool = True  # False: the broker tells none, and cannot describe topics
     security: Mapping[str, str] = field(
         default_factory=dict
     )  # passed on: security.protocol, sasl.*

@@ -34,7 +34,7 @@ from common.adapters.kafka_log.client import (
     place_of,
 )
 from common.adapters.kafka_log.cursor import Cursor
-from common.adapters.kafka_log.epochs import TopicIdsQuestion, TopicWatch, divergent_offset
+from common.adapters.kafka_log.epochs import TopicsQuestion, TopicWatch, divergent_offset
 from common.adapters.kafka_log.offsets import BoundsQuestion
 from common.adapters.kafka_log.settings import tail_properties
 from common.core.spans import Partition
@@ -510,7 +510,7 @@ class _TailConsumer:
                 if partition in self._suspects:
                     self._judge(self._reading[partition], found, now_s)
             if stale:
-                TopicIdsQuestion(self._admin(), stale, self._timeout_s)  # so that it knows better
+                TopicsQuestion(self._admin(), stale, self._timeout_s)  # so that it knows better
 
     def _judge(self, tail: KafkaTail, found: Bounds | KafkaError, now_s: float) -> None:
         partition, position = tail.partition, tail.cursor.position
