@@ -42,7 +42,7 @@ servers: $(INSTALLED)  ## ports and processes, on every Kafka and Redis that can
 	$(BIN)/pytest -q -rs -m alone tests/integration
 
 compose-check: $(INSTALLED)  ## docker-compose.yml, by the oldest docker-compose that must read it
-	DOLL_REQUIRE_SERVERS=1 $(BIN)/pytest -q tests/unit/deploy/test_compose.py tests/unit/deploy/test_compose_check.py
+	TEST_REQUIRE_SERVERS=1 $(BIN)/pytest -q tests/unit/deploy/test_compose.py tests/unit/deploy/test_compose_check.py
 
 secrets:  ## the secrets of docker-compose.yml that are not there yet
 	deploy/compose/make-secrets

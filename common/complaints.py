@@ -62,6 +62,12 @@ def field_names(model: type[BaseModel], location: Sequence[str | int]) -> list[s
     return sorted(part.model_fields)
 
 
+def nearest(name: str, known: list[str]) -> str:
+    """Guess what was meant by an unknown name; all that there are where nothing is like it."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f'did you mean "{close[0]}"?' if close else f"allowed are {', '.join(known)}"
+
+
 def _path_of(location: Sequence[str | int]) -> str:
     """Write a field's path as people do: `records.fields.image.shape[1]`."""
     path = ""
@@ -78,7 +84,7 @@ def _problem(
     location = details["loc"]
     field = name(_path_of(location))
     if details["type"] == "extra_forbidden":
-        return f'unknown field "{field}" ({_meant(location, allowed(location[:-1]))})'
+        return f'unknown field "{field}" ({nearest(str(location[-1]), allowed(location[:-1]))})'
     if details["type"] == "value_error" and not location:  # it names the field itself
         return _said(details)
     return f"{field}: {_said(details)}"
@@ -95,11 +101,6 @@ def _said(details: ErrorDetails) -> str:
         return str(context["error"])
     wanted = _WANTED[kind](context) if kind in _WANTED else details["msg"]
     return f"{wanted}, got {shown(details['input'])}"
-
-
-def _meant(location: Sequence[str | int], known: list[str]) -> str:
-    close = difflib.get_close_matches(str(location[-1]), known, n=1)
-    return f'did you mean "{close[0]}"?' if close else f"allowed are {', '.join(known)}"
 
 
 _WANTED: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -50,7 +50,8 @@
 
 Any of them, with `_FILE` behind its name, may name a file that holds the value instead, as secrets
 of containers do: DOLL_REDIS_PASSWORD_FILE=/run/secrets/redis. What is a secret, or may hold one,
-appears neither in `repr` nor in errors.
+appears neither in `repr` nor in errors. A DOLL_ variable that is none of them is refused: a setting
+that is misspelt would be left out in silence.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ from pydantic import (
     model_validator,
 )
 
-from common.complaints import complaint
+from common.complaints import complaint, nearest
 from common.errors import UserError
 from common.redis_url import check_redis_url, names_user
 from common.secret_files import SUFFIX, resolve_files
@@ -240,17 +241,23 @@ class Settings(BaseModel):
         }
 
 
+# By the client's names are those of its security.
+_VARIABLES = {
+    _PREFIX + name.upper(): name for name in Settings.model_fields if name != "kafka_security"
+}
+
+
 def read_settings(environ: Mapping[str, str]) -> Settings:
     """Read the settings; a variable that is empty counts as not set.
 
     Raises:
-        UserError: Naming the variables that make no sense, what they hold and may hold.
+        UserError: Naming the variables that there are not, or that make no sense, what they hold
+            and may hold.
     """
+    _refuse_unknown(environ)
     given, from_files = resolve_files(environ, _is_ours)
     values: dict[str, object] = {
-        name: given[_PREFIX + name.upper()]
-        for name in Settings.model_fields
-        if given.get(_PREFIX + name.upper())
+        name: given[variable] for variable, name in _VARIABLES.items() if given.get(variable)
     }
     values["kafka_security"] = {
         match[1].lower().replace("_", "."): value
@@ -269,12 +276,19 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         raise UserError(complaint(error, name=lambda path: _PREFIX + path.upper())) from error
 
 
+def _refuse_unknown(environ: Mapping[str, str]) -> None:
+    for variable, value in sorted(environ.items()):
+        known = _is_ours(variable) or _is_ours(variable.removesuffix(SUFFIX))
+        if variable.startswith(_PREFIX) and value and not known:
+            raise UserError(
+                f"{variable}: unknown setting ({nearest(variable, sorted(_VARIABLES))})"
+            )
+
+
 def _is_ours(variable: str) -> bool:
     """Whether it holds a value of the table above."""
-    if not variable.startswith(_PREFIX) or _names_a_file(variable):
-        return False
-    field = variable.removeprefix(_PREFIX).lower()
-    return field in Settings.model_fields or bool(_SECURITY.fullmatch(variable))
+    security = _SECURITY.fullmatch(variable) and not _names_a_file(variable)
+    return variable in _VARIABLES or bool(security)
 
 
 def _names_a_file(variable: str) -> bool:

@@ -40,7 +40,7 @@ def system_redis() -> Iterator[EmbeddedRedis]:
     binary = system_redis_server()
     if binary is None:
         missing = "no redis-server on PATH: install Redis (Debian: apt-get install redis-server)"
-        if os.environ.get("DOLL_REQUIRE_SERVERS") == "1":
+        if os.environ.get("TEST_REQUIRE_SERVERS") == "1":
             pytest.fail(missing)
         pytest.skip(missing)
     with EmbeddedRedis(binary, tcp=True) as server:
@@ -50,6 +50,6 @@ def system_redis() -> Iterator[EmbeddedRedis]:
 @pytest.fixture(scope="session")
 def likest_redis(request: pytest.FixtureRequest) -> EmbeddedRedis:
     """The system's own where there is one or must be, else the embedded one."""
-    own = system_redis_server() or os.environ.get("DOLL_REQUIRE_SERVERS") == "1"
+    own = system_redis_server() or os.environ.get("TEST_REQUIRE_SERVERS") == "1"
     found: EmbeddedRedis = request.getfixturevalue("system_redis" if own else "embedded_redis")
     return found

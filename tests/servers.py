@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def lacking(reason: str) -> NoReturn:
     """Skip for want of a server, or fail where all servers must be there (CI)."""
-    if os.environ.get("DOLL_REQUIRE_SERVERS") == "1":
+    if os.environ.get("TEST_REQUIRE_SERVERS") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
 
@@ -40,8 +40,8 @@ def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKaf
 
 def kafka_jars() -> Path:
     """Where Apache Kafka is; skips where it cannot be had."""
-    if os.environ.get("DOLL_WITHOUT_KAFKA") == "1":
-        pytest.skip("DOLL_WITHOUT_KAFKA=1: Maven cannot fetch Apache Kafka here")
+    if os.environ.get("TEST_WITHOUT_KAFKA") == "1":
+        pytest.skip("TEST_WITHOUT_KAFKA=1: Maven cannot fetch Apache Kafka here")
     try:
         return resolve()
     except UserError as error:

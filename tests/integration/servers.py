@@ -54,8 +54,8 @@ def settings(request: pytest.FixtureRequest) -> Settings:
 def likest_to_production(request: pytest.FixtureRequest) -> Settings:
     """Real servers where they can be had, else the embedded ones: for tests that take long."""
     here = shutil.which("java") and shutil.which("mvn") and system_redis_server()
-    required = os.environ.get("DOLL_REQUIRE_SERVERS") == "1"
-    real = (here or required) and os.environ.get("DOLL_WITHOUT_KAFKA") != "1"
+    required = os.environ.get("TEST_REQUIRE_SERVERS") == "1"
+    real = (here or required) and os.environ.get("TEST_WITHOUT_KAFKA") != "1"
     found: Settings = request.getfixturevalue("real" if real else "embedded")
     return found
 

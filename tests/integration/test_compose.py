@@ -48,9 +48,9 @@ def secrets(tmp_path: Path) -> Path:
 @pytest.fixture
 def kafka(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
     """Where containers find it, and where this machine does; a real one where it can be had."""
-    required = os.environ.get("DOLL_REQUIRE_SERVERS") == "1"
+    required = os.environ.get("TEST_REQUIRE_SERVERS") == "1"
     here = shutil.which("java") and shutil.which("mvn")
-    if (here or required) and os.environ.get("DOLL_WITHOUT_KAFKA") != "1":
+    if (here or required) and os.environ.get("TEST_WITHOUT_KAFKA") != "1":
         with ComposedKafka(kafka_jars(), tmp_path / "kafka") as broker:
             yield broker.settings.bootstrap, f"127.0.0.1:{broker.host_port}"
     else:

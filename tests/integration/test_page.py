@@ -83,8 +83,8 @@ class Site:
 def opened() -> Iterator[Browser]:
     executable = chromium()
     if executable is None:
-        if os.environ.get("DOLL_REQUIRE_SERVERS") == "1":
-            pytest.fail("there is no Chromium, and DOLL_REQUIRE_SERVERS=1")
+        if os.environ.get("TEST_REQUIRE_SERVERS") == "1":
+            pytest.fail("there is no Chromium, and TEST_REQUIRE_SERVERS=1")
         pytest.skip("there is no Chromium")
     with browser(executable) as found:
         yield found

@@ -242,7 +242,27 @@ def test_files_that_the_kafka_client_reads_itself_are_left_to_it() -> None:
 
 
 def test_files_of_variables_that_are_not_ours_are_not_read() -> None:
-    assert read_settings({"DOLL_NEWS_FILE": "/none", "redis_password_FILE": "/none"}) == Settings()
+    assert read_settings({"NEWS_FILE": "/none", "redis_password_FILE": "/none"}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("DOLL_REDIS_URL", 'did you mean "DOLL_REDIS"?'),
+        ("DOLL_KAFKA_SERVERS", 'did you mean "DOLL_KAFKA"?'),
+        ("DOLL_BLOB_FILE", 'did you mean "DOLL_BLOBS"?'),
+        ("DOLL_KAFKA_SECURITY", 'did you mean "DOLL_KAFKA"?'),
+        ("DOLL_XYZZY", "allowed are DOLL_API, "),
+    ],
+)
+def test_an_unknown_variable_is_refused_with_what_was_probably_meant(
+    variable: str, hint: str
+) -> None:
+    with pytest.raises(UserError, match=f"^{variable}: unknown setting ") as caught:
+        read_settings({variable: "secret"})
+    assert hint in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert read_settings({variable: ""}) == Settings()
 
 
 def test_the_content_of_a_file_is_not_told_where_it_makes_no_sense(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Renders the overlays and the chart with the real kustomize and helm, where these can be had.
 
 They are looked for in `.tools`, which `make kubernetes-tools` fills with pinned versions, and then
-in PATH. Without them tests are skipped; where DOLL_REQUIRE_SERVERS=1 and Go is there, they fail.
+in PATH. Without them tests are skipped; where TEST_REQUIRE_SERVERS=1 and Go is there, they fail.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def tool(name: str) -> str:
     found = shutil.which(name, path=f"{ROOT / '.tools'}{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None:
         reason = f"there is no {name} here: `make kubernetes-tools` builds it (it needs Go)"
-        if os.environ.get("DOLL_REQUIRE_SERVERS") == "1" and shutil.which("go"):
+        if os.environ.get("TEST_REQUIRE_SERVERS") == "1" and shutil.which("go"):
             pytest.fail(reason)
         pytest.skip(reason)
     return found
