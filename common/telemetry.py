@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from common.config import Settings
 
 # At `debug` these tell each request with its headers: a flood, and tokens of a session in it.
-_TELLTALES = ("boto3", "botocore", "httpcore", "httpx", "s3transfer", "urllib3")
+_TELLTALES = ("boto3", "botocore", "httpcore2", "httpx2", "s3transfer", "urllib3")
 
 
 class EventLogger(structlog.BoundLoggerBase):

@@ -50,7 +50,7 @@ HOMES = {  # a client library has one home
     "fastapi": ("services/admin/",),
     "uvicorn": ("services/admin/",),
     "psutil": ("common/adapters/process_table.py",),
-    "httpx": ("services/cli/",),
+    "httpx2": ("services/cli/",),
     "plotly": ("services/admin/",),
     "prometheus_client": ("common/metrics/",),
     "river": ("common/evaluation/drift.py",),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    import httpx
+    import httpx2
 
     from common.config import Settings
     from common.job_changes import Value
@@ -137,7 +137,7 @@ class Api:
         transport: None: the network.
     """
 
-    def __init__(self, settings: Settings, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, settings: Settings, transport: httpx2.BaseTransport | None = None) -> None:
         self._client = Client(settings.api, settings.api_key, transport)
 
     # --- jobs ------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class Api:
     def _patch(self, name: str, patch: Mapping[str, object]) -> JobRecord:
         return self._record(self._client.ask("PATCH", _path(name), msgspec.json.encode(patch)))
 
-    def _record(self, answer: httpx.Response) -> JobRecord:
+    def _record(self, answer: httpx2.Response) -> JobRecord:
         told = self._client.read(answer, _Job)
         return JobRecord(
             spec=job_from_json(bytes(told.spec)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-import httpx
+import httpx2
 import msgspec
 
 from common.errors import (
@@ -49,12 +49,12 @@ class Client:
         transport: None: the network.
     """
 
-    def __init__(self, url: str, key: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, url: str, key: str, transport: httpx2.BaseTransport | None = None) -> None:
         self.url = url
         self._key = key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = httpx.Timeout(_ANSWER_S, connect=_CONNECT_S)
-        self._http = httpx.Client(
+        timeout = httpx2.Timeout(_ANSWER_S, connect=_CONNECT_S)
+        self._http = httpx2.Client(
             base_url=url, headers=headers, timeout=timeout, transport=transport
         )
 
@@ -66,7 +66,7 @@ class Client:
         *,
         parameters: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         """Ask, and get the answer if it is a success.
 
         Raises:
@@ -76,10 +76,10 @@ class Client:
         sent = dict(headers or {}) | ({} if body is None else {"Content-Type": "application/json"})
         try:
             answer = self._http.request(method, path, content=body, params=parameters, headers=sent)
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             told = str(error) or type(error).__name__
             raise UnavailableError(f"{self.url} cannot be reached: {told}") from error
-        except (httpx.InvalidURL, UnicodeError) as error:
+        except (httpx2.InvalidURL, UnicodeError) as error:
             raise UserError(f"{self.url}{path}: is no URL: {error}") from error
         if not answer.is_success:
             raise self._refusal(answer)
@@ -94,7 +94,7 @@ class Client:
         """
         return self.read(self.ask("GET", path, parameters=parameters), kind)
 
-    def read(self, answer: httpx.Response, kind: type[T]) -> T:
+    def read(self, answer: httpx2.Response, kind: type[T]) -> T:
         """Read an answer.
 
         Raises:
@@ -109,7 +109,7 @@ class Client:
         """What is to be raised where an answer makes no sense."""
         return OutsideError(f"{self.url} does not answer as an admin service does: {why}")
 
-    def _refusal(self, answer: httpx.Response) -> Exception:
+    def _refusal(self, answer: httpx2.Response) -> Exception:
         status = answer.status_code
         try:
             problem = msgspec.json.decode(answer.content, type=_Problem)

@@ -10,7 +10,7 @@ from common.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import httpx
+    import httpx2
     import typer
 
     from common.config import Settings
@@ -23,7 +23,7 @@ class Ways:
     """How to reach what settings name: `main` gives adapters, tests give fakes."""
 
     connect: Callable[[Settings], Outside]
-    transport: httpx.BaseTransport | None = None  # of the REST API; None: the network
+    transport: httpx2.BaseTransport | None = None  # of the REST API; None: the network
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Reached:
     """The outside that the settings name; nothing is opened before it is wanted."""
 
     outside: Outside
-    transport: httpx.BaseTransport | None
+    transport: httpx2.BaseTransport | None
 
 
 def outside_of(context: typer.Context) -> Outside:
@@ -52,7 +52,7 @@ def system_of(context: typer.Context) -> System:
     """The system that the command asks, by its servers or by its API."""
     outside, transport = _reached(context).outside, _reached(context).transport
     if outside.settings.api:
-        from services.cli.api import Api  # noqa: PLC0415 -- httpx: only where it is wanted
+        from services.cli.api import Api  # noqa: PLC0415 -- httpx2: only where it is wanted
 
         return Api(outside.settings, transport)
     from services.cli.direct import Direct  # noqa: PLC0415 -- likewise

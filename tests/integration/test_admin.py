@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
-import httpx
+import httpx2
 import pytest
 
 from common.connections import open_log
@@ -31,7 +31,7 @@ class Served(NamedTuple):
     """A process and a client that knows its certificate and a key."""
 
     process: Service
-    client: httpx.Client
+    client: httpx2.Client
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         process = Service("admin", "a1", stack.settings.model_copy(update=api), tmp_path)
         trust = ssl.create_default_context(cafile=str(authority.cert))
         headers = {"Authorization": f"Bearer {key}"}
-        with httpx.Client(
+        with httpx2.Client(
             base_url=f"https://127.0.0.1:{port}", verify=trust, headers=headers, timeout=LONG_S
         ) as client:
             await_ready(process, client)
@@ -56,14 +56,14 @@ def served(tmp_path: Path) -> Iterator[Served]:
         process.stop()
 
 
-def await_ready(process: Service, client: httpx.Client) -> None:
+def await_ready(process: Service, client: httpx2.Client) -> None:
     deadline = time.monotonic() + LONG_S
     while time.monotonic() < deadline:
         assert process.exit_code is None, process.last_words()
         try:
             if client.get("/readyz").status_code == 200:
                 return
-        except httpx.TransportError:
+        except httpx2.TransportError:
             time.sleep(0.05)  # it does not listen yet
     pytest.fail(process.last_words())
 
@@ -113,7 +113,7 @@ def test_half_open_requests_without_a_key_shut_out_nobody_and_are_all_closed(
             flood.append(half)
 
         assert served.client.get("/healthz").status_code == 200
-        with httpx.Client(
+        with httpx2.Client(
             base_url=served.client.base_url, verify=trust, headers=served.client.headers
         ) as operator:  # on a connection of its own
             assert operator.get("/v1/jobs").status_code == 200

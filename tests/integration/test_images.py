@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import httpx
+import httpx2
 import pytest
 
 from common.connections import open_log
@@ -66,8 +66,8 @@ def service(images: dict[str, PlainImage]) -> PlainImage:
 def status(url: str) -> int:
     """What is answered; 0 while nobody listens."""
     try:
-        return httpx.get(url).status_code
-    except httpx.TransportError:
+        return httpx2.get(url).status_code
+    except httpx2.TransportError:
         return 0
 
 
@@ -148,7 +148,7 @@ def test_the_image_service_takes_jobs_and_shows_its_page_without_torch(
     url, said = f"http://127.0.0.1:{port}", tmp_path / "admin.log"
     with (
         ours.running(["admin"], said) as process,
-        httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}) as client,
+        httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}) as client,
     ):
 
         def ready() -> bool:

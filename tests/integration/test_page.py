@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
-import httpx
+import httpx2
 import pytest
 from playwright.sync_api import expect
 
@@ -74,7 +74,7 @@ class Site:
 
     def get(self, path: str) -> Any:  # noqa: ANN401 -- JSON
         """What the API says."""
-        answer = httpx.get(self.address + path, auth=("me", self.service.key))
+        answer = httpx2.get(self.address + path, auth=("me", self.service.key))
         assert answer.status_code == 200, answer.text
         return answer.json()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import httpx
+import httpx2
 import pytest
 
 from common.config import Settings
@@ -87,8 +87,8 @@ class World:
         path: str,
         *,
         key: str | None = "operator",
-        **others: Any,  # noqa: ANN401 -- what httpx takes
-    ) -> httpx.Response:
+        **others: Any,  # noqa: ANN401 -- what httpx2 takes
+    ) -> httpx2.Response:
         """Ask the service.
 
         Args:
@@ -111,9 +111,9 @@ class World:
 
     async def _asked(
         self, method: str, path: str, headers: dict[str, str], others: dict[str, Any]
-    ) -> httpx.Response:
-        transport = httpx.ASGITransport(self.app)
-        async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
+    ) -> httpx2.Response:
+        transport = httpx2.ASGITransport(self.app)
+        async with httpx2.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
             return await client.request(method, path, headers=headers, **others)
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ def world() -> Iterator[World]:
     made.close()
 
 
-def problem(answer: httpx.Response, status: int) -> str:
+def problem(answer: httpx2.Response, status: int) -> str:
     """Check that an answer is a problem of this status; returns what it says."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"

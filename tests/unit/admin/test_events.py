@@ -8,7 +8,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import httpx
+import httpx2
 import pytest
 import uvicorn
 from starlette.requests import ClientDisconnect
@@ -48,7 +48,7 @@ class Served:
         self._thread.start()
         eventually(lambda: self._server.started)
         host, port = self._server.servers[0].sockets[0].getsockname()
-        self.client = httpx.Client(
+        self.client = httpx2.Client(
             base_url=f"http://{host}:{port}",
             headers={"Authorization": f"Bearer {world.viewer}"},
             timeout=PATIENCE_S,
@@ -84,7 +84,7 @@ class Served:
 class Stream:
     """The events of one stream."""
 
-    def __init__(self, response: httpx.Response) -> None:
+    def __init__(self, response: httpx2.Response) -> None:
         self._lines = response.iter_lines()
         self.last_id = ""
         self.comments = 0

@@ -20,7 +20,7 @@ from tests.unit.admin.conftest import World, problem
 from tests.unit.admin.following.helpers import eventually
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 SPEC = JOB
 
@@ -34,7 +34,7 @@ def digits(world: World) -> World:
     return world
 
 
-def post(world: World, key: str | None = None, **changed: object) -> httpx.Response:
+def post(world: World, key: str | None = None, **changed: object) -> httpx2.Response:
     headers = {} if key is None else {"Idempotency-Key": key}
     return world.ask("POST", "/v1/jobs", json=SPEC | changed, headers=headers)
 

@@ -22,7 +22,7 @@ from tests.unit.admin.conftest import HOST, World
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import httpx
+    import httpx2
     from schemathesis import APIOperation
     from schemathesis import Case as AnyCase
 
@@ -60,7 +60,7 @@ def served() -> Iterator[World]:
     world.close()
 
 
-def sent(world: World, case: Case, key: str | None = "operator") -> httpx.Response:
+def sent(world: World, case: Case, key: str | None = "operator") -> httpx2.Response:
     """Send what schemathesis made, byte by byte."""
     asked = requests.Request(**case.as_transport_kwargs(base_url=f"http://{HOST}")).prepare()
     headers = {name: value for name, value in asked.headers.items() if value is not None}

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import httpx
+import httpx2
 import pytest
 import safetensors.torch
 import torch
@@ -63,22 +63,22 @@ def of_both_ways(settings: Settings, outside: Outside) -> tuple[System, System]:
     return Direct(outside), Api(settings)
 
 
-class Bridge(httpx.BaseTransport):
+class Bridge(httpx2.BaseTransport):
     """An ASGI application as the service at the other end of a synchronous client."""
 
-    def __init__(self, served: Any) -> None:  # noqa: ANN401 -- as httpx takes it
-        self._transport = httpx.ASGITransport(served)
+    def __init__(self, served: Any) -> None:  # noqa: ANN401 -- as httpx2 takes it
+        self._transport = httpx2.ASGITransport(served)
         self.runner = asyncio.Runner()
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Ask the application."""
         return self.runner.run(self._asked(request))
 
-    async def _asked(self, request: httpx.Request) -> httpx.Response:
+    async def _asked(self, request: httpx2.Request) -> httpx2.Response:
         body = request.read()
-        sent = httpx.Request(request.method, request.url, headers=request.headers, content=body)
+        sent = httpx2.Request(request.method, request.url, headers=request.headers, content=body)
         answer = await self._transport.handle_async_request(sent)
-        return httpx.Response(
+        return httpx2.Response(
             answer.status_code, headers=answer.headers, content=await answer.aread()
         )
 
@@ -106,7 +106,7 @@ class Both:
         code: int = 0,
         typed: str = "",
         key: str = "operator",
-        end: httpx.BaseTransport | None = None,
+        end: httpx2.BaseTransport | None = None,
     ) -> Result:
         """Run a command line over the API; Kafka is not there."""
         environment = {"COLUMNS": "200", "DOLL_API": URL, "DOLL_API_KEY": self.keys.get(key, key)}
@@ -456,18 +456,18 @@ def test_a_broker_that_is_away_is_unavailable_both_ways(both: Both) -> None:
     assert "--api" in said
 
 
-class Answers(httpx.BaseTransport):
+class Answers(httpx2.BaseTransport):
     """A server that says one thing, or nothing."""
 
     def __init__(self, status: int, content: bytes = b"") -> None:
         self._answer = status, content
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Say it."""
         status, content = self._answer
         if not status:
-            raise httpx.ConnectError("nobody listens", request=request)
-        return httpx.Response(status, content=content)
+            raise httpx2.ConnectError("nobody listens", request=request)
+        return httpx2.Response(status, content=content)
 
 
 @pytest.mark.parametrize(
