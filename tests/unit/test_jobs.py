@@ -286,17 +286,18 @@ def test_a_refresh_never_tells_of_a_part_of_the_topic(log: MemoryLog) -> None:
 
 
 class RacingLog(MemoryLog):
-    """Lets somebody else act right before a record goes into the jobs topic, once."""
+    """Lets somebody else act right before a record goes into a topic, once."""
 
-    def __init__(self) -> None:
+    def __init__(self, topic: str = topics.JOBS) -> None:
         super().__init__()
+        self._topic = topic
         self.meanwhile: Callable[[], object] | None = None
 
     def append(
         self, topic: str, partition: int | None, key: bytes | None, value: bytes | None
     ) -> int:
         """As ever, but the other first."""
-        if topic == topics.JOBS and self.meanwhile:
+        if topic == self._topic and self.meanwhile:
             act, self.meanwhile = self.meanwhile, None
             act()
         return super().append(topic, partition, key, value)
