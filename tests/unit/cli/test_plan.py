@@ -237,7 +237,7 @@ def test_rates_must_be_given_in_one_way(world: World, tmp_path: Path) -> None:
     )
     (tmp_path / "r").write_text("5\n")
     said = world.run("plan", *options(rates=tmp_path / "r"), code=exits.REFUSED).stderr
-    assert "--rates: stands instead of workers and rate_per_s" in said
+    assert "--rates: stand instead of a number of workers" in said
 
 
 @pytest.mark.parametrize(
