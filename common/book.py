@@ -81,6 +81,7 @@ class Book(Generic[T]):
         self._closed = closed
         self.lock = threading.RLock()  # guards all that follows
         self._open: Tail | None = None
+        self._whole = False  # read to the topic's end since it was opened
         self._looked = False  # at the topic's settings
         self._entries = dict[str, T]()
         self._unreadable = dict[str, Unreadable]()
@@ -107,17 +108,22 @@ class Book(Generic[T]):
     def refresh(self, timeout_s: float) -> dict[str, T]:
         """Wait up to `timeout_s` for news, then return all entries as known by then.
 
+        Where the topic has to be read anew, it is read to its end first: by a part of it, entries
+        would seem to be gone, or to be what they were once.
+
         Raises:
             UnavailableError: If Kafka is away.
         """
         seen = self._arrivals
         with self.lock:
             news = self._take(0.0)
-        if not news and timeout_s > 0:
+        if not news and timeout_s > 0 and self._whole:
             with self._arrived:
                 self._arrived.wait_for(lambda: self._arrivals != seen, timeout_s)
         with self.lock:
             self._take(0.0)
+            if not self._whole:
+                self._catch_up()
             return dict(self._entries)
 
     def write(self, name: str, value: bytes | None) -> None:
@@ -151,6 +157,7 @@ class Book(Generic[T]):
             if self._open is not None:
                 self._open.close()
                 self._open = None
+                self._whole = False
 
     def _append(self, name: str, value: bytes | None) -> int | None:
         """Append a record; returns its offset, None where Kafka has not said it."""
@@ -188,6 +195,7 @@ class Book(Generic[T]):
                 )
             news += self._take(_READ_S)
             tail = self._tail()
+        self._whole = True
         return news
 
     def _take(self, timeout_s: float) -> list[LogRecord]:

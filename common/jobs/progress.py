@@ -626,8 +626,8 @@ class JobProgress:
         self._quarantined = 0
         self._expired = 0  # records of batches whose records were deleted before their gradient
         self._dead = Counter[str]()  # offsets of quarantined batches, by stream
-        # By control offset samples trained before it, and its own, of which it has one at least.
-        self._quarantines = dict[int, tuple[int, int]]()
+        # By control offset samples trained before it, and the record; its batch has one at least.
+        self._quarantines = dict[int, tuple[int, Quarantined]]()
 
     @property
     def version(self) -> int:
@@ -678,17 +678,25 @@ class JobProgress:
                 self._recent.add(record, seen_s)
                 self._claims.use(record)
             case Quarantined():
+                if record.batch.offset in self._quarantines:  # a batch whose claim was lost
+                    _, lost = self._quarantines[record.batch.offset]
+                    self._expired -= lost.batch.samples if lost.expired else 0
+                    self._release(lost.batch)
                 self._quarantined += 1
                 self._expired += record.batch.samples if record.expired else 0
                 self._dead += _lengths(record.batch.address)
-                self._quarantines[record.batch.offset] = self.columns.samples, record.batch.samples
+                self._quarantines[record.batch.offset] = self.columns.samples, record
                 while len(self._quarantines) > RECENT_RECORDS:
                     del self._quarantines[next(iter(self._quarantines))]
             case Requeued():
-                self._quarantined -= 1
-                self._dead.subtract(_lengths(record.batch.address))
-                self._quarantines.pop(record.batch.offset, None)
+                self._release(record.batch)
         return True
+
+    def _release(self, batch: Batch) -> None:
+        """Count a batch among the quarantined no more."""
+        self._quarantined -= 1
+        self._dead.subtract(_lengths(batch.address))
+        self._quarantines.pop(batch.offset, None)
 
     def feed_claim(self, offset: int, record: ControlRecord | None) -> None:
         """Fold a record of the control topic (None: does not parse).
@@ -859,10 +867,10 @@ class JobProgress:
         """Samples quarantined among the last `RECENT_RECORDS` settled, and how many those are."""
         trained = self.columns.samples
         quarantined = 0
-        for before, samples in reversed(self._quarantines.values()):
+        for before, record in reversed(self._quarantines.values()):
             if trained - before + quarantined >= RECENT_RECORDS:
                 break
-            quarantined += samples
+            quarantined += record.batch.samples
         if not quarantined:
             return 0, 0
         return quarantined, quarantined + self.columns.recent(RECENT_RECORDS - quarantined)

@@ -210,14 +210,14 @@ def named(rates_field: str = "rates_per_s") -> Iterator[None]:
 def _check_rates(given: PlanRequest) -> None:
     one = given.workers is not None, given.rate_per_s is not None
     if given.rates_per_s is not None and any(one):
-        others = "stands instead of workers and rate_per_s, not beside them"
+        others = "stand instead of a number of workers of one rate, not beside it"
         raise GivenError(("rates_per_s",), others)
     if any(one) and not all(one):
-        raise GivenError(
-            ("rate_per_s",) if one[0] else ("workers",), "must be given with the other"
-        )
+        lacking, there = ("rate_per_s", "workers are") if one[0] else ("workers", "a rate is")
+        raise GivenError((lacking,), f"must be given where {there}")
     if given.rates_per_s is None and not any(one) and not given.job:
-        raise GivenError(("workers", "rate_per_s"), "must be given, or rates_per_s, or a job")
+        others = "must be given, or one rate for each worker, or a job"
+        raise GivenError(("workers", "rate_per_s"), others)
 
 
 def _first(given: float | None, told: float | None) -> float | None:

@@ -79,7 +79,11 @@ def _report(outcomes: list[Outcome], seconds: float) -> None:
 def _tell(story: int | None, to_shrink: int | None, console: Console) -> int:
     scenario = from_seed(story if story is not None else to_shrink or 0)
     if to_shrink is not None:
-        scenario = shrink(scenario, lambda line: console.print(line, highlight=False))
+        try:
+            scenario = shrink(scenario, lambda line: console.print(line, highlight=False))
+        except ValueError as error:
+            console.print(error, highlight=False)
+            return 0
     print(scenario)  # noqa: T201 -- a command's output
     outcome = Cluster(scenario, lambda now, text: print(f"{now:8.3f}  {text}")).run()  # noqa: T201
     print(outcome)  # noqa: T201 -- likewise

@@ -117,11 +117,13 @@ def read_trace(path: Path, series: Mapping[str, str] | None = None, column: str 
     if _TIMESTAMP in first and _PRICE in first:
         _no_column(column, source)
         return _price_records(first, rows[1:], series or {}, source)
-    _no_series(series, source)
     if first[0] in _UNIT_S:
+        _no_series(series, source)
         return _table(first, rows[1:], column, source)
+    found = _without_header(rows, source)  # first of all: whether it is a trace
+    _no_series(series, source)
     _no_column(column, source)
-    return _without_header(rows, source)
+    return found
 
 
 def _without_header(rows: Sequence[_Row], source: str) -> Trace:

@@ -77,7 +77,13 @@ def produce(  # noqa: PLR0913 -- the options of a command
     backlog = Backlog(log, outside.open_board(job), topic, max_lag) if job else None
     console = Console(stderr=True)
     _say(console, sources.describe(codec, sources.fields_of(data)))
-    total = records or None if repeat else min(records or count(data), count(data))
+    here = count(data)
+    total = records or None if repeat else min(records or here, here)
+    if not repeat and records > here:
+        again = "--repeat begins again at the end"
+        _say(
+            console, f"{source} has {here:,} records, fewer than the {records:,} asked for: {again}"
+        )
     writer = log.writer()
     try:
         bounded = _bounded(outside, log, writer, topic, partial(_say, console))
@@ -129,10 +135,15 @@ def _send(  # noqa: PLR0913 -- what `produce` has found out
     room: Callable[[int], int],
     total: int | None,
 ) -> None:
-    sent, start_s = 0, time.monotonic()
+    sent, ended, start_s = 0, "", time.monotonic()
 
     def send(value: bytes) -> None:
-        writer.append(topic, value, partition=None)
+        nonlocal sent
+        if bounded is None:
+            writer.append(topic, value, partition=None)
+        else:
+            bounded.send(value)
+        sent += 1
 
     with Progress(
         TextColumn(f"[bold]{topic}[/]"),
@@ -144,9 +155,9 @@ def _send(  # noqa: PLR0913 -- what `produce` has found out
     ) as progress:
         bar = progress.add_task(topic, total=total, rate=0.0, behind=0)
         try:
-            for sent, behind in send_all(
+            for _, behind in send_all(
                 stream,
-                send if bounded is None else bounded.send,
+                send,
                 schedule=schedule,
                 room=room,
                 clock=time.monotonic,
@@ -156,13 +167,14 @@ def _send(  # noqa: PLR0913 -- what `produce` has found out
                 rate = sent / max(time.monotonic() - start_s, 1e-3)
                 progress.update(bar, completed=sent, rate=rate, behind=behind)
         except KeyboardInterrupt:  # the usual end of an endless stream
-            pass
+            ended = f"; interrupted, {total - sent:,} were not sent" if total else ""
     if not writer.flush(_FLUSH_S):
         raise UnavailableError(f"Kafka has not taken all of the {sent:,} records of {topic}")
     if bounded is not None:
         bounded.verify()
     took_s = time.monotonic() - start_s
-    _say(console, f"sent {sent:,} records to {topic} in {took_s:.1f} s ({sent / took_s:,.0f}/s)")
+    pace = f"in {took_s:.1f} s ({sent / took_s:,.0f}/s)"
+    _say(console, f"sent {sent:,} records to {topic} {pace}{ended}")
 
 
 def _say(console: Console, line: str) -> None:

@@ -269,18 +269,35 @@ def test_a_reader_of_a_topic_that_was_cut_or_created_anew_begins_anew(
     assert late.read() == {}
 
 
-class RacingLog(MemoryLog):
-    """Lets somebody else act right before a record goes into the jobs topic, once."""
+def test_a_refresh_never_tells_of_a_part_of_the_topic(log: MemoryLog) -> None:
+    # 0: running | 1 to 2000: others | 2001: stopped | 2002: another, which is lost
+    watcher, book = JobBook(log), JobBook(log)
+    book.submit(parse_job(TEXT))
+    for _ in range(2000):
+        write(log, topics.JOBS, None, key=b"letters")
+    book.want("digits", "stopped", "")
+    write(log, topics.JOBS, None, key=b"letters")
+    assert watcher.refresh(0.0)["digits"].wanted == "stopped"
+    log.cut(JOBS, 2002)
+    write(log, topics.JOBS, None, key=b"letters")
+    assert watcher.refresh(0.0)["digits"].wanted == "stopped"
+    log.recreate(JOBS.topic)
+    assert watcher.refresh(0.0) == {}
 
-    def __init__(self) -> None:
+
+class RacingLog(MemoryLog):
+    """Lets somebody else act right before a record goes into a topic, once."""
+
+    def __init__(self, topic: str = topics.JOBS) -> None:
         super().__init__()
+        self._topic = topic
         self.meanwhile: Callable[[], object] | None = None
 
     def append(
         self, topic: str, partition: int | None, key: bytes | None, value: bytes | None
     ) -> int:
         """As ever, but the other first."""
-        if topic == topics.JOBS and self.meanwhile:
+        if topic == self._topic and self.meanwhile:
             act, self.meanwhile = self.meanwhile, None
             act()
         return super().append(topic, partition, key, value)

@@ -24,19 +24,11 @@ from common.learning.trainer import Trainer
 from common.saved import Saved, to_bytes, to_parts
 from common.wire import encode_audit
 from tests.unit.admin.conftest import problem
+from tests.unit.cli.test_job import JOB
 
 if TYPE_CHECKING:
     from tests.unit.admin.conftest import World
 
-JOB = """
-name: digits
-streams: [clinic-a]
-records: {codec: tensor, fields: {image: {dtype: uint8, shape: [1, 8, 8]}, label: {dtype: int64}}}
-task: {name: image-classifier, classes: 10}
-batch_size: 2
-group_size: 1
-optimizer: {name: adam, learning_rate: 2e-3}
-"""
 SPEC = parse_job(JOB)
 MODEL = "/v1/jobs/digits/model"
 

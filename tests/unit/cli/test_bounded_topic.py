@@ -20,6 +20,7 @@ from common.saved import Saved, to_bytes
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from services.cli.bounded_topic import BoundedTopic
+from tests.unit.cli.test_job import JOB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,15 +28,6 @@ if TYPE_CHECKING:
     from common.core.messages import Positions
     from common.core.spans import Partition
 
-JOB = """
-name: digits
-streams: [clinic-a]
-records: {codec: json, fields: {image: {dtype: uint8, shape: [1, 8, 8]}, label: {dtype: int64}}}
-task: {name: image-classifier, classes: 10}
-batch_size: 2
-group_size: 1
-optimizer: {name: adam, learning_rate: 2e-3}
-"""
 TOPIC = "clinic-a"
 KEEPS = 10_000
 RECORD = 100  # bytes; with what Kafka adds to it 180, of the 8,750 that may be used

@@ -228,14 +228,16 @@ def test_options_that_lack_are_named(world: World) -> None:
 
 
 def test_rates_must_be_given_in_one_way(world: World, tmp_path: Path) -> None:
-    for without in ("--workers", "--rate"):
+    for without, where in (("--workers", "a rate is"), ("--rate", "workers are")):
         said = world.run("plan", *options(without), code=exits.REFUSED).stderr
-        assert said == f"error: {without}: must be given with the other\n"
+        assert said == f"error: {without}: must be given where {where}\n"
     said = world.run("plan", *options("--workers", "--rate"), code=exits.REFUSED).stderr
-    assert said == "error: --workers, --rate: must be given, or rates_per_s, or a job\n"
+    assert said == (
+        "error: --workers, --rate: must be given, or one rate for each worker, or a job\n"
+    )
     (tmp_path / "r").write_text("5\n")
     said = world.run("plan", *options(rates=tmp_path / "r"), code=exits.REFUSED).stderr
-    assert "--rates: stands instead of workers and rate_per_s" in said
+    assert "--rates: stand instead of a number of workers" in said
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from common.core.spans import Partition
 from common.learning.codecs import make_codec
 from common.learning.fields import Field
 from common.ports import NewTopic
+from common.testing.log import MemoryLog
 from services.cli import exits
+from tests.unit.cli.conftest import World
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.unit.cli.conftest import World
 
 FIELDS = (Field("image", "uint8", (1, 8, 8)), Field("label", "int64"))
 
@@ -39,6 +40,53 @@ def test_a_data_set_goes_once_over_all_partitions(world: World) -> None:
         "records: {codec: tensor, fields: {image: {dtype: uint8, shape: [1, 8, 8]},"
         " label: {dtype: int64}}}" in result.stderr
     )
+
+
+def test_whoever_asks_for_more_records_than_there_are_hears_of_it(world: World) -> None:
+    options = ("--topic", "a", "--create-partitions", "1", "--records", "6000")
+    result = world.run("produce", "digits", *options)
+    assert len(values(world, "a")) == 1438
+    assert (
+        "digits has 1,438 records, fewer than the 6,000 asked for: --repeat begins again at the"
+        " end\n" in result.stderr
+    )
+
+
+class InterruptedLog(MemoryLog):
+    """Somebody presses Ctrl-C once so many records are written."""
+
+    left = 1100
+
+    def append(
+        self, topic: str, partition: int | None, key: bytes | None, value: bytes | None
+    ) -> int:
+        """As ever, counted."""
+        self.left -= 1
+        return super().append(topic, partition, key, value)
+
+    def partitions(self, topic: str) -> tuple[Partition, ...]:
+        """As ever; a writer asks for them before it takes a record."""
+        if self.left == 0:
+            self.left -= 1
+            raise KeyboardInterrupt
+        return super().partitions(topic)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "/s); interrupted, 338 were not sent\n"),
+        (("--repeat",), "/s)\n"),
+    ],
+)
+def test_ctrl_c_ends_it_and_what_was_sent_by_then_is_counted(
+    options: tuple[str, ...], told: str
+) -> None:
+    world = World(InterruptedLog())
+    result = world.run("produce", "digits", "--topic", "a", "--create-partitions", "1", *options)
+    assert len(values(world, "a")) == 1100
+    assert "sent 1,100 records to a in " in result.stderr
+    assert result.stderr.endswith(told)
 
 
 def test_so_many_records_of_an_endless_stream(world: World) -> None:

@@ -21,11 +21,12 @@ from common.core.messages import (
 from common.core.spans import Partition, Span
 from common.jobs.store import JobBook
 from services.cli import exits
+from tests.unit.cli.conftest import World
 from tests.unit.cli.test_job import submitted
+from tests.unit.test_jobs import RacingLog
 
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord
-    from tests.unit.cli.conftest import World
 
 UPDATES = "doll.digits.updates"
 LEAD = Lead(-1, GENESIS, "c1")
@@ -181,18 +182,12 @@ def test_there_must_be_such_a_job(world: World) -> None:
     ("command", "first"),
     [("requeue", Replayed(POISON, "ada", 1.0)), ("replay", Requeued(POISON, "ada", 1.0))],
 )
-def test_who_comes_second_is_told_so_and_does_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch, command: str, first: AuditRecord
-) -> None:
+def test_who_comes_second_is_told_so_and_does_nothing(command: str, first: AuditRecord) -> None:
+    log = RacingLog(UPDATES)
+    world = World(log)
     happened(world, *QUARANTINE)
-    encode = wire.encode_audit
+    log.meanwhile = lambda: world.write(UPDATES, wire.encode_audit(first))
 
-    def faster(record: AuditRecord) -> bytes:
-        """Somebody else's record lands between the look and the own one."""
-        world.write(UPDATES, encode(first))
-        return encode(record)
-
-    monkeypatch.setattr("common.jobs.quarantine.encode_audit", faster)
     told = world.run("job", command, "digits", "--batch", "0").stdout
 
     assert "somebody took it back or replayed it meanwhile" in told

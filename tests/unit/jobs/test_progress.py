@@ -401,6 +401,22 @@ def test_a_quarantine_by_a_leader_that_is_none_counts_for_nobody() -> None:
     assert view.numbers(NOW).quarantined == 1
 
 
+@pytest.mark.parametrize("lost", ["expired", "poison: it raised"])
+def test_a_quarantine_of_a_batch_whose_claim_was_lost_is_replaced_by_that_of_the_next_one_there(
+    lost: str,
+) -> None:
+    # control   3: a batch, lost by Kafka      3: another batch
+    # updates   0: lead  1: the first one   2: the second one   3: the second one is taken back
+    view, again = JobProgress(job()), batch(3, "w1", samples=BATCH - 1)
+    view.feed_update(0, lead(), NOW, NOW)
+    view.feed_update(1, quarantine(0, 3, lost), NOW, NOW)
+    assert view.feed_update(2, Quarantined(0, again, "poison: it raised"), NOW, NOW)
+    numbers = view.numbers(NOW)
+    assert (numbers.quarantined, numbers.requeueable, numbers.expired) == (1, 1, 0)
+    assert view.feed_update(3, Requeued(again, "olga", 1.0), NOW, NOW)
+    assert view.numbers(NOW).quarantined == 0
+
+
 def test_records_that_are_deleted_unread_are_expired_and_no_lag_from_the_first_look_on() -> None:
     # clicks[0]  first ...... deleted ...... +7 ... there ... +10     nobody has claimed any of it
     view, place = JobProgress(job()), PLACES[0]
