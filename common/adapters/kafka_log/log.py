@@ -195,6 +195,19 @@ class KafkaLog:
         """
         return {place: found.offset for place, found in self._offsets("end", partitions).items()}
 
+    def end_positions(self, partitions: Collection[Partition]) -> dict[Partition, LogPosition]:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+        # Ids first: of a topic that is created anew meanwhile, ends do not agree with its old id.
+        ids = self.topic_ids({place.topic for place in partitions})
+        return {
+            place: LogPosition(found.offset, ids.get(place.topic, ""), found.epoch)
+            for place, found in self._offsets("end", partitions).items()
+        }
+
     def starts(self, partitions: Collection[Partition]) -> Positions:
         """See the port.
 
