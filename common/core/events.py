@@ -126,6 +126,9 @@ class SnapshotsFound(msgspec.Struct, frozen=True):
     # By rank, of snapshots that contain records which the control or the updates topic has lost:
     # which topic, and how far it reaches. All others are covered by both topics.
     lost: Mapping[tuple[int, int, int], str] = {}
+    # Kafka's ids of the topics that were asked; empty: not known.
+    control_topic_id: str = ""
+    updates_topic_id: str = ""
 
 
 class SnapshotRestored(msgspec.Struct, frozen=True):
@@ -161,12 +164,14 @@ class UpdatesRead(msgspec.Struct, frozen=True):
     """Further records of the updates topic, by offset; None for one that does not parse."""
 
     records: tuple[tuple[int, AuditRecord | None], ...]
+    epoch: int = -1  # Kafka's leader epoch of all of them; -1: not known
 
 
 class ControlRead(msgspec.Struct, frozen=True):
     """Further records of the control topic, by offset; None for one that does not parse."""
 
     records: tuple[tuple[int, ControlRecord | None], ...]
+    epoch: int = -1  # Kafka's leader epoch of all of them; -1: not known
 
 
 class StreamsSeen(msgspec.Struct, frozen=True):
