@@ -290,11 +290,10 @@ class Worker:
                     self._own[span.place] = span.generation, span.end
 
     def _forget(self, horizon: int) -> Iterator[WorkerCommand]:
-        gone = list[_Sent]()
-        # Control offsets grow with the announcements, so the oldest come first.
-        while self._held and (offset := self._held[0].offset) is not None and offset < horizon:
-            gone.append(self._held.popleft())
+        # Mostly the oldest come first; not where the control topic was created anew meanwhile.
+        gone = [sent for sent in self._held if sent.offset is not None and sent.offset < horizon]
         if gone:
+            self._held = deque(sent for sent in self._held if sent not in gone)
             yield do.Forget(tuple(sent.address for sent in gone))
 
     def _give_up(self, now: float) -> Iterator[WorkerCommand]:

@@ -383,12 +383,15 @@ def first_positions(spec: JobSpec, log: Log) -> LogPositions:
     places = [place for stream in spec.streams for place in log.partitions(stream)]
     if spec.start_at == "latest" and spec.start_s is None:
         return _all(log.end_positions, places)
-    ids = log.topic_ids(spec.streams)  # before the positions: those of another topic do not agree
+    found = log.describe(spec.streams)  # before positions: those of another topic do not agree
     if spec.start_s is not None:
         first = {place: log.position_at(place, spec.start_s) for place in places}
     else:
         first = _all(log.starts, places)
-    return {place: LogPosition(at, ids.get(place.topic, "")) for place, at in first.items()}
+    return {
+        place: LogPosition(at, found[place.topic].topic_id if place.topic in found else "")
+        for place, at in first.items()
+    }
 
 
 def _all(

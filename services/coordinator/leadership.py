@@ -163,7 +163,8 @@ class Leadership:
             lossy = self._look_at_settings()
             if lossy:
                 return events.Trouble(lossy)
-            ids = self._source.topic_ids([self._updates.topic, self._control.topic])
+            topics = self._source.describe([self._updates.topic, self._control.topic])
+            ids = {topic: each.topic_id for topic, each in topics.items()}
             found = self._snapshots(source)
             lost = self._lost(found, ids)
             covered = [stored.snapshot for stored in found if stored.snapshot.rank not in lost]

@@ -62,7 +62,7 @@ def write(log: MemoryLog, topic: str, value: bytes | None, key: bytes | None = N
 
 def test_a_submitted_job_is_there_for_everybody(log: MemoryLog) -> None:
     spec = parse_job(TEXT)
-    a, b = log.topic_ids(["clinic-a", "clinic-b"]).values()
+    a, b = (each.topic_id for each in log.describe(["clinic-a", "clinic-b"]).values())
     known = {A: LogPosition(0, a), B: LogPosition(0, b)}
     record = JobRecord(spec, "running", {A: 0, B: 0}, "submitted", 1000.0, known=known)
     assert JobBook(log, clock=lambda: 1000.0).submit(spec) == record
@@ -521,7 +521,7 @@ def test_a_job_begins_where_its_start_says(log: MemoryLog) -> None:
         start: first_positions(parse_job(f"{TEXT}start_at: {start}\n"), log)
         for start in ("earliest", "latest", "1970-01-12T13:48:00Z")  # 120 s after the first
     }
-    a, b = log.topic_ids(["clinic-a", "clinic-b"]).values()
+    a, b = (each.topic_id for each in log.describe(["clinic-a", "clinic-b"]).values())
     assert at == {
         "earliest": {A: LogPosition(1, a), B: LogPosition(0, b)},
         "latest": {A: LogPosition(3, a, epoch=0), B: LogPosition(0, b, epoch=0)},

@@ -202,10 +202,11 @@ class KafkaLog:
             UnavailableError: If the broker is away.
         """
         # Ids first: of a topic that is created anew meanwhile, ends do not agree with its old id.
-        ids = self.topic_ids({place.topic for place in partitions})
+        topics = self.describe({place.topic for place in partitions})
         return {
-            place: LogPosition(found.offset, ids.get(place.topic, ""), found.epoch)
+            place: LogPosition(found.offset, topics[place.topic].topic_id, found.epoch)
             for place, found in self._offsets("end", partitions).items()
+            if place.topic in topics
         }
 
     def starts(self, partitions: Collection[Partition]) -> Positions:

@@ -214,6 +214,17 @@ def test_the_bound_pauses_reading_until_batches_are_settled() -> None:
     assert stream.stand(3, p=30, waiting=2, horizon=1) == (gone, READ_ON)
 
 
+def test_batches_are_forgotten_although_control_offsets_began_again() -> None:
+    # control    at 7: [0:10]   created anew   at 0: [10:20], which is settled; [0:10] never is
+    stream = _Stream()
+    stream.stand(0)
+    stream.read(0, 2 * SAMPLES)
+    stream.deliver(_1=7)
+    stream.deliver(_2=0)
+    gone = do.Forget(((span(P, 10, 20),),))
+    assert gone in stream.stand(1, p=20, horizon=1)
+
+
 def test_batches_that_were_refused_do_not_fill_the_bound() -> None:
     stream = _Stream()
     stream.stand(0)
