@@ -321,6 +321,9 @@ class Log(Protocol):
             UnavailableError: If the broker is away.
         """
 
+    def end_positions(self, partitions: Collection[Partition]) -> dict[Partition, LogPosition]:
+        """The same, and what is known of the logs below: such positions agree now."""
+
     def starts(self, partitions: Collection[Partition]) -> Positions:
         """The first retained offset of all partitions at once; otherwise as `ends`."""
 

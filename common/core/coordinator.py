@@ -124,9 +124,9 @@ class Coordinator:
                     self._searching_since = now  # not again at once
             case events.SnapshotTorn(snapshot):
                 yield from self._torn(snapshot, now)
-            case events.UpdatesRead(records):
+            case events.UpdatesRead(records, epoch):
                 for offset, record in records:
-                    yield from self._update_read(offset, record, now)
+                    yield from self._update_read(offset, record, epoch, now)
             case events.WantedChanged(wanted):
                 self._wish = event
                 self._held = self._held and wanted == "paused"
@@ -138,8 +138,8 @@ class Coordinator:
                     yield from leader.change(settings, now)
             case events.Trouble(reason, detail):
                 yield from self._hold(reason, detail)
-            case events.ControlRead(claims) if leader is not None:
-                yield from leader.control_read(claims, now)
+            case events.ControlRead(claims, epoch) if leader is not None:
+                yield from leader.control_read(claims, epoch, now)
             case events.StreamsSeen(partitions, number) if leader is not None:
                 yield from leader.streams_seen(partitions, number)
             case events.RepliesRead(replies) if leader is not None:
@@ -226,12 +226,12 @@ class Coordinator:
         )
 
     def _update_read(
-        self, offset: int, record: AuditRecord | None, now: float
+        self, offset: int, record: AuditRecord | None, epoch: int, now: float
     ) -> Iterator[CoordinatorCommand]:
         history = self._history
         if history is None or offset < history.position:
             return
-        counts = history.feed(offset, record)
+        counts = history.feed(offset, record, epoch)
         if isinstance(record, Lead):
             yield from self._lead_read(history, record, now, counts=counts)
         elif isinstance(record, UpdateApplied | Quarantined) and self._is_void(history, record):

@@ -54,6 +54,20 @@ class FellBehind(msgspec.Struct, frozen=True):
     start: int
 
 
+class Truncated(msgspec.Struct, frozen=True):
+    """A partition's log is not any more the one that its place knows; nothing is read of it."""
+
+    partition: Partition
+    recreated: bool  # its topic was deleted and created anew; else it lost its last records
+
+
+class RecordBelow(msgspec.Struct, frozen=True):
+    """A partition gave a record below its position, above all that was known of the log."""
+
+    partition: Partition
+    epoch: int  # its leader epoch; -1: not known
+
+
 class EndReached(msgspec.Struct, frozen=True):
     """A partition's log ends at `position`, above its last record, and all records were decoded."""
 
@@ -99,6 +113,8 @@ WorkerEvent: TypeAlias = (
     | Revoked
     | Decoded
     | FellBehind
+    | Truncated
+    | RecordBelow
     | EndReached
     | Delivered
     | StandingSeen
@@ -126,6 +142,9 @@ class SnapshotsFound(msgspec.Struct, frozen=True):
     # By rank, of snapshots that contain records which the control or the updates topic has lost:
     # which topic, and how far it reaches. All others are covered by both topics.
     lost: Mapping[tuple[int, int, int], str] = {}
+    # Kafka's ids of the topics that were asked; empty: not known.
+    control_topic_id: str = ""
+    updates_topic_id: str = ""
 
 
 class SnapshotRestored(msgspec.Struct, frozen=True):
@@ -161,12 +180,14 @@ class UpdatesRead(msgspec.Struct, frozen=True):
     """Further records of the updates topic, by offset; None for one that does not parse."""
 
     records: tuple[tuple[int, AuditRecord | None], ...]
+    epoch: int = -1  # Kafka's leader epoch of all of them; -1: not known
 
 
 class ControlRead(msgspec.Struct, frozen=True):
     """Further records of the control topic, by offset; None for one that does not parse."""
 
     records: tuple[tuple[int, ControlRecord | None], ...]
+    epoch: int = -1  # Kafka's leader epoch of all of them; -1: not known
 
 
 class StreamsSeen(msgspec.Struct, frozen=True):

@@ -35,6 +35,7 @@ from common.core.messages import (
     Requeued,
     UpdateApplied,
 )
+from common.core.spans import LogPosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +49,7 @@ class History:
     Args:
         epoch: Of the Lead in force at `position`, -1 for none.
         base: The last effective update at `position`: where this reader's knowledge begins.
-        position: Offset of the next record to feed.
+        position: Offset of the next record to feed, and what is known of the topic below.
         poison: Batches that are quarantined at `position` and may be taken back.
         number: Of the newest record that counts of the leader in force, 0 for none.
         after_loss: Wishes to go on after a loss that Leads have carried out at `position`.
@@ -58,7 +59,7 @@ class History:
         self,
         epoch: int = -1,
         base: ModelId = GENESIS,
-        position: int = 0,
+        position: int | LogPosition = 0,
         poison: Iterable[Batch] = (),
         number: int = 0,
         after_loss: int = 0,
@@ -68,7 +69,7 @@ class History:
         self._epoch = epoch
         self._number = number
         self._path = [base]
-        self._position = position
+        self._position = LogPosition.of(position)
         self._quarantined = dict[int, Quarantined]()
         self._poison = {batch.offset: batch for batch in poison}
         self._requeued = dict[int, Batch]()
@@ -110,6 +111,11 @@ class History:
     @property
     def position(self) -> int:
         """Offset of the next record to feed."""
+        return self._position.offset
+
+    @property
+    def log(self) -> LogPosition:
+        """The same, and what is known of the updates topic below."""
         return self._position
 
     @property
@@ -132,15 +138,20 @@ class History:
         """Batches that it saw taken back, and not quarantined since, likewise; a copy."""
         return dict(self._requeued)
 
-    def feed(self, offset: int, record: AuditRecord | None) -> bool:
+    def feed(self, offset: int, record: AuditRecord | None, epoch: int = -1) -> bool:
         """Fold the record at `offset` (None: does not parse); True where it counts.
+
+        Args:
+            offset: In the updates topic.
+            record: What stands there.
+            epoch: Kafka's leader epoch of the record; -1: not known.
 
         Raises:
             ValueError: If `offset` was fed before.
         """
-        if offset < self._position:
-            raise ValueError(f"audit record {offset} comes after {self._position - 1} was fed")
-        self._position = offset + 1
+        if offset < self.position:
+            raise ValueError(f"audit record {offset} comes after {self.position - 1} was fed")
+        self._position = self._position._replace(offset=offset + 1, epoch=epoch)
         match record:
             case Lead():
                 return self._lead(offset, record)

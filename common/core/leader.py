@@ -73,6 +73,7 @@ class Leader:
         self._ledger = Ledger(
             snapshot.claimed, snapshot.control_position, snapshot.opened, snapshot.known
         )
+        self._control = snapshot.control
         self._history = history
         requeued = history.requeued
         # Their claims may lie above the snapshot's control position and be replayed only now. What
@@ -130,10 +131,11 @@ class Leader:
     # --- events ------------------------------------------------------------------------------
 
     def control_read(
-        self, records: Iterable[tuple[int, ControlRecord | None]], now: float
+        self, records: Iterable[tuple[int, ControlRecord | None]], epoch: int, now: float
     ) -> Iterator[CoordinatorCommand]:
-        """Decide claims and openings."""
+        """Decide claims and openings, all of which have this leader epoch of Kafka's."""
         for offset, record in records:
+            self._control = self._control._replace(offset=offset + 1, epoch=epoch)
             decision = self._ledger.decide(offset, record)
             self._check_quarantine(offset, decision.batch)
             if not decision.accepted:
@@ -447,7 +449,9 @@ class Leader:
             by=self._epoch,
             made=self._made,
             updates_position=-1,  # known when it is published, as are number and poison
-            control_position=self._ledger.position,
+            control_position=self._control.offset,
+            control_topic_id=self._control.topic_id,
+            control_epoch=self._control.epoch,
             claimed=self._ledger.claimed,
             waiting=self._unsettled(),
             strikes=self._suspects.strikes,

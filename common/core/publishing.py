@@ -149,9 +149,12 @@ class Publisher:
             return ()
         self._pending = None
         # Exactly here, neither earlier nor later, the history's head is what the weights contain.
+        log = self._history.log
         snapshot = msgspec.structs.replace(
             pending.snapshot,
-            updates_position=self._history.position,
+            updates_position=log.offset,
+            updates_topic_id=log.topic_id,
+            updates_epoch=log.epoch,
             poison=self._history.poison,
             number=self._history.number,
             after_loss=self._history.after_loss,

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from common.core.commands import FindSnapshots
 from common.core.history import History  # noqa: TC001 -- NamedTuple reads it when run
 from common.core.snapshots import Snapshot, choose
@@ -80,7 +82,8 @@ class Search:
             wish: The newest of the job's owner.
             now: The time.
         """
-        whole = [snapshot for snapshot in found.snapshots if snapshot.rank not in self._torn]
+        whole = [_in_topics_of(each, found) for each in found.snapshots]
+        whole = [snapshot for snapshot in whole if snapshot.rank not in self._torn]
         lost = [(each, found.lost[each.rank]) for each in whole if each.rank in found.lost]
         choice = choose([each for each in whole if each.rank not in found.lost], found.updates)
         if found.source == "hot":
@@ -127,3 +130,15 @@ class Search:
         if until is None or now > until + LATE * self._lease_ttl_s:
             self._waits_until = until = now + self._lease_ttl_s
         return now >= until
+
+
+def _in_topics_of(snapshot: Snapshot, found: SnapshotsFound) -> Snapshot:
+    """A snapshot whose leader goes on in the topics that it was judged by, or not at all.
+
+    They may be deleted and created anew before it leads.
+    """
+    return replace(
+        snapshot,
+        control_topic_id=found.control_topic_id or snapshot.control_topic_id,
+        updates_topic_id=found.updates_topic_id or snapshot.updates_topic_id,
+    )

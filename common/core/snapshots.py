@@ -12,6 +12,7 @@ import msgspec
 
 from common.core.history import History
 from common.core.messages import GENESIS, Batch, LogPositions, ModelId, Openings, Positions
+from common.core.spans import LogPosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -41,11 +42,26 @@ class Snapshot(msgspec.Struct, frozen=True):
     opened: Openings = {}  # of the ledger, below `control_position`
     known: LogPositions = {}  # likewise
     after_loss: int = 0  # wishes to go on after a loss that Leads below it have carried out
+    # What the topics were below these positions: see `LogPosition`.
+    updates_topic_id: str = ""
+    updates_epoch: int = -1
+    control_topic_id: str = ""
+    control_epoch: int = -1
 
     @property
     def rank(self) -> tuple[int, int, int]:
         """Later is better: by leader, then by version, then by how much audit it has seen."""
         return (self.by, self.made.version, self.updates_position)
+
+    @property
+    def updates(self) -> LogPosition:
+        """`updates_position`, and what is known of the updates topic below."""
+        return LogPosition(self.updates_position, self.updates_topic_id, self.updates_epoch)
+
+    @property
+    def control(self) -> LogPosition:
+        """Likewise of the control topic."""
+        return LogPosition(self.control_position, self.control_topic_id, self.control_epoch)
 
     @property
     def reads_from(self) -> int:
@@ -75,9 +91,14 @@ class Snapshot(msgspec.Struct, frozen=True):
         return frontier
 
 
-def genesis(first: Positions) -> Snapshot:
-    """The snapshot that can always be made again, from the job's specification alone."""
-    return Snapshot(-1, GENESIS, 0, 0, dict(first), poison=())
+def genesis(first: Positions, known: LogPositions | None = None) -> Snapshot:
+    """The snapshot that can always be made again, from the job's specification alone.
+
+    Args:
+        first: Where the job begins.
+        known: What was known of the logs below, when that was resolved.
+    """
+    return Snapshot(-1, GENESIS, 0, 0, dict(first), poison=(), known=dict(known or {}))
 
 
 def choose(
@@ -97,7 +118,12 @@ def choose(
         if poison is None:
             poison = _read(History(), [each for each in updates if each[0] < begin]).poison
         history = History(
-            snapshot.by, snapshot.made, begin, poison, snapshot.number, snapshot.after_loss
+            snapshot.by,
+            snapshot.made,
+            snapshot.updates,
+            poison,
+            snapshot.number,
+            snapshot.after_loss,
         )
         _read(history, [each for each in updates if each[0] >= begin])
         if not history.base_lost:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from time import time
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -16,7 +16,7 @@ from common import topics
 from common.book import Book
 from common.core.batching import most_group_size
 from common.core.events import Wanted  # noqa: TC001 -- msgspec reads it when run
-from common.core.spans import Partition
+from common.core.spans import LogPosition, Partition
 from common.errors import (
     ConflictError,
     NotFoundError,
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from common.book import Unreadable
-    from common.core.messages import Positions
+    from common.core.messages import LogPositions, Positions
     from common.ports import Log
 
+T = TypeVar("T")
 REASON_CHARACTERS = 2_000  # of what is wanted: one line
 DETAIL_CHARACTERS = 8_000  # of a hold: a long traceback, far below what one record may be
 # Of a job's first record. All that is added later, changes and a hold, is 200,000 at most, and
@@ -82,6 +83,8 @@ class JobRecord(NamedTuple):
     finished: bool = False  # stopped because it reached its stop rule, not by a person
     after_loss: int = 0  # how often it was resumed although Kafka lost records that it acknowledged
     from_start: bool = False  # the last time, if need be with version 0
+    # What was known of the logs below the first positions, when these were resolved.
+    known: LogPositions = {}  # noqa: RUF012 -- read only
 
 
 class _Stored(msgspec.Struct, omit_defaults=True):
@@ -101,6 +104,9 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     finished: bool = False
     after_loss: Annotated[int, Meta(ge=0)] = 0
     from_start: bool = False
+    topic_ids: dict[str, str] = {}  # Kafka's, of the streams, as far as they are known
+    # Kafka's, of the last records below `first`, in that order; none where none is known.
+    epochs: list[int] = []
 
 
 class JobBook:
@@ -188,10 +194,13 @@ class JobBook:
         # The writer of the record finds its brokers while all else is done.
         with self._book.lock, closing(self._log.writer()):
             self.check_new(spec)
-            first = first_positions(spec, self._log)
+            known = first_positions(spec, self._log)
+            first = {place: position.offset for place, position in known.items()}
             reason = "submitted" if origin is None else f"submitted, begins with {origin}"
             now_s = self._clock()
-            record = JobRecord(spec, "running", first, reason, now_s, origin, request=request)
+            record = JobRecord(
+                spec, "running", first, reason, now_s, origin, request=request, known=known
+            )
             data = _new(record)  # before topics are made for a job that there will not be
             self._make_topics(spec)
             self._book.write(spec.name, data)
@@ -216,6 +225,8 @@ class JobBook:
     def resume_after_loss(self, job: str, reason: str, *, from_start: bool = False) -> JobRecord:
         """Go on with a job that is held, from the best snapshot of which Kafka lost nothing.
 
+        Where its control or its updates topic was deleted, that is made again, empty.
+
         Args:
             job: Its name.
             reason: Why, cut off likewise.
@@ -224,6 +235,7 @@ class JobBook:
         Raises:
             NotFoundError: If there is no such job.
             ConflictError: If it is not held, or somebody else wrote it in the same moment.
+            OutsideError: If Kafka does not let us make a topic.
             UnavailableError: If Kafka is away for long.
         """
         with self._book.lock:
@@ -241,6 +253,7 @@ class JobBook:
                 after_loss=record.after_loss + 1,
                 from_start=from_start,
             )
+            self._log.create_topics(_own_topics(job))
             self._book.write(job, encode_job(record))
             return record
 
@@ -335,18 +348,17 @@ class JobBook:
         self._book.close()
 
     def _make_topics(self, spec: JobSpec) -> None:
-        own = (topics.control_topic(spec.name), topics.updates_topic(spec.name))
+        own = _own_topics(spec.name)
         letters = map(topics.dead_letter_topic, spec.streams)
-        wanted = [NewTopic(name, kept_forever=True) for name in (*own, *letters)]
-        self._log.create_topics(wanted)
-        ends = _all(self._log.ends, [Partition(topic, 0) for topic in own])
+        self._log.create_topics([*own, *(NewTopic(name, kept_forever=True) for name in letters)])
+        ends = _all(self._log.ends, [Partition(topic.name, 0) for topic in own])
         for place, end in ends.items():
             if end > 0:
                 raise ConflictError(
                     f'the topic {place.topic} holds records of an earlier job "{spec.name}":'
                     " choose another name"
                 )
-        wanted = [*wanted[: len(own)], NewTopic(topics.JOBS, compacted=True)]
+        wanted = [*own, NewTopic(topics.JOBS, compacted=True)]
         found = self._log.settings([topic.name for topic in wanted])
         lossy = [each for each in topics.differences(wanted, found) if each.loses]
         if lossy:  # somebody made them before us, or changed them
@@ -356,21 +368,35 @@ class JobBook:
             )
 
 
-def first_positions(spec: JobSpec, log: Log) -> Positions:
-    """Where each partition of the job begins, by its `start_at`.
+def _own_topics(job: str) -> list[NewTopic]:
+    """The topics that say what is true about a job."""
+    names = (topics.control_topic(job), topics.updates_topic(job))
+    return [NewTopic(name, kept_forever=True) for name in names]
+
+
+def first_positions(spec: JobSpec, log: Log) -> LogPositions:
+    """Where each partition of the job begins, by its `start_at`, and what is known of its log.
 
     Raises:
         UnavailableError: If Kafka is away.
     """
     places = [place for stream in spec.streams for place in log.partitions(stream)]
+    if spec.start_at == "latest" and spec.start_s is None:
+        return _all(log.end_positions, places)
+    found = log.describe(spec.streams)  # before positions: those of another topic do not agree
     if spec.start_s is not None:
-        return {place: log.position_at(place, spec.start_s) for place in places}
-    return _all(log.ends if spec.start_at == "latest" else log.starts, places)
+        first = {place: log.position_at(place, spec.start_s) for place in places}
+    else:
+        first = _all(log.starts, places)
+    return {
+        place: LogPosition(at, found[place.topic].topic_id if place.topic in found else "")
+        for place, at in first.items()
+    }
 
 
 def _all(
-    ask: Callable[[Collection[Partition]], Positions], places: Collection[Partition]
-) -> Positions:
+    ask: Callable[[Collection[Partition]], dict[Partition, T]], places: Collection[Partition]
+) -> dict[Partition, T]:
     """What Kafka says of partitions that are known to be there.
 
     Raises:
@@ -418,10 +444,16 @@ def encode_job(record: JobRecord) -> bytes:
     """Write a job record."""
     spec = msgspec.Raw(record.spec.model_dump_json().encode())
     first = [(place.topic, place.index, position) for place, position in record.first.items()]
+    first.sort()
+    known = [
+        record.known.get(Partition(topic, index), LogPosition(at)) for topic, index, at in first
+    ]
+    topic_ids = {at[0]: below.topic_id for at, below in zip(first, known, strict=True)}
+    epochs = [below.epoch for below in known]
     stored = _Stored(
         spec,
         record.wanted,
-        sorted(first),
+        first,
         record.reason,
         record.submitted_s,
         record.origin,
@@ -433,6 +465,8 @@ def encode_job(record: JobRecord) -> bytes:
         record.finished,
         record.after_loss,
         record.from_start,
+        {topic: topic_id for topic, topic_id in topic_ids.items() if topic_id},
+        epochs if max(epochs, default=-1) >= 0 else [],
     )
     return msgspec.json.encode(stored)
 
@@ -453,6 +487,8 @@ def decode_job(key: bytes | None, value: bytes) -> JobRecord:
     first = {Partition(topic, index): position for topic, index, position in stored.first}
     if {place.topic for place in first} != set(spec.streams) or min(first.values()) < 0:
         raise WireError("job record: first positions are not those of its streams")
+    if stored.epochs and len(stored.epochs) != len(stored.first):
+        raise WireError("job record: not all of its first positions have a leader epoch")
     if stored.changes and stored.changes[-1].revision != stored.revision:
         raise WireError(f"job record: revision {stored.revision} is not that of its last change")
     return JobRecord(
@@ -470,4 +506,14 @@ def decode_job(key: bytes | None, value: bytes) -> JobRecord:
         stored.finished,
         stored.after_loss,
         stored.from_start,
+        _known(stored) if stored.topic_ids or stored.epochs else {},
     )
+
+
+def _known(stored: _Stored) -> LogPositions:
+    """What was known of the logs below the first positions."""
+    epochs = stored.epochs or [-1] * len(stored.first)
+    return {
+        Partition(topic, index): LogPosition(position, stored.topic_ids.get(topic, ""), epoch)
+        for (topic, index, position), epoch in zip(stored.first, epochs, strict=True)
+    }

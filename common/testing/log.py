@@ -139,6 +139,16 @@ class MemoryLog:
         """See the port."""
         return {place: bounds.end for place, bounds in self._bounds_of(partitions).items()}
 
+    def end_positions(self, partitions: Collection[Partition]) -> dict[Partition, LogPosition]:
+        """See the port."""
+        with self.here():
+            return {
+                place: LogPosition(
+                    bounds.end, self._ids[place.topic], self.stored(place).epochs[-1][0]
+                )
+                for place, bounds in self._bounds_of(partitions).items()
+            }
+
     def starts(self, partitions: Collection[Partition]) -> Positions:
         """See the port."""
         return {place: bounds.start for place, bounds in self._bounds_of(partitions).items()}

@@ -38,7 +38,7 @@ from common.topics import control_topic, updates_topic
 from services.coordinator.dead_letters import DeadLetters
 from services.coordinator.leadership import Leadership, Stood
 from services.coordinator.snapshots import SnapshotStore
-from services.coordinator.tails import missing
+from services.coordinator.tails import deleted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -445,7 +445,7 @@ class Effects:
         try:
             self._writer.append(topic, wire.encode_claim(record))
         except UnknownTopicError:
-            yield events.Trouble(missing(topic))
+            yield events.Trouble(deleted(topic))
             return
         self._log.info(
             "opens_partition",
@@ -465,7 +465,7 @@ class Effects:
             yield events.AttemptFailed(f"a decision could not be written: {error}")
             return
         except UnknownTopicError:
-            yield events.Trouble(missing(updates_topic(self._job)))
+            yield events.Trouble(deleted(updates_topic(self._job)))
             return
         if isinstance(record, Lead):
             # What costs something is done: until Kafka gives it back, others can go on.

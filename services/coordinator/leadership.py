@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from common.core import events
 from common.core.messages import AuditRecord, Reply, unused_number
-from common.core.spans import Partition
+from common.core.spans import LogPosition, Partition
 from common.errors import (
     CorruptError,
     ExpiredError,
@@ -33,10 +33,16 @@ from common.topics import (
     updates_topic,
 )
 from services.coordinator.replies import SoundReplies
-from services.coordinator.tails import TopicTail, decoded_claims, decoded_updates, missing
+from services.coordinator.tails import (
+    TopicTail,
+    decoded_claims,
+    decoded_updates,
+    deleted,
+    missing,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from common.core.messages import Positions
     from common.core.snapshots import Snapshot
@@ -133,9 +139,9 @@ class Leadership:
             yield events.RepliesRead(tuple(replies))
         number = self.number
         for tail in tuple(self._tails):
-            read = tail.read() if number == self.number else None
-            if read is not None:
-                yield read
+            for read in tail.read() if number == self.number else ():
+                if number == self.number:
+                    yield read
 
     def _stream_lost(self, leadership: int, reason: str) -> None:
         self.hear(leadership, events.Trouble(reason))
@@ -157,20 +163,30 @@ class Leadership:
             lossy = self._look_at_settings()
             if lossy:
                 return events.Trouble(lossy)
+            topics = self._source.describe([self._updates.topic, self._control.topic])
+            ids = {topic: each.topic_id for topic, each in topics.items()}
             found = self._snapshots(source)
-            lost = self._lost(found)
+            lost = self._lost(found, ids)
             covered = [stored.snapshot for stored in found if stored.snapshot.rank not in lost]
             begin = min((snapshot.reads_from for snapshot in covered), default=None)
-            updates, position = self._read_updates(begin)
+            updates_id = ids.get(self._updates.topic, "")
+            updates, read_to = self._read_updates(begin, updates_id)
         except UnknownTopicError as error:
             return events.Trouble(self._missing(str(error)))
         except (CorruptError, ExpiredError, FutureFormatError, TruncatedError) as error:
             return events.Trouble(str(error))
         self._found = {stored.snapshot.rank: stored for stored in found}
         self._found_in = source
-        self._follow(self._updates, position, decoded_updates)
-        snapshots = tuple(stored.snapshot for stored in found)
-        return events.SnapshotsFound(source, snapshots, updates, position, lost)
+        self._follow(self._updates, read_to, decoded_updates)
+        return events.SnapshotsFound(
+            source,
+            tuple(stored.snapshot for stored in found),
+            updates,
+            read_to.offset,
+            lost,
+            control_topic_id=ids.get(self._control.topic, ""),
+            updates_topic_id=updates_id,
+        )
 
     def _snapshots(self, source: events.Source) -> list[Stored]:
         match source:
@@ -201,8 +217,14 @@ class Leadership:
             self._log.warning("topic_settings_differ", reason=reason, remedy=remedy(differing))
         return ""
 
-    def _lost(self, found: Iterable[Stored]) -> dict[tuple[int, int, int], str]:
+    def _lost(
+        self, found: Iterable[Stored], ids: Mapping[str, str]
+    ) -> dict[tuple[int, int, int], str]:
         """Of which snapshots the control or the updates topic lost records, and which, by rank.
+
+        Args:
+            found: The snapshots.
+            ids: Of topics that are there, as far as they are known.
 
         Raises:
             TruncatedError: If a stream ends below what one has of it that both topics cover.
@@ -214,20 +236,47 @@ class Leadership:
         for partition in known - ends.keys():
             self._source.partitions(partition.topic)  # or it is not there
             raise UnavailableError(f"nobody can tell now where {partition} ends")
+        agreed = self._agreed(found)
         lost = dict[tuple[int, int, int], str]()
         for title, snapshot, _ in found:
-            for name, own, position in (
-                ("updates", self._updates, snapshot.updates_position),
-                ("control", self._control, snapshot.control_position),
-            ):
-                if ends[own] < position:
+            for name, own, held in self._own_logs(snapshot):
+                reached = agreed[own, held.topic_id, held.epoch]
+                if reached < held.offset:
+                    anew = ids.get(own.topic, held.topic_id) != held.topic_id != ""
+                    what = _what_happened(reached, ends[own], anew=anew)
                     lost[snapshot.rank] = (
-                        f"the {name} topic lost records that Kafka had acknowledged: it ends at"
-                        f" {ends[own]:,}, and {title} has it up to {position:,}"
+                        f"the {name} topic {what}, and {title} has it up to {held.offset:,}"
                     )
             if snapshot.rank not in lost:
                 self._check_streams(title, snapshot, ends)
         return lost
+
+    def _own_logs(self, snapshot: Snapshot) -> tuple[tuple[str, Partition, LogPosition], ...]:
+        """What a snapshot has of each of the job's own topics."""
+        return (
+            ("updates", self._updates, snapshot.updates),
+            ("control", self._control, snapshot.control),
+        )
+
+    def _agreed(self, found: Iterable[Stored]) -> dict[tuple[Partition, str, int], int]:
+        """How far the job's own topics are what snapshots know of them, by topic id and epoch.
+
+        The highest position of each says it of the lower ones, too, and mostly there is but one.
+        """
+        highest = dict[tuple[Partition, str, int], LogPosition]()
+        for stored in found:
+            for _, own, known in self._own_logs(stored.snapshot):
+                log = own, known.topic_id, known.epoch
+                highest[log] = max(known, highest.get(log, known))
+        agreed = dict[tuple[Partition, str, int], int]()
+        left = list(highest)
+        while left:
+            asked = {log[0]: log for log in left}  # one of each topic
+            parted = self._source.agrees({own: highest[log] for own, log in asked.items()})
+            for own, log in asked.items():
+                agreed[log] = parted.get(own, highest[log].offset)
+                left.remove(log)
+        return agreed
 
     def _check_streams(self, title: str, snapshot: Snapshot, ends: Positions) -> None:
         for partition, position in snapshot.claimed.items():
@@ -237,18 +286,25 @@ class Leadership:
                     " acknowledged records were lost"
                 )
 
-    def _read_updates(self, begin: int | None) -> tuple[Updates, int]:
-        """Read the updates topic from a position to its end; nothing of it without one."""
+    def _read_updates(self, begin: int | None, topic_id: str) -> tuple[Updates, LogPosition]:
+        """Read the updates topic from a position to its end; nothing of it without one.
+
+        Returns:
+            What was read, and where to read on.
+        """
         end = self._source.bounds(self._updates).end
         if begin is None:
-            return (), end
-        tail = self._source.tail(self._updates, begin)
+            return (), LogPosition(end, topic_id)
+        tail = self._source.tail(self._updates, LogPosition(begin, topic_id))
         records = list[tuple[int, bytes | None]]()
+        epoch = -1  # of the last one
         try:
             while tail.position() < end:
                 read = tail.read(READ_RECORDS, READ_S)
                 records += ((record.offset, record.value) for record in read)
-            return decoded_updates(tuple(records)).records, tail.position()
+                epoch = read[-1].epoch if read else epoch
+            read_to = LogPosition(records[-1][0] + 1 if records else begin, topic_id, epoch)
+            return decoded_updates(tuple(records)).records, read_to
         finally:
             tail.close()
 
@@ -285,7 +341,7 @@ class Leadership:
             snapshot: What it starts from.
             length: P + B, numbers in a well-formed vector.
         """
-        self._follow(self._control, snapshot.control_position, decoded_claims)
+        self._follow(self._control, snapshot.control, decoded_claims)
         self._sound = SoundReplies(length, self._measuring.metrics, self._log)
         self._replica.replies.follow(self._job, epoch, partial(self._hear_reply, self.number))
         self._replica.streams.follow(
@@ -310,8 +366,8 @@ class Leadership:
     def _follow(
         self,
         topic: Partition,
-        position: int,
-        decode: Callable[[RawRecords], events.CoordinatorEvent],
+        position: LogPosition,
+        decode: Callable[[RawRecords, int], events.CoordinatorEvent],
     ) -> None:
         tail = TopicTail(self._source, topic, position, decode, self._wake, self._log)
         self._tails.append(tail)
@@ -319,9 +375,26 @@ class Leadership:
     def _missing(self, told: str) -> str:
         """Which topic of the job is not there; what was told, where all are."""
         streams = self._record.spec.streams
-        for topic in (self._updates.topic, self._control.topic, *streams):
+        own = self._updates.topic, self._control.topic
+        for topic in (*own, *streams):
             try:
                 self._source.partitions(topic)
             except UnknownTopicError:
-                return missing(topic)
+                return deleted(topic) if topic in own else missing(topic)
         return told
+
+
+def _what_happened(reached: int, end: int, *, anew: bool) -> str:
+    """What became of a topic that is not any more what a snapshot has of it.
+
+    Args:
+        reached: Up to where it still is.
+        end: Its end.
+        anew: Whether it is another topic of the same name.
+    """
+    if anew:
+        return "was deleted and created anew"
+    lost = "lost records that Kafka had acknowledged"
+    return (
+        f"{lost}: it {f'ends at {end:,}' if reached == end else f'has others from {reached:,} on'}"
+    )

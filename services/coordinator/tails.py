@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from common import wire
@@ -9,6 +11,7 @@ from common.core import events
 from common.errors import (
     ExpiredError,
     FutureFormatError,
+    RecreatedError,
     TruncatedError,
     UnavailableError,
     UnknownTopicError,
@@ -17,10 +20,10 @@ from common.errors import (
 from common.telemetry import Outage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from common.core.events import CoordinatorEvent
-    from common.core.spans import Partition
+    from common.core.spans import LogPosition, Partition
     from common.ports import Log
     from common.telemetry import EventLogger
 
@@ -36,8 +39,8 @@ class TopicTail:
     Args:
         log: Kafka.
         partition: The topic's only one.
-        position: Where to begin.
-        decode: Makes an event of records.
+        position: Where to begin, and what is known of the topic below.
+        decode: Makes an event of records, given the leader epoch of Kafka's that all of them have.
         wake: Called when there is something to read.
         logger: Bound to the job.
     """
@@ -46,8 +49,8 @@ class TopicTail:
         self,
         log: Log,
         partition: Partition,
-        position: int,
-        decode: Callable[[RawRecords], CoordinatorEvent],
+        position: LogPosition,
+        decode: Callable[[RawRecords, int], CoordinatorEvent],
         wake: Callable[[], None],
         logger: EventLogger,
     ) -> None:
@@ -57,29 +60,34 @@ class TopicTail:
         self._given_up = False
         self._tail = log.tail(partition, position, wake)
 
-    def read(self) -> CoordinatorEvent | None:
-        """What is there now, as one event; None where nothing is."""
+    def read(self) -> Iterator[CoordinatorEvent]:
+        """What is there now."""
         if self._given_up:
-            return None
+            return
         try:
             records = self._tail.read(READ_RECORDS, 0.0)
             if records:
                 self._outage.over()
-                return self._decode(tuple((each.offset, each.value) for each in records))
-            self._outage.quiet()
+            else:
+                self._outage.quiet()
+            for epoch, run in groupby(records, key=attrgetter("epoch")):
+                yield self._decode(tuple((each.offset, each.value) for each in run), epoch)
         except UnavailableError as error:
             self._outage.met(error)
         except (ExpiredError, TruncatedError) as error:
-            return self._trouble(
-                f"acknowledged records were lost: {error}; `doll job resume --after-loss` goes on"
+            again = isinstance(error, RecreatedError)
+            what = f"the topic {self._topic} was deleted and created anew" if again else str(error)
+            yield self._trouble(
+                f"acknowledged records were lost: {what}; `doll job resume --after-loss` goes on"
                 " from the best snapshot that the control and the updates topic still cover: what"
                 " was learned since is read and learned again"
             )
         except FutureFormatError as error:
-            return self._trouble(f"{self._topic}: {error}; run a newer coordinator")
+            yield self._trouble(
+                f"{self._topic}: {error}; run a newer coordinator, then `doll job resume`"
+            )
         except UnknownTopicError:
-            return self._trouble(missing(self._topic))
-        return None
+            yield self._trouble(deleted(self._topic))
 
     def close(self) -> None:
         """Read no more."""
@@ -90,33 +98,42 @@ class TopicTail:
         return events.Trouble(reason)
 
 
+def deleted(topic: str) -> str:
+    """Why a job is held whose control or updates topic is not there."""
+    return (
+        f"the topic {topic} of this job does not exist (any more), and what it held is lost;"
+        " `doll job resume --after-loss --from-start` makes it again, and begins again with version"
+        " 0: all records are read and trained again, as far as their topics keep them"
+    )
+
+
 def missing(topic: str) -> str:
-    """Why a job is held one of whose topics is not there."""
+    """Why a job is held one of whose streams is not there."""
     return (
         f"the topic {topic} of this job does not exist (any more): if it was deleted, its records"
         " are lost, and the job cannot go on; submit it anew under another name"
     )
 
 
-def decoded_updates(records: RawRecords) -> events.UpdatesRead:
+def decoded_updates(records: RawRecords, epoch: int = -1) -> events.UpdatesRead:
     """Parse records of the updates topic.
 
     Raises:
         FutureFormatError: If a newer program wrote one of them.
     """
     return events.UpdatesRead(
-        tuple((o, _parsed(wire.decode_audit, o, value)) for o, value in records)
+        tuple((o, _parsed(wire.decode_audit, o, value)) for o, value in records), epoch
     )
 
 
-def decoded_claims(records: RawRecords) -> events.ControlRead:
+def decoded_claims(records: RawRecords, epoch: int = -1) -> events.ControlRead:
     """Parse records of the control topic.
 
     Raises:
         FutureFormatError: If a newer program wrote one of them.
     """
     return events.ControlRead(
-        tuple((o, _parsed(wire.decode_claim, o, value)) for o, value in records)
+        tuple((o, _parsed(wire.decode_claim, o, value)) for o, value in records), epoch
     )
 
 

@@ -145,6 +145,19 @@ def test_records_have_leader_epochs_wherever_they_are_read(rig: Rig, fresh: str)
         assert event.epochs == epochs[: len(event.offsets)]
 
 
+def test_the_end_of_a_log_is_told_with_what_is_known_of_it(owned_rig: Rig, fresh: str) -> None:
+    partition, known = ten(owned_rig, fresh)
+    before = owned_rig.log.end_positions([partition, Partition(fresh, 7)])
+    assert before == {partition: known}
+
+    one_by_one(owned_rig, fresh, [b"10"])
+    assert owned_rig.log.agrees(before) == {}
+    owned_rig.cut(partition, 6)
+    one_by_one(owned_rig, fresh, (b"%d" % i for i in range(6, 12)))
+    eventually(lambda: owned_rig.log.agrees(before) == {partition: 6})
+    assert owned_rig.log.agrees(owned_rig.log.end_positions([partition])) == {}
+
+
 def test_a_position_above_the_end_does_not_agree(rig: Rig, fresh: str) -> None:
     partition, known = ten(rig, fresh)
     for wrong in (LogPosition(11), known._replace(offset=11)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common import topics
-from common.core.spans import Partition
+from common.core.spans import LogPosition, Partition
 from common.errors import (
     ConflictError,
     NotFoundError,
@@ -62,7 +62,9 @@ def write(log: MemoryLog, topic: str, value: bytes | None, key: bytes | None = N
 
 def test_a_submitted_job_is_there_for_everybody(log: MemoryLog) -> None:
     spec = parse_job(TEXT)
-    record = JobRecord(spec, "running", {A: 0, B: 0}, "submitted", 1000.0)
+    a, b = (each.topic_id for each in log.describe(["clinic-a", "clinic-b"]).values())
+    known = {A: LogPosition(0, a), B: LogPosition(0, b)}
+    record = JobRecord(spec, "running", {A: 0, B: 0}, "submitted", 1000.0, known=known)
     assert JobBook(log, clock=lambda: 1000.0).submit(spec) == record
     assert JobBook(log).read() == {"digits": record}
 
@@ -536,11 +538,27 @@ def test_a_job_begins_where_its_start_says(log: MemoryLog) -> None:
         start: first_positions(parse_job(f"{TEXT}start_at: {start}\n"), log)
         for start in ("earliest", "latest", "1970-01-12T13:48:00Z")  # 120 s after the first
     }
+    a, b = (each.topic_id for each in log.describe(["clinic-a", "clinic-b"]).values())
     assert at == {
-        "earliest": {A: 1, B: 0},
-        "latest": {A: 3, B: 0},
-        "1970-01-12T13:48:00Z": {A: 2, B: 0},
+        "earliest": {A: LogPosition(1, a), B: LogPosition(0, b)},
+        "latest": {A: LogPosition(3, a, epoch=0), B: LogPosition(0, b, epoch=0)},
+        "1970-01-12T13:48:00Z": {A: LogPosition(2, a), B: LogPosition(0, b)},
     }
+
+
+def test_a_job_knows_what_its_streams_were_when_it_was_submitted(log: MemoryLog) -> None:
+    for _ in range(3):
+        write(log, "clinic-a", b"record")
+    JobBook(log).submit(parse_job(f"{TEXT}start_at: latest\n"))
+    record = JobBook(log).get("digits")
+    assert {place: at.offset for place, at in record.known.items()} == record.first
+
+    assert log.agrees(record.known) == {}
+    log.cut(A, 2)
+    for _ in range(5):
+        write(log, "clinic-a", b"another record")
+    log.recreate("clinic-b")
+    assert log.agrees(record.known) == {A: 2, B: 0}
 
 
 def test_a_record_survives_the_wire() -> None:
@@ -550,6 +568,7 @@ def test_a_record_survives_the_wire() -> None:
     assert b"revision" not in encode_job(record)
     change = Change(3, 1001.0, {"group_size": 4, "deadline_s": None, "learning_rate": 0.5}, "why")
     record = record._replace(origin=ORIGIN, revision=3, changes=(change,), request="4f21")
+    record = record._replace(known={A: LogPosition(5, "an id", 3), B: LogPosition(7)})
     assert decode_job(b"digits", encode_job(record)) == record
 
 

@@ -195,6 +195,20 @@ class KafkaLog:
         """
         return {place: found.offset for place, found in self._offsets("end", partitions).items()}
 
+    def end_positions(self, partitions: Collection[Partition]) -> dict[Partition, LogPosition]:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+        # Ids first: of a topic that is created anew meanwhile, ends do not agree with its old id.
+        topics = self.describe({place.topic for place in partitions})
+        return {
+            place: LogPosition(found.offset, topics[place.topic].topic_id, found.epoch)
+            for place, found in self._offsets("end", partitions).items()
+            if place.topic in topics
+        }
+
     def starts(self, partitions: Collection[Partition]) -> Positions:
         """See the port.
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from common.core.history import History
 from common.core.ledger import Ledger
-from common.core.messages import GENESIS, BatchReady, Opened, UpdateApplied
+from common.core.messages import GENESIS, Batch, BatchReady, Opened, UpdateApplied
 from common.core.spans import Partition
 from common.simulation.faults.scenario import DEADLY, STORES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.core.messages import Batch, Positions, Skipped
+    from common.core.messages import Positions, Skipped
     from common.core.spans import Address
     from common.simulation.faults.world import World
 
@@ -35,7 +35,7 @@ class Violation(Exception):  # noqa: N818 -- it is what was found, not what went
         self.kind = kind
 
 
-def effective_updates(world: World) -> tuple[list[UpdateApplied], dict[int, Batch]]:
+def effective_updates(world: World) -> tuple[list[UpdateApplied], tuple[Batch, ...]]:
     """Fold the updates topic: the updates that made the model, and what is quarantined."""
     history, by_name = History(), dict[tuple[int, int], UpdateApplied]()
     for offset, record in enumerate(world.updates):
@@ -43,7 +43,7 @@ def effective_updates(world: World) -> tuple[list[UpdateApplied], dict[int, Batc
         if counts and isinstance(record, UpdateApplied):
             by_name[record.epoch, record.version] = record
     updates = [by_name[model.epoch, model.version] for model in history.path[1:]]
-    return updates, {o: record.batch for o, record in history.quarantined.items()}
+    return updates, tuple(record.batch for record in history.quarantined.values())
 
 
 def check_audit(world: World) -> None:
@@ -51,7 +51,7 @@ def check_audit(world: World) -> None:
     updates, quarantined = effective_updates(world)
     by_name = {token[0]: token for token in world.nodes}
     last = GENESIS
-    used = Counter(quarantined.keys())
+    used = Counter(quarantined)
     for update in updates:
         token = by_name[update.epoch, update.version]  # type: ignore[index]
         node = world.nodes[token]
@@ -63,13 +63,13 @@ def check_audit(world: World) -> None:
         offsets = [batch.offset for batch in update.batches]
         if sorted(offsets) != sorted(node.batches):
             raise Violation("false audit", f"J={update.version} names {offsets}")
-        used.update(offsets)
-    twice = [offset for offset, times in used.items() if times > 1]
+        used.update(batch.without_skipped() for batch in update.batches)
+    twice = [batch for batch, times in used.items() if times > 1]
     if twice:
-        raise Violation("batch used twice", f"control offsets {twice}")
-    trained = used.keys() - quarantined.keys()
+        raise Violation("batch used twice", f"{twice}")
+    trained = used.keys() - set(quarantined)
     if trained & world.replayed:
-        raise Violation("replayed and trained", f"control offsets {trained & world.replayed}")
+        raise Violation("replayed and trained", f"{trained & world.replayed}")
 
 
 def refused_claims(world: World) -> int:
@@ -84,12 +84,13 @@ def check_drained(world: World) -> None:
     check_audit(world)
     updates, quarantined = effective_updates(world)
     used, accepted, claimed = _replay(world)
-    settled = [batch for update in updates for batch in update.batches] + list(quarantined.values())
-    for at, batch in enumerate(settled):
-        claim = accepted.pop(batch.offset, None)
-        if claim is None or claim.without_skipped() != batch.without_skipped():
+    settled = list[Batch]()
+    for batch in [*(batch for update in updates for batch in update.batches), *quarantined]:
+        claim = accepted.get(batch.offset)
+        if claim is not None and claim.without_skipped() == batch.without_skipped():
+            settled.append(accepted.pop(batch.offset))
+        elif batch not in quarantined or not world.topic_losses:
             raise Violation("false audit", f"batch {batch.offset} was never accepted so")
-        settled[at] = claim
     most_waiting = 0 if world.scenario.linger else world.revisions[-1].group_size - 1
     if len(accepted) > most_waiting:
         raise Violation("batch lost", f"{sorted(accepted)} wait, and nobody trains on them")
@@ -104,15 +105,15 @@ def check_drained(world: World) -> None:
     _check_quarantined(world, quarantined)
 
 
-def _check_quarantined(world: World, quarantined: dict[int, Batch]) -> None:
+def _check_quarantined(world: World, quarantined: tuple[Batch, ...]) -> None:
     """Each has its dead letter; and where only poison kills, no innocent batch is among them."""
-    unwritten = quarantined.keys() - world.dead_batches
+    unwritten = set(quarantined) - world.dead_batches
     if unwritten:
-        raise Violation("no dead letter", f"of quarantined batches {sorted(unwritten)}")
+        raise Violation("no dead letter", f"of quarantined batches {unwritten}")
     scenario = world.scenario
     if scenario.strikes < SURE or any(fault.kind in HARMFUL for fault in scenario.faults):
         return
-    for batch in quarantined.values():
+    for batch in quarantined:
         if not any(poison.lies_in(batch.address) for poison in scenario.poisons):
             raise Violation("innocent quarantined", f"{batch}")
 
@@ -123,7 +124,7 @@ def _replay(world: World) -> tuple[Counter[Place], dict[int, Batch], Positions]:
     used = Counter[Place]()
     accepted: dict[int, Batch] = {}
     for offset, claim in enumerate(world.control):
-        stated = world.standings.get(ledger.position)
+        stated = world.standings.get(world.control.position(ledger.position))
         if stated is not None and stated != ledger.claimed:
             raise Violation("replay differs", f"at cpos {ledger.position}: stated {stated}")
         decision = ledger.decide(offset, claim)

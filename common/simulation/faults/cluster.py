@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from common.core import events
 from common.core.messages import GENESIS, Gradient, Replayed, Requeued, WorkerId
 from common.simulation.faults.checks import (
     Violation,
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.core.events import Wanted
+    from common.core.messages import AuditRecord, ControlRecord
     from common.simulation.faults.scenario import Fault, Scenario
+    from common.simulation.faults.topic import Topic
 
 CHECK_S = 1.0
 REPLICAS = 2
@@ -32,6 +37,9 @@ SESSION_S = 0.3  # how soon the group notices; long after, both owners believe
 STALL_S = 120.0  # virtual time without any progress that counts as stuck
 MENDED = 10  # times that an operator takes all back at the end
 SEEN_S = 1.0  # until an operator resumes a job that is held
+LOST = (1, 1, 2, 4, 9)  # records at the end of a topic that are lost at a time
+GROWS = 0.4  # share of the losses after which the log grows again at once
+FALLS = 0.3  # share of the coordinators that fall with what lost records, or fall silent
 GHOST_SAMPLES = 10**6  # more than any batches have
 
 
@@ -65,7 +73,8 @@ class Cluster:
         self._operators = Operators(self.world)
         self._takeovers = 0
         self._most_workers = 0
-        self._wanted: Wanted = "running"
+        self._wish = events.WantedChanged("running")
+        self._held = False
         for _ in range(scenario.workers):
             self._join()
         for _ in range(REPLICAS):
@@ -104,7 +113,7 @@ class Cluster:
         progress_at = 0.0
         while True:
             world.step()
-            if world.held:
+            if world.held_for:
                 self._resume_soon()
             if not world.calm and world.now >= self.scenario.calm_at:
                 self._calm_down()
@@ -172,19 +181,29 @@ class Cluster:
     def _coordinate(self) -> None:
         self._names += 1
         self._coordinators.append(SimulatedCoordinator(self.world, self._names))
-        self._want(self._wanted)
+        self._want(self._wish.wanted)
 
     def _want(self, wanted: Wanted) -> None:
-        self._wanted = wanted
+        self._wish = replace(self._wish, wanted=wanted)
         for coordinator in self._coordinators:
-            coordinator.wanted = wanted
+            coordinator.wish = self._wish
             coordinator.unheard = True
 
     def _resume_soon(self) -> None:
-        """The jobs topic says that the job is held; an operator reads why, and resumes it."""
-        self.world.held = False
+        """The jobs topic says that the job is held; an operator does what the reason says."""
+        reason, self.world.held_for = self.world.held_for, ""
         self._want("paused")
-        self.world.later(self.world.jitter(SEEN_S), lambda: self._want("running"))
+        if not self._held:  # else it stays held for what it was held for first
+            self._held = True
+            self.world.later(self.world.jitter(SEEN_S), lambda: self._resume(reason))
+
+    def _resume(self, reason: str) -> None:
+        self._held = False
+        if "--after-loss" in reason:
+            after_loss, from_start = self._wish.after_loss + 1, "--from-start" in reason
+            self._wish = replace(self._wish, after_loss=after_loss, from_start=from_start)
+        self.world.say("operator: resumes the job", self._wish)
+        self._want("running")
 
     def _rebalance(self) -> None:
         """Give every partition to somebody who seems alive, some time from now."""
@@ -269,8 +288,42 @@ class Cluster:
                 self._operators.act(Replayed, world.now + fault.seconds)
             case "lose appends":
                 coordinator.lose_appends()
+            case "elect leaders":
+                world.control.elect()
+                world.updates.elect()
+            case "cut control":
+                self._lose(world.control, fault)
+            case "cut updates":
+                self._lose(world.updates, fault)
+            case "cut both":
+                self._lose(world.control, fault)
+                self._lose(world.updates, fault)
+            case "create control anew":
+                self._lose(world.control, fault, anew=True)
+            case "create updates anew":
+                self._lose(world.updates, fault, anew=True)
             case _:
                 pass  # nobody there to strike
+
+    def _lose(
+        self,
+        topic: Topic[AuditRecord] | Topic[ControlRecord],
+        fault: Fault,
+        *,
+        anew: bool = False,
+    ) -> None:
+        """A topic of the job loses its last records; what fell may take coordinators with it."""
+        draw = self.world.losses
+        lost = LOST[fault.target % len(LOST)]
+        self.world.lose(topic, None if anew else max(len(topic) - lost, 0))
+        for _ in range(draw.randint(0, lost + 2) if draw.random() < GROWS else 0):
+            topic.append(None)  # what somebody else writes there: the log grows past its old end
+        for coordinator in tuple(self._coordinators):
+            if draw.random() < FALLS:
+                if draw.random() < FALLS:
+                    self._replace(coordinator)
+                else:
+                    coordinator.freeze(fault.seconds)
 
     def _replace(self, coordinator: SimulatedCoordinator) -> None:
         coordinator.kill()

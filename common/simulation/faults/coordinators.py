@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from common.core import commands as do
 from common.core import events
 from common.core.coordinator import Coordinator
@@ -26,11 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.core.commands import CoordinatorCommand
-    from common.core.events import CoordinatorEvent, Wanted
-    from common.core.messages import Gradient, Standing
+    from common.core.events import CoordinatorEvent
+    from common.core.messages import ControlRecord, Gradient, Standing, UpdateTrigger
     from common.core.snapshots import Snapshot
+    from common.simulation.faults.topic import Topic
     from common.simulation.faults.world import World
 
+JOBS_S = 1.0  # at most between looks at the jobs topic
 LOOK_S = 0.5  # mean time between looks at which partitions there are
 DEAD_LETTER_S = 0.1  # mean time until a dead letter is delivered
 MODELS_KEPT = 3
@@ -47,7 +51,7 @@ class SimulatedCoordinator:
         self._revision = world.revision  # of the job, that it knows
         self.settings = coordinator_settings(world, self._revision)
         self.machine = Coordinator(self.name, self.settings)
-        self.wanted: Wanted = "running"
+        self.wish = events.WantedChanged("running")
         self.dead = False
         self.frozen_until = 0.0
         self._silent_until = 0.0
@@ -57,7 +61,11 @@ class SimulatedCoordinator:
         self.live_most = 0
         self.unheard = False  # the jobs topic has a record that it has not heard of
         self._outbox = list[AuditRecord]()
-        self._updates_position = self._control_position = 0
+        self._updates_at = world.updates.position(0)
+        self._control_at = world.control.position(0)
+        self._follows = False  # the updates topic: what became of it concerns this process
+        self._triggers = ""  # the stream that its triggers are in
+        self._standing: Standing | None = None  # what it says
         self._found = dict[tuple[int, int, int], Token]()
         self._token = self._copy = GENESIS_TOKEN
         self._reply_token: Token | None = None  # the weights that the reply in hand was taken at
@@ -94,10 +102,10 @@ class SimulatedCoordinator:
             and not self._outbox
             and not self._letters
             and self._published == self.machine.leader.model.version
-            and self._updates_position == len(self.world.updates)
-            and self._control_position == len(self.world.control)
+            and self._updates_at == self.world.updates.position(len(self.world.updates))
+            and self._control_at == self.world.control.position(len(self.world.control))
             and standing is not None
-            and standing.cpos == self._control_position
+            and standing.cpos == self._control_at.offset
             and standing.waiting < enough
         )
 
@@ -110,7 +118,7 @@ class SimulatedCoordinator:
             if self.unheard:
                 self.unheard = False
                 self._in_a_row = 0
-                self._feed(events.WantedChanged(self.wanted))
+                self._feed(self.wish)
             revision = self.world.hear(self._revision)
             if revision != self._revision:
                 self._revision = revision
@@ -118,7 +126,8 @@ class SimulatedCoordinator:
                 self._feed(events.SettingsChanged(settings))
             self._feed(events.Tick())
             self.read()
-        due = max(self.machine.due(), self.frozen_until, self.world.now + 0.002)
+        due = min(self.machine.due(), self.world.now + JOBS_S)  # a job that is held may be resumed
+        due = max(due, self.frozen_until, self.world.now + 0.002)
         self.world.later(due - self.world.now + self.world.jitter(0.002), self._wake)
 
     def read(self) -> None:
@@ -132,23 +141,42 @@ class SimulatedCoordinator:
                 source()
 
     def _read_updates(self) -> None:
-        updates, position = self.world.updates, self._updates_position
-        if self.world.kafka_away or position >= len(updates):
+        updates = self.world.updates
+        if self.world.kafka_away:
+            return
+        if not updates.agrees(self._updates_at):
+            self._meet_loss(updates)
+            self._updates_at = updates.position(len(updates))
+        position = self._updates_at.offset
+        if position >= len(updates):
             return
         end = min(len(updates), position + self.world.draw.randint(1, 6))
-        self._updates_position = end
-        for record in updates[position:end]:
+        records, epoch = updates.run(position, end)
+        self._updates_at = updates.position(position + len(records))
+        for _, record in records:
             if isinstance(record, UpdateApplied) and record.epoch == self._token[0].epoch:
                 self._read_back = max(self._read_back, record.version)
-        self._feed(events.UpdatesRead(tuple((o, updates[o]) for o in range(position, end))))
+        self._feed(events.UpdatesRead(records, epoch))
 
     def _read_control(self) -> None:
-        control, position = self.world.control, self._control_position
-        if self.machine.leader is None or self.world.kafka_away or position >= len(control):
+        control, position = self.world.control, self._control_at.offset
+        if self.machine.leader is None or self.world.kafka_away:
+            return
+        if not control.agrees(self._control_at):
+            self._meet_loss(control)
+            return
+        if position >= len(control):
             return
         end = min(len(control), position + self.world.draw.randint(1, 6))
-        self._control_position = end
-        self._feed(events.ControlRead(tuple((o, control[o]) for o in range(position, end))))
+        records, epoch = control.run(position, end)
+        self._control_at = control.position(position + len(records))
+        self._feed(events.ControlRead(records, epoch))
+
+    def _meet_loss(self, topic: Topic[AuditRecord] | Topic[ControlRecord]) -> None:
+        """A tail of a topic finds that it is not any more what was read."""
+        if self._follows:
+            reason = f"the {topic.name} topic lost records; `doll job resume --after-loss`"
+            self._feed(events.Trouble(reason))
 
     def _read_replies(self) -> None:
         leader = self.machine.leader
@@ -195,7 +223,7 @@ class SimulatedCoordinator:
                 if not self._redis_away:
                     orders = {o.worker: [b.offset for b in o.batches] for o in trigger.orders}
                     world.say(f"{self.name} orders {tuple(trigger.model)}", orders)
-                    world.post(trigger)
+                    self._post(trigger)
             case do.PutStanding(standing):
                 self._put_standing(standing)
             case do.SetLearningRate(rate):
@@ -217,16 +245,17 @@ class SimulatedCoordinator:
                 self._write_letter(lambda: world.dead_letters.update(places))
             case do.DeadLetterBatch(record):
                 world.say(f"{self.name} quarantines", record.batch, record.reason)
-                self._write_letter(lambda: world.dead_batches.add(record.batch.offset))
+                self._write_letter(lambda: world.dead_batches.add(record.batch))
             case do.LookForWorkers():
                 world.later(world.jitter(world.scenario.board_s), self._look_for_workers)
             case do.StepDown(reason):
                 world.say(f"{self.name} steps down: {reason}")
+                self._follows = False
                 self._sum = []
                 self._outbox = [r for r in self._outbox if not isinstance(r, Lead)]
-            case do.Hold(reason) if " are poison: " in reason:
+            case do.Hold(reason) if " are poison: " in reason or world.topic_losses:
                 world.say(f"{self.name} holds the job: {reason}")
-                world.held = True
+                world.held_for = reason
             case do.Hold(reason):
                 raise Violation("held", reason)
             case do.Drop() | do.Finish() | do.ReleaseLease():
@@ -237,7 +266,8 @@ class SimulatedCoordinator:
         self.takeovers += 1
         self._stated = False
         self._in_a_row = 0
-        self._control_position = snapshot.control_position
+        self._control_at = snapshot.control
+        self._triggers, self._standing = "", None
         self._replayed_at = len(self.world.control)
         self._put_back = 0
         self._read_back = self._published = snapshot.made.version
@@ -266,8 +296,18 @@ class SimulatedCoordinator:
         if world.chance(world.scenario.copies):
             world.later(world.draw.uniform(0, LATE_S), lambda: void(world.append_control(record)))
 
+    def _post(self, trigger: UpdateTrigger) -> None:
+        """Post a trigger; where a later one keeps it out, in a stream that nobody knows yet."""
+        if self.world.post(trigger, self._triggers):
+            return
+        self._triggers = f"{self.name} {next(self.world.serial)}"
+        self.world.post(trigger, self._triggers)
+        if self._standing is not None and not self._redis_away:
+            self._state(self._standing)
+
     def _put_standing(self, standing: Standing) -> None:
-        known = self.world.standings.setdefault(standing.cpos, standing.claimed)
+        self._standing = standing
+        known = self.world.standings.setdefault(self._control_at, standing.claimed)
         if known != standing.claimed:
             raise Violation(
                 "replay differs", f"claimed at cpos {standing.cpos}: {known}, {standing.claimed}"
@@ -280,8 +320,11 @@ class SimulatedCoordinator:
         if not self._redis_away:
             if self.world.redis.standing is None and self._stated:
                 self.world.later(0.0, self._notice_wipe)
-            self.world.redis.standing = standing
+            self._state(standing)
             self._stated = True
+
+    def _state(self, standing: Standing) -> None:
+        self.world.redis.standing = replace(standing, triggers=self._triggers)
 
     def _notice_wipe(self) -> None:
         if self._up():
@@ -372,10 +415,22 @@ class SimulatedCoordinator:
         found = {"hot": hot, "all": [*world.blobs, *hot], "genesis": [first]}[source]
         self._found = {snapshot.rank: token for snapshot, token in found}
         snapshots = tuple(snapshot for snapshot, _ in found)
-        end = self._updates_position = len(world.updates)
-        begin = min((snapshot.updates_position for snapshot in snapshots), default=end)
-        updates = tuple((o, world.updates[o]) for o in range(begin, end))
-        self._feed(events.SnapshotsFound(source, snapshots, updates, end))
+        lost = {
+            snapshot.rank: f"the {topic.name} topic lost records"
+            for snapshot in snapshots
+            for topic, known in (
+                (world.updates, snapshot.updates),
+                (world.control, snapshot.control),
+            )
+            if known.offset and not topic.agrees(known)
+        }
+        end = len(world.updates)
+        self._updates_at, self._follows = world.updates.position(end), True
+        covered = [snapshot for snapshot in snapshots if snapshot.rank not in lost]
+        begin = min((snapshot.updates_position for snapshot in covered), default=end)
+        updates = tuple((o, record) for o, record in enumerate(world.updates) if o >= begin)
+        ids = world.control.topic_id, world.updates.topic_id
+        self._feed(events.SnapshotsFound(source, snapshots, updates, end, lost, *ids))
 
     def _restore(self, snapshot: Snapshot) -> None:
         """Load the weights; sometimes they turn out to be torn, or cannot be fetched just now."""

@@ -7,6 +7,7 @@ twice or much later. Only a replay waits for its verdict, and then produces reco
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -55,7 +56,7 @@ class Operators:
 
     def _read(self, end: int) -> History:
         history = History()
-        for offset, record in enumerate(self.world.updates[:end]):
+        for offset, record in enumerate(islice(self.world.updates, end)):
             history.feed(offset, record)
         return history
 
@@ -88,4 +89,4 @@ class Operators:
         if isinstance(record, Requeued):
             world.requeued += counts
         elif counts:  # now it produces the records again
-            world.replayed.add(record.batch.offset)
+            world.replayed.add(record.batch)

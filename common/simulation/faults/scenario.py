@@ -41,6 +41,12 @@ FaultKind: TypeAlias = Literal[
     "replay batches",  # likewise; where it counts, their records are produced anew
     "add partition",  # to a stream, for good; its first records are there before anybody knows
     "lose appends",  # a coordinator's last records for the updates topic do not get there
+    "elect leaders",  # other brokers lead the job's topics, which lose nothing
+    "cut control",  # the topic loses its last records, and gives their offsets to others
+    "cut updates",
+    "cut both",
+    "create control anew",  # all that it held is lost
+    "create updates anew",
 ]
 
 Harm: TypeAlias = Literal["kills", "raises", "is not finite"]  # a worker, a task, the numbers
@@ -79,6 +85,13 @@ STORES: tuple[FaultKind, ...] = (
     "kill all workers",
 )
 OPERATORS: tuple[FaultKind, ...] = ("requeue batches", "requeue batches", "replay batches")
+LOSSES: tuple[FaultKind, ...] = (
+    "cut control",
+    "cut updates",
+    "cut both",
+    "create control anew",
+    "create updates anew",
+)
 MOST = 4  # K and b: small numbers meet all cases soon
 SOON_S = 0.5  # trouble comes in company: how soon after another fault
 SOON_AGAIN = 0.3  # share of the changes that another one follows soon
@@ -194,7 +207,8 @@ def from_seed(seed: int) -> Scenario:
     operators = _operators(apart, calm_at)
     streams = random.Random(f"streams {seed}")  # noqa: S311 -- likewise, and apart as that is
     growth = _growth(streams, calm_at)
-    faults = scenario.faults + _changes(draw, calm_at) + operators + growth
+    losses = _losses(random.Random(f"losses {seed}"), calm_at)  # noqa: S311 -- likewise
+    faults = scenario.faults + _changes(draw, calm_at) + operators + growth + losses
     poisons = scenario.poisons
     if operators and not poisons:  # they would have nothing to do
         poisons = _poisons(apart, sorted(set(every) - bad))
@@ -261,6 +275,19 @@ def _growth(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
     return tuple(
         Fault(draw.uniform(0, calm_at), "add partition", draw.randrange(1000), 0.0)
         for _ in range(draw.choice([0, 0, 0, 0, 1, 2]))
+    )
+
+
+def _losses(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
+    """Half of the worlds have a Kafka that keeps what it acknowledged."""
+    return tuple(
+        Fault(
+            draw.uniform(0, calm_at),
+            draw.choice([*LOSSES, "elect leaders"]),
+            draw.randrange(1000),
+            draw.choice([0.2, 1.0, 4.0]),
+        )
+        for _ in range(draw.choice([0, 0, 2, 5]))
     )
 
 

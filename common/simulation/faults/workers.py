@@ -66,8 +66,9 @@ class SimulatedWorker:
 
     @property
     def most_held(self) -> int:
-        """Batches that it may have in memory: its bound, and what others' claims made void."""
-        return 2 * self.world.most_bound + IN_ONE_POLL
+        """Batches that it may have in memory: its bound, and what was refused or lost as claims."""
+        losses = self.world.topic_losses
+        return (2 + losses) * self.world.most_bound + IN_ONE_POLL
 
     @property
     def idle(self) -> bool:
@@ -175,7 +176,7 @@ class SimulatedWorker:
                     world.later(world.jitter(world.scenario.kafka_s), self._send)
             case do.Place(positions):
                 world.say(f"{self.id} reads", positions)
-                self._own.update(positions)
+                self._own.update({p: place.offset for p, place in positions.items()})
             case do.DropRows(partition):
                 if partition in self._own:
                     self._own[partition] = None
@@ -233,7 +234,8 @@ class SimulatedWorker:
         """Something was posted on the board."""
         if not self._up() or self._redis_away:
             return
-        self.orders.hear(self.world.triggers_after(self.orders.heard))
+        self.orders.listen(self.machine.triggers)
+        self.orders.hear(self.world.triggers_after(self.orders.heard, self.orders.stream))
         self._compute()
 
     def _compute(self) -> None:

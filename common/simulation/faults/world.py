@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, TypeAlias
 
+from common.core.history import History
 from common.core.messages import (
     AuditRecord,
+    Batch,
     ControlRecord,
     Lead,
     ModelId,
     Positions,
+    Replayed,
     Reply,
     Standing,
     TriggerId,
@@ -27,8 +30,9 @@ from common.core.messages import (
     unused_number,
 )
 from common.core.snapshots import Snapshot
-from common.core.spans import Partition
+from common.core.spans import LogPosition, Partition
 from common.simulation.faults.scenario import Sizes
+from common.simulation.faults.topic import Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +53,7 @@ class Redis:
 
     lease: tuple[str, float] | None = None
     models: dict[ModelId, Token] = field(default_factory=dict)
-    triggers: list[UpdateTrigger] = field(default_factory=list)
+    triggers: dict[str, list[UpdateTrigger]] = field(default_factory=dict)  # by stream
     replies: dict[int, list[tuple[Reply, Token | None]]] = field(default_factory=dict)
     standing: Standing | None = None
     alive: dict[WorkerId, tuple[str, float]] = field(default_factory=dict)
@@ -73,6 +77,7 @@ class World:
         self._numbers = random.Random(f"numbers {scenario.seed}")  # noqa: S311 -- likewise
         # Apart from the rest: worlds in which nothing happens to streams go on as they did.
         self.looks = random.Random(f"looks {scenario.seed}")  # noqa: S311 -- likewise
+        self.losses = random.Random(f"losses of {scenario.seed}")  # noqa: S311 -- likewise
         self.now = 0.0
         self.calm = False
         self._tell = tell
@@ -84,8 +89,8 @@ class World:
         self.first = dict.fromkeys(self.partitions, 0)  # where the job begins
         self.records = dict(zip(self.partitions, scenario.arrivals, strict=True))
         self.log_start = dict.fromkeys(self.partitions, 0)
-        self.control = list[ControlRecord | None]()
-        self.updates = list[AuditRecord | None]()
+        self.control = Topic[ControlRecord]("control")
+        self.updates = Topic[AuditRecord]("updates")
         self.newest_lead = -1
         self.kafka_back_at = self.redis_back_at = self.storage_back_at = 0.0
         self.redis = Redis()
@@ -93,14 +98,16 @@ class World:
         self.blobs = list[tuple[Snapshot, Token]]()
         self.nodes = dict[Token, Node]()
         self.dead_letters = set[tuple[Partition, int]]()  # of records that did not decode
-        self.dead_batches = set[int]()  # control offsets of quarantined batches with a dead letter
+        self.dead_batches = set[Batch]()  # quarantined, and with a dead letter
         self.requeued = 0  # records of operators that count
-        self.replayed = set[int]()  # control offsets of batches whose records were produced anew
-        self.held = False  # a coordinator said that the job is, and no operator has seen it yet
+        self.replayed = set[Batch]()  # whose records were produced anew
+        self.held_for = ""  # why, if a coordinator said so and no operator has seen it yet
+        self.topic_losses = 0  # how often Kafka lost records of the control or the updates topic
         own = Sizes(scenario.group_size, scenario.batch_size, scenario.bound)
         self.revisions = [own]  # the jobs topic: the job as its owner wanted it, one after another
         self.owners = dict[Partition, WorkerId]()
-        self.standings = dict[int, Positions]()  # every `claimed` that any leader stated, by cpos
+        # Every `claimed` that any leader stated, by cpos, and by which control topic it had read.
+        self.standings = dict[LogPosition, Positions]()
         self.control_readers = list["Callable[[], None]"]()
         self.board_readers = list["Callable[[], None]"]()
 
@@ -173,10 +180,10 @@ class World:
 
     def append_control(self, record: ControlRecord | None) -> int:
         """Append to the control topic now; returns the offset."""
-        self.control.append(record)
+        offset = self.control.append(record)
         for wake in self.control_readers:
             self.later(self.jitter(self.scenario.kafka_s), wake)
-        return len(self.control) - 1
+        return offset
 
     def append_audit(self, record: AuditRecord | None) -> None:
         """Append to the updates topic now."""
@@ -185,6 +192,23 @@ class World:
         self.updates.append(record)
         for wake in self.control_readers:
             self.later(self.jitter(self.scenario.kafka_s), wake)
+
+    def lose(self, topic: Topic[AuditRecord] | Topic[ControlRecord], end: int | None) -> None:
+        """A topic of the job loses its records from an offset on, or is created anew."""
+        self.topic_losses += 1
+        if end is None:
+            topic.create_anew()
+        else:
+            topic.cut(end)
+        self.say(f"{topic.name} topic:", "created anew" if end is None else f"cut at {end}")
+        # Of the others nobody knows any more that their records were produced anew.
+        history, replayed = History(), set[Batch]()
+        for offset, record in enumerate(self.updates):
+            if history.feed(offset, record) and isinstance(record, Replayed):
+                replayed.add(record.batch)
+        self.replayed &= replayed
+        for wake in self.control_readers:
+            self.later(self.losses.expovariate(1 / self.scenario.kafka_s), wake)
 
     def add_partition(self) -> None:
         """Give a stream one more partition."""
@@ -213,19 +237,22 @@ class World:
         for old in list(models)[:-kept]:
             del models[old]
 
-    def post(self, trigger: UpdateTrigger) -> None:
-        """Post a trigger; some are trimmed before anybody reads them."""
-        triggers = self.redis.triggers
-        if (triggers and trigger.id <= triggers[-1].id) or self.chance(self.lossy * 0.3):
-            return
+    def post(self, trigger: UpdateTrigger, stream: str) -> bool:
+        """Post a trigger, unless a later one is there; some are trimmed before anybody reads."""
+        triggers = self.redis.triggers.setdefault(stream, [])
+        if triggers and trigger.id <= triggers[-1].id:
+            return False
+        if self.chance(self.lossy * 0.3):
+            return True
         triggers.append(trigger)
         del triggers[:-20]
         for wake in self.board_readers:
             self.later(self.jitter(0.001), wake)
+        return True
 
-    def triggers_after(self, heard: TriggerId) -> list[UpdateTrigger]:
+    def triggers_after(self, heard: TriggerId, stream: str) -> list[UpdateTrigger]:
         """Triggers above an id; now and then some are trimmed before this worker reads them."""
-        found = [trigger for trigger in self.redis.triggers if trigger.id > heard]
+        found = [trigger for trigger in self.redis.triggers.get(stream, ()) if trigger.id > heard]
         return [t for t in found if not self.chance(self.lossy * 0.2)]
 
     def push(self, reply: Reply, token: Token | None) -> None:

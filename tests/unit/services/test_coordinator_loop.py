@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,9 +12,10 @@ from common.core.spans import Partition
 from common.job import parse_job
 from common.jobs.store import JobBook
 from common.ports import NewTopic
+from common.saved import from_bytes
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
-from common.topics import updates_topic
+from common.topics import control_topic, updates_topic
 from services.coordinator.loop import protocol_settings
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until
@@ -40,6 +42,7 @@ class Bench:
         self.other = MemoryReplica(self.log, self.redis, "c2")
         self.other.look()
         until(lambda: self.other.takes_part_in(NAME), "it stands by")
+        self.later = list[MemoryReplica]()
 
     def both(self) -> tuple[MemoryReplica, MemoryReplica]:
         """The two replicas."""
@@ -50,7 +53,7 @@ class Bench:
 def bench() -> Iterator[Bench]:
     bench = Bench()
     yield bench
-    for replica in bench.both():
+    for replica in (*bench.both(), *bench.later):
         replica.close()
 
 
@@ -128,3 +131,96 @@ def test_where_kafka_lost_a_jobs_own_records_its_owner_decides_how_it_goes_on(be
     bench.leader.look_until(lambda: bench.leader.leads(NAME), "it leads from version 0")
     record = bench.book.get(NAME)
     assert (record.after_loss, record.wanted) == (2, "running")
+
+
+OWN = Partition(updates_topic(NAME), 0), Partition(control_topic(NAME), 0)
+
+
+def litter(log: MemoryLog, place: Partition, count: int) -> None:
+    """Write records that nobody understands."""
+    with closing(log.writer()) as writer:
+        for _ in range(count):
+            writer.append(place.topic, b"garbage")
+
+
+def litter_claims(bench: Bench) -> None:
+    """Write some into the control topic, and wait for a snapshot that contains them."""
+    litter(bench.log, OWN[1], 3)
+
+    def contained() -> bool:
+        snapshots = [from_bytes(data).snapshot for data in bench.board.snapshots()]
+        return any(each.control_position == 3 for each in snapshots)
+
+    bench.leader.look_until(contained, "a snapshot contains them")
+
+
+def lead_on(bench: Bench, name: str) -> MemoryReplica:
+    """Begin another replica."""
+    replica = MemoryReplica(bench.log, bench.redis, name)
+    bench.later.append(replica)
+    return replica
+
+
+@pytest.mark.parametrize("place", OWN, ids=["updates", "control"])
+def test_a_topic_that_lost_records_and_grew_again_is_not_taken_for_the_one_before(
+    bench: Bench, place: Partition
+) -> None:
+    # control  0 1 2 | lost, and others in their places: the log is longer than before
+    litter_claims(bench)
+    for replica in bench.both():
+        replica.close()
+    bench.log.cut(place, 0)
+    litter(bench.log, place, 9)
+
+    later = lead_on(bench, "c3")
+    later.look_until(lambda: bench.book.get(NAME).held, "nothing of the snapshot is left")
+    reason = bench.book.get(NAME).reason
+    assert "lost records that Kafka had acknowledged: it has others from 0 on" in reason
+    assert "`doll job resume --after-loss --from-start`" in reason
+
+    bench.book.resume_after_loss(NAME, "go on", from_start=True)
+    later.look_until(lambda: later.leads(NAME), "it leads from version 0")
+
+
+@pytest.mark.parametrize("count", [0, 9], ids=["empty", "longer"])
+@pytest.mark.parametrize("place", OWN, ids=["updates", "control"])
+def test_a_topic_that_is_created_anew_while_a_job_is_led_holds_it(
+    bench: Bench, place: Partition, count: int
+) -> None:
+    litter_claims(bench)
+    bench.log.recreate(place.topic)
+    litter(bench.log, place, count)
+
+    bench.leader.look_until(lambda: bench.book.get(NAME).held, "it is held")
+    reason = bench.book.get(NAME).reason
+    assert f"the topic {place.topic} was deleted and created anew" in reason
+    assert "`doll job resume --after-loss`" in reason
+    bench.book.resume_after_loss(NAME, "go on")
+    bench.leader.look_until(lambda: bench.book.get(NAME).held, "no snapshot is covered")
+    bench.book.resume_after_loss(NAME, "from the start, then", from_start=True)
+    until_led(bench)
+
+
+@pytest.mark.parametrize("place", OWN, ids=["updates", "control"])
+def test_a_topic_of_the_job_that_was_deleted_is_made_again_by_the_resume(
+    bench: Bench, place: Partition
+) -> None:
+    bench.log.delete_topic(place.topic)
+    bench.leader.look_until(lambda: bench.book.get(NAME).held, "it is held")
+    reason = bench.book.get(NAME).reason
+    assert f"the topic {place.topic} of this job does not exist" in reason
+    assert "`doll job resume --after-loss --from-start` makes it again" in reason
+
+    bench.book.resume_after_loss(NAME, "go on", from_start=True)
+    until_led(bench)
+
+
+def until_led(bench: Bench) -> None:
+    """Look until one of the replicas leads."""
+
+    def led() -> bool:
+        for replica in bench.both():
+            replica.look()
+        return any(replica.leads(NAME) for replica in bench.both())
+
+    until(led, "one of them leads")
