@@ -164,6 +164,11 @@ class Batcher:
         reading = self._reading.get(partition)
         return None if reading is None else reading.position
 
+    def epoch(self, partition: Partition) -> int:
+        """Leader epoch of the last record that is known below there; -1: not known."""
+        reading = self._reading.get(partition)
+        return -1 if reading is None else reading.epoch
+
     def has_open(self, partition: Partition) -> bool:
         """Whether the open batch holds records of this partition."""
         return partition in self._open

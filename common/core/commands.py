@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         UpdateTrigger,
     )
     from common.core.snapshots import Snapshot
-    from common.core.spans import Address, Partition
+    from common.core.spans import Address, LogPosition, Partition
 
 # --- a worker's stream side ------------------------------------------------------------------
 
@@ -38,9 +38,9 @@ class Announce(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Read these partitions from these positions on."""
+    """Read these partitions from these positions on, as long as they are the logs known below."""
 
-    positions: Mapping[Partition, int]
+    positions: Mapping[Partition, LogPosition]
 
 
 class DropRows(msgspec.Struct, frozen=True):

@@ -54,6 +54,20 @@ class FellBehind(msgspec.Struct, frozen=True):
     start: int
 
 
+class Truncated(msgspec.Struct, frozen=True):
+    """A partition's log is not any more the one that its place knows; nothing is read of it."""
+
+    partition: Partition
+    recreated: bool  # its topic was deleted and created anew; else it lost its last records
+
+
+class RecordBelow(msgspec.Struct, frozen=True):
+    """A partition gave a record below its position, above all that was known of the log."""
+
+    partition: Partition
+    epoch: int  # its leader epoch; -1: not known
+
+
 class EndReached(msgspec.Struct, frozen=True):
     """A partition's log ends at `position`, above its last record, and all records were decoded."""
 
@@ -99,6 +113,8 @@ WorkerEvent: TypeAlias = (
     | Revoked
     | Decoded
     | FellBehind
+    | Truncated
+    | RecordBelow
     | EndReached
     | Delivered
     | StandingSeen

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from common.core.spans import Address, LogPosition, Partition
+from common.core.spans import Address, LogPosition, Partition, Span
 
 WorkerId = NewType("WorkerId", str)
 Positions: TypeAlias = dict[Partition, int]  # a position per partition: the next offset to read
@@ -265,6 +265,19 @@ class Standing(msgspec.Struct, frozen=True):
         """Of a partition of the job: the one in force."""
         opened = self.opened.get(partition)
         return opened[-1].generation if opened else 0
+
+    def topic_id(self, span: Span) -> str:
+        """Kafka's id of the topic that a span was claimed of; empty: not known."""
+        openings = self.opened.get(span.place, ())
+        return next((o.topic_id for o in openings if o.generation == span.generation), "")
+
+    def place(self, partition: Partition) -> LogPosition:
+        """Where a reader begins: after the last record that is claimed, as far as that is known."""
+        claimed = self.claimed[partition]
+        known = self.known.get(partition, LogPosition(claimed))
+        # Without its leader epoch nothing is gained by looking below; above lies what is forged.
+        whole = known.epoch >= 0 and known.offset <= claimed
+        return known if whole else LogPosition(claimed, known.topic_id)
 
 
 class Order(msgspec.Struct, frozen=True):

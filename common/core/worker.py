@@ -8,34 +8,54 @@ that standing has decided everything that the worker ever announced on the parti
     standing    cpos=8, claimed[p]=20                4 and 7 decided, 20 is the end of 7: in place
     standing    cpos=8, claimed[p]=15                another worker moved it: place lost
     standing    cpos=10, claimed[p]=35               all three decided: read on from 35
+
+A place is what the standing knows of the log: the topic's id, and the leader epoch of the last
+record that is claimed. Where the log turns out to be another one, the worker leaves the partition
+alone until the standing says something else: what to do about it is the leader's to say.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.core import commands as do
 from common.core import events
 from common.core.batching import Batcher
 from common.core.messages import BatchReady, SpanExpired
-from common.core.spans import Partition, address_of
+from common.core.spans import LogPosition, Partition, address_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.core.batching import Cut
+    from common.core.batching import Cut, Run
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
     from common.core.messages import Standing, WorkerId
     from common.core.settings import WorkerSettings
-    from common.core.spans import Address
+    from common.core.spans import Address, Span
 
 
 # So long a standing is ignored that is older than one that was seen. That saves work, no more; an
 # older one that keeps coming is the leader's, and the other was forged.
 OLDER_S = 3.0
+# So long a worker leaves a partition alone whose log lost records, as its reader says: the leader
+# makes sure in 3 s and says so. Where it says nothing, the standing was forged, or brokers
+# disagreed after an election, and it tries again.
+LOST_S = 5.0
+# So long it waits under a new leader for claims that it made before: that one reads the control
+# topic on, and they may be lost with the topic's tail.
+UNDECIDED_S = 30.0
+
+
+class _Lost(NamedTuple):
+    """A place at which a partition's log was found to be another one."""
+
+    generation: int
+    topic_id: str
+    until: float  # when to try there again
 
 
 @dataclass(slots=True)
@@ -44,6 +64,7 @@ class _Sent:
 
     number: int
     address: Address
+    at: float
     offset: int | None = None  # in the control topic, once delivered
 
 
@@ -57,6 +78,8 @@ class Worker:
         # Partitions that the group gave to this worker, and where each must stand while nobody else
         # moves it: generation and `claimed`; None until it is placed.
         self._own = dict[Partition, tuple[int, int] | None]()
+        self._topic_ids = dict[Partition, str]()  # of those that it reads, as far as known
+        self._lost = dict[Partition, _Lost]()
         self._ends = dict[Partition, tuple[int, float]]()  # reached, without a record below; when
         self._announced = 0
         self._underway = dict[int, _Sent]()  # not delivered yet, by number
@@ -64,6 +87,7 @@ class Worker:
         self._held = deque[_Sent]()  # batches in memory: announced, not below the horizon
         self._seen: Standing | None = None
         self._seen_at = float("-inf")
+        self._led_since = float("-inf")  # by whose standing it is
         self._reading = False
         self._news = False  # a standing that was not seen yet may give room
         self._leaving = False
@@ -98,6 +122,10 @@ class Worker:
         """The stream of triggers that the standing names."""
         return self._seen.triggers if self._seen is not None else ""
 
+    def topic_id(self, span: Span) -> str:
+        """Kafka's id of the topic that a span was claimed of; empty: not known."""
+        return self._seen.topic_id(span) if self._seen is not None else ""
+
     def position(self, partition: Partition) -> int | None:
         """Where it reads a partition next, None while it does not."""
         return self._batcher.position(partition)
@@ -128,9 +156,7 @@ class Worker:
                 if self._batcher.position(run.partition) is None:
                     yield do.DropRows(run.partition)
                 else:
-                    self._ends.pop(run.partition, None)  # its offsets are this run's first
-                    for cut in self._batcher.add(run, now):
-                        yield from self._announce(cut)
+                    yield from self._take(run, now)
             case events.Delivered(number, offset):
                 self._underway.pop(number).offset = offset
             case events.Tick():
@@ -142,7 +168,14 @@ class Worker:
                     self._own.pop(partition, None)
                     yield from self._drop(partition)
             case events.FellBehind(partition, start):
-                yield from self._expire(partition, start)
+                yield from self._expire(partition, start, now)
+            case events.Truncated(partition, recreated):
+                yield from self._leave_alone(partition, inf if recreated else now + LOST_S)
+            case events.RecordBelow(partition, epoch):
+                # After `claimed` was the log's end it lost that, and was written to again. Records
+                # that were there before are claimed, as nothing: retention had deleted them.
+                if 0 <= self._batcher.epoch(partition) < epoch:
+                    yield from self._leave_alone(partition, now + LOST_S)
             case events.EndReached(partition, end):
                 self._reach(partition, end, now)
             case events.StandingSeen(standing):
@@ -156,7 +189,7 @@ class Worker:
                 )
                 full = self._batcher.resize(batch_size, group_size)
                 if full is not None:
-                    yield from self._announce(full)
+                    yield from self._announce(full, now)
             case events.Leaving():
                 self._leaving = True
                 yield do.Beat("leaving")
@@ -171,20 +204,40 @@ class Worker:
             yield do.LookAtStanding()
         linger = self._batcher.due()
         if linger is not None and now >= linger and not self._leaving:
-            yield from self._close()
+            yield from self._close(now)
         if not self._leaving:
             yield from self._claim_ends(now)
+
+    def _take(self, run: Run, now: float) -> Iterator[WorkerCommand]:
+        if 0 <= run.epoch < self._batcher.epoch(run.partition):
+            # In one log they never go back.
+            yield from self._leave_alone(run.partition, now + LOST_S)
+            return
+        self._ends.pop(run.partition, None)  # its offsets are this run's first
+        for cut in self._batcher.add(run, now):
+            yield from self._announce(cut, now)
 
     # --- positions ---------------------------------------------------------------------------
 
     def _stand(self, standing: Standing, now: float) -> Iterator[WorkerCommand]:
-        older = self._seen is not None and standing.cpos < self._seen.cpos
+        seen = self._seen
+        older = seen is not None and (standing.epoch < seen.epoch or standing.cpos < seen.cpos)
         if older and now < self._seen_at + OLDER_S:
             return
+        if seen is None or standing.epoch != seen.epoch:
+            self._led_since = now
         self._seen, self._seen_at = standing, now
         self._decide(standing.cpos)
         yield from self._forget(standing.horizon)
-        positions = dict[Partition, int]()
+        yield from self._give_up(now)
+        yield from self._place(standing, now)
+        covered = {p: standing.settled[p] for p in self._own if p in standing.settled}
+        if covered:
+            yield do.Commit(covered)
+
+    def _place(self, standing: Standing, now: float) -> Iterator[WorkerCommand]:
+        """Leave places that are not the standing's any more, and take those that are free."""
+        positions = dict[Partition, LogPosition]()
         undecided = {span.place for sent in self._undecided for span in sent.address}
         underway = self._underway.values()
         arriving = {
@@ -203,17 +256,26 @@ class Worker:
             if sure is not None:
                 self._own[partition] = None  # somebody else moved it, or a claim was refused
                 yield from self._drop(partition)
-            if partition not in undecided:
-                self._own[partition] = stands
-                self._ends.pop(partition, None)
-                known = standing.known.get(partition)
-                self._batcher.place(partition, claimed, generation, known)
-                positions[partition] = claimed
+            known = standing.place(partition)
+            if partition in undecided or self._is_lost(partition, generation, known, now):
+                continue
+            self._own[partition] = stands
+            self._lost.pop(partition, None)
+            self._ends.pop(partition, None)
+            self._topic_ids[partition] = known.topic_id
+            self._batcher.place(partition, claimed, generation, known)
+            positions[partition] = known
         if positions:
             yield do.Place(positions)
-        covered = {p: standing.settled[p] for p in self._own if p in standing.settled}
-        if covered:
-            yield do.Commit(covered)
+
+    def _is_lost(
+        self, partition: Partition, generation: int, known: LogPosition, now: float
+    ) -> bool:
+        """Whether its log was found to be another one than this place is of."""
+        lost = self._lost.get(partition)
+        if lost is None or now >= lost.until:
+            return False
+        return (lost.generation, lost.topic_id) == (generation, known.topic_id)
 
     def _decide(self, cpos: int) -> None:
         """Announcements below `cpos` are decided; if all were accepted, `claimed` is their end."""
@@ -235,6 +297,32 @@ class Worker:
         if gone:
             yield do.Forget(tuple(sent.address for sent in gone))
 
+    def _give_up(self, now: float) -> Iterator[WorkerCommand]:
+        """Wait no longer for claims that the control topic seems to have lost."""
+        if now < self._led_since + UNDECIDED_S:
+            return
+        gone = [s for s in self._undecided if s.at < self._led_since and s.offset is not None]
+        for sent in gone:
+            self._undecided.remove(sent)
+            for span in sent.address:
+                if self._own.get(span.place) is not None:
+                    self._own[span.place] = None
+                    yield from self._drop(span.place)
+        forgotten = [sent for sent in gone if sent in self._held]
+        for sent in forgotten:
+            self._held.remove(sent)
+        if forgotten:
+            yield do.Forget(tuple(sent.address for sent in forgotten))
+
+    def _leave_alone(self, partition: Partition, until: float) -> Iterator[WorkerCommand]:
+        """Read nothing of a partition whose log is another one than its place knows."""
+        stands = self._own.get(partition)
+        if stands is None:
+            return  # it was told of an earlier place
+        self._lost[partition] = _Lost(stands[0], self._topic_ids[partition], until)
+        self._own[partition] = None
+        yield from self._drop(partition)
+
     def _drop(self, partition: Partition) -> Iterator[WorkerCommand]:
         self._batcher.drop(partition)
         self._ends.pop(partition, None)
@@ -242,30 +330,33 @@ class Worker:
 
     # --- announcements -----------------------------------------------------------------------
 
-    def _announce(self, cut: Cut) -> Iterator[WorkerCommand]:
+    def _announce(self, cut: Cut, now: float) -> Iterator[WorkerCommand]:
         claim = BatchReady(
             self._id, cut.address, cut.samples, cut.skipped, cut.first_arrival_s, cut.last_arrival_s
         )
-        self._held.append(self._send(cut.address))
+        self._held.append(self._send(cut.address, now))
         yield do.Announce(self._announced, claim, cut.counts)
 
-    def _close(self) -> Iterator[WorkerCommand]:
+    def _close(self, now: float) -> Iterator[WorkerCommand]:
         cut = self._batcher.close()
         if cut is not None:
-            yield from self._announce(cut)
+            yield from self._announce(cut, now)
 
-    def _expire(self, partition: Partition, start: int) -> Iterator[WorkerCommand]:
+    def _expire(self, partition: Partition, start: int, now: float) -> Iterator[WorkerCommand]:
         """Claim what retention deleted, so that the partition goes on; then read from `start`."""
         position = self._batcher.position(partition)
-        if position is None or start <= position:
+        if position is None:
             return
-        if self._batcher.has_open(partition):
-            yield from self._close()  # claims go in order: what was read comes first
-        address = address_of([self._batcher.pass_over(partition, start)])
-        self._send(address)
-        yield do.Announce(self._announced, SpanExpired(self._id, address), (0,))
-        self._ends.pop(partition, None)
-        yield do.Place({partition: start})
+        if start > position:
+            if self._batcher.has_open(partition):
+                yield from self._close(now)  # claims go in order: what was read comes first
+            address = address_of([self._batcher.pass_over(partition, start)])
+            self._send(address, now)
+            yield do.Announce(self._announced, SpanExpired(self._id, address), (0,))
+            self._ends.pop(partition, None)
+        # Else what expired is below `claimed`, above the last record that is known.
+        begin = LogPosition(max(start, position), self._topic_ids[partition])
+        yield do.Place({partition: begin})
 
     def _reach(self, partition: Partition, end: int, now: float) -> None:
         """Offsets at a log's end hold no record: they go with what is open there, or wait."""
@@ -283,12 +374,12 @@ class Worker:
                 continue
             del self._ends[partition]
             address = address_of([self._batcher.pass_over(partition, end)])
-            self._send(address)
+            self._send(address, now)
             yield do.Announce(self._announced, BatchReady(self._id, address, samples=0), (0,))
 
-    def _send(self, address: Address) -> _Sent:
+    def _send(self, address: Address, now: float) -> _Sent:
         self._announced += 1
-        sent = _Sent(self._announced, address)
+        sent = _Sent(self._announced, address, now)
         self._undecided.append(sent)
         self._underway[sent.number] = sent
         return sent

@@ -7,6 +7,7 @@ is not in memory is read back from Kafka by its address and must give exactly it
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from time import perf_counter, time
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 
     from common.core.messages import Batch, FailedReason, ModelId, Reply, WorkerId
     from common.core.orders import Compute
+    from common.core.spans import Span
     from common.learning.codecs import Codec
     from common.learning.gradients import GradientComputer
     from common.metrics.serving import Pulse
     from common.metrics.worker import JobMeasures
-    from common.ports import Board, Fetched, SpanReader
+    from common.ports import Board, Fetched, Log
     from common.telemetry import EventLogger
     from services.worker.rows import BatchCache
     from services.worker.traces import BatchTraces
@@ -57,7 +59,7 @@ class GradientDesk:
         computer: The model on its device.
         codec: Decodes records that are read back.
         cache: Batches in memory.
-        spans: Reads the others back.
+        log: Reads the others back.
         board: The job's board.
         logger: Bound to job and worker.
         measures: Of the job.
@@ -66,6 +68,7 @@ class GradientDesk:
         wait: Waits so many seconds, less if the job ends; for when the board is away.
         round_began: Told when a trigger is heard.
         stream: Says which stream of triggers is the leader's.
+        topic_id: Says which topic a span was claimed of; see `Stream`.
     """
 
     def __init__(  # noqa: PLR0913 -- the parts of the shell, each used once
@@ -75,7 +78,7 @@ class GradientDesk:
         *,
         codec: Codec,
         cache: BatchCache,
-        spans: SpanReader,
+        log: Log,
         board: Board,
         logger: EventLogger,
         measures: JobMeasures,
@@ -84,12 +87,14 @@ class GradientDesk:
         wait: Callable[[float], object],
         round_began: Callable[[], None],
         stream: Callable[[], str],
+        topic_id: Callable[[Span], str],
     ) -> None:
         self._id = worker
         self._computer = computer
         self._codec = codec
         self._cache = cache
-        self._spans = spans
+        self._source = log
+        self._spans = log.spans()
         self._board = board
         self._log = logger
         self._measures = measures
@@ -98,6 +103,7 @@ class GradientDesk:
         self._wait = wait
         self._round_began = round_began
         self._stream = stream
+        self._topic_id = topic_id
         self._orders = Orders(worker)
         self._lock = threading.Lock()  # guards the orders
         self._loaded: ModelId | None = None
@@ -255,6 +261,7 @@ class GradientDesk:
         try:
             for span in batch.address:
                 fetched = self._spans.read(span, READ_BACK_S)
+                self._check_log(span, fetched)
                 values = _values(fetched, skipped)
                 there += len(values)
                 if values:
@@ -274,6 +281,25 @@ class GradientDesk:
         self._measures.read_back()
         self._pulse.beat()  # there may be many, of which each takes seconds
         return concatenate(parts)
+
+    def _check_log(self, span: Span, fetched: Fetched) -> None:
+        """See that records are of the log that their span was claimed of.
+
+        Raises:
+            ExpiredError: If they are others, that came to have the same offsets.
+        """
+        below = bisect_left(fetched.offsets, span.known)  # a record above is later than the claim
+        if below and 0 <= span.epoch < (epoch := fetched.epochs[below - 1]):
+            raise ExpiredError(
+                f"{span} ends with a record of leader epoch {epoch}, and ended with one of"
+                f" {span.epoch}: its log lost those that were claimed"
+            )
+        topic_id = self._topic_id(span)
+        if not topic_id:
+            return
+        found = self._source.describe([span.topic]).get(span.topic)
+        if found is not None and found.topic_id not in ("", topic_id):
+            raise ExpiredError(f"{span} was of another topic {span.topic}, which was deleted")
 
 
 def _blamed(compute: Compute, index: int | None) -> Sequence[Batch]:

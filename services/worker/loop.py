@@ -115,7 +115,7 @@ class JobWorker:
                 computer,
                 codec=codec,
                 cache=cache,
-                spans=log.spans(),
+                log=log,
                 board=board,
                 logger=self._log,
                 measures=measures,
@@ -124,6 +124,7 @@ class JobWorker:
                 wait=self._ended.wait,
                 round_began=self._stream.round_began,
                 stream=self._stream.triggers,
+                topic_id=self._stream.topic_id,
             )
             undo.pop_all()
         self._thread = threading.Thread(target=self._compute, name="gradients", daemon=True)

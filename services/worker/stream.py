@@ -6,6 +6,7 @@ out on Kafka and on the board.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from contextlib import ExitStack
 from time import monotonic, perf_counter
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from common.core.commands import WorkerCommand
     from common.core.messages import Claim, WorkerId
     from common.core.settings import WorkerSettings
+    from common.core.spans import Span
     from common.learning.codecs import Codec
     from common.metrics.worker import JobMeasures
     from common.ports import Board, Log, StreamEvent
@@ -100,6 +102,7 @@ class Stream:
         self._traces = traces
         self._time_lag = TimeLag(streams, logger, measures)
         self._committed: Mapping[Partition, int] = {}
+        self._truncated = dict[Partition, Truncated]()  # as told last
         self._kafka_outage = Outage(logger, "kafka")
         self._board_outage = Outage(logger, "board", clock)
         self._delivered = list[tuple[int, int | None]]()
@@ -114,6 +117,10 @@ class Stream:
     def triggers(self) -> str:
         """The stream with the leader's triggers; for any thread."""
         return self._machine.triggers
+
+    def topic_id(self, span: Span) -> str:
+        """Kafka's id of the topic that a span was claimed of, empty if unknown; for any thread."""
+        return self._machine.topic_id(span)
 
     def turn(self) -> None:
         """One turn of the loop: due decisions, one poll, delivery reports."""
@@ -177,35 +184,50 @@ class Stream:
                 self._feed(event)
             case Fetched():
                 self._time_lag.read(event)
-                self._feed(events.Decoded(self._decode(event)))
+                self._read(event)
             case EndReached(partition, end):
                 self._feed(events.EndReached(partition, end))
             case OutOfRange(partition, bounds):
                 self._log.warning("records_expired", partition=str(partition), start=bounds.start)
                 self._feed(events.FellBehind(partition, bounds.start))
             case Truncated(partition, at, recreated):
-                reason = (
-                    "its topic was deleted and created anew"
-                    if recreated
-                    else f"its log lost the records that it had from {at} on"
-                )
-                self._log.error("stream_truncated", partition=str(partition), reason=reason)
+                if self._truncated.get(partition) != event:  # it tries again, now and then
+                    self._truncated[partition] = event
+                    reason = (
+                        "its topic was deleted and created anew"
+                        if recreated
+                        else f"its log lost the records that it had from {at} on"
+                    )
+                    self._log.error("stream_truncated", partition=str(partition), reason=reason)
+                self._feed(events.Truncated(partition, recreated))
 
-    def _decode(self, fetched: Fetched) -> Run:
+    def _read(self, fetched: Fetched) -> None:
+        """Take in what lies above the position, in runs of one leader epoch."""
+        position = self._machine.position(fetched.partition)
+        begin = 0 if position is None else bisect_left(fetched.offsets, position)
+        if begin:
+            self._feed(events.RecordBelow(fetched.partition, fetched.epochs[begin - 1]))
+        while begin < len(fetched.offsets):
+            epoch = fetched.epochs[begin]
+            end = bisect_right(fetched.epochs, epoch, begin)  # of one log they never go back
+            self._feed(events.Decoded(self._decode(fetched, begin, max(end, begin + 1))))
+            begin = max(end, begin + 1)
+
+    def _decode(self, fetched: Fetched, begin: int, end: int) -> Run:
         """Decode a whole run at once; rows go where the next announcement finds them."""
-        decoded = self._codec.decode(fetched.values)
-        offsets = fetched.offsets
+        decoded = self._codec.decode(fetched.values[begin:end])
+        run = offsets = fetched.offsets[begin:end]
         skipped: tuple[Skipped, ...] = ()
         if decoded.skipped:
-            offsets = [fetched.offsets[index] for index in decoded.kept.tolist()]
+            offsets = [run[index] for index in decoded.kept.tolist()]
             skipped = tuple(
-                Skipped(*fetched.partition, fetched.offsets[index], reason)
-                for index, reason in decoded.skipped
+                Skipped(*fetched.partition, run[index], reason) for index, reason in decoded.skipped
             )
         if offsets:
             self._arrived.add(fetched.partition, decoded.records)
         first_s, last_s = fetched.first_arrival_s, fetched.last_arrival_s
-        return Run(fetched.partition, offsets, skipped, first_s, last_s)
+        epoch = fetched.epochs[begin]
+        return Run(fetched.partition, offsets, skipped, first_s, last_s, epoch)
 
     def _report_deliveries(self) -> None:
         self._writer.poll()
@@ -239,7 +261,7 @@ class Stream:
                 self._measures.announced(claim, counts)
                 self._announce(number, claim)
             case do.Place(positions):
-                placed = ",".join(f"{p}@{position}" for p, position in positions.items())
+                placed = ",".join(f"{p}@{position.offset}" for p, position in positions.items())
                 self._log.info("reading_from", positions=placed)
                 self._reader.place(positions)
             case do.DropRows(partition):

@@ -175,7 +175,7 @@ class SimulatedWorker:
                     world.later(world.jitter(world.scenario.kafka_s), self._send)
             case do.Place(positions):
                 world.say(f"{self.id} reads", positions)
-                self._own.update(positions)
+                self._own.update({p: place.offset for p, place in positions.items()})
             case do.DropRows(partition):
                 if partition in self._own:
                     self._own[partition] = None

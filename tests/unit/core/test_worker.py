@@ -16,7 +16,7 @@ from common.core.ledger import Ledger
 from common.core.messages import BatchReady, Claim, Opened, SpanExpired, Standing
 from common.core.settings import WorkerSettings
 from common.core.spans import LogPosition, Partition, Span
-from common.core.worker import Worker
+from common.core.worker import LOST_S, UNDECIDED_S, Worker
 from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, of_kind, ready, span, the
 
 if TYPE_CHECKING:
@@ -58,6 +58,11 @@ class _Stream(Worker):
         return self.on(events.StandingSeen(standing), now)
 
 
+def place(position: int, partition: Partition = P) -> do.Place:
+    """Read it from there on, of a log of which nothing is known."""
+    return do.Place({partition: LogPosition(position)})
+
+
 def claims(commands: tuple[WorkerCommand, ...]) -> list[Claim]:
     return [announced.claim for announced in of_kind(commands, do.Announce)]
 
@@ -69,7 +74,7 @@ def test_without_a_standing_nothing_is_read() -> None:
     stream = _Stream()
     assert stream.on(events.StandingSeen(None), 0.0) == ()
     assert stream.read(0, 10) == (do.DropRows(P),)
-    assert stream.stand(0, p=40) == (do.Place({P: 40}), READ_ON)
+    assert stream.stand(0, p=40) == (place(40), READ_ON)
     assert stream.position(P) == 40
 
 
@@ -95,7 +100,7 @@ def test_a_place_that_another_took_is_left_until_all_that_was_sent_is_decided() 
     assert stream.stand(5, p=15) == (do.DropRows(P),)
     assert stream.read(25, 30) == (do.DropRows(P),)
     assert stream.stand(7, p=35) == ()
-    assert stream.stand(8, p=35) == (do.Place({P: 35}),)
+    assert stream.stand(8, p=35) == (place(35),)
     assert claims(stream.read(35, 45)) == [ready(A, span(P, 35, 45))]  # [20:25] was dropped
 
 
@@ -107,7 +112,7 @@ def test_what_has_no_delivery_report_may_yet_be_decided() -> None:
     assert stream.stand(10, p=30) == (do.DropRows(P),)
     assert stream.stand(11, p=30) == ()
     stream.deliver(_1=8)
-    assert stream.stand(11, p=30) == (do.Place({P: 30}),)
+    assert stream.stand(11, p=30) == (place(30),)
 
 
 def test_after_a_forged_standing_the_leaders_older_one_is_believed_again_soon() -> None:
@@ -116,9 +121,9 @@ def test_after_a_forged_standing_the_leaders_older_one_is_believed_again_soon() 
     #           seen   seen      -     seen: P is read from 20 again
     stream = _Stream()
     stream.stand(8, 20)
-    assert of_kind(stream.stand(2**40, 2**40, now=1.0), do.Place) == [do.Place({P: 2**40})]
+    assert of_kind(stream.stand(2**40, 2**40, now=1.0), do.Place) == [place(2**40)]
     assert stream.stand(8, 20, now=2.0) == ()
-    assert of_kind(stream.stand(8, 20, now=4.1), do.Place) == [do.Place({P: 20})]
+    assert of_kind(stream.stand(8, 20, now=4.1), do.Place) == [place(20)]
 
 
 def test_an_older_standing_is_ignored_whoever_wrote_it() -> None:
@@ -133,7 +138,7 @@ def test_a_loss_of_one_partition_leaves_the_others_part_of_the_open_batch() -> N
     stream.stand(0)
     stream.read(0, 5, P)
     stream.read(0, 3, Q)
-    assert stream.stand(1, p=50) == (do.DropRows(P), do.Place({P: 50}))
+    assert stream.stand(1, p=50) == (do.DropRows(P), place(50))
     assert claims(stream.read(3, 10, Q)) == [ready(A, span(Q, 0, 10))]
 
 
@@ -145,7 +150,7 @@ def test_a_partition_that_comes_back_waits_for_what_was_sent_before() -> None:
     assert stream.on(events.Revoked((P,)), 0.0) == (do.DropRows(P),)
     stream.on(events.Assigned((P,)), 0.0)
     assert stream.stand(4, p=0) == ()
-    assert stream.stand(5, p=10) == (do.Place({P: 10}),)
+    assert stream.stand(5, p=10) == (place(10),)
 
 
 steps = st.lists(
@@ -215,7 +220,7 @@ def test_batches_that_were_refused_do_not_fill_the_bound() -> None:
     stream.read(0, 30)
     stream.deliver(_1=1, _2=2, _3=3)
     stolen = stream.stand(4, p=5, waiting=1)
-    assert stolen == (do.DropRows(P), do.Place({P: 5}), READ_ON)
+    assert stolen == (do.DropRows(P), place(5), READ_ON)
 
 
 def test_it_pauses_while_more_waits_in_the_job_than_its_workers_can_have() -> None:
@@ -233,11 +238,11 @@ def test_expired_records_are_claimed_after_what_was_read() -> None:
     assert stream.on(events.FellBehind(P, 40), 0.0) == ()  # not placed
     stream.stand(0)
     stream.read(0, 5)
-    assert stream.on(events.FellBehind(P, 5), 0.0) == ()  # nothing is missing
+    assert stream.on(events.FellBehind(P, 5), 0.0) == (place(5),)  # nothing is missing
     assert stream.on(events.FellBehind(P, 40), 0.0) == (
         do.Announce(1, BatchReady(A, (span(P, 0, 5),), 5), (5,)),
         do.Announce(2, SpanExpired(A, (Span(*P, 5, 40, known=5),)), (0,)),
-        do.Place({P: 40}),
+        place(40),
     )
     stream.deliver(_1=0, _2=1)
     assert stream.stand(2, p=40, waiting=1) == ()
@@ -381,7 +386,7 @@ def test_who_leaves_changes_nothing_any_more() -> None:
 def test_a_partition_that_was_opened_anew_is_read_anew_and_claimed_so() -> None:
     # standing   claimed[p]=40 of generation 0   opened at 40 as generation 9, after epoch 2
     stream = _Stream()
-    assert stream.stand(0, p=40) == (do.Place({P: 40}), READ_ON)
+    assert stream.stand(0, p=40) == (place(40), READ_ON)
     stream.read(40, 44)
     standing = Standing(
         0,
@@ -395,7 +400,7 @@ def test_a_partition_that_was_opened_anew_is_read_anew_and_claimed_so() -> None:
         known={P: LogPosition(39, "id", 2)},
     )
     seen = events.StandingSeen(standing)
-    assert stream.on(seen, 0.0) == (do.DropRows(P), do.Place({P: 40}))
+    assert stream.on(seen, 0.0) == (do.DropRows(P), do.Place({P: LogPosition(39, "id", 2)}))
     commands = stream.on(events.Decoded(Run(P, range(40, 55), (), 0.0, 0.0, epoch=3)), 0.0)
     (claim,) = claims(commands)
     assert claim.address == (Span(*P, 40, 50, 9, 2, 50, 3),)
@@ -412,4 +417,112 @@ def test_a_partition_is_read_once_the_job_has_it() -> None:
     opened = Opened(added, None, 9, "id", 0, -1)
     claimed = {**FIRST, added: 0}
     standing = Standing(0, 1, claimed, 1, 0, 1, {}, opened={added: (opened,)})
-    assert stream.on(events.StandingSeen(standing), 0.0) == (do.Place({added: 0}),)
+    assert stream.on(events.StandingSeen(standing), 0.0) == (place(0, added),)
+
+
+# --- logs that turn out to be others --------------------------------------------------------------
+
+
+def of_log(
+    claimed: int, known: LogPosition, generation: int = 0, *, epoch: int = 0, cpos: int = 0
+) -> events.StandingSeen:
+    """A standing of a partition whose log is known up to there."""
+    opened = Opened(P, None, generation, known.topic_id, claimed, known.epoch)
+    return events.StandingSeen(
+        Standing(
+            epoch,
+            cpos,
+            {P: claimed, Q: 0},
+            cpos,
+            0,
+            1,
+            {},
+            opened={P: (opened,)},
+            known={P: known},
+        )
+    )
+
+
+@pytest.mark.parametrize(("recreated", "again_at"), [(False, LOST_S), (True, None)])
+def test_a_log_that_is_another_one_is_left_alone_until_the_leader_says_more(
+    recreated: bool,  # noqa: FBT001 -- a parameter of the test
+    again_at: float | None,
+) -> None:
+    # standing   claimed[p]=40 of generation 0          ...          opened at 30 as generation 9
+    # reader     reads 40 to 44    truncated                         reads from 30
+    stream = _Stream()
+    here = LogPosition(40, "id", 2)
+    assert of_kind(stream.on(of_log(40, here), 0.0), do.Place) == [do.Place({P: here})]
+    stream.read(40, 44)
+
+    assert stream.on(events.Truncated(P, recreated), 0.0) == (do.DropRows(P),)
+
+    assert stream.read(44, 50) == (do.DropRows(P),)
+    assert of_kind(stream.on(of_log(40, here), LOST_S - 1), do.Place) == []
+    late = of_kind(stream.on(of_log(40, here), 100.0), do.Place)
+    assert late == ([] if again_at is None else [do.Place({P: here})])
+    there = LogPosition(30, "other" if recreated else "id", 2)
+    placed = of_kind(stream.on(of_log(30, there, 9), 100.0), do.Place)
+    assert placed == [do.Place({P: there})]
+
+
+def test_after_a_forged_topic_the_true_one_is_read_at_once() -> None:
+    stream = _Stream()
+    stream.on(of_log(40, LogPosition(40, "forged", 2)), 0.0)
+    stream.on(events.Truncated(P, recreated=True), 0.0)
+
+    true = LogPosition(40, "id", 2)
+    assert of_kind(stream.on(of_log(40, true), 0.1), do.Place) == [do.Place({P: true})]
+
+
+def test_it_begins_after_the_last_record_that_is_known_and_claims_from_where_others_ended() -> None:
+    # log        ... 37:a record   38, 39: markers   | claimed up to 40
+    stream = _Stream()
+    known = LogPosition(38, "id", 2)
+    assert of_kind(stream.on(of_log(40, known), 0.0), do.Place) == [do.Place({P: known})]
+
+    # A record that was there before has expired as it was claimed; what comes at 40 is next.
+    assert stream.on(events.RecordBelow(P, 2), 0.0) == ()
+    (claim,) = claims(stream.on(events.Decoded(Run(P, range(40, 50), (), 0.0, 0.0, epoch=2)), 0.0))
+    assert claim.address == (Span(*P, 40, 50, 0, 2, 50, 2),)
+
+
+def test_a_record_below_its_position_that_came_after_a_cut_means_another_log() -> None:
+    stream = _Stream()
+    stream.on(of_log(40, LogPosition(38, "id", 2)), 0.0)
+    assert stream.on(events.RecordBelow(P, 3), 0.0) == (do.DropRows(P),)
+    assert stream.position(P) is None
+
+
+def test_leader_epochs_that_go_back_mean_another_log() -> None:
+    stream = _Stream()
+    stream.on(of_log(40, LogPosition(40, "id", 2)), 0.0)
+    stale = events.Decoded(Run(P, range(40, 50), (), 0.0, 0.0, epoch=1))
+    assert stream.on(stale, 0.0) == (do.DropRows(P),)
+    assert stream.position(P) is None
+
+
+def test_what_expired_below_its_position_is_passed_over() -> None:
+    # log        begins at 39 by now: retention took what the place knows of
+    stream = _Stream()
+    stream.on(of_log(40, LogPosition(38, "id", 2)), 0.0)
+    placed = do.Place({P: LogPosition(40, "id")})
+    assert stream.on(events.FellBehind(P, 39), 0.0) == (placed,)
+
+
+def test_claims_that_the_control_topic_lost_are_not_waited_for_for_ever() -> None:
+    # claims     [0:10] at 7, of leader 0
+    # standing   leader 1, cpos=5, claimed[p]=0: the topic lost its tail, nobody claims any more
+    stream = _Stream()
+    here = LogPosition(0, "id", -1)
+    stream.on(of_log(0, here), 0.0)
+    stream.read(0, SAMPLES)
+    stream.deliver(_1=7)
+    stream.on(of_log(0, here, epoch=1, cpos=5), 10.0)
+
+    waits = stream.on(of_log(0, here, epoch=1, cpos=5), 10.0 + UNDECIDED_S - 1)
+    assert of_kind(waits, do.Place) == []
+    begins_anew = stream.on(of_log(0, here, epoch=1, cpos=5), 10.0 + UNDECIDED_S)
+    assert of_kind(begins_anew, do.Place) == [do.Place({P: here})]
+    (forgotten,) = of_kind(begins_anew, do.Forget)
+    assert [span.end for (span,) in forgotten.addresses] == [SAMPLES]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -106,12 +107,13 @@ def make_world(
     task = task or CountingTask(RECORDS, poison)
     cache = BatchCache(1 << 20)
     metrics, tracer, stream = WorkerMetrics(), MemoryTracer(), [""]
+    topic_ids = {0: log.describe(["s"])["s"].topic_id}  # by generation
     desk = GradientDesk(
         W,
         computer(task, build_model(task, 0), torch.device("cpu")),
         codec=codec,
         cache=cache,
-        spans=log.spans(),
+        log=log,
         board=board,
         logger=event_logger("test"),
         measures=metrics.work_for("job", ("s",)),
@@ -120,6 +122,7 @@ def make_world(
         wait=lambda _: None,
         round_began=lambda: None,
         stream=lambda: stream[-1],
+        topic_id=lambda span: topic_ids.get(span.generation, ""),
     )
     return World(log, board, boards, cache, desk, codec, metrics, tracer, stream)
 
@@ -194,6 +197,28 @@ def test_records_of_a_topic_that_is_gone_are_unreadable_and_end_nothing(world: W
     publish(world)
     world.log.delete_topic("s")
     assert failure(world.order(batch(0, 2))) == ("unreadable", (0,))
+
+
+@pytest.mark.parametrize("recreated", [False, True])
+def test_records_that_came_to_have_the_offsets_of_others_are_not_taken_for_those(
+    world: World,
+    recreated: bool,  # noqa: FBT001 -- a parameter of the test
+) -> None:
+    # claimed    s[0]@1:3 of leader epoch 0
+    # log        0 1 2 ...   cut at 2, and written on under epoch 1; or all of it anew under epoch 0
+    claimed = msgspec.structs.replace(batch(1, 3), address=(Span("s", 0, 1, 3, known=3, epoch=0),))
+    assert failure(world.order(claimed)) == ("model_missing", (0,))  # its records are here
+    place = Partition("s", 0)
+    if recreated:
+        world.log.recreate("s")
+    else:
+        world.log.cut(place, 2)
+    writer = world.log.writer()
+    for value in world.codec.encode({"id": np.array(IDS)}):
+        writer.append("s", value)
+    assert writer.flush(1.0)
+
+    assert failure(world.order(claimed, number=2)) == ("expired", (0,))
 
 
 def test_a_batch_whose_records_are_not_all_there_any_more_is_expired(world: World) -> None:
