@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common.core.history import History
-from common.core.messages import GENESIS, Batch, LogPositions, ModelId, Openings, Positions
+from common.core.messages import (
+    GENESIS,
+    Batch,
+    LogPositions,
+    ModelId,
+    Opened,
+    Openings,
+    Positions,
+)
+from common.core.spans import LogPosition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from common.core.messages import AuditRecord
 
@@ -75,9 +84,27 @@ class Snapshot(msgspec.Struct, frozen=True):
         return frontier
 
 
-def genesis(first: Positions) -> Snapshot:
-    """The snapshot that can always be made again, from the job's specification alone."""
-    return Snapshot(-1, GENESIS, 0, 0, dict(first), poison=())
+def genesis(first: Positions, topic_ids: Mapping[str, str] | None = None) -> Snapshot:
+    """The snapshot that can always be made again, from what the job was submitted with.
+
+    Args:
+        first: Where every partition begins.
+        topic_ids: Kafka's ids of its topics, as far as known.
+    """
+    ids = topic_ids or {}
+    known = {p: LogPosition(at, ids[p.topic]) for p, at in first.items() if ids.get(p.topic)}
+    return Snapshot(
+        -1,
+        GENESIS,
+        0,
+        0,
+        dict(first),
+        poison=(),
+        opened={
+            p: (Opened(p, None, 0, at.topic_id, at.offset, at.epoch),) for p, at in known.items()
+        },
+        known=known,
+    )
 
 
 def choose(

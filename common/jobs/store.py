@@ -16,6 +16,7 @@ from common import topics
 from common.book import Book
 from common.core.batching import most_group_size
 from common.core.events import Wanted  # noqa: TC001 -- msgspec reads it when run
+from common.core.losses import ReadFrom  # noqa: TC001 -- likewise
 from common.core.spans import Partition
 from common.errors import (
     ConflictError,
@@ -82,6 +83,10 @@ class JobRecord(NamedTuple):
     finished: bool = False  # stopped because it reached its stop rule, not by a person
     after_loss: int = 0  # how often it was resumed although Kafka lost records that it acknowledged
     from_start: bool = False  # the last time, if need be with version 0
+    read_from: ReadFrom = ""  # likewise, streams' topics that were created anew
+    topic_ids: Mapping[
+        str, str
+    ] = {}  # Kafka's, of its streams as it was submitted; as far as known
 
 
 class _Stored(msgspec.Struct, omit_defaults=True):
@@ -101,6 +106,8 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     finished: bool = False
     after_loss: Annotated[int, Meta(ge=0)] = 0
     from_start: bool = False
+    read_from: ReadFrom = ""
+    topic_ids: dict[str, str] = {}
 
 
 class JobBook:
@@ -191,7 +198,17 @@ class JobBook:
             first = first_positions(spec, self._log)
             reason = "submitted" if origin is None else f"submitted, begins with {origin}"
             now_s = self._clock()
-            record = JobRecord(spec, "running", first, reason, now_s, origin, request=request)
+            topic_ids = {t: found.topic_id for t, found in self._log.describe(spec.streams).items()}
+            record = JobRecord(
+                spec,
+                "running",
+                first,
+                reason,
+                now_s,
+                origin,
+                request=request,
+                topic_ids={topic: each for topic, each in topic_ids.items() if each},
+            )
             data = _new(record)  # before topics are made for a job that there will not be
             self._make_topics(spec)
             self._book.write(spec.name, data)
@@ -213,13 +230,16 @@ class JobBook:
             self._book.write(job, encode_job(record))
             return record
 
-    def resume_after_loss(self, job: str, reason: str, *, from_start: bool = False) -> JobRecord:
-        """Go on with a job that is held, from the best snapshot of which Kafka lost nothing.
+    def resume_after_loss(
+        self, job: str, reason: str, *, from_start: bool = False, read_from: ReadFrom = ""
+    ) -> JobRecord:
+        """Go on with a job that is held since Kafka lost records, with what is left.
 
         Args:
             job: Its name.
             reason: Why, cut off likewise.
             from_start: Whether version 0 will do, where no other is left.
+            read_from: From where streams' topics are read that were created anew.
 
         Raises:
             NotFoundError: If there is no such job.
@@ -240,6 +260,7 @@ class JobBook:
                 detail="",
                 after_loss=record.after_loss + 1,
                 from_start=from_start,
+                read_from=read_from,
             )
             self._book.write(job, encode_job(record))
             return record
@@ -433,6 +454,8 @@ def encode_job(record: JobRecord) -> bytes:
         record.finished,
         record.after_loss,
         record.from_start,
+        record.read_from,
+        dict(record.topic_ids),
     )
     return msgspec.json.encode(stored)
 
@@ -470,4 +493,6 @@ def decode_job(key: bytes | None, value: bytes) -> JobRecord:
         stored.finished,
         stored.after_loss,
         stored.from_start,
+        stored.read_from,
+        stored.topic_ids,
     )

@@ -137,7 +137,7 @@ class SnapshotStore:
                 f" delete all of {self._record.spec.name}/checkpoints/ to begin with version 0"
             )
         data = self._origin()
-        return Stored("version 0", genesis(positions), lambda: data)
+        return Stored("version 0", genesis(positions, self._record.topic_ids), lambda: data)
 
     def _origin(self) -> bytes:
         origin = self._record.origin

@@ -62,7 +62,8 @@ def write(log: MemoryLog, topic: str, value: bytes | None, key: bytes | None = N
 
 def test_a_submitted_job_is_there_for_everybody(log: MemoryLog) -> None:
     spec = parse_job(TEXT)
-    record = JobRecord(spec, "running", {A: 0, B: 0}, "submitted", 1000.0)
+    ids = {topic: found.topic_id for topic, found in log.describe(spec.streams).items()}
+    record = JobRecord(spec, "running", {A: 0, B: 0}, "submitted", 1000.0, topic_ids=ids)
     assert JobBook(log, clock=lambda: 1000.0).submit(spec) == record
     assert JobBook(log).read() == {"digits": record}
 
