@@ -158,12 +158,12 @@ def check_control(record: ControlRecord) -> None:
             _check_opened(record)
 
 
-def _check_opened(record: Opened) -> None:
+def _check_opened(record: Opened, least: int = 1) -> None:
     _need(bool(record.partition.topic), "partition.topic", record.partition, "of a named topic")
     _check_count("partition.index", record.partition.index)
     if record.after is not None:
         _check_count("after", record.after)
-    _check_count("generation", record.generation, 1)
+    _check_count("generation", record.generation, least)
     _check_count("start", record.start)
     _check_epoch("epoch", record.epoch)
 
@@ -239,7 +239,7 @@ def check_standing(standing: Standing) -> None:
                 _check_count(f"{field}[{partition}]", position)
     for partition, openings in standing.opened.items():
         for opened in openings:
-            _check_opened(opened)
+            _check_opened(opened, least=0)  # 0: as the job was submitted
             _need(opened.partition == partition, f"opened[{partition}]", opened, "its own openings")
     for partition, position in standing.known.items():
         _check_count(f"known[{partition}].offset", position.offset)

@@ -122,7 +122,7 @@ class CountingJob:
         """What both topics prove."""
         control = read_decoded(self._log, control_topic(self.name), wire.decode_claim)
         updates = read_decoded(self._log, updates_topic(self.name), wire.decode_audit)
-        return audit(self.record.first, control, updates)
+        return audit(self.record.first, control, updates, known=self.record.known)
 
     def weights(self, proof: Audit) -> Vector:
         """(records,) the weights after the last update, from its hot snapshot.

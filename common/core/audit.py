@@ -3,11 +3,13 @@
 Two folds side by side: the history over the updates topic, the ledger over the control topic. What
 an update or a quarantine settles must be an accepted claim, each batch once; and the spans of each
 partition must tile it without gap or overlap, from where the job began to where it is settled.
+What lay above where a log was cut, or in a topic that was created anew since, is told apart.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.history import History
@@ -21,10 +23,11 @@ from common.core.messages import (
     Requeued,
     UpdateApplied,
 )
-from common.core.spans import Partition, Span
+from common.core.snapshots import genesis
+from common.core.spans import LogPosition, Partition, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from common.core.messages import AuditRecord, ControlRecord, Positions, Quarantined
 
@@ -45,6 +48,7 @@ class Audit:
     requeued: tuple[Requeued, ...]  # quarantines that operators ended; later ones may follow
     replayed: tuple[Replayed, ...]  # quarantined for good: their records were produced anew
     expired: tuple[Span, ...]  # deleted before anybody read them; the last not claimed yet
+    lost: tuple[Span, ...]  # trained, then lost: their log was cut, or their topic created anew
     takeovers: int  # Lead records that counted
     taken_back: int  # updates that a later Lead took back, or that came too late
     trained: int  # samples in effective updates
@@ -60,12 +64,18 @@ class Audit:
         unread = sum(span.end - span.start for span in self.expired)
         return unread + sum(batch.samples for batch in batches)
 
+    @property
+    def lost_records(self) -> int:
+        """Records that are in the model, and in Kafka no more: it lost what it had acknowledged."""
+        return sum(span.end - span.start for span in self.lost)
+
 
 def audit(
     first: Positions,
     control: Iterable[tuple[int, ControlRecord | None]],
     updates: Iterable[tuple[int, AuditRecord | None]],
     starts: Mapping[Partition, int] | None = None,
+    known: Mapping[Partition, LogPosition] | None = None,
 ) -> Audit:
     """Fold both topics and compare them.
 
@@ -74,22 +84,19 @@ def audit(
         control: The whole control topic, by offset; None for what does not parse.
         updates: The whole updates topic, likewise.
         starts: Where the logs of partitions begin now; what nobody claimed below has expired.
+        known: What was known of their logs there, when the job was submitted.
     """
     history, effective, operators, lead_count, void = _effective(updates)
     flaws = list[Flaw]()
 
-    ledger = Ledger(first)
+    ledger = Ledger.of(genesis(first, known))
     accepted = dict[int, Batch]()
     spans = list[Span]()  # settled without an update: expired, or nothing in them decoded
     expired = list[Span]()
     skipped = 0
-    begin = dict(first)  # of each partition, those included that were added while the job ran
     for offset, record in control:
         decision = ledger.decide(offset, record)
-        if not decision.accepted or record is None:
-            continue
-        if isinstance(record, Opened):
-            begin.setdefault(record.partition, record.start)
+        if not decision.accepted or record is None or isinstance(record, Opened):
             continue
         if isinstance(record, BatchReady):
             skipped += sum(left_out.records for left_out in record.skipped)
@@ -113,6 +120,7 @@ def audit(
     ]
 
     settled = set[int]()
+    lost = list[Span]()
     for what, batches in (
         *((f"version {update.version}", update.batches) for update in effective),
         *(("quarantine", (record.batch,)) for record in quarantined),
@@ -124,13 +132,19 @@ def audit(
                 flaws.append(Flaw("never claimed", f"batch {batch.offset} of {what}"))
             settled.add(batch.offset)
             spans += batch.address
-    frontier, holes = _tile(begin, spans, [b for o, b in accepted.items() if o not in settled])
+            if what != "quarantine":
+                lost += _lost(ledger, batch)
+    waiting = [span for o, b in accepted.items() if o not in settled for span in b.address]
+    frontier, holes = _tile(
+        _beginnings(first, ledger), _in_log(ledger, spans), _in_log(ledger, waiting)
+    )
     return Audit(
         updates=tuple(effective),
         quarantined=quarantined,
         requeued=tuple(record for record in operators if isinstance(record, Requeued)),
         replayed=tuple(record for record in operators if isinstance(record, Replayed)),
         expired=tuple(expired),
+        lost=tuple(lost),
         takeovers=lead_count,
         taken_back=void,
         trained=sum(update.samples for update in effective),
@@ -175,13 +189,40 @@ def _effective(
     return history, effective, operators, leads, seen - len(effective)
 
 
+def _beginnings(first: Positions, ledger: Ledger) -> Positions:
+    """Where the job begins in the logs of today; partitions included that were added."""
+    begin = dict(first)
+    for place, openings in ledger.opened.items():
+        begin.setdefault(place, openings[0].start)
+        for before, each in pairwise(openings):
+            if before.topic_id != each.topic_id:
+                begin[place] = each.start
+    return begin
+
+
+def _in_log(ledger: Ledger, spans: Iterable[Span]) -> Iterator[Span]:
+    """What of accepted spans is in the logs of today."""
+    for span in spans:
+        end = ledger.end_in_log(span)
+        if end > span.start:
+            yield span._replace(end=end)
+
+
+def _lost(ledger: Ledger, batch: Batch) -> Iterator[Span]:
+    """What of an accepted batch was in a log, and is not any more."""
+    for span in batch.address:
+        if ledger.is_gone(span):
+            end = span.known if span.known >= 0 else span.end
+            yield span._replace(start=max(span.start, ledger.end_in_log(span)), end=end)
+
+
 def _tile(
-    first: Positions, spans: Iterable[Span], unsettled: Iterable[Batch]
+    first: Positions, spans: Iterable[Span], unsettled: Iterable[Span]
 ) -> tuple[Positions, list[Flaw]]:
     """Lay the settled spans side by side; a hole is a flaw unless accepted batches wait there."""
     by_place: dict[Partition, list[Span]] = {partition: [] for partition in first}
     flaws = list[Flaw]()
-    waiting = {span for batch in unsettled for span in batch.address}
+    waiting = set(unsettled)
     for span in (*spans, *waiting):
         if span.place in by_place:
             by_place[span.place].append(span)

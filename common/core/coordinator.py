@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from common.core import commands as do
 from common.core import events
 from common.core.leader import Leader
+from common.core.losses import Wish
 from common.core.messages import Lead, Quarantined, UpdateApplied
 from common.core.search import Chosen, Lost, Search, Wait
 
@@ -140,8 +141,9 @@ class Coordinator:
                 yield from self._hold(reason, detail)
             case events.ControlRead(claims, epoch) if leader is not None:
                 yield from leader.control_read(claims, epoch, now)
-            case events.StreamsSeen(partitions, number) if leader is not None:
-                yield from leader.streams_seen(partitions, number)
+            case events.StreamsSeen() if leader is not None:
+                reason = leader.why_lost(event)
+                yield from self._hold(reason, "") if reason else leader.streams_seen(event)
             case events.RepliesRead(replies) if leader is not None:
                 yield from leader.replies_read(replies, now)
             case events.WorkersSeen(statuses) if leader is not None:
@@ -267,7 +269,9 @@ class Coordinator:
             raise AssertionError("only a candidate begins to lead")
         self._candidacy = None
         epoch = self._history.epoch
-        self._leader = Leader(epoch, snapshot, self._history, self._settings, now)
+        # A wish counts for one Lead: for what this leader finds lost when it looks first.
+        wish = Wish(self._history.judged == epoch, self._wish.read_from)
+        self._leader = Leader(epoch, snapshot, self._history, self._settings, now, wish)
         self._alive_at = now
         yield do.Begin(epoch, snapshot)
         if self._settings.learning_rate is not None:

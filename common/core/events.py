@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.core.batching import Run
+    from common.core.losses import Parted, ReadFrom
     from common.core.messages import AuditRecord, ControlRecord, Reply, Standing, WorkerId
     from common.core.settings import CoordinatorSettings
     from common.core.snapshots import Snapshot
@@ -195,6 +196,9 @@ class StreamsSeen(msgspec.Struct, frozen=True):
 
     partitions: Mapping[Partition, str]  # Kafka's id of its topic; empty: not known
     number: int  # `unused_number`, for generations that begin with what is seen
+    parted: Mapping[Partition, Parted] = {}  # for sure not what they were, as the standing had them
+    sure: bool = True  # whether the others are: of none it is to be seen whether it stays so
+    control_end: int = 0  # of the control topic, then: who has not decided all of it knows less
 
 
 class RepliesRead(msgspec.Struct, frozen=True):
@@ -219,6 +223,7 @@ class WantedChanged(msgspec.Struct, frozen=True):
     wanted: Wanted
     after_loss: int = 0  # how often it was told to go on although Kafka lost records
     from_start: bool = False  # the last time, if need be with version 0
+    read_from: ReadFrom = ""  # likewise, topics that were created anew
 
 
 class SettingsChanged(msgspec.Struct, frozen=True):

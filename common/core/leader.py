@@ -10,11 +10,13 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from common.core import commands as do
+from common.core import losses
 from common.core.failures import PoisonLimits, judge
 from common.core.goal import Goal
 from common.core.grouping import Grouper
 from common.core.ledger import Ledger
 from common.core.liveness import Liveness
+from common.core.losses import Wish
 from common.core.messages import (
     Farewell,
     Gradient,
@@ -36,13 +38,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from common.core.commands import CoordinatorCommand
-    from common.core.events import Wanted
+    from common.core.events import StreamsSeen, Wanted
     from common.core.history import History
+    from common.core.losses import Parted
     from common.core.messages import AuditRecord, Batch, ControlRecord, Failed, Reply
     from common.core.settings import CoordinatorSettings
     from common.core.spans import Partition
 
 
+NO_WISH = Wish()
 REASON_CHARACTERS = 2_000  # of a quarantine: an exception's text may be longer than a record
 
 
@@ -55,6 +59,7 @@ class Leader:
         history: What the updates topic says since that snapshot; its owner feeds it.
         settings: The job's.
         now: When it begins.
+        wish: What it may go on after, of what its first look at the streams finds lost.
     """
 
     def __init__(
@@ -64,15 +69,15 @@ class Leader:
         history: History,
         settings: CoordinatorSettings,
         now: float,
+        wish: Wish = NO_WISH,
     ) -> None:
         self._epoch = epoch
+        self._wish = wish
         self._settings = settings
         self._changed: CoordinatorSettings | None = None  # from the next update boundary on
         self._made = snapshot.made
         self._samples = snapshot.samples
-        self._ledger = Ledger(
-            snapshot.claimed, snapshot.control_position, snapshot.opened, snapshot.known
-        )
+        self._ledger = Ledger.of(snapshot)
         self._control = snapshot.control
         self._history = history
         requeued = history.requeued
@@ -125,6 +130,7 @@ class Leader:
         yield do.LookForWorkers()
         for record in self._history.quarantined.values():
             yield do.DeadLetterBatch(record)
+        yield from self._expire_gone()
         # At once: a successor then finds one of the leader in force, unless the board was wiped.
         yield from self._take_snapshot(now, checkpoint=False)
 
@@ -146,20 +152,49 @@ class Leader:
                 yield do.DeadLetterRecords(skipped)
             if decision.batch is not None and not self._is_quarantined(decision.batch):
                 self._grouper.add(decision.batch)
+            if isinstance(record, Opened):
+                yield from self._expire_gone()
         yield self._standing(now)
         yield from self._advance(now)
 
-    def streams_seen(
-        self, partitions: Mapping[Partition, str], number: int
-    ) -> Iterator[CoordinatorCommand]:
-        """Take in partitions that the job does not have yet: all of their records.
+    def why_lost(self, seen: StreamsSeen) -> str:
+        """Why the job must be held, by what is seen of its streams; empty where it goes on."""
+        lost = self._lost(seen)
+        if all(self._wish.opening(place, lost[place], seen.number) for place in lost):
+            return ""
+        known, claimed = self._ledger.known, self._ledger.claimed
+        return losses.reason(
+            lost,
+            lambda place: known[place].offset if place in known else claimed[place],
+            self._unsettled(),
+        )
+
+    def streams_seen(self, seen: StreamsSeen) -> Iterator[CoordinatorCommand]:
+        """Open partitions that the job does not have yet, and those that its owner lets go on.
 
         The record may be there already, unread yet; then a second one of it does not count.
         """
-        for partition in sorted(partitions):
+        for partition in sorted(seen.partitions):
             if self._ledger.generation(partition) is None:
-                topic_id = partitions[partition]
-                yield do.OpenPartition(Opened(partition, None, number, topic_id, 0, -1))
+                topic_id = seen.partitions[partition]
+                yield do.OpenPartition(Opened(partition, None, seen.number, topic_id, 0, -1))
+        lost = self._lost(seen)
+        for partition in sorted(lost):
+            opened = self._wish.opening(partition, lost[partition], seen.number)
+            if opened is not None:
+                yield do.OpenPartition(opened)
+        if seen.sure and not lost and self._ledger.position >= seen.control_end:
+            self._wish = NO_WISH  # what is lost later, its owner has to look at
+
+    def _lost(self, seen: StreamsSeen) -> dict[Partition, Parted]:
+        """Partitions that are not the logs that they were, by all that is decided of claims."""
+        if self._finishing or self._ledger.position < seen.control_end:
+            return {}
+        return {
+            place: parted
+            for place, parted in seen.parted.items()
+            if parted.generation == self._ledger.generation(place)
+        }
 
     def replies_read(self, replies: Iterable[Reply], now: float) -> Iterator[CoordinatorCommand]:
         """Count gradients, learn of failures."""
@@ -383,6 +418,20 @@ class Leader:
                 traceback,
             )
 
+    def _expire_gone(self) -> Iterator[CoordinatorCommand]:
+        """Settle batches that waited when their records were lost: nobody can read them again.
+
+        What has its gradient stays in its round; put back, it is looked at once more.
+        """
+        for batch in self._unsettled():
+            if not any(map(self._ledger.is_gone, batch.address)):
+                continue
+            waited = self._grouper.remove(batch.offset) is not None
+            if waited or (self._round is not None and self._round.settle(batch.offset)):
+                self._suspects.clear([batch.offset])
+                self._returned.discard(batch.offset)
+                yield self._publisher.append(Quarantined(self._epoch, batch, "expired"))
+
     def _is_quarantined(self, batch: Batch) -> bool:
         """Whether an earlier leader quarantined exactly this batch."""
         known = self._quarantined
@@ -404,6 +453,7 @@ class Leader:
         if batch.offset < self._ledger.position:
             self._grouper.add(batch)
             self._moved_at = now
+            yield from self._expire_gone()
             yield self._standing(now)
 
     def _proceed(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
@@ -482,6 +532,7 @@ class Leader:
             self._grouper.add(batch)
         self._round = None
         yield do.DiscardSum()
+        yield from self._expire_gone()
 
     def _take_snapshot(self, now: float, *, checkpoint: bool) -> Iterator[CoordinatorCommand]:
         taken = self._publisher.take(self._snapshot(), now, checkpoint=checkpoint)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.core.messages import ControlRecord, LogPositions, Openings, Positions
+    from common.core.snapshots import Snapshot
     from common.core.spans import Partition, Span
 
 
@@ -63,6 +64,11 @@ class Ledger:
         self.accepted = 0  # batches, by this ledger
         self.refused = 0  # claims
 
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Ledger:
+        """The ledger of a snapshot, to go on with."""
+        return cls(snapshot.claimed, snapshot.control_position, snapshot.opened, snapshot.known)
+
     @property
     def position(self) -> int:
         """Every control record below this offset has been decided."""
@@ -89,14 +95,22 @@ class Ledger:
             return self._opened[partition][-1].generation
         return 0 if partition in self._claimed else None
 
-    def is_gone(self, span: Span) -> bool:
-        """Whether records of an accepted span are in no log any more: it was cut below them."""
+    def end_in_log(self, span: Span) -> int:
+        """Up to where an accepted span's offsets are still those of its records.
+
+        Below its start if none are: the log was cut below, or its topic created anew.
+        """
         openings = self._opened.get(span.place, ())
         own = [at for at, each in enumerate(openings) if each.generation == span.generation]
         topic_id = openings[own[0]].topic_id if own else ""
         later = openings[own[0] + 1 :] if own else openings
-        known = span.known if span.known >= 0 else span.end
-        return any(each.start < known or "" != topic_id != each.topic_id != "" for each in later)
+        if any("" != topic_id != each.topic_id != "" for each in later):
+            return -1
+        return min([span.end, *(each.start for each in later)])
+
+    def is_gone(self, span: Span) -> bool:
+        """Whether records of an accepted span are in no log any more: it was cut below them."""
+        return self.end_in_log(span) < (span.known if span.known >= 0 else span.end)
 
     def decide(self, offset: int, record: ControlRecord | None) -> Decision:
         """Decide the control record at `offset`; None stands for one that does not parse.

@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common.core.history import History
-from common.core.messages import GENESIS, Batch, LogPositions, ModelId, Openings, Positions
-from common.core.spans import LogPosition
+from common.core.messages import (
+    GENESIS,
+    Batch,
+    LogPositions,
+    ModelId,
+    Opened,
+    Openings,
+    Positions,
+)
+from common.core.spans import LogPosition, Partition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from common.core.messages import AuditRecord
 
@@ -91,14 +99,20 @@ class Snapshot(msgspec.Struct, frozen=True):
         return frontier
 
 
-def genesis(first: Positions, known: LogPositions | None = None) -> Snapshot:
-    """The snapshot that can always be made again, from the job's specification alone.
+def genesis(first: Positions, known: Mapping[Partition, LogPosition] | None = None) -> Snapshot:
+    """The snapshot that can always be made again, from what the job was submitted with.
 
     Args:
-        first: Where the job begins.
+        first: Where every partition begins.
         known: What was known of the logs below, when that was resolved.
     """
-    return Snapshot(-1, GENESIS, 0, 0, dict(first), poison=(), known=dict(known or {}))
+    known = dict(known or {})
+    opened: Openings = {
+        partition: (Opened(partition, None, 0, at.topic_id, at.offset, at.epoch),)
+        for partition, at in known.items()
+        if at.topic_id
+    }
+    return Snapshot(-1, GENESIS, 0, 0, dict(first), poison=(), opened=opened, known=known)
 
 
 def choose(

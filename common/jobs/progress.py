@@ -34,6 +34,7 @@ from common.core.messages import (
     SpanExpired,
     UpdateApplied,
 )
+from common.core.snapshots import genesis
 from common.trail import Trail
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
         Skipped,
         Standing,
     )
-    from common.core.spans import Partition, Span
+    from common.core.spans import LogPosition, Partition, Span
     from common.jobs.store import JobRecord
 
 # --- what a job's state is -----------------------------------------------------------------------
@@ -373,12 +374,19 @@ class Claims:
 
     Args:
         first: Where every partition of the job begins.
+        known: What was known of their logs there, when the job was submitted.
         whole: Whether all claims are fed; where some are not, none can be decided, and what was
             skipped is known of updates alone.
     """
 
-    def __init__(self, first: Positions, *, whole: bool) -> None:
-        self._ledger = Ledger(first) if whole else None
+    def __init__(
+        self,
+        first: Positions,
+        known: Mapping[Partition, LogPosition] | None = None,
+        *,
+        whole: bool,
+    ) -> None:
+        self._ledger = Ledger.of(genesis(first, known)) if whole else None
         self.batches = 0  # accepted, that need an update
         self.offsets = Counter[str]()  # in their spans, by stream
         self.skipped = Counter[str]()  # records of accepted batches that did not decode, by stream
@@ -620,7 +628,7 @@ class JobProgress:
         self.columns = Columns(record.spec.streams, kept)
         self.seen = Look(0.0)
         self._trail = Trail(updates_start)
-        self._claims = Claims(record.first, whole=self.whole)
+        self._claims = Claims(record.first, record.known, whole=self.whole)
         self._recent = Recent()
         self._ends = Ends(record.spec.streams, record.first)
         self._quarantined = 0

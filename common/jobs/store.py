@@ -16,6 +16,7 @@ from common import topics
 from common.book import Book
 from common.core.batching import most_group_size
 from common.core.events import Wanted  # noqa: TC001 -- msgspec reads it when run
+from common.core.losses import ReadFrom  # noqa: TC001 -- likewise
 from common.core.spans import LogPosition, Partition
 from common.errors import (
     ConflictError,
@@ -85,6 +86,7 @@ class JobRecord(NamedTuple):
     from_start: bool = False  # the last time, if need be with version 0
     # What was known of the logs below the first positions, when these were resolved.
     known: LogPositions = {}  # noqa: RUF012 -- read only
+    read_from: ReadFrom = ""  # likewise, streams' topics that were created anew
 
 
 class _Stored(msgspec.Struct, omit_defaults=True):
@@ -107,6 +109,7 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     topic_ids: dict[str, str] = {}  # Kafka's, of the streams, as far as they are known
     # Kafka's, of the last records below `first`, in that order; none where none is known.
     epochs: list[int] = []
+    read_from: ReadFrom = ""
 
 
 class JobBook:
@@ -222,8 +225,10 @@ class JobBook:
             self._book.write(job, encode_job(record))
             return record
 
-    def resume_after_loss(self, job: str, reason: str, *, from_start: bool = False) -> JobRecord:
-        """Go on with a job that is held, from the best snapshot of which Kafka lost nothing.
+    def resume_after_loss(
+        self, job: str, reason: str, *, from_start: bool = False, read_from: ReadFrom = ""
+    ) -> JobRecord:
+        """Go on with a job that is held since Kafka lost records, with what is left.
 
         Where its control or its updates topic was deleted, that is made again, empty.
 
@@ -231,6 +236,7 @@ class JobBook:
             job: Its name.
             reason: Why, cut off likewise.
             from_start: Whether version 0 will do, where no other is left.
+            read_from: From where streams' topics are read that were created anew.
 
         Raises:
             NotFoundError: If there is no such job.
@@ -252,6 +258,7 @@ class JobBook:
                 detail="",
                 after_loss=record.after_loss + 1,
                 from_start=from_start,
+                read_from=read_from,
             )
             self._log.create_topics(_own_topics(job))
             self._book.write(job, encode_job(record))
@@ -467,6 +474,7 @@ def encode_job(record: JobRecord) -> bytes:
         record.from_start,
         {topic: topic_id for topic, topic_id in topic_ids.items() if topic_id},
         epochs if max(epochs, default=-1) >= 0 else [],
+        record.read_from,
     )
     return msgspec.json.encode(stored)
 
@@ -507,6 +515,7 @@ def decode_job(key: bytes | None, value: bytes) -> JobRecord:
         stored.after_loss,
         stored.from_start,
         _known(stored) if stored.topic_ids or stored.epochs else {},
+        stored.read_from,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final, cast
+from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
 from fastapi import APIRouter, Body, Header, Query, Request
 from pydantic import ConfigDict, Field, with_config
@@ -55,14 +55,23 @@ class JobPatch(TypedDict, total=False):
     after_loss: Annotated[
         bool,
         Field(
-            description="With wanted: running, of a job that is held since Kafka lost records of"
-            " its own topics: go on from the best snapshot that they still cover.",
+            description="With wanted: running, of a job that is held since Kafka lost records: of"
+            " its own topics, go on from the best snapshot that they still cover; of a stream, read"
+            " on from where it was cut.",
             examples=[False],
         ),
     ]
     from_start: Annotated[
         bool,
         Field(description="With after_loss: version 0 will do, if none is left.", examples=[False]),
+    ]
+    read_from: Annotated[
+        Literal["earliest", "latest"],
+        Field(
+            description="With after_loss: from where streams' topics are read that were deleted and"
+            " created anew.",
+            examples=["earliest"],
+        ),
     ]
     deadline_s: Annotated[
         float | None,
@@ -268,7 +277,14 @@ def _change(book: JobBook, job: str, patch: JobPatch, reason: str) -> JobRecord:
     if patch.get("after_loss"):
         if patch.get("wanted") != "running":
             raise UserError('after_loss: goes with "wanted": "running"')
-        record = book.resume_after_loss(job, reason, from_start=patch.get("from_start", False))
+        record = book.resume_after_loss(
+            job,
+            reason,
+            from_start=patch.get("from_start", False),
+            read_from=patch.get("read_from", ""),
+        )
+    elif patch.get("read_from"):
+        raise UserError('read_from: goes with "after_loss": true')
     elif "wanted" in patch and patch["wanted"] != record.wanted:
         record = book.want(job, patch["wanted"], reason)
     return record

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import httpx2
 
     from common.config import Settings
+    from common.core.losses import ReadFrom
     from common.job_changes import Value
     from common.kept import Wish
     from common.planning.compare import Result
@@ -175,9 +176,13 @@ class Api:
         """See the protocol."""
         self._patch(name, {"wanted": wanted, "reason": reason})
 
-    def resume_after_loss(self, name: str, reason: str, *, from_start: bool) -> None:
+    def resume_after_loss(
+        self, name: str, reason: str, *, from_start: bool, read_from: ReadFrom
+    ) -> None:
         """See the protocol."""
-        wish: dict[str, Value] = {"after_loss": True, "from_start": from_start}
+        wish: dict[str, object] = {"after_loss": True, "from_start": from_start}
+        if read_from:
+            wish["read_from"] = read_from
         self._patch(name, {"wanted": "running", **wish, "reason": reason})
 
     def change(self, name: str, changed: Mapping[str, Value], reason: str) -> JobRecord:

@@ -38,7 +38,8 @@ def audit(
     Example: [bold]doll audit digits --last 5[/]
     """
     log = outside_of(context).open_log()
-    first = JobBook(log).get(job).first
+    record = JobBook(log).get(job)
+    first = record.first
     control, updates = topics.control_topic(job), topics.updates_topic(job)
     for topic in (control, updates):
         start = log.bounds(Partition(topic, 0)).start
@@ -59,7 +60,7 @@ def audit(
     claimed = read_decoded(log, control, decode_claim)
     added = {record.partition for _, record in claimed if isinstance(record, Opened)}
     starts |= log.starts(added - starts.keys())
-    result = fold(first, claimed, decided, starts)
+    result = fold(first, claimed, decided, starts, record.known)
     if as_json:
         typer.echo(json.dumps(as_data(job, result), indent=2))
     else:

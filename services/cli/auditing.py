@@ -33,6 +33,8 @@ def verdict(audit: Audit) -> str:
     if audit.flaws:
         return f"BROKEN: {len(audit.flaws):,} flaws in {len(audit.updates):,} versions"
     used = f"{audit.trained:,} records built {len(audit.updates):,} versions, each of them once"
+    if lost := audit.lost_records:
+        used = f"{used}; trained, then lost: {lost:,} (Kafka lost them after they were used)"
     if expired := audit.expired_records:
         return (
             f"not whole: expired: {expired:,} (deleted from Kafka before they were trained); {used}"
@@ -60,6 +62,7 @@ def draw(job: str, audit: Audit, last: int) -> Group:
         "batches replayed": len(audit.replayed),
         "records skipped": audit.skipped,
         "records expired": audit.expired_records,
+        "records trained, then lost": audit.lost_records,
         "records claimed and not yet used": audit.unsettled,
     }
     lines = [Text(f"{name}: {number:,}") for name, number in sums.items()]
@@ -69,9 +72,10 @@ def draw(job: str, audit: Audit, last: int) -> Group:
     ]
     flaws = [Text(f"{flaw.kind}: {flaw.where}", "red") for flaw in audit.flaws]
     expired = [Text(f"expired: {span}", "yellow") for span in merged(audit.expired)]
+    lost = [Text(f"trained, then lost: {span}", "yellow") for span in merged(audit.lost)]
     style = f"bold {'red' if audit.flaws else 'yellow' if audit.expired_records else 'green'}"
     end = Text(f"{job}: {verdict(audit)}", style)
-    return Group(table, *lines, *quarantined, *expired, *flaws, end)
+    return Group(table, *lines, *quarantined, *expired, *lost, *flaws, end)
 
 
 def as_data(job: str, audit: Audit) -> dict[str, Any]:
@@ -101,6 +105,8 @@ def as_data(job: str, audit: Audit) -> dict[str, Any]:
         "settled": {str(place): position for place, position in audit.settled.items()},
         "expired": [str(span) for span in audit.expired],
         "expired_records": audit.expired_records,
+        "lost": [str(span) for span in audit.lost],
+        "lost_records": audit.lost_records,
         "quarantined": [
             {
                 "batch": each.batch.offset,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.core.events import Wanted
+    from common.core.losses import ReadFrom
     from common.job import JobSpec
     from common.job_changes import Value
     from common.jobs.progress import JobProgress
@@ -87,9 +88,11 @@ class Direct:
         """See the protocol."""
         self._book().want(name, wanted, reason)
 
-    def resume_after_loss(self, name: str, reason: str, *, from_start: bool) -> None:
+    def resume_after_loss(
+        self, name: str, reason: str, *, from_start: bool, read_from: ReadFrom
+    ) -> None:
         """See the protocol."""
-        self._book().resume_after_loss(name, reason, from_start=from_start)
+        self._book().resume_after_loss(name, reason, from_start=from_start, read_from=read_from)
 
     def change(self, name: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
         """See the protocol."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,14 @@ _TOLD: dict[Wanted, str] = {
     "paused": "is paused",
     "stopped": "is stopped",
 }
+
+
+class ReadFrom(StrEnum):
+    """From where a topic is read that was created anew."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
 
 Reason = Annotated[str, typer.Option(help="Why; kept with the job.")]
 Name = Annotated[str, typer.Argument(help="The job's name.")]
@@ -142,14 +151,22 @@ def resume(
         bool,
         typer.Option(
             "--after-loss",
-            help="Kafka lost records of the job's own topics: go on from the best snapshot that"
-            " they still cover.",
+            help="Kafka lost records: of the job's own topics, go on from the best snapshot that"
+            " they still cover; of a stream, read on from where it was cut.",
         ),
     ] = False,
     from_start: Annotated[  # noqa: FBT002 -- a flag
         bool,
         typer.Option("--from-start", help="With --after-loss: version 0 will do, if none is left."),
     ] = False,
+    read_from: Annotated[
+        ReadFrom | None,
+        typer.Option(
+            "--from",
+            help="A stream's topic was deleted and created anew: read the new one from its"
+            " beginning, or only what comes from now on. Goes on after other losses, too.",
+        ),
+    ] = None,
     reason: Reason = "resumed by a person",
 ) -> None:
     """Go on with a job that was paused or stopped, exactly where it was.
@@ -158,8 +175,10 @@ def resume(
 
     Example: [bold]doll job resume digits --after-loss[/]
     """
-    if after_loss:
-        system_of(context).resume_after_loss(job, reason, from_start=from_start)
+    if after_loss or read_from:
+        system_of(context).resume_after_loss(
+            job, reason, from_start=from_start, read_from=read_from.value if read_from else ""
+        )
         typer.echo(f"job {job} {_TOLD['running']} after a loss: {reason}")
         return
     if from_start:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.core.events import Wanted
+    from common.core.losses import ReadFrom
     from common.job_changes import Value
     from common.jobs.progress import State
     from common.jobs.quarantine import QuarantinedBatch, RequeuedBatch
@@ -109,8 +110,10 @@ class System(Protocol):
     def want(self, name: str, wanted: Wanted, reason: str) -> None:
         """Change what is wanted of a job."""
 
-    def resume_after_loss(self, name: str, reason: str, *, from_start: bool) -> None:
-        """Go on with a job that is held, from the best snapshot of which Kafka lost nothing."""
+    def resume_after_loss(
+        self, name: str, reason: str, *, from_start: bool, read_from: ReadFrom
+    ) -> None:
+        """Go on with a job that is held since Kafka lost records, with what is left."""
 
     def change(self, name: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
         """Change settings of a job; see `common.job_changes`."""

@@ -42,9 +42,8 @@ from services.coordinator.tails import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from common.core.messages import Positions
     from common.core.snapshots import Snapshot
     from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
@@ -146,10 +145,6 @@ class Leadership:
     def _stream_lost(self, leadership: int, reason: str) -> None:
         self.hear(leadership, events.Trouble(reason))
 
-    def _partitions_added(self, leadership: int, partitions: Collection[Partition]) -> None:
-        number = unused_number(time(), randbits(12))
-        self.hear(leadership, events.StreamsSeen(dict.fromkeys(partitions, ""), number))
-
     def _hear_reply(self, leadership: int, reply: Reply) -> None:
         self._replies.append((leadership, reply))
         self._wake()
@@ -227,11 +222,10 @@ class Leadership:
             ids: Of topics that are there, as far as they are known.
 
         Raises:
-            TruncatedError: If a stream ends below what one has of it that both topics cover.
             UnknownTopicError: If there is no such topic any more.
             UnavailableError: If nobody can tell now.
         """
-        known = {self._updates, self._control}.union(*(each.snapshot.claimed for each in found))
+        known = {self._updates, self._control}
         ends = self._source.ends(known)
         for partition in known - ends.keys():
             self._source.partitions(partition.topic)  # or it is not there
@@ -247,8 +241,6 @@ class Leadership:
                     lost[snapshot.rank] = (
                         f"the {name} topic {what}, and {title} has it up to {held.offset:,}"
                     )
-            if snapshot.rank not in lost:
-                self._check_streams(title, snapshot, ends)
         return lost
 
     def _own_logs(self, snapshot: Snapshot) -> tuple[tuple[str, Partition, LogPosition], ...]:
@@ -277,14 +269,6 @@ class Leadership:
                 agreed[log] = parted.get(own, highest[log].offset)
                 left.remove(log)
         return agreed
-
-    def _check_streams(self, title: str, snapshot: Snapshot, ends: Positions) -> None:
-        for partition, position in snapshot.claimed.items():
-            if ends[partition] < position:
-                raise TruncatedError(
-                    f"{partition} ends at {ends[partition]}, but {title} has it up to {position}:"
-                    " acknowledged records were lost"
-                )
 
     def _read_updates(self, begin: int | None, topic_id: str) -> tuple[Updates, LogPosition]:
         """Read the updates topic from a position to its end; nothing of it without one.
@@ -350,7 +334,7 @@ class Leadership:
             self._record.first,
             self._measuring,
             partial(self._stream_lost, self.number),
-            partial(self._partitions_added, self.number),
+            partial(self.hear, self.number),
         )
 
     def end(self) -> None:

@@ -197,7 +197,9 @@ def _given_up(job: str, fault: Fault) -> str:
 
 def wish_of(record: JobRecord) -> events.WantedChanged:
     """What a job's owner wants of it."""
-    return events.WantedChanged(record.wanted, record.after_loss, record.from_start)
+    return events.WantedChanged(
+        record.wanted, record.after_loss, record.from_start, record.read_from
+    )
 
 
 def protocol_settings(record: JobRecord) -> CoordinatorSettings:

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import threading
 from math import inf
-from time import monotonic
+from secrets import randbits
+from time import monotonic, time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.core.spans import Partition
+from common.core import events
+from common.core.losses import Parted
+from common.core.messages import unused_number
+from common.core.spans import LogPosition, Partition
 from common.errors import DollError, UnknownTopicError
 from common.metrics.leading import StreamFigures
 from common.telemetry import Outage
 from common.theory.updates import spread_stability, stability
+from common.topics import control_topic
 from services.coordinator.needs import Arrivals, DemandMeter
 from services.coordinator.tails import missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
-    from common.core.messages import Positions
+    from common.core.messages import LogPositions, Positions, Standing
     from common.core.spread import JobDemand
     from common.ports import FoundTopic, Log, Roster
     from common.telemetry import EventLogger
@@ -78,8 +83,8 @@ class _Watched:
         epoch: The leader's.
         first: Where every partition of the job begins.
         measuring: Knows the rest, and hears of it.
-        lost: Told why it cannot go on: a stream was deleted, created anew, or lost records.
-        added: Told which partitions there are, where the job does not have all of them yet.
+        lost: Told why it cannot go on: a stream was deleted.
+        seen: Told what is to be seen of its streams.
     """
 
     def __init__(
@@ -88,19 +93,22 @@ class _Watched:
         first: Positions,
         measuring: Measuring,
         lost: Callable[[str], None],
-        added: Callable[[Collection[Partition]], None],
+        seen: Callable[[events.StreamsSeen], None],
     ) -> None:
         self.first = dict(first)  # those included that were added while it ran
+        self.control = Partition(control_topic(measuring.spec.name), 0)
         self.lost = lost
         self.suspected = False  # of lacking a stream, at the last look
         self.look_at = -inf
         self._epoch = epoch
         self._measuring = measuring
-        self._added = added
+        self._seen = seen
         self._arrivals = Arrivals()
         self._meter = DemandMeter(self.first)
         self._ends: Positions | None = None  # as last seen
-        self._short_since = inf  # a log ends below what is claimed of it
+        self._calm = False
+        self._told_clean = False  # that all is as it was
+        self._parted_since = dict[tuple[Partition, int], float]()  # by generation: suspected
         self._ids = dict[str, str]()  # of its topics, as first seen
 
     def saw(self, ends: Positions, now: float) -> None:
@@ -111,28 +119,77 @@ class _Watched:
         if known:
             self._ends = ends
         standing = self._measuring.standing
-        if known and standing is not None:
-            self._compare(ends, standing.claimed, now)
         idle = figures is not None and not any(figures.lag.values())
-        calm = leads and idle and standing is not None and not standing.live
-        self.look_at = now + (IDLE_LOOK_S if calm else 0.0)
+        self._calm = leads and idle and standing is not None and not standing.live
+        self.look_at = now + (IDLE_LOOK_S if self._calm else 0.0)
+
+    @property
+    def standing(self) -> Standing | None:
+        """The leader's newest."""
+        return self._measuring.standing
 
     def exist(self, found: Mapping[str, FoundTopic]) -> None:
-        """Take in what topics are: its streams may be others, or have more partitions."""
-        own = sorted(found.keys() & {place.topic for place in self.first})
-        for topic in own:
+        """Take in what its topics are: others, perhaps, or with other partitions."""
+        standing = self.standing
+        known = _places(standing)
+        own = found.keys() & {place.topic for place in self.first}
+        for topic in sorted(own - {place.topic for place, at in known.items() if at.topic_id}):
+            # Of a job that an older program took in only this process knows what its topics were.
             topic_id = found[topic].topic_id
             if topic_id and self._ids.setdefault(topic, topic_id) != topic_id:
                 self.lost(
                     f"the topic {topic} was deleted and created anew: its records have offsets that"
                     f" others had before; {self._way_out}"
                 )
-        partitions = [Partition(topic, i) for topic in own for i in range(found[topic].partitions)]
-        for partition in partitions:
-            self.first.setdefault(partition, 0)
-        standing = self._measuring.standing
-        if standing is not None and not standing.claimed.keys() >= set(partitions):
-            self._added(partitions)
+        there = {Partition(topic, i) for topic in own for i in range(found[topic].partitions)}
+        for place in [p for p in self.first if p.topic in own and p not in there]:
+            del self.first[place]  # the topic was created anew, with fewer
+        for place in there:
+            self.first.setdefault(place, 0)
+        for place, openings in standing.opened.items() if standing is not None else ():
+            if place in self.first:
+                self.first[place] = min(self.first[place], openings[-1].start)
+
+    def compare(
+        self,
+        standing: Standing,
+        found: Mapping[str, FoundTopic],
+        ends: Positions,
+        parted: Mapping[Partition, int],
+        now: float,
+    ) -> bool:
+        """See whether its streams are the logs that they were, and have partitions that it has not.
+
+        Args:
+            standing: The leader's, of before the rest was asked.
+            found: Its topics.
+            ends: Of their partitions, and of the control topic.
+            parted: Where logs do not agree with the standing.
+            now: The time.
+
+        Returns:
+            Whether it is to look again soon.
+        """
+        if self.control not in ends:
+            return False
+        suspected = dict[tuple[Partition, int], Parted]()
+        for place, known in _places(standing).items():
+            loss = _loss(place, known, standing, found.get(place.topic), ends, parted)
+            if loss is not None:
+                suspected[place, loss.generation] = loss
+        self._parted_since = {each: self._parted_since.get(each, now) for each in suspected}
+        sure = {
+            each[0]: loss
+            for each, loss in suspected.items()
+            if loss.recreated or now >= self._parted_since[each] + SURE_S
+        }
+        there = {place: found[place.topic].topic_id for place in self.first if place.topic in found}
+        clean = not suspected and standing.claimed.keys() >= there.keys()
+        if not (clean and self._calm and self._told_clean):
+            self._told_clean = clean and self._calm
+            number, settled = unused_number(time(), randbits(12)), len(sure) == len(suspected)
+            self._seen(events.StreamsSeen(there, number, sure, settled, ends[self.control]))
+        return len(sure) < len(suspected)
 
     def demand(self, now: float) -> JobDemand | None:
         """What the job needs; None as long as that is not known."""
@@ -141,17 +198,6 @@ class _Watched:
             return None
         runs = not (metrics.paused or metrics.held)
         return self._meter.demand(self._measuring.spec, standing, self._ends, now, runs=runs)
-
-    def _compare(self, ends: Positions, claimed: Positions, now: float) -> None:
-        """See that no log ends below what was claimed of it, for longer than an election takes."""
-        short = [place for place in sorted(claimed) if ends.get(place, inf) < claimed[place]]
-        self._short_since = min(self._short_since, now) if short else inf
-        if now >= self._short_since + SURE_S:
-            place = short[0]
-            self.lost(
-                f"{place} ends at {ends[place]}, but was read up to {claimed[place]}: records that"
-                f" Kafka had acknowledged are lost; {self._way_out}"
-            )
 
     @property
     def _way_out(self) -> str:
@@ -176,6 +222,40 @@ class _Watched:
         )
         lag = {stream: max(count - claimed[stream], 0) for stream, count in records.items()}
         return StreamFigures(records, lag, arrivals_per_s, sufficient, necessary)
+
+
+def _places(standing: Standing | None) -> LogPositions:
+    """What is known of the logs that a job reads."""
+    if standing is None:
+        return {}
+    return {
+        place: standing.known.get(place, LogPosition(claimed))
+        for place, claimed in standing.claimed.items()
+    }
+
+
+def _loss(
+    place: Partition,
+    known: LogPosition,
+    standing: Standing,
+    topic: FoundTopic | None,
+    ends: Positions,
+    parted: Mapping[Partition, int],
+) -> Parted | None:
+    """How a partition's log is not any more the one that is known; None where it is."""
+    if topic is None:
+        return None  # told otherwise, if it stays so
+    generation = standing.generation(place)
+    if known.topic_id and topic.topic_id not in {"", known.topic_id}:
+        start = LogPosition(0, topic.topic_id)
+        return Parted(generation, start, ends.get(place, 0), recreated=True)
+    if place not in ends:
+        return None
+    end, claimed = ends[place], standing.claimed.get(place, 0)
+    if place not in parted and end >= claimed:
+        return None
+    start = known._replace(offset=min(parted.get(place, end), end, known.offset))
+    return Parted(generation, start, end, recreated=False)
 
 
 class StreamWatch:
@@ -207,11 +287,11 @@ class StreamWatch:
         first: Positions,
         measuring: Measuring,
         lost: Callable[[str], None],
-        added: Callable[[Collection[Partition]], None],
+        seen: Callable[[events.StreamsSeen], None],
     ) -> None:
         """Look after a job from its next turn on, until `forget`; see `_Watched`."""
         with self._lock:
-            self._watched[job] = _Watched(epoch, first, measuring, lost, added)
+            self._watched[job] = _Watched(epoch, first, measuring, lost, seen)
 
     def forget(self, job: str) -> None:
         """It is led no longer."""
@@ -225,7 +305,7 @@ class StreamWatch:
         now = self._clock()
         if now >= self._partitions_at + PARTITIONS_S:
             self._partitions_at = now
-            self._look_for_partitions(watched)
+            self._look_at_logs(watched, now)
         due = [each for each in watched if now >= each.look_at]
         if due:
             self._look(due, now)
@@ -254,16 +334,37 @@ class StreamWatch:
             if known:
                 self._look_for_topics(each, ends)
 
-    def _look_for_partitions(self, watched: list[_Watched]) -> None:
+    def _look_at_logs(self, watched: list[_Watched], now: float) -> None:
         """Tell each job which partitions its streams have, and whether they are still the same."""
+        standings = [each.standing for each in watched]  # before all else: logs only grow since
+        places = [_places(standing) for standing in standings]
         topics = {partition.topic for each in watched for partition in each.first}
+        partitions = {partition for known in places for partition in known}
+        partitions |= {each.control for each in watched}
         try:
+            ends = self._source.ends(partitions)
             found = self._source.describe(topics)  # one that is missing has no end either
         except DollError as error:
             self._outage.met(error)
             return
-        for each in watched:
+        places = [{p: at for p, at in known.items() if p in ends} for known in places]
+        together: LogPositions = {}
+        for known in places:  # most jobs that read a partition stand at its end
+            if all(together.get(place, at) == at for place, at in known.items()):
+                together |= known
+        try:
+            parted = self._source.agrees(together)
+        except DollError:
+            parted, together = {}, {}  # perhaps of one of them nobody can tell now
+        for each, standing, known in zip(watched, standings, places, strict=True):
+            try:
+                own = parted if known.items() <= together.items() else self._source.agrees(known)
+            except DollError as error:
+                self._outage.met(error)
+                continue
             each.exist(found)
+            if standing is not None and each.compare(standing, found, ends, own, now):
+                self._partitions_at = -inf
 
     def _look_for_topics(self, watched: _Watched, ends: Positions) -> None:
         """Tell a job that one of its streams was deleted, once two looks have found it so."""

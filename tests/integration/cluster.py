@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from common.config import Settings
     from common.core.audit import Audit
     from common.core.events import Wanted
+    from common.core.losses import ReadFrom
     from common.core.messages import Standing, Vector
     from common.jobs.store import JobRecord
 
@@ -172,6 +173,17 @@ class Cluster:
         assert self._writer.flush(30.0)
         self._produced += count
 
+    def produce_to(self, stream: str, ids: range, partition: int | None = None) -> None:
+        """Write these ids to one stream, of two partitions, or to one of them."""
+        log = open_log(self.settings)  # a producer that knows nothing of what was before
+        writer = log.writer()
+        values = codec_of(self.spec).encode({"id": np.array(ids)})
+        for number, value in enumerate(values):
+            writer.append(stream, value, partition=number % 2 if partition is None else partition)
+        assert writer.flush(30.0)
+        writer.close()
+        log.close()
+
     def record(self) -> JobRecord:
         """The job as the jobs topic has it."""
         return self._book.get(self.job)
@@ -183,6 +195,10 @@ class Cluster:
     def want(self, wanted: Wanted) -> None:
         """Stop or resume the job."""
         self._book.want(self.job, wanted, "the test says so")
+
+    def resume_after_loss(self, read_from: ReadFrom = "") -> None:
+        """Let the job go on after it was held for a loss."""
+        self._book.resume_after_loss(self.job, "the test says so", read_from=read_from)
 
     def change(self, **changed: float) -> None:
         """Change settings of the job while it runs."""

@@ -1,7 +1,8 @@
-"""Streams that change under a job, on a real Kafka: partitions that are added."""
+"""Streams that change under a job, on a real Kafka: they grow, lose records, are created anew."""
 
 from __future__ import annotations
 
+from secrets import token_hex
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -11,8 +12,10 @@ from confluent_kafka.cimpl import NewPartitions
 
 from common.connections import open_board, open_log
 from common.core.spans import Partition
+from common.embedded.apache_kafka import ApacheKafka, resolve
 from common.job_task import codec_of
 from common.jobs.watching import look_at_jobs
+from common.ports import NewTopic
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:
@@ -108,3 +111,123 @@ def test_partitions_that_are_added_are_trained_and_told(growing: Growing) -> Non
     )[cluster.job]
     assert view.lag == 0
     assert [state.partitions for state in view.streams()] == [4, 4]
+
+
+# --- streams that are other logs than they were --------------------------------------------------
+
+
+class Changing:
+    """A job of the counting model on a Kafka of its own, which may lose what it acknowledged."""
+
+    def __init__(self, kafka: ApacheKafka, settings: Settings, folder: Path) -> None:
+        self.kafka = kafka
+        self.settings = settings
+        self.cluster = Cluster(settings, folder, f"changing-{token_hex(3)}", 800)
+        self.cluster.start("coordinator", "c1")
+        self.cluster.start("worker", "w1")
+
+    def recreate(self, stream: str) -> None:
+        """Delete a stream's topic, and create it anew."""
+        admin = AdminClient({"bootstrap.servers": self.settings.kafka})
+        admin.delete_topics([stream])[stream].result(30.0)
+        log = open_log(self.settings)
+
+        def is_gone() -> bool:
+            return stream not in log.describe([stream])
+
+        await_condition(is_gone, "the topic is deleted")
+        log.create_topics([NewTopic(stream, 2)])
+        log.close()
+
+    def is_held(self) -> bool:
+        """Whether the jobs topic says that the job is held."""
+        return self.cluster.record().held
+
+    def await_drained(self, trained: int) -> None:
+        """Wait until so many records are in the model, and nothing is left to do."""
+        cluster = self.cluster
+
+        def is_drained() -> bool:
+            audit = cluster.audit()
+            standing = cluster.standing()
+            return (
+                audit.trained >= trained
+                and not audit.unsettled
+                and standing is not None
+                and standing.waiting == 0
+            )
+
+        await_condition(is_drained, f"{trained} records are trained: {cluster.audit().trained}")
+
+
+@pytest.fixture
+def changing(real: Settings, tmp_path: Path) -> Iterator[Changing]:
+    with ApacheKafka(resolve(), tmp_path / "kafka") as kafka:
+        settings = real.model_copy(update={"kafka": kafka.settings.bootstrap})
+        made = Changing(kafka, settings, tmp_path)
+        yield made
+        made.cluster.close()
+
+
+@pytest.mark.parametrize("workers", ["there", "away"])
+@pytest.mark.parametrize("records", [80, 600])
+def test_a_topic_that_was_created_anew_holds_the_job_and_is_read_from_its_beginning(
+    changing: Changing, workers: str, records: int
+) -> None:
+    # a, b   400 records ── a is created anew, with 40 or 300 ── held ── resumed ── all trained
+    cluster = changing.cluster
+    cluster.produce(400)
+    await_condition(cluster.drained, "the first records are settled")
+    if workers == "away":
+        cluster.kill("w1")
+    changing.recreate(cluster.streams[0])
+    cluster.produce_to(cluster.streams[0], range(400, 400 + records // 2))
+    await_condition(changing.is_held, "the job is held", 10.0)
+    reason = cluster.record().reason
+    assert f"the topic {cluster.streams[0]} was deleted and created anew" in reason
+    assert "doll job resume --from earliest" in reason
+
+    cluster.resume_after_loss(read_from="earliest")
+    if workers == "away":
+        cluster.start("worker", "w2")
+    changing.await_drained(400 + records // 2)
+
+    audit = cluster.audit()
+    assert audit.flaws == ()
+    assert (audit.trained, audit.lost_records, audit.unsettled) == (400 + records // 2, 200, 0)
+    weights = cluster.weights()[: 400 + records // 2]
+    assert np.flatnonzero(weights != -1.0).tolist() == []
+    assert not changing.is_held()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_stream_that_was_cut_holds_the_job_and_is_read_on_from_there(
+    changing: Changing,
+    again: bool,  # noqa: FBT001 -- a parameter of the test
+) -> None:
+    # a[0]   100 records ── cut at 80, and perhaps written on to 180 ── held ── resumed ── trained
+    cluster = changing.cluster
+    for _ in range(2):  # what is written together is lost together
+        cluster.produce(200)
+    await_condition(cluster.drained, "the first records are settled")
+    stream = cluster.streams[0]
+    changing.kafka.kill()
+    end = changing.kafka.cut(stream, 0, 80)
+    changing.kafka.restart()
+    if again:
+        cluster.produce_to(stream, range(400, 600), partition=0)
+    await_condition(changing.is_held, "the job is held", 30.0)
+    reason = cluster.record().reason
+    assert f"{stream}[0] lost records that Kafka had acknowledged: it was read up to 100" in reason
+    assert "doll job resume --after-loss" in reason
+    if not again:
+        cluster.produce_to(stream, range(400, 600), partition=0)
+
+    cluster.resume_after_loss()
+    changing.await_drained(600)
+
+    audit = cluster.audit()
+    assert audit.flaws == ()
+    assert (audit.trained, audit.lost_records, audit.unsettled) == (600, 100 - end, 0)
+    assert np.flatnonzero(cluster.weights()[:600] != -1.0).tolist() == []
+    assert not changing.is_held()

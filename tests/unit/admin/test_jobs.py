@@ -322,7 +322,7 @@ def test_a_field_out_of_its_range_is_named(digits: World, change: dict[str, obje
 
 
 def test_what_can_be_changed_of_a_job_can_be_asked_for() -> None:
-    others = {"wanted", "reason", "revision", "after_loss", "from_start"}
+    others = {"wanted", "reason", "revision", "after_loss", "from_start", "read_from"}
     assert set(CHANGEABLE) | others == set(JobPatch.__annotations__)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent
-    from common.core.messages import AuditRecord, Claim, ModelId, Order, Standing, WorkerId
+    from common.core.messages import AuditRecord, ControlRecord, ModelId, Order, Standing, WorkerId
     from common.core.snapshots import Snapshot
 
 QUIET = CoordinatorSettings(  # no snapshot unless a test asks for it
@@ -43,7 +43,7 @@ class Bench:
         settings: CoordinatorSettings = QUIET,
         *,
         updates: list[AuditRecord | None] | None = None,
-        control: list[Claim | None] | None = None,
+        control: list[ControlRecord | None] | None = None,
         name: str = "c1",
     ) -> None:
         self.machine = Coordinator(name, settings)
@@ -128,7 +128,7 @@ class Bench:
         self.published.clear()  # the one that each leader begins with
         return said
 
-    def read_control(self, *claims: Claim | None) -> tuple[CoordinatorCommand, ...]:
+    def read_control(self, *claims: ControlRecord | None) -> tuple[CoordinatorCommand, ...]:
         """Append these claims and read the control topic to its end."""
         self.control += claims
         records = tuple(enumerate(self.control))[self._control_read :]

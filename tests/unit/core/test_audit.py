@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -23,7 +24,7 @@ from common.core.messages import (
     SpanExpired,
     UpdateApplied,
 )
-from common.core.spans import Partition, Span
+from common.core.spans import LogPosition, Partition, Span
 from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, batch, ready, span
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def test_a_clean_pair_of_topics_has_no_flaw() -> None:
         requeued=(),
         replayed=(),
         expired=(span(P, 20, 30),),
+        lost=(),
         takeovers=1,
         taken_back=0,
         trained=17,
@@ -277,3 +279,57 @@ def test_a_partition_that_was_added_is_audited_from_its_beginning() -> None:
     assert found.flaws == ()
     assert found.settled == {**FIRST, added: 10}
     assert found.unsettled == SAMPLES
+
+
+# --- streams that are other logs than they were --------------------------------------------------
+
+KNOWN = {P: LogPosition(FIRST[P], "id")}
+
+
+def of(generation: int, start: int, end: int) -> Span:
+    """A span of P in a generation."""
+    return Span(*P, start, end, generation, known=end)
+
+
+def test_what_was_trained_and_then_lost_is_told_and_each_record_in_the_log_is_once() -> None:
+    # control  0 A 0:10   1 A 10:20   2 A 20:30   3 P opened at 15   4 A 15:25 of the next
+    #          J=1        J=1         expired                        J=2
+    control: list[ControlRecord | None] = [
+        ready(A, of(0, 0, 10)),
+        ready(A, of(0, 10, 20)),
+        ready(A, of(0, 20, 30)),
+        Opened(P, 0, 9, "id", 15, 2),
+        ready(A, of(9, 15, 25)),
+    ]
+    first, second, third = (Batch(n, A, (of(0, 10 * n, 10 * n + 10),), SAMPLES) for n in range(3))
+    made = update(1, first, second)
+    later = replace(update(2, Batch(4, A, (of(9, 15, 25),), SAMPLES)), number=0)
+
+    found = audit(
+        FIRST,
+        enumerate(control),
+        enumerate([LEAD, made, Quarantined(0, third, "expired"), later]),
+        known=KNOWN,
+    )
+
+    assert found.flaws == ()
+    assert found.lost == (of(0, 15, 20),)
+    assert (found.lost_records, found.expired_records) == (5, SAMPLES)
+    assert found.settled == {P: 25, Q: 0}
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 5), (8, 12), (40, 44)])
+def test_a_topic_that_was_created_anew_is_tiled_from_where_it_is_read(start: int, end: int) -> None:
+    control: list[ControlRecord | None] = [
+        ready(A, of(0, 0, 10)),
+        Opened(P, 0, 9, "other", start, -1),
+        ready(A, of(9, start, end)),
+    ]
+    made = update(1, Batch(0, A, (of(0, 0, 10),), SAMPLES))
+    again = update(2, Batch(2, A, (of(9, start, end),), SAMPLES))
+
+    found = audit(FIRST, enumerate(control), enumerate([LEAD, made, again]), known=KNOWN)
+
+    assert found.flaws == ()
+    assert found.lost == (of(0, 0, 10),)
+    assert found.settled == {P: end, Q: 0}

@@ -27,7 +27,7 @@ from tests.unit.core.test_leader import asked, leading
 from tests.unit.core.test_leader_trouble import fail
 
 if TYPE_CHECKING:
-    from common.core.messages import Batch, Claim
+    from common.core.messages import Batch, ControlRecord
     from common.core.settings import CoordinatorSettings
 
 LAX = replace(QUIET, strikes=0, poison_in_a_row=100, poison_share=1.0)
@@ -223,7 +223,7 @@ def test_where_a_claim_was_lost_and_none_counts_there_its_quarantine_is_forgotte
     snapshot = with_(
         BEHIND, control_position=1, claimed=FIRST | {P: 10}, quarantined=(batch(1, B),)
     )
-    control: list[Claim | None] = [
+    control: list[ControlRecord | None] = [
         CLAIMS[0],
         ready(C, span(P, 11, 21)),
         CLAIMS[1],

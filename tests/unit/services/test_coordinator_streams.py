@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from common.core import commands as do
 from common.core import events
+from common.core.losses import Parted
 from common.core.messages import Standing, UpdateApplied
 from common.core.snapshots import genesis
-from common.core.spans import Partition
+from common.core.spans import LogPosition, Partition
 from common.core.spread import JobDemand
 from common.job import parse_job
 from common.metrics.coordinator import CoordinatorMetrics
@@ -20,6 +21,7 @@ from common.telemetry import event_logger
 from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
+from common.topics import control_topic
 from common.tracing import NoTracer
 from services.coordinator.measuring import Measuring
 from services.coordinator.needs import WINDOW_S, Arrivals
@@ -99,7 +101,8 @@ class Bench:
 
     def __init__(self) -> None:
         self.log = MemoryLog()
-        self.log.create_topics([NewTopic("clinic-a", 2)])
+        self.log.create_topics([NewTopic("clinic-a", 2), NewTopic(control_topic(NAME))])
+        self.topic_id = self.log.describe(["clinic-a"])["clinic-a"].topic_id
         self.clock = HandClock()
         self.metrics = CoordinatorMetrics()
         self.measuring = Measuring(
@@ -109,14 +112,14 @@ class Bench:
         self.roster = MemoryBoards(self.redis).roster()
         self.watch = StreamWatch(self.log, self.roster, event_logger("test"), self.clock)
         self.lost = list[str]()
-        self.added = list[set[Partition]]()
+        self.seen = list[events.StreamsSeen]()
         self.watch.follow(
             NAME,
             EPOCH,
             {A: 0, B: 0},
             self.measuring,
             self.lost.append,
-            lambda partitions: self.added.append(set(partitions)),
+            self.seen.append,
         )
 
     def lead(self, epoch: int = EPOCH) -> None:
@@ -125,7 +128,9 @@ class Bench:
 
     def stand(self, claimed: int, live: int) -> None:
         """Put a standing."""
-        standing = Standing(EPOCH, 0, {A: claimed, B: 0}, 0, 0, live, {})
+        epoch = 0 if claimed else -1
+        known = {A: LogPosition(claimed, self.topic_id, epoch), B: LogPosition(0, self.topic_id)}
+        standing = Standing(EPOCH, 0, {A: claimed, B: 0}, 0, 0, live, {}, known=known)
         self.measuring.done(do.PutStanding(standing), 0.0, 0.0)
 
     def produce(self, records: int) -> None:
@@ -211,21 +216,25 @@ def test_while_kafka_is_away_no_stream_is_taken_for_deleted(bench: Bench) -> Non
 
 
 def test_a_stream_that_lost_records_is_told_once_it_is_sure(bench: Bench) -> None:
-    # clinic-a[0]: 9 records, claimed up to 9; then it ends at 5
+    # clinic-a[0]: 9 records, claimed up to 9; then it ends at 5, and is written on
     bench.lead()
     bench.produce(9)
     bench.stand(claimed=9, live=1)
     bench.watch.turn()
+    assert (bench.seen[-1].parted, bench.seen[-1].sure) == ({}, True)
     bench.log.cut(A, 5)
+    bench.clock.advance(PARTITIONS_S)
     bench.watch.turn()
     bench.clock.advance(SURE_S / 2)
+    bench.produce(20)
     bench.watch.turn()
-    assert bench.lost == [], "an election may be going on"
+    assert (bench.seen[-1].parted, bench.seen[-1].sure) == ({}, False), "an election, perhaps"
     bench.clock.advance(SURE_S / 2)
     bench.watch.turn()
-    [reason] = bench.lost
-    assert "clinic-a[0] ends at 5, but was read up to 9" in reason
-    assert "--from digits" in reason
+    start = LogPosition(5, bench.topic_id, 0)
+    assert bench.seen[-1].parted == {A: Parted(0, start, 25, recreated=False)}
+    assert bench.seen[-1].sure
+    assert bench.lost == [], "the leader decides"
 
 
 def test_a_log_that_comes_back_is_not_short(bench: Bench) -> None:
@@ -238,20 +247,41 @@ def test_a_log_that_comes_back_is_not_short(bench: Bench) -> None:
     bench.watch.turn()
     bench.clock.advance(SURE_S)
     bench.watch.turn()
-    assert bench.lost == []
+    assert (bench.seen[-1].parted, bench.seen[-1].sure) == ({}, True)
 
 
-def test_a_stream_that_was_created_anew_is_told_however_long_it_is(bench: Bench) -> None:
+@pytest.mark.parametrize("records", [1, 9])
+def test_a_stream_that_was_created_anew_is_told_however_long_it_is(
+    bench: Bench, records: int
+) -> None:
     bench.lead()
     bench.produce(3)
     bench.stand(claimed=3, live=1)
     bench.watch.turn()
     bench.log.recreate("clinic-a")
-    bench.produce(9)
+    bench.produce(records)
+    bench.clock.advance(PARTITIONS_S)
+    bench.watch.turn()
+    start = LogPosition(0, bench.log.describe(["clinic-a"])["clinic-a"].topic_id)
+    assert bench.seen[-1].parted == {
+        A: Parted(0, start, records, recreated=True),
+        B: Parted(0, start, 0, recreated=True),
+    }
+
+
+def test_of_the_streams_of_an_older_programs_job_only_this_process_knows_what_they_were(
+    bench: Bench,
+) -> None:
+    bench.topic_id = ""
+    bench.lead()
+    bench.stand(claimed=0, live=1)
+    bench.watch.turn()
+    bench.log.recreate("clinic-a")
     bench.clock.advance(PARTITIONS_S)
     bench.watch.turn()
     [reason] = bench.lost
     assert "clinic-a was deleted and created anew" in reason
+    assert "--from digits" in reason
 
 
 def test_a_job_without_work_and_workers_is_looked_at_less_often(bench: Bench) -> None:
@@ -325,13 +355,12 @@ def test_while_redis_is_away_the_watch_goes_on(bench: Bench) -> None:
 # --- partitions that are added ----------------------------------------------------------------
 
 
-def test_partitions_that_are_added_are_told_until_the_job_has_them_and_their_records_lag(
+def test_partitions_that_are_added_are_told_and_their_records_lag(
     bench: Bench,
 ) -> None:
     bench.lead()
     bench.stand(claimed=0, live=1)
     bench.watch.turn()
-    assert bench.added == []
     added = Partition("clinic-a", 2)
     bench.log.add_partitions("clinic-a", 3)
     writer = bench.log.writer()
@@ -340,12 +369,11 @@ def test_partitions_that_are_added_are_told_until_the_job_has_them_and_their_rec
     for _ in range(2):
         bench.clock.advance(PARTITIONS_S)
         bench.watch.turn()
-    assert bench.added == [{A, B, added}] * 2
+    assert [set(seen.partitions) for seen in bench.seen[-2:]] == [{A, B, added}] * 2
     assert bench.told("stream_lag_records", stream="clinic-a") == 1.0
 
     claimed = {A: 0, B: 0, added: 1}
     bench.measuring.done(do.PutStanding(Standing(EPOCH, 1, claimed, 0, 0, 1, {})), 0.0, 0.0)
     bench.clock.advance(PARTITIONS_S)
     bench.watch.turn()
-    assert len(bench.added) == 2
     assert bench.told("stream_lag_records", stream="clinic-a") == 0.0

@@ -1,0 +1,174 @@
+"""Streams that are other logs than they were: who opens them, and what becomes of what waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.core import commands as do
+from common.core import events
+from common.core.events import StreamsSeen
+from common.core.losses import Parted
+from common.core.messages import Failed, Opened, Quarantined, Requeued
+from common.core.spans import LogPosition, Span
+from tests.unit.core.bench import QUIET, Bench
+from tests.unit.core.examples import A, B, P, Q, answer, of_kind, ready, the
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from common.core.commands import CoordinatorCommand
+    from common.core.losses import ReadFrom
+    from common.core.settings import CoordinatorSettings
+
+NEW = 99  # generation
+CUT = Parted(0, LogPosition(15, "id", 2), 40, recreated=False)
+ANEW = Parted(0, LogPosition(0, "other", -1), 7, recreated=True)
+
+
+def of(generation: int, start: int, end: int) -> Span:
+    """A span of P in a generation."""
+    return Span(*P, start, end, generation, known=end)
+
+
+def seen(parted: Parted | None = None, *, sure: bool = True, control_end: int = 0) -> StreamsSeen:
+    """What a look at the streams says."""
+    lost = {} if parted is None else {P: parted}
+    return StreamsSeen({P: "id", Q: "id"}, NEW, lost, sure, control_end)
+
+
+def leading(settings: CoordinatorSettings = QUIET) -> Bench:
+    """A leader that sees A and B."""
+    bench = Bench(settings)
+    bench.lead()
+    bench.see(A, B)
+    return bench
+
+
+def expired(commands: Iterable[CoordinatorCommand]) -> list[int]:
+    """Control offsets of batches that are quarantined as expired; others are not."""
+    records = [command.record for command in of_kind(commands, do.AppendAudit)]
+    assert all(isinstance(record, Quarantined) and record.expired for record in records)
+    return [record.batch.offset for record in records if isinstance(record, Quarantined)]
+
+
+def resumed(read_from: ReadFrom = "") -> Bench:
+    """A leader that was told to go on after a loss."""
+    bench = Bench()
+    bench.feed(events.WantedChanged("running", after_loss=1, read_from=read_from))
+    bench.lead()
+    return bench
+
+
+@pytest.mark.parametrize(
+    ("parted", "said"),
+    [
+        (
+            CUT,
+            (
+                "s[0] lost records that Kafka had acknowledged: it was read up to 20, and is"
+                " another log from 15 on; `doll job resume --after-loss` reads on where the logs"
+                " part: 5 records are gone, 0 of them were used, 5 expire"
+            ),
+        ),
+        (
+            ANEW,
+            (
+                "the topic s was deleted and created anew; `doll job resume --from earliest` reads"
+                " the new topic from its beginning (`--from latest`: only what comes from now on);"
+                " 20 records of the old one that wait to be trained expire"
+            ),
+        ),
+    ],
+)
+def test_a_stream_that_is_another_log_holds_the_job_and_the_reason_says_what_goes_on(
+    parted: Parted, said: str
+) -> None:
+    bench = leading(replace(QUIET, group_size=9))
+    bench.read_control(ready(A, of(0, 0, 10)), ready(A, of(0, 10, 20)))
+    commands = bench.feed(seen(parted))
+    assert the(commands, do.Hold).reason == said
+    assert of_kind(commands, do.StepDown)
+    assert of_kind(commands, do.OpenPartition) == []
+
+
+@pytest.mark.parametrize(
+    ("read_from", "parted", "opened"),
+    [
+        ("", CUT, Opened(P, 0, NEW, "id", 15, 2)),
+        ("earliest", CUT, Opened(P, 0, NEW, "id", 15, 2)),
+        ("earliest", ANEW, Opened(P, 0, NEW, "other", 0, -1)),
+        ("latest", ANEW, Opened(P, 0, NEW, "other", 7, -1)),
+        ("", ANEW, None),
+    ],
+)
+def test_a_leader_after_a_wish_to_go_on_opens_what_its_first_looks_find_lost(
+    read_from: ReadFrom, parted: Parted, opened: Opened | None
+) -> None:
+    bench = resumed(read_from)
+    bench.read_control(ready(A, of(0, 0, 20)))
+    bench.feed(seen(sure=False))  # nobody can tell yet whether something is lost
+    commands = bench.feed(seen(parted))
+    assert bool(of_kind(commands, do.Hold)) == (opened is None)
+    records = [command.record for command in of_kind(commands, do.OpenPartition)]
+    assert records == ([] if opened is None else [opened])
+
+
+def test_a_wish_is_for_what_is_found_lost_first() -> None:
+    bench = resumed()
+    bench.feed(seen())
+    assert of_kind(bench.feed(seen(CUT)), do.Hold)
+
+
+def test_who_has_not_read_all_claims_judges_no_stream() -> None:
+    # control    0 claim   1 opened: the look was before it was read
+    bench = leading()
+    opened = Opened(P, 0, NEW, "id", 15, 2)
+    assert bench.feed(seen(CUT, control_end=2)) == ()
+    bench.read_control(ready(A, of(0, 0, 20)), opened)
+    assert of_kind(bench.feed(seen(CUT, control_end=2)), do.Hold) == []
+
+
+def test_a_batch_whose_records_are_gone_expires_wherever_it_waits() -> None:
+    # K = 2      0 P 0:10   1 P 10:20   2 P 20:30    opened at 5   4 P 5:15 of the next generation
+    #            in the round: 0 and 1; 2 waits
+    bench = leading()
+    bench.see(A)
+    bench.read_control(ready(A, of(0, 0, 10)), ready(A, of(0, 10, 20)), ready(A, of(0, 20, 30)))
+    assert [batch.offset for order in bench.orders for batch in order.batches] == [0, 1]
+    commands = bench.read_control(Opened(P, 0, NEW, "id", 5, 2))
+    assert expired(commands) == [0, 1, 2]
+    assert bench.standing.waiting == 0
+
+    bench.read_control(ready(A, of(NEW, 5, 15)), ready(A, of(NEW, 15, 25)))
+    assert [batch.offset for order in bench.orders for batch in order.batches] == [4, 5]
+
+
+def test_a_gone_batch_with_a_gradient_stays_and_put_back_it_expires() -> None:
+    bench = leading()
+    bench.see(A, B)
+    bench.read_control(ready(A, of(0, 0, 10)), ready(B, of(0, 10, 20)))
+    first = next(order for order in bench.orders if order.worker == A)
+    bench.feed(events.RepliesRead((answer(first, bench.model),)))
+    commands = bench.read_control(Opened(P, 0, NEW, "id", 5, 2))
+    assert expired(commands) == [1]
+
+    commands = bench.feed(events.WantedChanged("stopped"))
+    assert expired(commands) == [0]
+
+
+def test_a_batch_that_is_taken_back_after_its_records_were_lost_expires() -> None:
+    bench = leading(replace(QUIET, group_size=1, strikes=0))
+    bench.see(A)
+    bench.read_control(ready(A, of(0, 0, 10)))
+    (order,) = bench.orders
+    failed = Failed(A, bench.model, (0,), "raised", "no")
+    bench.feed(events.RepliesRead((failed,)))
+    bench.read_control(Opened(P, 0, NEW, "id", 5, 2))
+    bench.read_updates()
+    bench.updates.append(Requeued(order.batches[0], "operator", 0.0))
+    commands = bench.read_updates()
+    assert expired(commands) == [0]
+    assert of_kind(commands, do.PostTrigger) == []
