@@ -17,7 +17,7 @@ import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from common.core.spans import LogPosition, Partition
+from common.core.spans import Partition
 from common.errors import (
     BrokenWriterError,
     ConflictError,
@@ -28,6 +28,7 @@ from common.errors import (
     WireError,
 )
 from common.ports import Bounds, LogRecord, NewTopic
+from common.reading import identified
 from common.telemetry import event_logger
 from common.topics import differences, remedy
 
@@ -230,9 +231,7 @@ class Book(Generic[T]):
             topic = NewTopic(self._partition.topic, compacted=True)
             self._log.create_topics([topic])
             self._look_at_settings(topic)
-            found = self._log.describe([topic.name])
-            topic_id = found[topic.name].topic_id if topic.name in found else ""
-            known = LogPosition(self._bounds().start, topic_id)
+            known = identified(self._log, self._partition, self._bounds().start)
             self._open = self._log.tail(self._partition, known, self._tell)
         return self._open
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
-from common.core.spans import Partition
+from common.core.spans import LogPosition, Partition
 from common.errors import FutureFormatError, UnavailableError, WireError
 
 if TYPE_CHECKING:
@@ -48,6 +48,16 @@ def read_decoded(
         except WireError:
             decoded.append((record.offset, None))
     return decoded
+
+
+def identified(log: Log, partition: Partition, offset: int) -> LogPosition:
+    """A position that names its topic: whoever reads on from it notices a topic created anew.
+
+    Raises:
+        UnavailableError: If Kafka is away.
+    """
+    found = log.describe([partition.topic]).get(partition.topic)
+    return LogPosition(offset, "" if found is None else found.topic_id)
 
 
 def _records(log: Log, topic: str, last: int | None, start: int) -> Iterator[LogRecord]:

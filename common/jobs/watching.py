@@ -17,6 +17,7 @@ from common.errors import (
     WireError,
 )
 from common.jobs.progress import JobProgress, Look, partitions_of
+from common.reading import identified
 from common.telemetry import Outage
 from common.wire import decode_audit, decode_claim
 
@@ -76,8 +77,8 @@ class HistoryReader:
         else:  # claims cannot be decided from the middle on: none of them is read
             self.control_start = control_bounds.end
             self.updates_start = max(updates_bounds.start, updates_bounds.end - most)
-        self._control = log.tail(control, self.control_start)
-        self._updates = log.tail(updates, self.updates_start)
+        self._control = log.tail(control, identified(log, control, self.control_start))
+        self._updates = log.tail(updates, identified(log, updates, self.updates_start))
 
     @property
     def caught_up(self) -> bool:

@@ -20,10 +20,12 @@ from common.errors import (
     ExpiredError,
     FutureFormatError,
     NotFoundError,
+    TruncatedError,
     UnavailableError,
     WireError,
 )
 from common.evaluation.track import Track
+from common.reading import identified
 from common.telemetry import Outage
 from common.topics import updates_topic
 from services.evaluator.judging import Judge, Pace
@@ -182,11 +184,15 @@ class JobEvaluator:
         """Read what is there; returns how many records that was."""
         if self._tail is None:
             bounds = self._source.bounds(self._place)
-            self._tail, self._until = self._source.tail(self._place, bounds.start), bounds.end
+            begin = identified(self._source, self._place, bounds.start)
+            self._tail, self._until = self._source.tail(self._place, begin), bounds.end
             self._track = Track(self._evaluation.every_updates, bounds.start)
         try:
             records = self._tail.read(READ_RECORDS, 0.0)
-        except ExpiredError:  # only newer ones are kept (the embedded Kafka): go on with those
+        except (ExpiredError, TruncatedError) as error:
+            # Only newer ones are kept (the embedded Kafka), or Kafka lost some: what counts is
+            # what is there.
+            self._log.warning("updates_read_anew", reason=str(error))
             self._tail.close()
             self._tail = None
             return 0

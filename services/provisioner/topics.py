@@ -11,6 +11,7 @@ from common.errors import ExpiredError, FutureFormatError, WireError
 from common.ports import NewTopic
 from common.provisioning import events
 from common.provisioning.codec import decode_plan
+from common.reading import identified
 from common.topics import control_topic, plans_topic, updates_topic
 
 if TYPE_CHECKING:
@@ -38,20 +39,24 @@ class Topic:
         self.partition = Partition(topic, 0)
         bounds = log.bounds(self.partition)
         start = bounds.start if recent is None else max(bounds.start, bounds.end - recent)
-        self._tail: Tail = log.tail(self.partition, start, on_ready)
+        self._tail: Tail = log.tail(
+            self.partition, identified(log, self.partition, start), on_ready
+        )
 
     def read(self, decode: Callable[[bytes], T]) -> tuple[tuple[int, T | None], ...]:
         """Read what is new, without waiting.
 
         Raises:
             UnavailableError: If Kafka is away.
+            TruncatedError: If the topic lost records, or was created anew: what was read of it is
+                worth nothing any more.
             FutureFormatError: If a newer program wrote a record.
         """
         try:
             records = self._tail.read(READ_RECORDS, 0.0)
         except ExpiredError:  # only newer ones are kept (the embedded Kafka): go on with those
             self._tail.close()
-            start = self._log.bounds(self.partition).start
+            start = identified(self._log, self.partition, self._log.bounds(self.partition).start)
             self._tail = self._log.tail(self.partition, start, self._on_ready)
             return ()
         self.drained = not records
@@ -103,6 +108,7 @@ class JobTopics:
 
         Raises:
             UnavailableError: If Kafka is away.
+            TruncatedError: If one of them lost records, or was created anew: begin afresh.
             FutureFormatError: If a newer program wrote a record.
         """
         plans = self._plans.read(decode_plan)

@@ -24,6 +24,7 @@ from common.errors import (
 )
 from common.jobs.watching import READ_RECORDS, HistoryReader, Looker, decoded
 from common.provisioning.codec import decode_plan
+from common.reading import identified
 from common.telemetry import Outage, event_logger
 from services.admin.following.feed import Feed
 from services.admin.following.told import member_told, record_told, update_told, verdict_told
@@ -225,7 +226,8 @@ class Follower:
                 self._plans_at = monotonic() + PLANS_S
                 return None  # nobody provisions it, or not yet
             self._plans_at = monotonic()
-            self._plans, self._plans_until = log.tail(place, bounds.start), bounds.end
+            self._plans = log.tail(place, identified(log, place, bounds.start))
+            self._plans_until = bounds.end
         return self._plans
 
     def _take_updates(self, records: Sequence[Audited]) -> None:

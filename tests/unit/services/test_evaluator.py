@@ -454,6 +454,24 @@ def test_servers_that_are_away_are_waited_for(world: World) -> None:
     until(lambda: len(world.told()) == 2, "it is judged after Kafka was away")
 
 
+def test_updates_that_were_lost_with_their_topic_are_forgotten(world: World) -> None:
+    # updates   0: Lead  1: J=1  2: J=2   created anew   0: Lead(70)  1: J=1  2: J=2  3: J=3
+    world.hold_out()
+    world.start()
+    world.update(1)
+    world.update(2)
+    world.offer(2)
+    until(lambda: ModelId(world.epoch, 2) in {each.model for each in world.told()}, "it is judged")
+
+    world.log.recreate(updates_topic(NAME))
+    world.epoch = 70
+    world.write(Lead(-1, GENESIS, "c2", epoch=70))
+    for version in (1, 2, 3):
+        world.update(version)
+    world.offer(2)
+    until(lambda: ModelId(70, 2) in {each.model for each in world.told()}, "the new one is judged")
+
+
 def test_a_deleted_job_is_left(world: World) -> None:
     evaluator = world.start()
     until(lambda: world.count("done") is not None, "it has begun")
