@@ -54,6 +54,13 @@ class TriggerId(NamedTuple):
     number: int  # counts this leader's triggers from 1
 
 
+class TriggerStream(NamedTuple):
+    """Where a leader posts its triggers, as its standing says."""
+
+    name: str = ""  # empty: the first one of the job
+    epoch: int = -1  # the leader's; -1: no standing was seen
+
+
 # --- the control topic: what workers claim, of which logs --------------------------------------
 
 

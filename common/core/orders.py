@@ -1,7 +1,8 @@
 """A worker's orders: which gradients to compute next (Algorithm 2), by trigger alone.
 
 Triggers may come late, twice or from a leader that no longer leads; within a stream of triggers the
-ids never go back. A newer model makes orders for older ones void: nobody waits for them any more.
+ids never go back. They do after a leader whose Lead record Kafka lost, if its epoch was above that
+of the next one. A newer model makes orders for older ones void: nobody waits for them any more.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.core.messages import Farewell, TriggerId
+from common.core.messages import Farewell, TriggerId, TriggerStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,7 +37,7 @@ class Orders:
 
     def __init__(self, worker: WorkerId) -> None:
         self._worker = worker
-        self._stream = ""
+        self._stream = TriggerStream()
         self._heard = _NOTHING
         self._model: ModelId | None = None  # of the newest trigger
         self._reply_to = ""  # the replica that posted it
@@ -47,7 +48,7 @@ class Orders:
     @property
     def stream(self) -> str:
         """The stream of triggers that it listens to."""
-        return self._stream
+        return self._stream.name
 
     @property
     def heard(self) -> TriggerId:
@@ -62,11 +63,12 @@ class Orders:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def listen(self, stream: str) -> None:
-        """Listen to a stream of triggers; nothing of another one counts any more."""
-        if stream != self._stream:
-            self._stream, self._heard = stream, _NOTHING
+    def listen(self, stream: TriggerStream) -> None:
+        """Listen to a leader's triggers; nothing of another stream, or a later one, counts."""
+        if stream.name != self._stream.name or stream.epoch < self._stream.epoch:
+            self._heard = _NOTHING
             self._queue.clear()
+        self._stream = stream
 
     def hear(self, triggers: Iterable[UpdateTrigger]) -> None:
         """Take in triggers, in any order and number."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.core import commands as do
 from common.core import events
 from common.core.batching import Batcher
-from common.core.messages import BatchReady, SpanExpired
+from common.core.messages import BatchReady, SpanExpired, TriggerStream
 from common.core.spans import LogPosition, Partition, address_of
 
 if TYPE_CHECKING:
@@ -118,9 +118,10 @@ class Worker:
         return min(len(self._held), waiting + len(self._undecided))
 
     @property
-    def triggers(self) -> str:
-        """The stream of triggers that the standing names."""
-        return self._seen.triggers if self._seen is not None else ""
+    def triggers(self) -> TriggerStream:
+        """Where the leader's triggers are."""
+        seen = self._seen
+        return TriggerStream() if seen is None else TriggerStream(seen.triggers, seen.epoch)
 
     def topic_id(self, span: Span) -> str:
         """Kafka's id of the topic that a span was claimed of; empty: not known."""

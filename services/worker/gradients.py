@@ -22,7 +22,7 @@ from common.telemetry import Outage, StageTimes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from common.core.messages import Batch, FailedReason, ModelId, Reply, WorkerId
+    from common.core.messages import Batch, FailedReason, ModelId, Reply, TriggerStream, WorkerId
     from common.core.orders import Compute
     from common.core.spans import Span
     from common.learning.codecs import Codec
@@ -67,7 +67,7 @@ class GradientDesk:
         pulse: Of the thread that turns it.
         wait: Waits so many seconds, less if the job ends; for when the board is away.
         round_began: Told when a trigger is heard.
-        stream: Says which stream of triggers is the leader's.
+        stream: Says where the leader's triggers are.
         topic_id: Says which topic a span was claimed of; see `Stream`.
     """
 
@@ -86,7 +86,7 @@ class GradientDesk:
         pulse: Pulse,
         wait: Callable[[float], object],
         round_began: Callable[[], None],
-        stream: Callable[[], str],
+        stream: Callable[[], TriggerStream],
         topic_id: Callable[[Span], str],
     ) -> None:
         self._id = worker

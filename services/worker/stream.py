@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from common.core.commands import WorkerCommand
-    from common.core.messages import Claim, WorkerId
+    from common.core.messages import Claim, TriggerStream, WorkerId
     from common.core.settings import WorkerSettings
     from common.core.spans import Span
     from common.learning.codecs import Codec
@@ -114,8 +114,8 @@ class Stream:
         """A trigger was heard; from any thread."""
         self._round_began = True
 
-    def triggers(self) -> str:
-        """The stream with the leader's triggers; for any thread."""
+    def triggers(self) -> TriggerStream:
+        """Where the leader's triggers are; for any thread."""
         return self._machine.triggers
 
     def topic_id(self, span: Span) -> str:

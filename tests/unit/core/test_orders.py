@@ -1,6 +1,14 @@
 """A worker's orders, by triggers that come late, twice or from a leader that leads no longer."""
 
-from common.core.messages import Farewell, ModelId, Order, TriggerId, UpdateTrigger, WorkerId
+from common.core.messages import (
+    Farewell,
+    ModelId,
+    Order,
+    TriggerId,
+    TriggerStream,
+    UpdateTrigger,
+    WorkerId,
+)
 from common.core.orders import Compute, Orders
 from tests.unit.core.examples import A, B, batch
 
@@ -52,12 +60,26 @@ def test_in_another_stream_of_triggers_ids_begin_anew_and_nothing_of_the_first_c
     # ids      7-1   9-1       3-1
     orders = Orders(A)
     orders.hear([trigger(7, 1, 5, a=(1,)), trigger(9, 1, 5, a=(2,))])
-    orders.listen("other")
+    orders.listen(TriggerStream("other", 3))
     orders.hear([trigger(3, 1, 5, a=(3,))])
-    orders.listen("other")
+    orders.listen(TriggerStream("other", 3))
 
     assert taken(orders) == [(3,)]
     assert (orders.stream, orders.heard) == ("other", TriggerId(3, 1))
+
+
+def test_a_leader_of_a_lower_epoch_is_heard_where_the_one_before_was_lost() -> None:
+    # standing of   9            3: Kafka lost the Lead of 9, and Redis all triggers
+    # triggers      9-1   9-2    3-1
+    orders = Orders(A)
+    orders.listen(TriggerStream("", 9))
+    orders.hear([trigger(9, 1, 5, a=(1,)), trigger(9, 2, 5, a=(2,))])
+    orders.hear([trigger(3, 1, 5, a=(3,))])
+    assert orders.heard == TriggerId(9, 2)  # for all that is known a leader that woke up
+
+    orders.listen(TriggerStream("", 3))
+    orders.hear([trigger(3, 1, 5, a=(3,))])
+    assert taken(orders) == [(3,)]
 
 
 def test_a_newer_model_makes_older_orders_void() -> None:

@@ -22,6 +22,7 @@ from common.core.messages import (
     Reply,
     Skipped,
     TriggerId,
+    TriggerStream,
     UpdateTrigger,
     WorkerId,
 )
@@ -121,7 +122,7 @@ def make_world(
         pulse=Pulse(),
         wait=lambda _: None,
         round_began=lambda: None,
-        stream=lambda: stream[-1],
+        stream=lambda: TriggerStream(stream[-1]),
         topic_id=lambda span: topic_ids.get(span.generation, ""),
     )
     return World(log, board, boards, cache, desk, codec, metrics, tracer, stream)
