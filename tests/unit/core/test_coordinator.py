@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 
@@ -14,6 +14,7 @@ from common.core.coordinator import CANDIDACY_S, SEARCH_S
 from common.core.history import History
 from common.core.messages import GENESIS, Failed, Lead, ModelId, Quarantined
 from common.core.snapshots import genesis
+from common.core.spans import LogPosition
 from tests.unit.core.bench import QUIET, Bench
 from tests.unit.core.examples import FIRST, A, B, P, answer, batch, of_kind, the
 
@@ -358,3 +359,20 @@ def test_a_batch_that_was_put_back_once_is_awaited_by_a_successor_too() -> None:
     said = other.tick(9.0)
     assert of_kind(said, do.Apply) == []
     assert [b.offset for order in other.orders for b in order.batches] == [1]
+
+
+def test_a_snapshot_says_of_which_topics_it_is_and_what_was_read_of_them() -> None:
+    # updates "u1"   0: Lead, of leader epoch 2    control "c1"   0: nothing, 1: nothing, of 5
+    bench = Bench()
+    bench.feed(HELD)
+    for source in get_args(events.Source):
+        snapshots = (genesis(FIRST),) if source == "genesis" else ()
+        bench.feed(events.SnapshotsFound(source, snapshots, (), 0, {}, "c1", "u1"))
+    bench.feed(events.SnapshotRestored(70))
+    bench.feed(events.UpdatesRead(tuple(enumerate(bench.updates)), epoch=2))
+    bench.feed(events.ControlRead(((0, None), (1, None)), epoch=5))
+    bench.feed(events.BoardWiped())
+
+    first, second = bench.published
+    assert (first.updates, first.control) == (LogPosition(1, "u1", 2), LogPosition(0, "c1"))
+    assert (second.updates, second.control) == (LogPosition(1, "u1", 2), LogPosition(2, "c1", 5))

@@ -9,6 +9,7 @@ from common.core.commands import FindSnapshots
 from common.core.messages import GENESIS, Lead, ModelId
 from common.core.search import LATE, Chosen, Lost, Search, Wait
 from common.core.snapshots import Snapshot, genesis
+from common.core.spans import LogPosition
 from tests.unit.core.examples import FIRST
 from tests.unit.core.leaders import Topic, update
 
@@ -192,3 +193,30 @@ def test_a_loss_above_the_snapshot_that_is_best_all_the_same_holds_nobody() -> N
 
     assert isinstance(answer, Chosen)
     assert answer.snapshot == better
+
+
+# --- which topics these are ----------------------------------------------------------------------
+
+
+def test_a_candidate_goes_on_in_the_topics_that_it_judged() -> None:
+    # found    control "c1", updates "u1"; whoever has their names when it leads is another topic
+    search = Search(TTL_S)
+    search.begin()
+    hot = snapshot(by=0, version=2, updates_position=3)
+    seen = replace(found("hot", LED, hot), control_topic_id="c1", updates_topic_id="u1")
+    chosen = judge(search, seen, 0.0)
+
+    assert isinstance(chosen, Chosen)
+    assert chosen.snapshot.control == LogPosition(0, "c1")
+    assert chosen.history.log.topic_id == "u1"
+
+
+def test_where_kafka_tells_no_ids_now_those_of_the_snapshot_stay() -> None:
+    search = Search(TTL_S)
+    search.begin()
+    hot = replace(snapshot(0, 2, 3), control_topic_id="c1", updates_topic_id="u1", control_epoch=4)
+    chosen = judge(search, found("hot", LED, hot), 0.0)
+
+    assert isinstance(chosen, Chosen)
+    assert chosen.snapshot.control == LogPosition(0, "c1", 4)
+    assert chosen.history.log.topic_id == "u1"

@@ -249,6 +249,17 @@ def test_a_topic_whose_beginning_goes_is_read_anew(rig: Rig) -> None:
         assert view.page(0, 10).newest == 8
 
 
+def test_a_topic_that_is_created_anew_is_read_anew_however_long_it_is(rig: Rig) -> None:
+    rig.topics.audit(lead(), *(update(0, version) for version in range(1, 4)))
+    rig.begin()
+    eventually(lambda: rig.progress()["version"] == 3)
+    rig.log.recreate(UPDATES.topic)
+    rig.topics.audit(lead(), *(update(0, version) for version in range(1, 8)))
+    eventually(lambda: rig.progress()["version"] == 7)
+    with rig.follower.view() as view:
+        assert len(view.page(0, 10).updates) == 7
+
+
 def _encoded(version: int) -> bytes:
     from common.wire import encode_audit  # noqa: PLC0415 -- of this test alone
 
