@@ -41,6 +41,87 @@ MUTANTS = (
         100,
         (Edit(CORE + "ledger.py", "if opened.after != self.generation(place):", "if False:"),),
     ),
+    # --- the control and the updates topic lose records -----------------------------------------
+    Mutant(
+        "snapshots say of which topics they are",
+        100,
+        (
+            Edit(
+                CORE + "snapshots.py",
+                "LogPosition(self.updates_position, self.updates_topic_id, self.updates_epoch)",
+                "LogPosition(self.updates_position)",
+            ),
+            Edit(
+                CORE + "snapshots.py",
+                "LogPosition(self.control_position, self.control_topic_id, self.control_epoch)",
+                "LogPosition(self.control_position)",
+            ),
+        ),
+    ),
+    Mutant(
+        "a leader knows which leader epochs it has read of the control topic",
+        200,
+        (
+            Edit(
+                CORE + "leader.py",
+                "self._control = self._control._replace(offset=offset + 1, epoch=epoch)",
+                "self._control = self._control._replace(offset=offset + 1)",
+            ),
+        ),
+    ),
+    Mutant(
+        "a leader knows which leader epochs it has read of the updates topic",
+        300,
+        (
+            Edit(
+                CORE + "history.py",
+                "self._position = self._position._replace(offset=offset + 1, epoch=epoch)",
+                "self._position = self._position._replace(offset=offset + 1)",
+            ),
+        ),
+    ),
+    Mutant(
+        "a snapshot of which a topic lost records is no base",
+        100,
+        (Edit(CORE + "search.py", "if each.rank not in found.lost]", "]"),),
+    ),
+    Mutant(
+        "a candidate goes on in the topics that it judged",
+        100,
+        (Edit(CORE + "search.py", "_in_topics_of(each, found) for each", "each for each"),),
+    ),
+    Mutant(
+        "an epoch is a number that never comes again",
+        800,
+        (
+            Edit(
+                CORE + "coordinator.py",
+                "max(number, after + 1, chosen.above + 1),",
+                "after + 1,",
+            ),
+        ),
+    ),
+    Mutant(
+        "a quarantine is of a batch by value",
+        600,
+        (
+            Edit(
+                CORE + "leader.py",
+                "return batch.offset in known and known[batch.offset] in (None, batch)",
+                "return batch.offset in known",
+            ),
+        ),
+    ),
+    Mutant(
+        "claims that were lost are not waited for for ever",
+        200,
+        (Edit(CORE + "worker.py", "UNDECIDED_S = 30.0", "UNDECIDED_S = 1e9"),),
+    ),
+    Mutant(
+        "an older standing that keeps coming is believed",
+        100,
+        (Edit(CORE + "worker.py", "if older and now < self._seen_at + OLDER_S:", "if older:"),),
+    ),
     # --- changes of the job -------------------------------------------------------------------
     Mutant(
         "a round in flight keeps its K and its learning rate",
@@ -111,7 +192,13 @@ MUTANTS = (
     Mutant(
         "what retention deleted is claimed as expired",
         100,
-        (Edit(CORE + "worker.py", "if position is None or start <= position:", "if True:"),),
+        (
+            Edit(
+                CORE + "worker.py",
+                "            yield from self._expire(partition, start, now)",
+                "            pass",
+            ),
+        ),
     ),
     Mutant(
         "a worker notices that it lost its place",

@@ -13,7 +13,7 @@ from common.core.audit import audit
 from common.core.coordinator import CANDIDACY_S, SEARCH_S
 from common.core.history import History
 from common.core.messages import GENESIS, Failed, Lead, ModelId, Quarantined
-from common.core.snapshots import genesis
+from common.core.snapshots import Snapshot, genesis
 from common.core.spans import LogPosition
 from tests.unit.core.bench import QUIET, Bench
 from tests.unit.core.examples import FIRST, A, B, P, answer, batch, of_kind, the
@@ -376,3 +376,20 @@ def test_a_snapshot_says_of_which_topics_it_is_and_what_was_read_of_them() -> No
     first, second = bench.published
     assert (first.updates, first.control) == (LogPosition(1, "u1", 2), LogPosition(0, "c1"))
     assert (second.updates, second.control) == (LogPosition(1, "u1", 2), LogPosition(2, "c1", 5))
+
+
+def test_a_lead_after_a_loss_is_above_epochs_that_only_a_snapshot_knows() -> None:
+    # updates   nothing any more; the board has a snapshot of epoch 500; the clock says 70
+    bench = Bench()
+    bench.feed(events.WantedChanged("running", after_loss=1, from_start=True))
+    ahead = Snapshot(500, ModelId(500, 3), 4, 0, FIRST)
+    bench.feed(HELD)
+    for source in get_args(events.Source):
+        snapshots = (genesis(FIRST),) if source == "genesis" else (ahead,)
+        bench.feed(events.SnapshotsFound(source, snapshots, (), 0, {ahead.rank: "it was cut"}))
+    said = bench.feed(events.SnapshotRestored(70))
+
+    lead = the(said, do.AppendAudit).record
+    assert isinstance(lead, Lead)
+    assert (lead.epoch, lead.after, lead.base, lead.after_loss) == (501, -1, GENESIS, 1)
+    assert lead.loss == "version 3: it was cut"
