@@ -72,9 +72,9 @@ class Snapshot(msgspec.Struct, frozen=True):
         return LogPosition(self.control_position, self.control_topic_id, self.control_epoch)
 
     @property
-    def reads_from(self) -> int:
+    def reads_from(self) -> LogPosition:
         """Where in the updates topic a reader begins who begins with this snapshot."""
-        return 0 if self.poison is None else self.updates_position
+        return LogPosition(0, self.updates_topic_id) if self.poison is None else self.updates
 
     @property
     def left_out(self) -> dict[int, Batch | None]:

@@ -163,12 +163,14 @@ class Leadership:
             found = self._snapshots(source)
             lost = self._lost(found, ids)
             covered = [stored.snapshot for stored in found if stored.snapshot.rank not in lost]
-            begin = min((snapshot.reads_from for snapshot in covered), default=None)
             updates_id = ids.get(self._updates.topic, "")
+            begin = min((snapshot.reads_from for snapshot in covered), default=None)
             updates, read_to = self._read_updates(begin, updates_id)
         except UnknownTopicError as error:
             return events.Trouble(self._missing(str(error)))
-        except (CorruptError, ExpiredError, FutureFormatError, TruncatedError) as error:
+        except (ExpiredError, TruncatedError) as error:  # in this moment
+            return events.Trouble(f"{error}; `doll job resume {self._job}` looks again")
+        except (CorruptError, FutureFormatError) as error:
             return events.Trouble(str(error))
         self._found = {stored.snapshot.rank: stored for stored in found}
         self._found_in = source
@@ -270,7 +272,9 @@ class Leadership:
                 left.remove(log)
         return agreed
 
-    def _read_updates(self, begin: int | None, topic_id: str) -> tuple[Updates, LogPosition]:
+    def _read_updates(
+        self, begin: LogPosition | None, topic_id: str
+    ) -> tuple[Updates, LogPosition]:
         """Read the updates topic from a position to its end; nothing of it without one.
 
         Returns:
@@ -279,15 +283,16 @@ class Leadership:
         end = self._source.bounds(self._updates).end
         if begin is None:
             return (), LogPosition(end, topic_id)
-        tail = self._source.tail(self._updates, LogPosition(begin, topic_id))
+        read_to = begin._replace(topic_id=topic_id or begin.topic_id)
+        tail = self._source.tail(self._updates, read_to)
         records = list[tuple[int, bytes | None]]()
-        epoch = -1  # of the last one
         try:
             while tail.position() < end:
                 read = tail.read(READ_RECORDS, READ_S)
                 records += ((record.offset, record.value) for record in read)
-                epoch = read[-1].epoch if read else epoch
-            read_to = LogPosition(records[-1][0] + 1 if records else begin, topic_id, epoch)
+                if read:
+                    last = read[-1]
+                    read_to = read_to._replace(offset=last.offset + 1, epoch=last.epoch)
             return decoded_updates(tuple(records)).records, read_to
         finally:
             tail.close()

@@ -285,7 +285,7 @@ def test_a_requeue_is_no_own_record_that_a_copy_waits_for() -> None:
 
 def test_from_an_older_programs_snapshot_the_topic_is_read_from_its_beginning() -> None:
     older = with_(BEHIND, poison=None)
-    assert (older.reads_from, BEHIND.reads_from) == (0, 2)
+    assert (older.reads_from.offset, BEHIND.reads_from.offset) == (0, 2)
 
     topic: Topic = [FIRST_LEAD, POISON, update(0, 1), REQUEUED]
     choice = choose([older], list(enumerate(topic)))
