@@ -465,8 +465,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "            yield do.DeadLetterBatch(record)\n        # At once",
-                "            pass\n        # At once",
+                "for record in self._history.quarantined.values():",
+                "for record in ():",
             ),
         ),
     ),
