@@ -547,10 +547,9 @@ MUTANTS = (
         1000,
         (
             Edit(
-                CORE + "leader.py",
-                "            yield from self._requeue(record.batch, now)",
-                "            yield from self._requeue(record.batch, now)\n"
-                "            yield from self._published(self._publisher.read_back())",
+                CORE + "history.py",
+                "        self._requeued[batch.offset] = batch\n",
+                "        self._requeued[batch.offset] = batch\n        self._number += 1\n",
             ),
         ),
     ),
