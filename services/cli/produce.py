@@ -16,6 +16,7 @@ from common.datasets.records import count
 from common.errors import UnavailableError, UnknownTopicError, UserError
 from common.jobs.store import JobBook
 from common.ports import NewTopic
+from common.topics import check_stream
 from services.cli import sources
 from services.cli.bounded_topic import BoundedTopic
 from services.cli.outside import outside_of
@@ -182,6 +183,10 @@ def _say(console: Console, line: str) -> None:
 
 
 def _find_topic(log: Log, topic: str, create_partitions: int) -> None:
+    try:
+        check_stream(topic)
+    except ValueError as error:
+        raise UserError(f"--topic: {error}") from error
     try:
         log.partitions(topic)
     except UnknownTopicError as error:
