@@ -20,7 +20,7 @@ from common.topics import check_stream
 from services.cli import sources
 from services.cli.bounded_topic import BoundedTopic
 from services.cli.outside import outside_of
-from services.cli.producing import Backlog, send_all, unbounded
+from services.cli.producing import Backlog, Patient, send_all, unbounded
 from services.cli.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
         _say(
             console, f"{source} has {here:,} records, fewer than the {records:,} asked for: {again}"
         )
-    writer = log.writer()
+    writer = log.writer(waits=bool(outside.settings.embedded_kafka))
     try:
         bounded = _bounded(outside, log, writer, topic, partial(_say, console))
         if bounded is not None and total is not None and (one := next(stream, None)) is not None:
@@ -138,12 +138,12 @@ def _send(  # noqa: PLR0913 -- what `produce` has found out
 ) -> None:
     sent, ended, start_s = 0, "", time.monotonic()
 
+    say = partial(_say, console)
+    way = bounded or Patient(writer, topic, time.monotonic, time.sleep, say)
+
     def send(value: bytes) -> None:
         nonlocal sent
-        if bounded is None:
-            writer.append(topic, value, partition=None)
-        else:
-            bounded.send(value)
+        way.send(value)
         sent += 1
 
     with Progress(
