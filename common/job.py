@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -40,8 +39,7 @@ if TYPE_CHECKING:
     from common.ports import Log
     from common.theory.policy import PolicyName
 
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,245}")  # Kafka's 249, less ".dlq"
-_Stream = Annotated[str, Field(json_schema_extra={"pattern": f"^{_TOPIC.pattern}$"})]
+_Stream = Annotated[str, Field(json_schema_extra={"pattern": f"^{topics.STREAM.pattern}$"})]
 
 
 class JobSpec(Part):
@@ -129,10 +127,7 @@ class JobSpec(Part):
     @classmethod
     def _legal_streams(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for stream in value:
-            if not _TOPIC.fullmatch(stream):
-                raise ValueError(f"{stream!r} cannot be a Kafka topic")
-            if stream.startswith(topics.RESERVED_PREFIX):
-                raise ValueError(f"{stream!r}: names with {topics.RESERVED_PREFIX} are reserved")
+            topics.check_stream(stream)
             if value.count(stream) > 1:
                 raise ValueError(f"{stream!r} is named twice")
         return value
@@ -152,7 +147,7 @@ class JobSpec(Part):
                 f" worker can fill a group, got {self.waiting_batches}"
             )
         test = self.evaluation.stream if self.evaluation is not None else ""
-        if test and not _TOPIC.fullmatch(test):
+        if test and not topics.STREAM.fullmatch(test):
             raise ValueError(f"evaluation.stream: {test!r} cannot be a Kafka topic")
         if test in self.streams:
             raise ValueError(

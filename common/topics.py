@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -12,6 +13,22 @@ if TYPE_CHECKING:
 JOBS = "doll.jobs"  # compacted: key is the job's name, value its newest record
 KEYS = "doll.keys"  # compacted: key is an API key's name, value its newest record
 RESERVED_PREFIX = "doll."  # no datastream may be called so
+STREAM = re.compile(r"[A-Za-z0-9._-]{1,245}")  # Kafka's 249, less ".dlq"
+
+
+def check_stream(name: str) -> None:
+    """Refuse what no datastream can be called.
+
+    Raises:
+        ValueError: If no datastream can be called so.
+    """
+    if not STREAM.fullmatch(name) or name in {".", ".."}:
+        raise ValueError(
+            f"{name!r} cannot be a Kafka topic: up to 245 letters, digits, dots, underscores and"
+            " hyphens can"
+        )
+    if name.startswith(RESERVED_PREFIX):
+        raise ValueError(f"{name!r}: names with {RESERVED_PREFIX} are reserved")
 
 
 def control_topic(job: str) -> str:

@@ -38,7 +38,8 @@ _SIZES = {
     "laptop": (ViewportSize(width=1280, height=800), 1.0),
     "phone": (ViewportSize(width=390, height=844), 2.0),
 }
-_HEIGHTS = {"laptop": 1356, "phone": 1636}  # of a picture: whole cards
+_CARDS = {"laptop": 7, "phone": 3}  # that a picture shows, each of them whole
+_MARGIN = 8  # below the last one
 
 
 def chromium() -> str | None:
@@ -102,7 +103,9 @@ def main() -> int:
                 chart.locator(".main-svg").first.wait_for()
             page.evaluate("scrollTo(0, 0)")
             page.wait_for_timeout(12_000)  # rates are those of the last 10 s
-            clip = FloatRect(x=0, y=0, width=size["width"], height=_HEIGHTS[name])
+            last = page.locator(".card").nth(_CARDS[name] - 1)
+            bottom: float = last.evaluate("card => card.getBoundingClientRect().bottom")
+            clip = FloatRect(x=0, y=0, width=size["width"], height=bottom + _MARGIN)
             page.screenshot(
                 path=given.out / f"page-{name}.png",
                 full_page=True,

@@ -25,6 +25,7 @@ from common.errors import (
     UserError,
 )
 from common.saved import from_bytes
+from services.cli.producing import SILENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +41,7 @@ _MARGIN = 1 / 8  # of what is kept: others may write to the topic between two lo
 _READ_S = 10.0
 _UNDER_WAY_S = 0.05  # between looks while records are under way
 _LOOK_S = 0.5  # else: a hot snapshot, which is looked at, comes once in a second
+_BLIND_LOOKS = int(SILENCE_S / _LOOK_S)  # in a row, after which people hear why it stands still
 
 
 class BoundedTopic:
@@ -91,6 +93,7 @@ class BoundedTopic:
         self._jobs = tuple[str, ...]()  # that read the topic, as of the last look
         self._told = tuple[str, ...]()  # those that people know we wait for
         self._sent = 0
+        self._blind = 0  # looks in a row that nobody answered
 
     def check(self, records: int, size: int) -> None:
         """Refuse at once what does not fit, where no job would make room.
@@ -167,9 +170,13 @@ class BoundedTopic:
         """See how much room there is; False, after a moment, where nobody can tell now."""
         try:
             self._look_once()
-        except UnavailableError:
+        except UnavailableError as error:
+            self._blind += 1
+            if self._blind == _BLIND_LOOKS:
+                self._say(f"waiting: {error}")
             self._wait(_LOOK_S)
             return False
+        self._blind = 0
         return True
 
     def _look_once(self) -> None:

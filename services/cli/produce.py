@@ -16,10 +16,11 @@ from common.datasets.records import count
 from common.errors import UnavailableError, UnknownTopicError, UserError
 from common.jobs.store import JobBook
 from common.ports import NewTopic
+from common.topics import check_stream
 from services.cli import sources
 from services.cli.bounded_topic import BoundedTopic
 from services.cli.outside import outside_of
-from services.cli.producing import Backlog, send_all, unbounded
+from services.cli.producing import Backlog, Patient, send_all, unbounded
 from services.cli.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
         _say(
             console, f"{source} has {here:,} records, fewer than the {records:,} asked for: {again}"
         )
-    writer = log.writer()
+    writer = log.writer(waits=bool(outside.settings.embedded_kafka))
     try:
         bounded = _bounded(outside, log, writer, topic, partial(_say, console))
         if bounded is not None and total is not None and (one := next(stream, None)) is not None:
@@ -137,12 +138,12 @@ def _send(  # noqa: PLR0913 -- what `produce` has found out
 ) -> None:
     sent, ended, start_s = 0, "", time.monotonic()
 
+    say = partial(_say, console)
+    way = bounded or Patient(writer, topic, time.monotonic, time.sleep, say)
+
     def send(value: bytes) -> None:
         nonlocal sent
-        if bounded is None:
-            writer.append(topic, value, partition=None)
-        else:
-            bounded.send(value)
+        way.send(value)
         sent += 1
 
     with Progress(
@@ -182,6 +183,10 @@ def _say(console: Console, line: str) -> None:
 
 
 def _find_topic(log: Log, topic: str, create_partitions: int) -> None:
+    try:
+        check_stream(topic)
+    except ValueError as error:
+        raise UserError(f"--topic: {error}") from error
     try:
         log.partitions(topic)
     except UnknownTopicError as error:

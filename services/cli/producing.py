@@ -7,6 +7,7 @@ machine, a full queue) what is due is sent at once, and the rate over time is th
 from __future__ import annotations
 
 import itertools
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import UnavailableError
@@ -14,11 +15,12 @@ from common.errors import UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.ports import Board, Log
+    from common.ports import Board, Log, Writer
     from services.cli.schedule import Schedule
 
 _BURST = 1000  # records between two reports, so that a bar moves and Ctrl-C is heard
 _LONGEST_WAIT_S = 0.05  # likewise
+SILENCE_S = 5.0  # that a command stands still before it says why: an election takes less
 
 
 class Sent(NamedTuple):
@@ -101,3 +103,49 @@ class Backlog:
         # Our own records may still be on their way, those of others are counted by the log alone.
         end = max(sum(bound.end for bound in bounds.values()), self._first_end + sent)
         return self._limit - (end - below)
+
+
+class Patient:
+    """Writes to one topic, and says once why nothing goes on while Kafka takes nothing.
+
+    Args:
+        writer: One that does not wait.
+        topic: What is written to; partitions take turns.
+        clock: Seconds that never go back.
+        wait: Waits so many seconds.
+        say: Shows a line to people.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        topic: str,
+        clock: Callable[[], float],
+        wait: Callable[[float], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._writer = writer
+        self._topic = topic
+        self._clock = clock
+        self._wait = wait
+        self._say = say
+
+    def send(self, value: bytes) -> None:
+        """Send a record, once there is room for it.
+
+        Raises:
+            DeliveryError: If an earlier record can not be delivered.
+            UnknownTopicError: If the topic is not there any more.
+        """
+        due_s = self._clock() + SILENCE_S
+        while True:
+            try:
+                self._writer.append(self._topic, value, partition=None)
+            except UnavailableError as error:
+                if self._clock() >= due_s:
+                    self._say(f"waiting: {error}")
+                    due_s = inf
+                self._wait(_LONGEST_WAIT_S)
+                self._writer.poll()
+            else:
+                return

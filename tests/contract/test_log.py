@@ -61,6 +61,10 @@ def test_a_topic_has_the_settings_that_were_relied_on_when_it_was_made(
     assert found[kept.name].items() >= kept.settings.items()
     assert found[compacted.name].items() >= compacted.settings.items()
     assert owned_rig.log.settings([]) == {}
+    with closing(owned_rig.log.writer()) as writer:
+        writer.append(compacted.name, b"no key")
+        with pytest.raises(DeliveryError, match="takes no record without a key"):
+            writer.flush(PATIENCE_S)
 
     owned_rig.configure(kept.name, {"cleanup.policy": "compact", "retention.ms": "5000"})
     found = owned_rig.log.settings([kept.name, compacted.name])

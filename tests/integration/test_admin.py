@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, NamedTuple
 
 import httpx2
@@ -40,10 +40,10 @@ def served(tmp_path: Path) -> Iterator[Served]:
     authority = Authority(tmp_path)
     pair, port = authority.issue("admin"), free_port()
     with EmbeddedStack() as stack:
-        log = open_log(stack.settings)
-        for stream in JOB["streams"]:
-            log.create_topics([NewTopic(stream)])
-        key, _ = KeyBook(log).create("olga", "operator")
+        with closing(open_log(stack.settings)) as log, closing(KeyBook(log)) as keys:
+            for stream in JOB["streams"]:
+                log.create_topics([NewTopic(stream)])
+            key, _ = keys.create("olga", "operator")
         api = {"api_port": port, "api_tls_cert": str(pair.cert), "api_tls_key": str(pair.key)}
         process = Service("admin", "a1", stack.settings.model_copy(update=api), tmp_path)
         trust = ssl.create_default_context(cafile=str(authority.cert))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,11 +65,10 @@ def ledger_of(cluster: Cluster) -> FleetLedger:
         bounds = cluster.log.bounds(place)
     except UnknownTopicError:  # nobody has provisioned it yet
         return ledger
-    tail = cluster.log.tail(place, bounds.start)
-    while tail.position() < bounds.end:
-        for record in tail.read(1000, 0.5):
-            ledger.feed(record.offset, decode_plan(record.value or b""))
-    tail.close()
+    with closing(cluster.log.tail(place, bounds.start)) as tail:
+        while tail.position() < bounds.end:
+            for record in tail.read(1000, 0.5):
+                ledger.feed(record.offset, decode_plan(record.value or b""))
     return ledger
 
 

@@ -351,8 +351,10 @@ def test_the_rights_in_the_guide_are_all_that_a_log_needs(safe_kafka: SafeKafka)
         await_condition(read, "a record of the stream")
         reader.commit({stream: place + 1})
     assert found == [b"a record"]
-    key, _ = KeyBook(log).create("page", "viewer")
-    assert Keys(KeyBook(log).read().values()).role_of(key)
+    with closing(KeyBook(log)) as keys:
+        key, _ = keys.create("page", "viewer")
+    with closing(KeyBook(log)) as keys:
+        assert Keys(keys.read().values()).role_of(key)
 
 
 @pytest.mark.kafka

@@ -118,7 +118,7 @@ class SharedProducer:
                 self.client.poll(_SERVE_S if len(self.client) else 0)
             except KafkaException as raised:  # nothing that this client can recover from
                 self.client.purge()  # or its records would be kept until the end of the process
-                self._fail(_fault(cause_of(raised), f"writing: {cause_of(raised)}"))
+                self._fail(_fault(cause_of(raised), f"writing: {cause_of(raised).str()}"))
             moved, self._moved = self._moved, set()
             for writer in moved:
                 writer.tell()
@@ -304,7 +304,10 @@ class KafkaWriter:
 def _refusal(topic: str, error: KafkaError) -> DeliveryError:
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
         return RecordTooLargeError(f"{topic} does not take so large a record: {error.str()}")
-    return _fault(error, f"a record for {topic} is lost: {error}")
+    told = f"{topic} has not taken a record, which is lost: {error.str()} ({error.name()})"
+    if error.code() == KafkaError.INVALID_RECORD:
+        told += "; a topic that is compacted takes no record without a key"
+    return _fault(error, told)
 
 
 def _fault(error: KafkaError, told: str) -> DeliveryError:

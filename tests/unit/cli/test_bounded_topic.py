@@ -170,7 +170,10 @@ def test_what_is_there_of_others_takes_room_too() -> None:
         world.topic().check(10, RECORD)
 
 
-def test_while_redis_is_away_nothing_is_sent_past_what_there_is_room_for() -> None:
+@pytest.mark.parametrize(("away", "told"), [(5, 0), (30, 1)])
+def test_while_redis_is_away_nothing_is_sent_past_what_there_is_room_for(
+    away: int, told: int
+) -> None:
     world = World(trains=10)
     world.submit()
     topic = world.topic()
@@ -180,12 +183,13 @@ def test_while_redis_is_away_nothing_is_sent_past_what_there_is_room_for() -> No
 
     def happens() -> None:
         ends.append(world.log.bounds(world.places[0]).end)
-        if len(ends) == 5:
+        if len(ends) == away:
             world.redis.restart()
 
     world.happens = happens
     topic.send(b"." * RECORD)
-    assert ends[:5] == [48] * 5
+    assert ends[:away] == [48] * away
+    assert [line.startswith("waiting: ") for line in world.said] == [True] * told
 
 
 def test_records_that_were_dropped_before_a_job_had_trained_them_are_told() -> None:

@@ -121,6 +121,21 @@ def test_a_topic_is_never_created_unasked(world: World) -> None:
     assert 'there is no topic "a"; create it with --create-partitions 4' in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("topic", "told"),
+    [
+        ("my clinic", "error: --topic: 'my clinic' cannot be a Kafka topic: up to 245 letters"),
+        ("..", "error: --topic: '..' cannot be a Kafka topic"),
+        ("doll.digits.updates", "error: --topic: 'doll.digits.updates': names with doll. are res"),
+    ],
+)
+def test_no_topic_of_ours_and_none_that_cannot_be_is_written_to(
+    world: World, topic: str, told: str
+) -> None:
+    options = ("--topic", topic, "--create-partitions", "1")
+    assert told in world.run("produce", "digits", *options, code=exits.REFUSED).stderr
+
+
 def test_an_existing_topic_keeps_its_partitions(world: World) -> None:
     world.log.create_topics([NewTopic("a", 2)])
     world.run("produce", "digits", "--topic", "a", "--create-partitions", "7", "--records", "3")

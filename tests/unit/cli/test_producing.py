@@ -12,7 +12,7 @@ from common.ports import NewTopic
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
-from services.cli.producing import Backlog, Sent, send_all, unbounded
+from services.cli.producing import Backlog, Patient, Sent, send_all, unbounded
 from services.cli.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -107,3 +107,27 @@ def test_a_backlog_counts_what_the_job_has_not_settled() -> None:
     assert backlog.room(5) == 4
     redis.kill()
     assert backlog.room(5) == 0
+
+
+def test_people_hear_once_of_each_time_that_kafka_takes_nothing_for_long() -> None:
+    # 0 s: away, the queue takes one | 1 s: back | 1 s: away | 7 s: told | 9 s: back
+    log, clock, said = MemoryLog(), HandClock(), list[str]()
+    log.create_topics([NewTopic("a")])
+    back_s = [1.0, 9.0]
+
+    def wait(seconds: float) -> None:
+        clock.advance(seconds)
+        if clock() >= back_s[0]:
+            log.come_back()
+
+    writer = log.writer(waits=False, max_bytes=1)
+    patient = Patient(writer, "a", clock, wait, said.append)
+    for told in (0, 1):
+        log.go_away()
+        patient.send(b"queued")
+        patient.send(b"waits")
+        assert len(said) == told
+        assert writer.flush(1.0)
+        del back_s[0]
+    assert said[0].startswith("waiting: ")
+    assert log.bounds(Partition("a", 0)).end == 4
