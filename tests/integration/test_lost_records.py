@@ -37,14 +37,14 @@ pytestmark = [pytest.mark.kafka, pytest.mark.redis]
 
 CHECKPOINTS = "checkpoint: {every_updates: 5}"
 GRADIENT_S = 0.05  # of a batch: so much is under way when the broker dies
-PRODUCED = 1000  # before each loss, and after it
-KEPT_UPDATES = 5  # of what is produced before a loss; so many more are lost with the tail
+PRODUCED = 500  # twice before each loss, and after it
+UPDATES = 10  # of the 15 that are made of them at least; so some batches are always under way
 WAY_ON = re.compile(r"`doll job resume ([^`]*)`")
 
 
 @pytest.fixture
 def cluster(real: Settings, tmp_path: Path) -> Iterator[Cluster]:
-    with closing(Cluster(real, tmp_path, "losing", 6000, CHECKPOINTS, seconds=GRADIENT_S)) as made:
+    with closing(Cluster(real, tmp_path, "losing", 4500, CHECKPOINTS, seconds=GRADIENT_S)) as made:
         yield made
 
 
@@ -52,6 +52,13 @@ def cluster(real: Settings, tmp_path: Path) -> Iterator[Cluster]:
 def innocent(real: Settings, tmp_path: Path) -> Iterator[Cluster]:
     with closing(Cluster(real, tmp_path, "beside-losing", 600)) as made:
         yield made
+
+
+def train_some(cluster: Cluster) -> None:
+    """Produce records, and wait until some updates have been made of them."""
+    begun = cluster.version()
+    cluster.produce(PRODUCED)
+    await_condition(lambda: cluster.version() >= begun + UPDATES, f"{UPDATES} updates")
 
 
 def goes_on_as_its_reason_says(cluster: Cluster) -> None:
@@ -89,12 +96,9 @@ def test_a_job_whose_own_topics_lost_their_tails_is_held_and_resumes_after_the_l
     innocent.start("worker", "w3")
 
     def lose_tails(places: Collection[Partition]) -> None:
-        begun = cluster.version()
-        cluster.produce(PRODUCED)
-        await_condition(lambda: cluster.version() >= begun + KEPT_UPDATES, "some updates")
+        train_some(cluster)
         kept = cluster.log.ends(places)
-        begun = cluster.version()
-        await_condition(lambda: cluster.version() >= begun + 2 * KEPT_UPDATES, "those to be lost")
+        train_some(cluster)
         apache_kafka.kill()
         for place in places:
             assert apache_kafka.cut(*place, kept[place]) <= kept[place]
@@ -113,5 +117,5 @@ def test_a_job_whose_own_topics_lost_their_tails_is_held_and_resumes_after_the_l
         goes_on_as_its_reason_says(cluster)
         cluster.produce(PRODUCED)
         await_condition(cluster.drained, "what was there and what came later is settled")
-        assert_each_record_counts_once(cluster, 2 * PRODUCED * number)
+        assert_each_record_counts_once(cluster, 3 * PRODUCED * number)
     assert cluster.ended() == innocent.ended() == []
