@@ -91,7 +91,7 @@ def brokers(tmp_path: Path) -> Iterator[Brokers]:
 def cluster(brokers: Brokers, system_redis: EmbeddedRedis, tmp_path: Path) -> Iterator[Cluster]:
     replicas = [[brokers.leader.node, brokers.follower.node]]
     settings = NewTopic("", kept_forever=True).settings | {"unclean.leader.election.enable": "true"}
-    own = [KafkaTopic(topic, replica_assignment=replicas, config=settings) for topic in OWN]
+    own = [KafkaTopic(topic, 1, replica_assignment=replicas, config=settings) for topic in OWN]
     for creation in brokers.admin.create_topics(own).values():
         creation.result(30.0)
     everything = Settings(
@@ -130,7 +130,7 @@ def test_a_job_whose_own_topics_were_led_by_a_broker_that_lacked_records_resumes
     await_condition(lambda: cluster.wanted() == "paused", "the job is held")
     assert cluster.record().held
     assert "lost" in cluster.record().reason
-    goes_on_as_its_reason_says(cluster)
     cluster.produce(PRODUCED)
+    goes_on_as_its_reason_says(cluster, 2 * PRODUCED)
     assert_each_record_counts_once(cluster, 2 * PRODUCED)
     assert cluster.ended() == []
