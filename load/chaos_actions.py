@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from common import wire
 from common.connections import open_log
 from common.core.messages import ModelId, TriggerId, UpdateTrigger
 from common.core.spans import Partition
@@ -61,10 +62,15 @@ class Targets:
         self.outside.in_turn(grown)
 
     def forge_trigger(self, epoch: int) -> None:
-        """Put a trigger of an epoch that nobody leads where workers read."""
+        """Put a trigger that nobody made where workers read, under an id of this epoch."""
         standing = self.job.board.get_standing()
-        trigger = UpdateTrigger(TriggerId(epoch, epoch), ModelId(epoch, epoch), ())
-        self.job.board.post_trigger(trigger, standing.triggers if standing else "")
+        stream = f":{standing.triggers}" if standing and standing.triggers else ""
+        trigger = UpdateTrigger(TriggerId(_NOBODYS, 1), ModelId(_NOBODYS, 1), ())
+        self.outside.append_to_redis(
+            f"doll:{{{self.job.name}}}:triggers{stream}",
+            f"{epoch}-1",
+            {"trigger": wire.encode_trigger(trigger)},
+        )
 
     def cut(self, *topics: Callable[[str], str]) -> None:
         """Let Kafka lose the last records of topics of the job's own."""

@@ -130,6 +130,11 @@ class Outside:
         """Let it forget everything."""
         self._redis_admin().flushall()
 
+    def append_to_redis(self, key: str, entry: str, content: dict[str, bytes]) -> None:
+        """Append to a stream under an id, unless a higher one stands there."""
+        with suppress(redis.ResponseError):
+            self._redis_admin().xadd(key, dict(content), entry)
+
     def in_turn(self, do: Callable[[], None]) -> None:
         """Do something to the broker, or with it, after all that was asked of it before."""
         self._operations.append(self._operator.submit(do))

@@ -107,6 +107,7 @@ def cluster(brokers: Brokers, system_redis: EmbeddedRedis, tmp_path: Path) -> It
         yield made
 
 
+@pytest.mark.timeout(420)
 def test_a_job_whose_own_topics_were_led_by_a_broker_that_lacked_records_resumes_after_the_loss(
     brokers: Brokers, cluster: Cluster
 ) -> None:
