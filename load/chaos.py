@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,21 +28,25 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 
 from common.connections import open_log
 from common.embedded.services import Service
-from common.errors import OutsideError, UserError
+from common.errors import ConflictError, OutsideError, UnavailableError, UserError
+from common.jobs.store import JobBook
 from common.testing.counting import ENTRYPOINT
 from load import report
-from load.chaos_actions import actions_on
+from load.chaos_actions import Targets, actions_on
 from load.chaos_report import CarriedOut, Outcome
-from load.chaos_schedule import Fault, draw
+from load.chaos_schedule import KINDS, LOSSES, Fault, draw
 from load.counting import CountingJob, counting_job
 from load.fleet import Fleet, Slot
 from load.outside import Outside
 from load.pauses import UpdatesWatch
 from load.producers import Producers
 from load.stack import NotMeasuredError
+from load.transactions import Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from common.ports import Log
 
 _JOB = "chaos"
 _PARTITIONS = 3  # of each of two streams: two for some workers, whoever is there
@@ -53,6 +57,7 @@ _SPARE_S = 120.0  # the model has weights for what may be produced beyond the ru
 _DRAIN_S = 120.0
 _LOOK_S = 0.02
 _STATUS_S = 5.0
+_OWNER_S = 1.0  # between looks at whether the job is held
 
 
 @dataclass(frozen=True)
@@ -64,11 +69,16 @@ class Plan:
     workers: int
     coordinators: int
     rate_per_s: float
+    only: tuple[str, ...] = ()  # words; nothing but faults whose kind has one of them
+    losses: bool = False  # Kafka loses records that it has acknowledged, too
 
     def schedule(self) -> tuple[Fault, ...]:
         """The faults that the seed draws."""
         sizes = dict.fromkeys(("worker", "worker-redis", "worker-kafka"), self.workers)
-        return draw(self.seed, self.seconds, sizes | {"coordinator": self.coordinators})
+        sizes["coordinator"] = self.coordinators
+        kinds = [*KINDS, *LOSSES] if self.losses else KINDS
+        some = [each for each in kinds if any(word in each.name for word in self.only)]
+        return draw(self.seed, self.seconds, sizes, some or kinds)
 
 
 class Run:
@@ -105,7 +115,23 @@ class Run:
         self._workers = _fleet(worker, plan.workers)
         stack.callback(self._workers.stop)
         self._producers = Producers(self._job.record, log, _PRODUCERS, plan.rate_per_s)
-        self._actions = actions_on(outside, self._workers, self._coordinators)
+        self._transactions = stack.enter_context(
+            Transactions(outside.settings.kafka, self._job.places, self._producers)
+        )
+        self._owner = _Owner(log, _JOB) if plan.losses else None
+        if self._owner:
+            stack.callback(self._owner.close)
+        self._actions = actions_on(
+            Targets(
+                outside,
+                self._workers,
+                self._coordinators,
+                self._job,
+                self._producers,
+                self._transactions,
+                log,
+            )
+        )
         self._began = time.monotonic()
         self._carried_out = list[CarriedOut]()
         self._status_at = 0.0
@@ -123,7 +149,7 @@ class Run:
         self._do_faults(self._plan.schedule())
         self._heal()
         healed = time.monotonic()
-        drained = self._turn_until(self._job.drained, _DRAIN_S)
+        drained = self._turn_until(self._is_over, _DRAIN_S)
         drained_s = time.monotonic() - healed
         proof, produced = self._job.audit(), self._producers.produced
         unexpected = (*self._workers.unexpected, *self._coordinators.unexpected)
@@ -131,9 +157,10 @@ class Run:
             carried_out=self._carried_out,
             update_times_s=[at - self._began for at in self._watch.times],
             leads=self._watch.leads,
+            resumed=self._owner.resumed if self._owner else 0,
             produced=produced,
             drained_s=drained_s if drained else None,
-            behind="" if drained else self._job.behind(),
+            behind="" if drained else self._behind(),
             proof=proof,
             unlearned=self._job.unlearned(proof, produced) if drained else (),
             unexpected=[each._replace(at_s=each.at_s - self._began) for each in unexpected],
@@ -162,7 +189,16 @@ class Run:
         self._outside.await_broker()
         self._workers.bring_all_back()
         self._coordinators.bring_all_back()
+        self._transactions.await_all()
         self._producers.stop()
+
+    def _is_over(self) -> bool:
+        """Whether all is settled; what Redis says may be from before a loss."""
+        return self._job.drained() and (self._owner is None or self._job.settled())
+
+    def _behind(self) -> str:
+        held = self._owner.why_held if self._owner else ""
+        return f"held: {held}" if held else self._job.behind()
 
     def _turn_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Look after everything until something is so; False if it never was."""
@@ -174,6 +210,8 @@ class Run:
             self._coordinators.look()
             self._producers.check()
             self._watch.check()
+            if self._owner:
+                self._owner.look()
             self._tell()
             time.sleep(_LOOK_S)
         return True
@@ -196,6 +234,38 @@ class Run:
         )
 
 
+class _Owner:
+    """Resumes the job as its reason says, whenever it is held after a loss of records.
+
+    Args:
+        log: Kafka.
+        job: Its name.
+    """
+
+    def __init__(self, log: Log, job: str) -> None:
+        self.resumed = 0
+        self.why_held = ""
+        self._book = JobBook(log)
+        self._job = job
+        self._look_at = 0.0
+
+    def look(self) -> None:
+        """Look now and then, and resume."""
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _OWNER_S
+        with suppress(UnavailableError, ConflictError):  # then at the next look
+            record = self._book.refresh(0.0)[self._job]
+            self.why_held = record.reason if record.held else ""
+            if "--after-loss" in self.why_held:
+                self._book.resume_after_loss(self._job, "the run goes on", from_start=True)
+                self.resumed += 1
+
+    def close(self) -> None:
+        """Look no more."""
+        self._book.close()
+
+
 def _fleet(start: Callable[[int, int], Service], size: int) -> Fleet:
     return Fleet([Slot(partial(start, number)) for number in range(size)])
 
@@ -211,6 +281,12 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--coordinators", type=int, default=2)
     parser.add_argument("--rate", type=float, default=200.0, help="records/s; default %(default)g")
+    parser.add_argument(
+        "--losses", action="store_true", help="Kafka loses records, too, and the job is resumed"
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="WORD", help="only faults whose kind has a WORD"
+    )
     parser.add_argument("--logs", type=Path, help="keep data and logs here; default: if it fails")
     parser.add_argument("--json", type=Path, help="write the result here")
     return parser.parse_args(words)
@@ -219,7 +295,15 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Run, report, judge."""
     given = parse()
-    plan = Plan(60 * given.minutes, given.seed, given.workers, given.coordinators, given.rate)
+    plan = Plan(
+        seconds=60 * given.minutes,
+        seed=given.seed,
+        workers=given.workers,
+        coordinators=given.coordinators,
+        rate_per_s=given.rate,
+        only=tuple(given.only),
+        losses=given.losses,
+    )
     folder = given.logs or Path(tempfile.mkdtemp(prefix="doll-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     machine = report.machine()

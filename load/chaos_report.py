@@ -42,6 +42,7 @@ class Outcome:
     carried_out: Sequence[CarriedOut]
     update_times_s: Sequence[float]
     leads: int
+    resumed: int  # after a loss
     produced: int
     drained_s: float | None  # from the last fault's end until all was settled; None: it was not
     behind: str  # what was not settled
@@ -75,6 +76,7 @@ class Outcome:
             "updates": len(self.proof.updates),
             "updates_taken_back": self.proof.taken_back,
             "leads": self.leads,
+            "resumed_after_loss": self.resumed,
             "quarantined": len(self.proof.quarantined),
             "drained_s": self.drained_s,
             "behind": self.behind,
@@ -113,6 +115,7 @@ class Outcome:
             "updates": len(self.proof.updates),
             "taken back": self.proof.taken_back,
             "leads": self.leads,
+            "resumed after a loss": self.resumed,
             "quarantined": len(self.proof.quarantined),
             "longest pause": f"{longest_pause_s(self.update_times_s):.2f} s",
             "drained after": "never" if self.drained_s is None else f"{self.drained_s:.1f} s",

@@ -39,10 +39,17 @@ KINDS = (
     Kind("Redis frozen", "redis", 1, 0.5, 6.0),
     Kind("Redis a replica", "redis", 1, 0.1, 4.0),
     Kind("Redis out of memory", "redis", 1, 0.1, 4.0),
+    Kind("Redis evicting", "redis", 1, 0.1, 4.0),
     Kind("Redis flushed", "redis", 1, 0.0, 0.1),
+    Kind("highest trigger forged", "redis", 1, 0.0, 0.1),
+    Kind("epoch of a trigger forged", "redis", 1, 0.0, 0.1),
     Kind("broker killed", "kafka", 1, 0.1, 1.0, recovers_s=8.0),
     Kind("broker stopped", "kafka", 1, 0.1, 1.0, recovers_s=8.0),
     Kind("broker frozen", "kafka", 1, 0.5, 4.0, recovers_s=2.0),
+    Kind("partition added", "kafka", 1, 0.0, 0.1),
+    Kind("transaction committed", "transactions", 1, 0.1, 6.0),
+    Kind("transaction aborted", "transactions", 1, 0.1, 6.0),
+    Kind("transactional producer lost", "transactions", 1, 0.1, 6.0),
     Kind("storage cut off", "storage", 1, 2.0, 12.0),
     Kind("storage refuses", "storage", 1, 2.0, 12.0),
     Kind("worker-Redis cut", "worker-redis", 2, 0.3, 8.0),
@@ -53,6 +60,12 @@ KINDS = (
     Kind("worker-Kafka slow", "worker-kafka", 1, 1.0, 5.0),
 )
 FAMILIES = frozenset(kind.family for kind in KINDS)
+# Only where somebody resumes the job after each: Kafka forgets the last records that it has taken.
+LOSSES = (
+    Kind("control topic cut", "kafka", 1, 0.1, 1.0, recovers_s=20.0),
+    Kind("updates topic cut", "kafka", 1, 0.1, 1.0, recovers_s=20.0),
+    Kind("own topics cut", "kafka", 1, 0.1, 1.0, recovers_s=20.0),
+)
 
 
 class Fault(NamedTuple):
@@ -80,7 +93,9 @@ class _Card(NamedTuple):
         return self.kind.family, self.number
 
 
-def draw(seed: int, seconds: float, sizes: dict[str, int]) -> tuple[Fault, ...]:
+def draw(
+    seed: int, seconds: float, sizes: dict[str, int], kinds: Sequence[Kind] = KINDS
+) -> tuple[Fault, ...]:
     """Draw a schedule, by time.
 
     Kinds are dealt from a shuffled deck, so that a run of a minute has nearly all of them. Times
@@ -91,6 +106,7 @@ def draw(seed: int, seconds: float, sizes: dict[str, int]) -> tuple[Fault, ...]:
         seed: Where all chance comes from.
         seconds: Length of the run; everything is undone by then.
         sizes: How many there are of each family; 1 where it is not named.
+        kinds: What may go wrong.
     """
     random = Random(seed)  # noqa: S311 -- chance that can be repeated, no secret
     last_s = seconds - _LAST_S
@@ -105,8 +121,11 @@ def draw(seed: int, seconds: float, sizes: dict[str, int]) -> tuple[Fault, ...]:
         if at_s > last_s:
             break
         if not any(whole_at.get(card.target, 0.0) <= at_s for card in deck):
-            deck += _shuffled(random, sizes)
-        card = next(card for card in deck if whole_at.get(card.target, 0.0) <= at_s)
+            deck += _shuffled(random, sizes, kinds)
+        free = [card for card in deck if whole_at.get(card.target, 0.0) <= at_s]
+        if not free:  # of few kinds
+            continue
+        card = free[0]
         deck.remove(card)
         lasts_s = min(card.lasts_s, seconds - at_s)
         faults.append(Fault(at_s, card.kind.name, card.kind.family, card.number, lasts_s))
@@ -114,14 +133,14 @@ def draw(seed: int, seconds: float, sizes: dict[str, int]) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def _shuffled(random: Random, sizes: dict[str, int]) -> Sequence[_Card]:
+def _shuffled(random: Random, sizes: dict[str, int], kinds: Sequence[Kind]) -> Sequence[_Card]:
     cards = [
         _Card(
             kind,
             random.randrange(sizes.get(kind.family, 1)),
             random.uniform(kind.shortest_s, kind.longest_s),
         )
-        for kind in KINDS
+        for kind in kinds
         for _ in range(kind.often)
     ]
     random.shuffle(cards)

@@ -6,11 +6,14 @@ from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 
 from common import wire
 from common.connections import open_board
 from common.core.audit import Audit, audit
 from common.core.messages import GENESIS, ModelId
+from common.core.spans import Partition
 from common.errors import UnavailableError
 from common.job import job_from_json
 from common.job_file import as_json
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from common.ports import Log
 
 _SNAPSHOT_S = 60.0
+_GROW_S = 30.0
 
 
 def counting_job(name: str, records: int, gradient_s: float) -> JobSpec:
@@ -86,6 +90,8 @@ class CountingJob:
         with closing(JobBook(log)) as book:
             self.record = book.submit(spec)
         self.name = spec.name
+        self.places = list(self.record.first)  # those included that `grow` added
+        self._settings = settings
         self._log = log
         self.board = open_board(settings, spec.name)
 
@@ -96,11 +102,33 @@ class CountingJob:
             return (
                 standing is not None
                 and standing.waiting == 0
-                and self.record.first.keys() <= standing.claimed.keys()
+                and standing.claimed.keys() >= set(self.places)
                 and all(at == self._log.bounds(p).end for p, at in standing.claimed.items())
             )
         except UnavailableError:
             return False
+
+    def settled(self) -> bool:
+        """Whether the log alone proves that; False while it is away."""
+        try:
+            proof = self.audit()
+            return not proof.unsettled and all(
+                proof.settled.get(place) == self._log.bounds(place).end for place in self.places
+            )
+        except UnavailableError:
+            return False
+
+    def grow(self, stream: str) -> Partition:
+        """Give a stream one more partition.
+
+        Raises:
+            KafkaException: If the broker refuses.
+        """
+        admin = AdminClient({"bootstrap.servers": self._settings.kafka, "log_level": 2})
+        place = Partition(stream, sum(place.topic == stream for place in self.places))
+        admin.create_partitions([NewPartitions(stream, place.index + 1)])[stream].result(_GROW_S)
+        self.places.append(place)
+        return place
 
     def is_led(self) -> bool:
         """Whether a leader has said where it stands."""
@@ -112,9 +140,9 @@ class CountingJob:
         if standing is None:
             return "there is no standing: nobody leads"
         unclaimed = {
-            str(partition): f"{standing.claimed[partition]} of {end}"
-            for partition in self.record.first
-            if standing.claimed[partition] != (end := self._log.bounds(partition).end)
+            str(partition): f"{standing.claimed.get(partition)} of {end}"
+            for partition in self.places
+            if standing.claimed.get(partition) != (end := self._log.bounds(partition).end)
         }
         return f"{standing.waiting} batches wait, {standing.live} workers; claimed: {unclaimed}"
 

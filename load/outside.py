@@ -6,8 +6,9 @@ import os
 import shutil
 import socket
 import sys
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
@@ -24,12 +25,17 @@ from load.proxy import Network
 from load.stack import freeze, thaw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from types import TracebackType
+
+    from common.core.spans import Partition
+    from common.ports import Log
 
 _BUCKET = "checkpoints"
 _REGION = "us-east-1"
 _STORAGE_START_S = 30.0
+_ROOM_BYTES = 100_000  # in a Redis that evicts: a model and a snapshot or two
+_LOST_S = 2.0  # a log whose broker loses power loses what it took so long before
 # Of our own S3 server, which believes everybody; its clients want to be told something.
 _CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "chaos",
@@ -108,33 +114,63 @@ class Outside:
         """Let it refuse whatever takes memory."""
         self._redis_admin().config_set("maxmemory", "1")
 
+    def squeeze_redis(self) -> None:
+        """Let it throw away what it likes, to make room for what is written."""
+        admin = self._redis_admin()
+        admin.config_set("maxmemory-policy", "allkeys-lru")
+        admin.config_set("maxmemory", admin.info("memory")["used_memory"] + _ROOM_BYTES)
+
     def empty_redis(self) -> None:
-        """Let it take everything again."""
-        self._redis_admin().config_set("maxmemory", "0")
+        """Let it take and keep everything again."""
+        admin = self._redis_admin()
+        admin.config_set("maxmemory", "0")
+        admin.config_set("maxmemory-policy", "noeviction")
 
     def flush_redis(self) -> None:
         """Let it forget everything."""
         self._redis_admin().flushall()
 
+    def append_to_redis(self, key: str, entry: str, content: dict[str, bytes]) -> None:
+        """Append to a stream under an id, unless a higher one stands there."""
+        with suppress(redis.ResponseError):
+            self._redis_admin().xadd(key, dict(content), entry)
+
+    def in_turn(self, do: Callable[[], None]) -> None:
+        """Do something to the broker, or with it, after all that was asked of it before."""
+        self._operations.append(self._operator.submit(do))
+
     def kill_broker(self) -> None:
         """End Kafka as a crash would."""
-        self._later(self._kafka.kill)
+        self.in_turn(self._kafka.kill)
 
     def stop_broker(self) -> None:
         """Shut Kafka down in order."""
-        self._later(self._kafka.stop)
+        self.in_turn(self._kafka.stop)
 
     def restart_broker(self) -> None:
         """Bring Kafka back with its data."""
-        self._later(self._kafka.restart)
+        self.in_turn(self._kafka.restart)
 
     def freeze_broker(self) -> None:
         """Let Kafka do nothing."""
-        self._later(lambda: freeze(self._kafka))
+        self.in_turn(lambda: freeze(self._kafka))
 
     def thaw_broker(self) -> None:
         """Let Kafka go on."""
-        self._later(lambda: thaw(self._kafka))
+        self.in_turn(lambda: thaw(self._kafka))
+
+    def cut_tails(self, log: Log, places: Collection[Partition]) -> None:
+        """Kill Kafka and take from some logs what they took last, as the loss of power does."""
+
+        def cut() -> None:
+            since = time.time() - _LOST_S
+            ends = {place: log.position_at(place, since) for place in places}
+            self._kafka.kill()
+            for place, end in ends.items():
+                with suppress(ValueError):  # nothing came so late
+                    self._kafka.cut(*place, end)
+
+        self.in_turn(cut)
 
     def await_broker(self) -> None:
         """Wait until everything that was asked of the broker is done.
@@ -164,9 +200,6 @@ class Outside:
 
     def _redis_admin(self) -> redis.Redis:
         return redis.Redis.from_url(self.redis.url)
-
-    def _later(self, do: Callable[[], None]) -> None:
-        self._operations.append(self._operator.submit(do))
 
 
 def _storage(stack: ExitStack, folder: Path) -> int:

@@ -14,7 +14,7 @@ from common import wire
 from common.core.history import History
 from common.core.messages import Lead, UpdateApplied
 from common.core.spans import Partition
-from common.errors import UnavailableError
+from common.errors import TruncatedError, UnavailableError
 from common.topics import updates_topic
 from load.stack import NotMeasuredError
 
@@ -62,7 +62,8 @@ def longest_pause_s(
 class UpdatesWatch(threading.Thread):
     """Follows a job's updates topic and notes when an update came that counted at that moment.
 
-    A broker that is away is waited for, so its absence is part of the pauses.
+    A broker that is away is waited for, so its absence is part of the pauses. A topic that lost
+    records is read from its beginning again, and what was noted is not noted twice.
     """
 
     def __init__(self, log: Log, job: str) -> None:
@@ -70,25 +71,33 @@ class UpdatesWatch(threading.Thread):
         self.times = list[float]()  # monotonic, ascending
         self.leads = 0
         self._fault: BaseException | None = None
-        self._tail = log.tail(Partition(updates_topic(job), 0), 0)
+        self._log = log
+        self._place = Partition(updates_topic(job), 0)
+        self._tail = log.tail(self._place, 0)
         self._stopped = threading.Event()
 
     def run(self) -> None:
         """Read until stopped."""
-        history = History()
+        history, noted = History(), 0  # up to which offset
         try:
             while not self._stopped.is_set():
                 try:
                     records = self._tail.read(_READ_RECORDS, _READ_S)
                 except UnavailableError:
                     continue
+                except TruncatedError as lost:
+                    self._tail.close()
+                    self._tail = self._log.tail(self._place, 0)
+                    history, noted = History(), min(noted, lost.divergent_offset or 0)
+                    continue
                 now = time.monotonic()
                 for record in records:
                     said = wire.decode_audit(record.value or b"")
-                    counts = history.feed(record.offset, said)
+                    counts = history.feed(record.offset, said) and record.offset >= noted
                     if counts and isinstance(said, UpdateApplied):
                         self.times.append(now)
                     self.leads += counts and isinstance(said, Lead)
+                    noted = max(noted, record.offset + 1)
         except BaseException as fault:  # noqa: BLE001 -- raised again by `check`, in the main thread
             self._fault = fault
         finally:

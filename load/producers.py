@@ -14,6 +14,9 @@ from common.job_task import codec_of
 from load.stack import NotMeasuredError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from common.core.spans import Partition
     from common.jobs.store import JobRecord
     from common.ports import Log
 
@@ -34,20 +37,36 @@ class Producers:
     def __init__(self, job: JobRecord, log: Log, threads: int, rate_per_s: float) -> None:
         self.produced = 0
         self._capacity = int(job.spec.task_options["records"])
-        self._places = tuple(job.first)
         self._codec = codec_of(job.spec)
-        self._log = log
         self._rate_per_s = rate_per_s
         self._began_s = time.monotonic()
         self._lock = threading.Lock()  # guards `produced`
         self._stopped = threading.Event()
         self._faults = list[BaseException]()
         self._threads = [
-            threading.Thread(target=self._run, name=f"producer-{number}", daemon=True)
-            for number in range(threads)
+            self._started(log, tuple(job.first), f"producer-{number}") for number in range(threads)
         ]
-        for thread in self._threads:
-            thread.start()
+
+    def write_to(self, log: Log, place: Partition) -> None:
+        """Let one more thread write to a partition that was added.
+
+        Args:
+            log: Kafka, by a client that has not asked before which partitions there are.
+            place: The partition.
+        """
+        self._threads.append(self._started(log, (place,), f"producer-of-{place}"))
+
+    def take(self, count: int) -> list[bytes]:
+        """Records of the next ids, for somebody who makes sure that each is written once."""
+        with self._lock:
+            first = self.produced
+            self.produced = min(first + count, self._capacity)
+            taken = np.arange(first, self.produced)
+        return self._codec.encode({"id": taken})
+
+    def again(self, count: int) -> list[bytes]:
+        """Records of the first ids once more, which nobody must read."""
+        return self._codec.encode({"id": np.arange(count)})
 
     def check(self) -> None:
         """Make sure that all still write.
@@ -69,15 +88,20 @@ class Producers:
             thread.join()
         self.check()
 
-    def _run(self) -> None:
+    def _started(self, log: Log, places: Sequence[Partition], name: str) -> threading.Thread:
+        thread = threading.Thread(target=self._run, args=(log, places), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _run(self, log: Log, places: Sequence[Partition]) -> None:
         try:
-            with closing(self._log.writer()) as writer:
+            with closing(log.writer()) as writer:
                 while not self._stopped.wait(_TICK_S):
                     ids = self._next_ids()
                     for number, value in zip(
                         ids.tolist(), self._codec.encode({"id": ids}), strict=True
                     ):
-                        stream, partition = self._places[number % len(self._places)]
+                        stream, partition = places[number % len(places)]
                         writer.append(stream, value, partition=partition)
                     writer.poll()
                 if not writer.flush(_FLUSH_S):

@@ -1,4 +1,4 @@
-"""A real Apache Kafka of one node as our own child: for CI, integration tests and `make kafka`.
+"""A real Apache Kafka as our own child, mostly of one node: for CI, tests and `make kafka`.
 
 `python -m common.embedded.apache_kafka --data DIR [--port N]` runs one until Ctrl-C.
 """
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _POM_FOLDER = Path(__file__).parents[2] / "deploy" / "kafka"
+_FIRST_NODE = 1
 _START_TIMEOUT_S = 60.0
 _STOP_GRACE_S = 20.0
 # How a record batch (of format 2) begins: base offset, length, then after leader epoch, format,
@@ -43,10 +44,10 @@ _BATCH_LENGTH_FROM = 12  # the length counts from here on
 # A broker on one machine that forgets nothing it promised but is quick to notice the dead: the
 # limits that Kafka's defaults put on session and heartbeat times are made for large clusters.
 _PROPERTIES = """\
-process.roles=broker,controller
-node.id=1
+process.roles={roles}
+node.id={node}
 controller.quorum.voters=1@127.0.0.1:{controller_port}
-listeners={listeners},CONTROLLER://127.0.0.1:{controller_port}
+listeners={listeners}
 advertised.listeners={advertised}
 listener.security.protocol.map={protocols},CONTROLLER:PLAINTEXT
 controller.listener.names=CONTROLLER
@@ -153,8 +154,17 @@ class Safe:
     password: str
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A place for one more broker in a cluster that another node began."""
+
+    node: int  # its id
+    cluster: str  # id of the cluster
+    controller_port: int  # of the node that began it, which alone decides
+
+
 class ApacheKafka:
-    """A KRaft node, broker and controller in one, on 127.0.0.1; it ends with its parent.
+    """A KRaft node on 127.0.0.1, broker and controller in one; it ends with its parent.
 
     Args:
         jars: Where Kafka's jars are, see `resolve`.
@@ -164,6 +174,7 @@ class ApacheKafka:
             advertises, so each gets a listener of its own, in `proxied`, that advertises the proxy.
         safe: A listener with TLS and a password, at `safe_address`; None: without one.
         properties: Further lines of its configuration.
+        seat: Where it joins the cluster of another node, as a broker only; None: it begins one.
 
     Raises:
         UnavailableError: If it does not start; the message quotes what it said.
@@ -177,16 +188,19 @@ class ApacheKafka:
         proxies: Sequence[int] = (),
         safe: Safe | None = None,
         properties: str = "",
+        seat: Seat | None = None,
     ) -> None:
         self._classpath = f"{jars}/*"
         self._data = data
+        self._seat = seat
+        self.node = seat.node if seat else _FIRST_NODE
         self._port = port or _free_port()
         self._proxies = tuple(proxies)
         self.proxied = tuple(_free_port() for _ in proxies)  # where each proxy passes its bytes on
         self._safe = safe
         self._properties = properties
         self._safe_port = _free_port() if safe else 0
-        self._controller_port = _free_port()
+        self._controller_port = seat.controller_port if seat else _free_port()
         self._write_configuration()
         self._format()
         self.settings = KafkaSettings(bootstrap=f"127.0.0.1:{self._port}")
@@ -201,6 +215,12 @@ class ApacheKafka:
     def pid(self) -> int:
         """The broker's process id, to freeze it in a test."""
         return self._child.pid
+
+    def seat(self, node: int) -> Seat:
+        """A place for one more broker, of this id; the ids begin with 1, which is this one's."""
+        properties = (self._data / "log" / "meta.properties").read_text()
+        cluster = properties.partition("cluster.id=")[2].partition("\n")[0]
+        return Seat(node, cluster, self._controller_port)
 
     def stop(self) -> None:
         """Shut it down in order; `restart` brings it back."""
@@ -272,8 +292,12 @@ class ApacheKafka:
             names, protocols = [*names, "SAFE"], [*protocols, "SAFE:SASL_SSL"]
             own = [self._safe_port]
             more = _SAFE_PROPERTIES.format(keystore=self._safe.keystore)
+        listeners = _listeners(names, (self._port, *self.proxied, *own))
+        controller = f",CONTROLLER://127.0.0.1:{self._controller_port}"
         text = _PROPERTIES.format(
-            listeners=_listeners(names, (self._port, *self.proxied, *own)),
+            node=self.node,
+            roles="broker" if self._seat else "broker,controller",
+            listeners=listeners if self._seat else listeners + controller,
             advertised=_listeners(names, (self._port, *self._proxies, *own)),
             protocols=",".join(protocols),
             controller_port=self._controller_port,
@@ -287,7 +311,8 @@ class ApacheKafka:
     def _format(self) -> None:
         if (self._data / "log" / "meta.properties").exists():
             return  # it has served before
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        new = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        cluster = self._seat.cluster if self._seat else new
         command = self._java("kafka.tools.StorageTool", "format")
         # In one word: an id may begin with a dash.
         command += [f"--cluster-id={cluster}", "-c", str(self._data / "server.properties")]
@@ -334,7 +359,7 @@ class ApacheKafka:
         # After a crash it answers some seconds before its controller takes it back.
         admin = AdminClient({"bootstrap.servers": self.settings.bootstrap, "log_level": 2})
         try:
-            return bool(admin.list_topics(timeout=1.0).brokers)
+            return self.node in admin.list_topics(timeout=1.0).brokers
         except KafkaException:
             return False
 

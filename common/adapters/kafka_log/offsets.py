@@ -95,6 +95,8 @@ def _both(start: Offset | KafkaError, end: Offset | KafkaError) -> Bounds | Kafk
 def _offset_of(answer: Future[ListOffsetsResultInfo]) -> Offset | KafkaError:
     try:
         found = answer.result()
+        if found.offset < 0:  # the client's number for none: this partition's leader did not answer
+            return KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001 -- the library's own name
         return Offset(found.offset, -1 if found.leader_epoch is None else found.leader_epoch)
     except KafkaException as raised:
         return cause_of(raised)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from load.chaos_schedule import FAMILIES, KINDS, Fault, draw
+from load.chaos_schedule import FAMILIES, KINDS, LOSSES, Fault, Kind, draw
 
 SIZES = {"worker": 4, "worker-redis": 4, "worker-kafka": 4, "coordinator": 2}
 SEEDS = st.integers(0, 2**32)
@@ -76,3 +76,18 @@ def test_at_most_three_targets_are_broken_at_once(seed: int, seconds: float) -> 
     for fault in faults:
         others = (each for each in faults if each.at_s <= fault.at_s < each.ends_s)
         assert len({(each.family, each.number) for each in others}) <= 3
+
+
+@given(SEEDS, st.sampled_from([*KINDS, *LOSSES]))
+def test_a_schedule_of_one_kind_strikes_when_its_target_is_whole(seed: int, kind: Kind) -> None:
+    faults = draw(seed, 300.0, SIZES, [kind])
+    assert {fault.kind for fault in faults} == {kind.name}
+    assert len({fault.at_s for fault in faults}) == len(faults)
+    for earlier, later in pairwise(faults):
+        same = (earlier.family, earlier.number) == (later.family, later.number)
+        assert not same or later.at_s >= earlier.ends_s + kind.recovers_s - 1e-6
+
+
+def test_nothing_is_lost_unless_it_is_asked_for() -> None:
+    names = {fault.kind for seed in range(20) for fault in drawn(seed, 300.0)}
+    assert names.isdisjoint(kind.name for kind in LOSSES)

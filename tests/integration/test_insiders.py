@@ -1,0 +1,104 @@
+"""Records that somebody forges who may write to `doll.*`: survived, or the job is held; see docs.
+
+The table in docs/security.md says what comes of each; here are those that need real processes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from confluent_kafka import Producer
+
+from common import wire
+from common.core.messages import GENESIS, BatchReady, Lead
+from common.core.spans import Partition, Span
+from common.topics import JOBS, control_topic, updates_topic
+from tests.integration.cluster import await_condition
+
+if TYPE_CHECKING:
+    from common.config import Settings
+    from tests.integration.cluster import Cluster
+    from tests.integration.servers import Make
+
+pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
+
+RECORDS = 900
+GARBAGE = (b"", b"no record", b'{"type":"lead"}', b"\x00" * 1000, None)
+
+
+@pytest.fixture
+def settings(embedded: Settings) -> Settings:
+    return embedded
+
+
+class Insider:
+    """Somebody who may write to the topics of a job.
+
+    Args:
+        cluster: With the job.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._producer = Producer({"bootstrap.servers": cluster.bootstrap(), "log_level": 2})
+
+    def write(self, topic: str, *values: bytes | None) -> None:
+        """Append to a topic's first partition, with the job's name for a key."""
+        for value in values:
+            self._producer.produce(topic, value, self._cluster.job, partition=0)
+        assert self._producer.flush(30.0) == 0
+
+    def claim(self, records: int) -> Partition:
+        """Claim the next records of a stream, whether there are any or not."""
+        standing = self._cluster.standing()
+        assert standing is not None
+        place = min(standing.claimed)
+        known, start = standing.known.get(place), standing.claimed[place]
+        before = -1 if known is None else known.epoch
+        claimed = BatchReady("insider", (Span(*place, start, start + records, 0, before),), 8)
+        self.write(control_topic(self._cluster.job), wire.encode_claim(claimed))
+        return place
+
+    def lead(self) -> None:
+        """Take back all updates."""
+        standing = self._cluster.standing()
+        assert standing is not None
+        lead = Lead(standing.epoch, GENESIS, "insider", standing.epoch + 1)
+        self.write(updates_topic(self._cluster.job), wire.encode_audit(lead))
+
+
+def test_what_an_insider_forges_is_survived_or_holds_the_job(make: Make) -> None:
+    #   garbage    a claim in nobody's name    a Lead that takes back all    a claim of nothing
+    #          └ goes on                   └ goes on                  └ trains again       └ held
+    cluster = make(name="insiders", records=RECORDS)
+    insider = Insider(cluster)
+    cluster.start("coordinator", "c1")
+    cluster.start("worker", "w1")
+    cluster.produce(300)
+    for topic in (control_topic(cluster.job), updates_topic(cluster.job)):
+        insider.write(topic, *GARBAGE)
+    insider.write(JOBS, b"no job")
+    await_condition(cluster.drained, "what is no record changes nothing")
+
+    cluster.kill("w1")
+    cluster.produce(300)
+    insider.claim(8)
+    cluster.start("worker", "w2")
+    await_condition(cluster.drained, "what nobody has in memory is read from Kafka")
+    assert cluster.audit().trained == 600
+
+    taken_back = cluster.version()
+    insider.lead()
+    cluster.produce(300)
+    await_condition(lambda: cluster.audit().taken_back == taken_back, "all is taken back")
+    await_condition(lambda: cluster.audit().trained == RECORDS, "and trained again")
+    await_condition(cluster.drained, "everything is settled")
+    assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
+    assert cluster.audit().flaws == ()
+
+    place = insider.claim(1000)
+    await_condition(lambda: cluster.wanted() == "paused", "the job is held")
+    assert str(place) in cluster.record().reason
+    assert cluster.ended() == []
