@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from common.core.history import History
 from common.core.ledger import Ledger
-from common.core.messages import GENESIS, Batch, BatchReady, Opened, UpdateApplied
+from common.core.messages import GENESIS, Batch, BatchReady, Claim, Opened, UpdateApplied
+from common.core.snapshots import genesis
 from common.core.spans import Partition
-from common.simulation.faults.scenario import DEADLY, STORES
+from common.simulation.faults.scenario import CUTS, DEADLY, STORES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.core.messages import Positions, Skipped
+    from common.core.messages import Skipped
     from common.core.spans import Address
     from common.simulation.faults.world import World
 
-HARMFUL = {*DEADLY, *STORES, "retention"}  # what may make a batch look like poison, or unreadable
+# What may make a batch look like poison, or unreadable.
+HARMFUL = {*DEADLY, *STORES, *CUTS, "retention"}
 SURE = 3  # strikes: work given to a worker whose death is not known yet earns an innocent batch one
 Place: TypeAlias = tuple[Partition, int]  # one record
 
@@ -74,7 +76,7 @@ def check_audit(world: World) -> None:
 
 def refused_claims(world: World) -> int:
     """Count the claims that changed nothing."""
-    ledger = Ledger(world.first)
+    ledger = Ledger.of(genesis(world.first, world.known))
     decisions = [ledger.decide(offset, claim) for offset, claim in enumerate(world.control)]
     return sum(not decision.accepted for decision in decisions)
 
@@ -83,7 +85,8 @@ def check_drained(world: World) -> None:
     """At the end: every record in exactly one place, and every replay agrees."""
     check_audit(world)
     updates, quarantined = effective_updates(world)
-    used, accepted, claimed = _replay(world)
+    used, accepted, ledger = _replay(world)
+    claimed = ledger.claimed
     settled = list[Batch]()
     for batch in [*(batch for update in updates for batch in update.batches), *quarantined]:
         claim = accepted.get(batch.offset)
@@ -95,7 +98,8 @@ def check_drained(world: World) -> None:
     if len(accepted) > most_waiting:
         raise Violation("batch lost", f"{sorted(accepted)} wait, and nobody trains on them")
     for batch in (*settled, *accepted.values()):
-        used.update(_records(world, batch.address, batch.skipped))
+        used.update(_records(world, ledger, batch.address, batch.skipped))
+        _check_content(world, ledger, batch)
     for partition, records in world.records.items():
         for offset, _ in records:
             times, expected = used[partition, offset], offset < claimed.get(partition, 0)
@@ -118,10 +122,25 @@ def _check_quarantined(world: World, quarantined: tuple[Batch, ...]) -> None:
             raise Violation("innocent quarantined", f"{batch}")
 
 
-def _replay(world: World) -> tuple[Counter[Place], dict[int, Batch], Positions]:
-    """Decide the control topic afresh: records that need no update, accepted batches, `claimed`."""
-    ledger = Ledger(world.first)
-    used = Counter[Place]()
+def _check_content(world: World, ledger: Ledger, batch: Batch) -> None:
+    """What a worker had read, as it claimed a batch, is what lies there now."""
+    read = world.contents[batch.worker, batch.address]
+    for span in batch.address:
+        end = ledger.end_in_log(span)
+        had = {each for each in read if each[0] == span.place and each[1] < end}
+        has = {
+            world.content(span.place, offset)
+            for offset, _ in world.records[span.place]
+            if span.start <= offset < end
+        }
+        if had != has:
+            raise Violation("other records", f"{batch}: {sorted(had ^ has)[:3]}")
+
+
+def _replay(world: World) -> tuple[Counter[Place], dict[int, Batch], Ledger]:
+    """Decide the control topic afresh: records that need no update, and accepted batches."""
+    ledger = Ledger.of(genesis(world.first, world.known))
+    counted = list[Claim]()
     accepted: dict[int, Batch] = {}
     for offset, claim in enumerate(world.control):
         stated = world.standings.get(world.control.position(ledger.position))
@@ -130,24 +149,34 @@ def _replay(world: World) -> tuple[Counter[Place], dict[int, Batch], Positions]:
         decision = ledger.decide(offset, claim)
         if not decision.accepted or claim is None or isinstance(claim, Opened):
             continue
-        skipped = claim.skipped if isinstance(claim, BatchReady) else ()
-        bad = {(Partition(s.topic, s.partition), o) for s in skipped for o in s.offsets}
+        bad = {(Partition(s.topic, s.partition), o) for s in _skipped(claim) for o in s.offsets}
         if bad - world.dead_letters:
             raise Violation("no dead letter", f"of records {sorted(bad - world.dead_letters)[:3]}")
-        used.update(bad)
-        if decision.batch is None:
-            used.update(_records(world, claim.address, skipped))
-        else:
+        counted.append(claim)
+        if decision.batch is not None:
             accepted[offset] = decision.batch
-    return used, accepted, ledger.claimed
+    used = Counter[Place]()
+    for claim in counted:  # by all generations that there came to be
+        records = set(_records(world, ledger, claim.address, ()))
+        bad = {(Partition(s.topic, s.partition), o) for s in _skipped(claim) for o in s.offsets}
+        waits = isinstance(claim, BatchReady) and claim.samples
+        used.update(records & bad if waits else records)
+    return used, accepted, ledger
+
+
+def _skipped(claim: Claim) -> tuple[Skipped, ...]:
+    return claim.skipped if isinstance(claim, BatchReady) else ()
 
 
 def _records(
-    world: World, address: Address, skipped: tuple[Skipped, ...]
+    world: World, ledger: Ledger, address: Address, skipped: tuple[Skipped, ...]
 ) -> Iterator[tuple[Partition, int]]:
-    """What a reader of an address trains on."""
+    """What of an address is in the logs of today."""
     left_out = {(s.topic, s.partition, o) for s in skipped for o in s.offsets}
     for span in address:
         for offset, _ in world.records[span.place]:
-            if span.start <= offset < span.end and (*span.place, offset) not in left_out:
+            if (
+                span.start <= offset < ledger.end_in_log(span)
+                and (*span.place, offset) not in left_out
+            ):
                 yield span.place, offset

@@ -152,6 +152,9 @@ class Cluster:
             for offset, _ in records
             if self.scenario.linger or (partition.index, offset) not in self.scenario.bad
         )
+        known = standing.known
+        if any(p in known and world.parted(p, known[p]) for p in world.partitions):
+            return False
         # Without linger every worker may be left with a batch that it cannot fill.
         part = 0 if self.scenario.linger else world.revisions[-1].batch_size - 1
         return unclaimed <= part * len(self._live())
@@ -199,9 +202,13 @@ class Cluster:
 
     def _resume(self, reason: str) -> None:
         self._held = False
-        if "--after-loss" in reason:
-            after_loss, from_start = self._wish.after_loss + 1, "--from-start" in reason
-            self._wish = replace(self._wish, after_loss=after_loss, from_start=from_start)
+        if "--after-loss" in reason or "--from " in reason:
+            self._wish = replace(
+                self._wish,
+                after_loss=self._wish.after_loss + 1,
+                from_start="--from-start" in reason,
+                read_from="earliest" if "--from earliest" in reason else "",
+            )
         self.world.say("operator: resumes the job", self._wish)
         self._want("running")
 
@@ -302,6 +309,15 @@ class Cluster:
                 self._lose(world.control, fault, anew=True)
             case "create updates anew":
                 self._lose(world.updates, fault, anew=True)
+            case "cut stream":
+                partition = world.partitions[fault.target % len(world.partitions)]
+                lost = LOST[fault.target % len(LOST)]
+                new = world.cuts.randint(0, lost + 2) if world.cuts.random() < GROWS else 0
+                world.cut_stream(partition, lost, new)
+            case "create stream anew":
+                topics = sorted({partition.topic for partition in world.partitions})
+                topic = topics[fault.target % len(topics)]
+                world.create_stream_anew(topic, world.cuts.choice([0, 3, 30]))
             case _:
                 pass  # nobody there to strike
 

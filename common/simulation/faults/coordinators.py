@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from common.core import commands as do
 from common.core import events
 from common.core.coordinator import Coordinator
+from common.core.losses import Parted
 from common.core.messages import (
     GENESIS,
     AuditRecord,
@@ -20,6 +21,7 @@ from common.core.messages import (
     unused_number,
 )
 from common.core.snapshots import genesis
+from common.core.spans import LogPosition, Partition
 from common.simulation.faults.checks import Violation
 from common.simulation.faults.settings import LEASE_S, coordinator_settings
 from common.simulation.faults.world import LATE_S, Node, Token, void
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 JOBS_S = 1.0  # at most between looks at the jobs topic
 LOOK_S = 0.5  # mean time between looks at which partitions there are
+SURE = 0.7  # share of the looks after which it is sure that a stream lost records
 DEAD_LETTER_S = 0.1  # mean time until a dead letter is delivered
 MODELS_KEPT = 3
 PROMPT = 0.7  # how often a process that could read a topic does so; a slow one does not know yet
@@ -253,7 +256,9 @@ class SimulatedCoordinator:
                 self._follows = False
                 self._sum = []
                 self._outbox = [r for r in self._outbox if not isinstance(r, Lead)]
-            case do.Hold(reason) if " are poison: " in reason or world.topic_losses:
+            case do.Hold(reason) if (
+                " are poison: " in reason or world.topic_losses or world.stream_losses
+            ):
                 world.say(f"{self.name} holds the job: {reason}")
                 world.held_for = reason
             case do.Hold(reason):
@@ -281,9 +286,27 @@ class SimulatedCoordinator:
         world = self.world
         if self._up() and not world.kafka_away:
             number = unused_number(world.now, world.looks.randrange(4096))
-            self._feed(events.StreamsSeen(dict.fromkeys(world.partitions, ""), number))
+            there = {place: world.topic_ids[place.topic] for place in world.partitions}
+            parted = self._parted()
+            sure = not parted or world.cuts.random() < SURE
+            parted = parted if sure else {}
+            control_end = len(world.control)
+            self._feed(events.StreamsSeen(there, number, parted, sure, control_end))
         look_s = world.looks.expovariate(1 / LOOK_S)
         world.later(look_s, lambda: self._look_at_streams(leadership))
+
+    def _parted(self) -> dict[Partition, Parted]:
+        """Which streams are not any more what this leader knows of them."""
+        leader = self.machine.leader
+        if leader is None:
+            return {}
+        ledger, found = leader.ledger, dict[Partition, Parted]()
+        for place, claimed in ledger.claimed.items():
+            parted = self.world.parted(place, ledger.known.get(place, LogPosition(claimed)))
+            generation = ledger.generation(place)
+            if parted is not None and generation is not None:
+                found[place] = parted._replace(generation=generation)
+        return found
 
     def _open(self, record: Opened) -> None:
         """Append it to the control topic: it may come late, twice or never."""
@@ -411,7 +434,7 @@ class SimulatedCoordinator:
         if world.kafka_away or (source == "all" and world.storage_away):
             return
         hot = list(world.redis.snapshots.values())
-        first = (genesis(world.first), GENESIS_TOKEN)
+        first = (genesis(world.first, world.known), GENESIS_TOKEN)
         found = {"hot": hot, "all": [*world.blobs, *hot], "genesis": [first]}[source]
         self._found = {snapshot.rank: token for snapshot, token in found}
         snapshots = tuple(snapshot for snapshot, _ in found)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from common.core.history import History
 from common.core.ledger import Ledger
 from common.core.messages import Replayed, Requeued
+from common.core.snapshots import genesis
 
 if TYPE_CHECKING:
     from common.core.messages import Batch
@@ -63,7 +64,7 @@ class Operators:
     def _nonsense(self) -> Batch | None:
         """A batch that is claimed and perhaps in use, or none that ever was."""
         world = self.world
-        ledger = Ledger(world.first)
+        ledger = Ledger.of(genesis(world.first, world.known))
         decided = [ledger.decide(offset, claim).batch for offset, claim in enumerate(world.control)]
         batches = [batch for batch in decided if batch is not None]
         if not batches:

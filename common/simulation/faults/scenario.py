@@ -47,6 +47,8 @@ FaultKind: TypeAlias = Literal[
     "cut both",
     "create control anew",  # all that it held is lost
     "create updates anew",
+    "cut stream",  # a partition loses its last records, and may get others at their offsets
+    "create stream anew",  # its topic, with some records
 ]
 
 Harm: TypeAlias = Literal["kills", "raises", "is not finite"]  # a worker, a task, the numbers
@@ -84,6 +86,7 @@ STORES: tuple[FaultKind, ...] = (
     "storage away",
     "kill all workers",
 )
+CUTS: tuple[FaultKind, ...] = ("cut stream", "create stream anew")
 OPERATORS: tuple[FaultKind, ...] = ("requeue batches", "requeue batches", "replay batches")
 LOSSES: tuple[FaultKind, ...] = (
     "cut control",
@@ -208,7 +211,8 @@ def from_seed(seed: int) -> Scenario:
     streams = random.Random(f"streams {seed}")  # noqa: S311 -- likewise, and apart as that is
     growth = _growth(streams, calm_at)
     losses = _losses(random.Random(f"losses {seed}"), calm_at)  # noqa: S311 -- likewise
-    faults = scenario.faults + _changes(draw, calm_at) + operators + growth + losses
+    cuts = _cuts(random.Random(f"cuts {seed}"), calm_at)  # noqa: S311 -- likewise
+    faults = scenario.faults + _changes(draw, calm_at) + operators + growth + losses + cuts
     poisons = scenario.poisons
     if operators and not poisons:  # they would have nothing to do
         poisons = _poisons(apart, sorted(set(every) - bad))
@@ -288,6 +292,14 @@ def _losses(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
             draw.choice([0.2, 1.0, 4.0]),
         )
         for _ in range(draw.choice([0, 0, 2, 5]))
+    )
+
+
+def _cuts(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
+    """Most streams are the logs that they were."""
+    return tuple(
+        Fault(draw.uniform(0, calm_at), draw.choice(CUTS), draw.randrange(1000), 0.0)
+        for _ in range(draw.choice([0, 0, 0, 0, 0, 1, 3]))
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from common.core import commands as do
@@ -9,11 +11,11 @@ from common.core import events
 from common.core.batching import Run
 from common.core.messages import BatchReady, Claim, Failed, Gradient, Skipped, WorkerId
 from common.core.orders import Compute, Orders
-from common.core.spans import Address, Partition
+from common.core.spans import Address, LogPosition, Partition
 from common.core.worker import Worker
 from common.simulation.faults.checks import Violation
 from common.simulation.faults.settings import worker_settings
-from common.simulation.faults.world import void
+from common.simulation.faults.world import Content, void
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
     from common.core.messages import Batch, FailedReason, Reply
+    from common.core.spans import Span
     from common.simulation.faults.scenario import Poison
     from common.simulation.faults.world import Token, World
 
@@ -53,6 +56,8 @@ class SimulatedWorker:
         self.redis_back_at = self.kafka_back_at = 0.0  # while it is cut off
         self.leaving = False
         self._own = dict[Partition, int | None]()
+        self._known = dict[Partition, LogPosition]()  # of those that it reads
+        self._read = dict[Partition, list[Content]]()  # likewise, since it was placed
         self._reading = False
         self._cache = set[Address]()
         self._outbox = list[tuple[int, Claim]]()
@@ -140,16 +145,31 @@ class SimulatedWorker:
         placed = [(p, position) for p, position in self._own.items() if position is not None]
         if self._up() and self._reading and placed and not self._kafka_away:
             partition, position = world.draw.choice(placed)
-            if position < world.log_start[partition]:
+            parted = world.parted(partition, self._known[partition])
+            if parted is not None:
+                world.say(f"{self.id} finds {partition} to be another log")
+                self._own[partition] = None
+                self._feed(events.Truncated(partition, parted.recreated))
+            elif position < world.log_start[partition]:
                 self._feed(events.FellBehind(partition, world.log_start[partition]))
             else:
                 limit = min(world.draw.randint(1, 8), max(self.machine.room, 1))
                 offsets = world.fetch(partition, position, limit)
                 if offsets:
-                    self._decode(partition, offsets)
+                    self._take(partition, offsets)
         world.later(world.jitter(POLL_S), self._poll)
 
-    def _decode(self, partition: Partition, offsets: list[int]) -> None:
+    def _take(self, partition: Partition, offsets: list[int]) -> None:
+        """Take in records from the position on, in runs of one leader epoch."""
+        world, position = self.world, self.machine.position(partition) or 0
+        below = [offset for offset in offsets if offset < position]
+        if below:
+            self._feed(events.RecordBelow(partition, world.epoch_at(partition, below[-1])))
+        for epoch, run in groupby(offsets[len(below) :], partial(world.epoch_at, partition)):
+            if self._own[partition] is not None:
+                self._decode(partition, list(run), epoch)
+
+    def _decode(self, partition: Partition, offsets: list[int], epoch: int) -> None:
         bad = [o for o in offsets if (partition.index, o) in self.world.scenario.bad]
         run = Run(
             partition,
@@ -157,8 +177,11 @@ class SimulatedWorker:
             tuple(Skipped(*partition, o, "bad") for o in bad),
             self.world.now,
             self.world.now,
+            epoch,
         )
-        self._own[partition] = offsets[-1] + 1
+        self._own[partition] = end = offsets[-1] + 1
+        self._known[partition] = self._known[partition]._replace(offset=end, epoch=epoch)
+        self._read[partition] += [self.world.content(partition, offset) for offset in offsets]
         self._feed(events.Decoded(run))
 
     def _feed(self, event: WorkerEvent) -> None:
@@ -177,6 +200,9 @@ class SimulatedWorker:
             case do.Place(positions):
                 world.say(f"{self.id} reads", positions)
                 self._own.update({p: place.offset for p, place in positions.items()})
+                self._known.update(positions)
+                for partition in positions:
+                    self._read.setdefault(partition, []).clear()
             case do.DropRows(partition):
                 if partition in self._own:
                     self._own[partition] = None
@@ -197,6 +223,12 @@ class SimulatedWorker:
             if claim.samples > self._most_samples:
                 raise Violation("more than b", f"{self.id} announces {claim}")
             self._cache.add(claim.address)
+            self.world.contents[self.id, claim.address] = frozenset(
+                each
+                for span in claim.address
+                for each in self._read[span.place]
+                if span.start <= each[1] < span.end
+            )
 
     def _look(self) -> None:
         if not self._up() or self._redis_away:
@@ -287,7 +319,11 @@ class SimulatedWorker:
         poisons = {b: p for b in compute.batches if (p := self._poison_in(b.address)) is not None}
         if expired:
             self._push(self._failed(compute, "expired", expired), None)
-        elif absent and (self._kafka_away or world.chance(world.lossy)):
+        elif absent and (
+            self._kafka_away
+            or any(s.known > world.stream_end(s.place) for b in absent for s in b.address)
+            or world.chance(world.lossy)
+        ):
             self._push(self._failed(compute, "unreadable", absent), None)
         elif any(poison.does == "kills" for poison in poisons.values()):
             world.say(f"{self.id} dies of poison")
@@ -305,9 +341,17 @@ class SimulatedWorker:
     def _failed(self, compute: Compute, reason: FailedReason, batches: Iterable[Batch]) -> Failed:
         return Failed(self.id, compute.model, tuple(b.offset for b in batches), reason)
 
+    def _is_another(self, span: Span) -> bool:
+        """Whether a span's records are others now than were claimed."""
+        standing = self.world.redis.standing
+        topic_id = standing.topic_id(span) if standing is not None else ""
+        if topic_id not in {"", self.world.topic_ids[span.topic]}:
+            return True
+        return self.world.epoch_at(span.place, span.known - 1) > span.epoch >= 0
+
     def _is_gone(self, address: Address) -> bool:
         start = self.world.log_start
-        return any(
+        return any(map(self._is_another, address)) or any(
             span.start <= offset < min(span.end, start[span.place])
             for span in address
             for offset, _ in self.world.records[span.place]

@@ -14,6 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING, TypeAlias
 
 from common.core.history import History
+from common.core.losses import Parted
 from common.core.messages import (
     AuditRecord,
     Batch,
@@ -30,7 +31,7 @@ from common.core.messages import (
     unused_number,
 )
 from common.core.snapshots import Snapshot
-from common.core.spans import LogPosition, Partition
+from common.core.spans import Address, LogPosition, Partition
 from common.simulation.faults.scenario import Sizes
 from common.simulation.faults.topic import Topic
 
@@ -44,6 +45,7 @@ HEARD = 0.15  # how often a process that looks at the jobs topic finds what is n
 CLOCK_ERROR_S = 5.0  # between machines: a successor's clock may be behind
 LATE_S = 3.0  # how late a late message may be: several takeovers
 
+Content: TypeAlias = tuple[Partition, int, int, str]  # offset, leader epoch, topic's id
 Token: TypeAlias = tuple[ModelId, int]  # stands for weights: who made them, and a serial number
 
 
@@ -78,6 +80,7 @@ class World:
         # Apart from the rest: worlds in which nothing happens to streams go on as they did.
         self.looks = random.Random(f"looks {scenario.seed}")  # noqa: S311 -- likewise
         self.losses = random.Random(f"losses of {scenario.seed}")  # noqa: S311 -- likewise
+        self.cuts = random.Random(f"cuts of {scenario.seed}")  # noqa: S311 -- likewise
         self.now = 0.0
         self.calm = False
         self._tell = tell
@@ -89,6 +92,14 @@ class World:
         self.first = dict.fromkeys(self.partitions, 0)  # where the job begins
         self.records = dict(zip(self.partitions, scenario.arrivals, strict=True))
         self.log_start = dict.fromkeys(self.partitions, 0)
+        # Leader epochs of the streams' logs, each with its first offset, and ids of their topics.
+        self.epochs: dict[Partition, tuple[tuple[int, int], ...]]
+        self.epochs = dict.fromkeys(self.partitions, ((0, 0),))
+        self.topic_ids = {topic: f"{topic}#0" for topic in TOPICS}
+        self.known = {p: LogPosition(0, self.topic_ids[p.topic]) for p in self.partitions}
+        self.stream_losses = 0  # how often a stream lost records
+        # What workers read for their claims: offsets, and of which log they were.
+        self.contents = dict[tuple[WorkerId, Address], frozenset[Content]]()
         self.control = Topic[ControlRecord]("control")
         self.updates = Topic[AuditRecord]("updates")
         self.newest_lead = -1
@@ -217,6 +228,66 @@ class World:
         self.partitions.append(partition)
         self.records[partition] = self.scenario.added[index - len(self.first)]
         self.log_start[partition] = 0
+        self.epochs[partition] = ((0, 0),)
+
+    def cut_stream(self, partition: Partition, lost: int, new: int) -> None:
+        """A stream loses its last records, and gets some new ones at their offsets."""
+        there = [each for each in self.records[partition] if each[1] <= self.now]
+        if not there:
+            return
+        end = there[-min(lost, len(there))][0]
+        self._rewrite(partition, end, [each for each in there if each[0] < end], new)
+        later = self.epochs[partition][-1][0] + 1
+        kept = [each for each in self.epochs[partition] if each[1] < end]
+        self.epochs[partition] = (*kept, (later, end))
+        self.log_start[partition] = min(self.log_start[partition], end)
+        self.stream_losses += 1
+        self.say(f"{partition} is cut at {end}, and gets {new} new records")
+
+    def create_stream_anew(self, topic: str, new: int) -> None:
+        """A stream's topic is deleted and created anew; there are some records in it already."""
+        self.topic_ids[topic] = f"{topic}#{next(self.serial)}"
+        for partition in [each for each in self.partitions if each.topic == topic]:
+            self._rewrite(partition, 0, [], new)
+            self.epochs[partition] = ((0, 0),)
+            self.log_start[partition] = 0
+        self.stream_losses += 1
+        self.say(f"{topic} is created anew, with {new} records each")
+
+    def _rewrite(
+        self, partition: Partition, end: int, kept: list[tuple[int, float]], new: int
+    ) -> None:
+        """Records go on at `end`: with some new ones, then with those that are still to come."""
+        coming = [each for each in self.records[partition] if each[1] > self.now]
+        fresh = [(end + at, self.now) for at in range(new)]
+        shift = end + new - coming[0][0] if coming else 0
+        moved = [(offset + shift, arrival) for offset, arrival in coming]
+        self.records[partition] = (*kept, *fresh, *moved)
+
+    def stream_end(self, partition: Partition) -> int:
+        """Where a stream's log ends."""
+        there = (offset for offset, arrival in self.records[partition] if arrival <= self.now)
+        return max([self.epochs[partition][-1][1], *(offset + 1 for offset in there)])
+
+    def epoch_at(self, partition: Partition, offset: int) -> int:
+        """The leader epoch of a stream's record."""
+        return max(epoch for epoch, first in self.epochs[partition] if first <= offset)
+
+    def content(self, partition: Partition, offset: int) -> Content:
+        """A record by what nothing else ever was."""
+        topic_id = self.topic_ids[partition.topic]
+        return partition, offset, self.epoch_at(partition, offset), topic_id
+
+    def parted(self, partition: Partition, known: LogPosition) -> Parted | None:
+        """How a stream's log is not any more what a reader knew of it."""
+        topic_id, end = self.topic_ids[partition.topic], self.stream_end(partition)
+        if known.topic_id not in {"", topic_id}:
+            return Parted(0, LogPosition(0, topic_id), end, recreated=True)
+        later = [first for epoch, first in self.epochs[partition] if epoch > known.epoch >= 0]
+        reached = min([end, *later])
+        if reached >= known.offset:
+            return None
+        return Parted(0, known._replace(offset=reached), end, recreated=False)
 
     def fetch(self, partition: Partition, position: int, limit: int) -> list[int]:
         """Offsets of the records that are there from a position on."""
