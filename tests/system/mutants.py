@@ -122,6 +122,45 @@ MUTANTS = (
         100,
         (Edit(CORE + "worker.py", "if older and now < self._seen_at + OLDER_S:", "if older:"),),
     ),
+    # --- streams that are other logs than they were -------------------------------------------
+    Mutant(
+        "a worker begins with what the standing knows of the log",
+        1000,
+        (
+            Edit(
+                CORE + "messages.py",
+                "return known if whole else LogPosition(claimed, known.topic_id)",
+                "return LogPosition(claimed)",
+            ),
+        ),
+    ),
+    Mutant(
+        "batches whose records are gone expire, and are not read back from another log",
+        1000,
+        (
+            Edit(
+                CORE + "leader.py",
+                "if not any(map(self._ledger.is_gone, batch.address)):",
+                "if True:",
+            ),
+            Edit(
+                SIMULATION + "workers.py",
+                "return any(map(self._is_another, address)) or any(",
+                "return any(",
+            ),
+        ),
+    ),
+    Mutant(
+        "a wish to go on after a loss opens the streams that lost records",
+        100,
+        (
+            Edit(
+                CORE + "losses.py",
+                "if not self.after_loss or (parted.recreated and not self.read_from):",
+                "if True:",
+            ),
+        ),
+    ),
     # --- changes of the job -------------------------------------------------------------------
     Mutant(
         "a round in flight keeps its K and its learning rate",
