@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from types import TracebackType
 
+    from redis.typing import EncodableT, FieldT
+
     from common.core.spans import Partition
     from common.ports import Log
 
@@ -133,7 +135,8 @@ class Outside:
     def append_to_redis(self, key: str, entry: str, content: dict[str, bytes]) -> None:
         """Append to a stream under an id, unless a higher one stands there."""
         with suppress(redis.ResponseError):
-            self._redis_admin().xadd(key, dict(content), entry)
+            fields: dict[FieldT, EncodableT] = dict(content.items())
+            self._redis_admin().xadd(key, fields, entry)
 
     def in_turn(self, do: Callable[[], None]) -> None:
         """Do something to the broker, or with it, after all that was asked of it before."""

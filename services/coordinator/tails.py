@@ -111,7 +111,8 @@ def missing(topic: str) -> str:
     """Why a job is held one of whose streams is not there."""
     return (
         f"the topic {topic} of this job does not exist (any more): if it was deleted, its records"
-        " are lost, and the job cannot go on; submit it anew under another name"
+        " are lost; create it again, and `doll job resume --from earliest` goes on with what is in"
+        " it then"
     )
 
 

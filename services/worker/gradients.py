@@ -130,7 +130,7 @@ class GradientDesk:
 
     def _listen(self, timeout_s: float) -> None:
         with self._lock:
-            self._orders.listen(*self._stream())
+            self._orders.listen(self._stream())
         try:
             triggers = self._board.triggers(self._orders.heard, timeout_s, self._orders.stream)
             self._board_outage.quiet()  # it may answer, and refuse what is sent

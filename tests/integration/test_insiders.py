@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from common import wire
-from common.core.messages import GENESIS, BatchReady, Lead
+from common.core.messages import GENESIS, BatchReady, Lead, WorkerId
 from common.core.spans import Partition, Span
 from common.topics import JOBS, control_topic, updates_topic
 from tests.integration.cluster import await_condition
@@ -57,7 +57,9 @@ class Insider:
         place = min(standing.claimed)
         known, start = standing.known.get(place), standing.claimed[place]
         before = -1 if known is None else known.epoch
-        claimed = BatchReady("insider", (Span(*place, start, start + records, 0, before),), 8)
+        claimed = BatchReady(
+            WorkerId("insider"), (Span(*place, start, start + records, 0, before),), 8
+        )
         self.write(control_topic(self._cluster.job), wire.encode_claim(claimed))
         return place
 
