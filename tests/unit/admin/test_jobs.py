@@ -271,7 +271,17 @@ def test_a_job_that_is_held_goes_on_after_a_loss(digits: World) -> None:
     told = digits.ask("PATCH", "/v1/jobs/digits", json={**wish, "from_start": True}).json()
     assert (told["wanted"], told["reason"]) == ("running", "by the API key olga")
     record = JobBook(digits.log).get("digits")
-    assert (record.after_loss, record.from_start) == (1, True)
+    assert (record.after_loss, record.from_start, record.read_from) == (1, True, "")
+
+    JobBook(digits.log).hold("digits", "the topic clinic-a was deleted and created anew")
+    alone = {"wanted": "running", "read_from": "earliest"}
+    assert digits.ask("PATCH", "/v1/jobs/digits", json=alone).status_code == 422
+    assert (
+        digits.ask("PATCH", "/v1/jobs/digits", json={**wish, "read_from": "0"}).status_code == 422
+    )
+    digits.ask("PATCH", "/v1/jobs/digits", json={**wish, "read_from": "earliest"})
+    record = JobBook(digits.log).get("digits")
+    assert (record.after_loss, record.from_start, record.read_from) == (2, False, "earliest")
 
 
 def test_nothing_is_written_where_nothing_changes(digits: World) -> None:

@@ -291,3 +291,14 @@ def test_a_job_is_resumed_after_a_loss_by_a_wish_of_its_own(world: World) -> Non
     assert said == "job digits is resumed after a loss: resumed by a person\n"
     record = JobBook(world.log).get("digits")
     assert (record.wanted, record.after_loss, record.from_start) == ("running", 1, True)
+
+
+def test_a_topic_that_was_created_anew_is_read_from_where_its_owner_says(world: World) -> None:
+    submitted(world)
+    JobBook(world.log).hold("digits", "the topic clinic-a was deleted and created anew")
+    assert world.run("job", "resume", "digits", "--from", "somewhere", code=2).stderr
+
+    world.run("job", "resume", "digits", "--from", "latest")
+
+    record = JobBook(world.log).get("digits")
+    assert (record.wanted, record.after_loss, record.read_from) == ("running", 1, "latest")
