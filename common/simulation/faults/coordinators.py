@@ -257,7 +257,9 @@ class SimulatedCoordinator:
                 self._sum = []
                 self._outbox = [r for r in self._outbox if not isinstance(r, Lead)]
             case do.Hold(reason) if (
-                " are poison: " in reason or world.topic_losses or world.stream_losses
+                " are poison: " in reason
+                or world.topic_losses
+                or (world.stream_losses and "`doll job resume --" in reason)
             ):
                 world.say(f"{self.name} holds the job: {reason}")
                 world.held_for = reason
