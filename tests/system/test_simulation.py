@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.simulation.faults.cluster import Cluster
-from common.simulation.faults.scenario import FaultKind, Poison, Scenario, from_seed
+from common.simulation.faults.scenario import CUTS, LOSSES, FaultKind, Poison, Scenario, from_seed
 from common.simulation.faults.seeds import run_seed, run_seeds
 from common.simulation.faults.shrink import shrink, smaller
 from tests.system.mutants import MUTANTS, Mutant
@@ -76,18 +76,27 @@ def test_without_faults_one_leader_is_enough_and_nothing_is_quarantined() -> Non
 # --- the shrinker --------------------------------------------------------------------------------
 
 
+LOSING = {*LOSSES, *CUTS}  # after these a job is rightly held
+
+
 def diverging() -> Scenario:
     """A busy world in which all batches of the first round are not finite: the job is held."""
-    busy = next(s for s in map(from_seed, SEEDS) if len(s.faults) > 30 and len(s.arrivals) > 1)
     records = tuple((offset, 0.0) for offset in range(20))
-    return replace(
-        busy,
-        batch_size=1,
-        group_size=2,
-        bound=4,
-        arrivals=(records, *busy.arrivals[1:]),
-        poisons=tuple(Poison(0, offset, "is not finite", 1.0) for offset in range(20)),
+    lossless = (s for s in map(from_seed, SEEDS) if not LOSING & {fault.kind for fault in s.faults})
+    worlds = (
+        replace(
+            busy,
+            batch_size=1,
+            group_size=2,
+            bound=4,
+            arrivals=(records, *busy.arrivals[1:]),
+            poisons=tuple(Poison(0, offset, "is not finite", 1.0) for offset in range(20)),
+        )
+        for busy in lossless
+        if len(busy.faults) > 30 and len(busy.arrivals) > 1
     )
+    # In some an older hold, for poison, comes first.
+    return next(world for world in worlds if Cluster(world).run().kind == "held")
 
 
 def test_the_shrinker_leaves_what_the_failure_needs_and_nothing_else() -> None:
