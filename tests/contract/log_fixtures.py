@@ -15,8 +15,10 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.cimpl import NewPartitions
 
 from common.adapters.kafka_log import KafkaLog
+from common.core.spans import Partition
 from common.testing.log import MemoryLog
 from tests.contract.log_helpers import eventually
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from common.adapters.kafka_log import KafkaSettings
-    from common.core.spans import Partition
     from common.embedded.apache_kafka import ApacheKafka
     from common.embedded.kafka import EmbeddedKafka
     from common.ports import Log, Writer
@@ -65,6 +66,9 @@ class Rig(Protocol):
 
     def delete_topic(self, topic: str) -> None:
         """Somebody deletes a topic; not of the embedded broker, which cannot."""
+
+    def add_partition(self, topic: str) -> Partition:
+        """Somebody adds a partition to a topic; not to the embedded broker's, which cannot."""
 
     def cut(self, partition: Partition, end: int) -> None:
         """The log loses the records from an offset on; not of the embedded broker, which cannot.
@@ -111,6 +115,12 @@ class MemoryRig:
     def delete_topic(self, topic: str) -> None:
         """See `Rig`."""
         self.log.delete_topic(topic)
+
+    def add_partition(self, topic: str) -> Partition:
+        """See `Rig`."""
+        added = Partition(topic, len(self.log.partitions(topic)))
+        self.log.add_partitions(topic, added.index + 1)
+        return added
 
     def cut(self, partition: Partition, end: int) -> None:
         """See `Rig`."""
@@ -213,6 +223,10 @@ class EmbeddedRig(KafkaRig):
         """See `Rig`."""
         pytest.skip(f"the embedded broker cannot delete {topic}")
 
+    def add_partition(self, topic: str) -> Partition:
+        """See `Rig`."""
+        pytest.skip(f"the embedded broker cannot add a partition to {topic}")
+
     def cut(self, partition: Partition, end: int) -> None:
         """See `Rig`."""
         pytest.skip(f"the embedded broker cannot cut {partition} at {end}")
@@ -257,6 +271,14 @@ class ApacheRig(KafkaRig):
     def delete_topic(self, topic: str) -> None:
         """See `Rig`."""
         self._admin.delete_topics([topic])[topic].result()
+
+    def add_partition(self, topic: str) -> Partition:
+        """See `Rig`."""
+        found = self._admin.list_topics(topic, timeout=_REQUEST_TIMEOUT_S).topics[topic]
+        added = Partition(topic, len(found.partitions))
+        total = NewPartitions(topic, added.index + 1)
+        self._admin.create_partitions([total])[topic].result()
+        return added
 
     def cut(self, partition: Partition, end: int) -> None:
         """See `Rig`."""

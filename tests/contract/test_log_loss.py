@@ -279,6 +279,22 @@ def test_kafka_loses_whole_batches_of_records_and_only_while_it_does_not_run(
         assert log.agrees({partition: LogPosition(20)}) == {partition: end}
 
 
+# --- a partition is added -------------------------------------------------------------------------
+
+
+def test_whoever_asked_before_a_partition_was_added_is_told_where_it_ends(
+    owned_rig: Rig, fresh: str
+) -> None:
+    partition, known = ten(owned_rig, fresh)
+    assert owned_rig.log.ends([partition]) == {partition: 10}
+    added = owned_rig.add_partition(fresh)
+    eventually(lambda: owned_rig.log.ends([added]) == {added: 0})
+    another = owned_rig.add_partition(fresh)
+    eventually(lambda: owned_rig.log.ends([partition, another]) == {partition: 10, another: 0})
+    both = {partition: known, another: known._replace(offset=0)}
+    assert owned_rig.log.agrees(both) == {}
+
+
 # --- a topic is created anew ---------------------------------------------------------------------
 
 

@@ -40,6 +40,8 @@ UNKNOWN = frozenset(  # said of a partition by a broker, or by the client after 
 # What the client says instead where it finds no leader for any partition of a question: none of
 # them exists, or none has a leader now.
 NO_LEADERS = KafkaError._NOENT  # noqa: SLF001 -- likewise
+# What the client says, without asking, of one that is not among those that it knows of a topic.
+ADDED = KafkaError._UNKNOWN_PARTITION  # noqa: SLF001 -- likewise
 # A partition's leader was elected since the client asked. A client that asks about offsets only
 # goes on with what it knew, for minutes, until it asks about the topic.
 STALE_LEADER = KafkaError.FENCED_LEADER_EPOCH

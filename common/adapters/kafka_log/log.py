@@ -19,6 +19,7 @@ from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
 from common.adapters.kafka_log.client import (
+    ADDED,
     NO_LEADERS,
     STALE_LEADER,
     UNKNOWN,
@@ -51,12 +52,14 @@ _METADATA_RETRY_S = 0.02
 # Somebody may have made a topic in this moment: it is there, and nobody leads it yet. Or another
 # leads a partition than the client knows.
 _ELECTION_S = 2.0
+# What the client says without asking a broker: whether there is such a partition must be looked at.
+_NOT_ASKED = frozenset({NO_LEADERS, ADDED})
 _ELECTING = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
         STALE_LEADER,
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 -- the library's name for its own errors
+        ADDED,
     }
 )
 _BY_HAND = frozenset(  # why a cluster does not make a topic for us
@@ -393,7 +396,7 @@ class KafkaLog:
         while left:
             why = self._ask_offsets(which, left, found)
             is_late = time.monotonic() > until
-            passing = {NO_LEADERS} if is_late else {NO_LEADERS, *_ELECTING}
+            passing = _NOT_ASKED if is_late else _NOT_ASKED | _ELECTING
             if why is not None and not found and why.code() not in passing:
                 raise as_ours(why, f"{which}s of {len(left)} partitions")
             if why is None or is_late:
@@ -424,7 +427,7 @@ class KafkaLog:
         return why
 
     def _is_missing(self, partition: Partition, error: KafkaError) -> bool:
-        if error.code() != NO_LEADERS:
+        if error.code() not in _NOT_ASKED:
             return error.code() in UNKNOWN
         try:
             missing = partition not in self.partitions(partition.topic)
