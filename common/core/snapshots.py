@@ -140,7 +140,9 @@ def choose(
             snapshot.after_loss,
         )
         _read(history, [each for each in updates if each[0] >= begin])
-        if not history.base_lost:
+        # A Lead may have counted whose base is not in the topic any more: then version 0 alone can
+        # be proven, and the next Lead takes back all that came since.
+        if not history.base_lost or snapshot.by < 0:
             return snapshot, history
     return None
 

@@ -46,7 +46,8 @@ OLDER_S = 3.0
 # disagreed after an election, and it tries again.
 LOST_S = 5.0
 # So long it waits under a new leader for claims that it made before: that one reads the control
-# topic on, and they may be lost with the topic's tail.
+# topic on, and they may be lost with the topic's tail. As long for later ones while nothing is
+# decided, and twice as long each further time: perhaps nobody leads, and all that it claims waits.
 UNDECIDED_S = 30.0
 
 
@@ -88,6 +89,8 @@ class Worker:
         self._seen: Standing | None = None
         self._seen_at = float("-inf")
         self._led_since = float("-inf")  # by whose standing it is
+        self._still_since = float("-inf")  # nothing was decided
+        self._patience_s = UNDECIDED_S
         self._reading = False
         self._news = False  # a standing that was not seen yet may give room
         self._leaving = False
@@ -227,6 +230,8 @@ class Worker:
             return
         if seen is None or standing.epoch != seen.epoch:
             self._led_since = now
+        if seen is None or (standing.epoch, standing.cpos) != (seen.epoch, seen.cpos):
+            self._still_since, self._patience_s = now, UNDECIDED_S
         self._seen, self._seen_at = standing, now
         self._decide(standing.cpos)
         yield from self._forget(standing.horizon)
@@ -299,9 +304,12 @@ class Worker:
 
     def _give_up(self, now: float) -> Iterator[WorkerCommand]:
         """Wait no longer for claims that the control topic seems to have lost."""
-        if now < self._led_since + UNDECIDED_S:
-            return
-        gone = [s for s in self._undecided if s.at < self._led_since and s.offset is not None]
+        before = self._led_since if now >= self._led_since + UNDECIDED_S else float("-inf")
+        if now >= self._still_since + self._patience_s:
+            before = max(before, now - self._patience_s)
+        gone = [s for s in self._undecided if s.at < before and s.offset is not None]
+        if gone:
+            self._patience_s *= 2
         for sent in gone:
             self._undecided.remove(sent)
             for span in sent.address:

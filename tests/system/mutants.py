@@ -269,7 +269,13 @@ MUTANTS = (
     Mutant(
         "a worker forgets what is settled",
         100,
-        (Edit(CORE + "worker.py", "        if gone:\n", "        if False:\n"),),
+        (
+            Edit(
+                CORE + "worker.py",
+                "        if gone:\n            self._held",
+                "        if False:\n            self._held",
+            ),
+        ),
     ),
     Mutant(
         "workers pause while orphans wait",
@@ -339,7 +345,7 @@ MUTANTS = (
     Mutant(
         "a snapshot that a later Lead took back is not used",
         400,
-        (Edit(CORE + "snapshots.py", "if not history.base_lost:", "if True:"),),
+        (Edit(CORE + "snapshots.py", "if not history.base_lost or", "if True or"),),
     ),
     Mutant(
         "in a snapshot the batches of the round in flight still wait",

@@ -256,17 +256,20 @@ class SimulatedCoordinator:
                 self._follows = False
                 self._sum = []
                 self._outbox = [r for r in self._outbox if not isinstance(r, Lead)]
-            case do.Hold(reason) if (
-                " are poison: " in reason
-                or world.topic_losses
-                or (world.stream_losses and "`doll job resume --" in reason)
-            ):
+            case do.Hold(reason) if " are poison: " in reason or self._is_of_loss(reason):
                 world.say(f"{self.name} holds the job: {reason}")
                 world.held_for = reason
             case do.Hold(reason):
                 raise Violation("held", reason)
             case do.Drop() | do.Finish() | do.ReleaseLease():
                 pass
+
+    def _is_of_loss(self, reason: str) -> bool:
+        """Whether the job is held for what Kafka lost, and it did."""
+        world = self.world
+        if world.stream_losses and "`doll job resume --" in reason:
+            return True
+        return bool(world.topic_losses) and " topic lost " in reason
 
     def _begin(self, epoch: int, snapshot: Snapshot) -> None:
         self.world.say(f"{self.name} LEADS with epoch {epoch} from", snapshot.made)

@@ -220,3 +220,19 @@ def test_where_kafka_tells_no_ids_now_those_of_the_snapshot_stay() -> None:
     assert isinstance(chosen, Chosen)
     assert chosen.snapshot.control == LogPosition(0, "c1", 4)
     assert chosen.history.log.topic_id == "u1"
+
+
+def test_version_0_is_there_although_the_base_of_a_lead_was_lost() -> None:
+    # updates   0: Lead   lost: J=1 J=2   1: Lead of 70, on its way when that was, base J=2
+    topic: Topic = [LED[0], Lead(0, ModelId(0, 2), "c2", 70)]
+    search = Search(TTL_S)
+    search.begin()
+    judge(search, found("hot", topic), 0.0)
+    search.begin()
+    judge(search, found("hot", topic), TTL_S)
+    assert judge(search, found("all", topic), TTL_S) == FindSnapshots("genesis")
+    chosen = judge(search, found("genesis", topic, genesis(FIRST)), TTL_S)
+
+    assert isinstance(chosen, Chosen)
+    chosen.history.feed(2, Lead(70, GENESIS, "c3", 80))
+    assert chosen.history.path == (GENESIS,)

@@ -537,3 +537,21 @@ def test_claims_that_the_control_topic_lost_are_not_waited_for_for_ever() -> Non
     assert of_kind(begins_anew, do.Place) == [do.Place({P: here})]
     (forgotten,) = of_kind(begins_anew, do.Forget)
     assert [span.end for (span,) in forgotten.addresses] == [SAMPLES]
+
+
+def test_a_claim_that_was_lost_before_anybody_read_it_is_made_again_and_ever_more_seldom() -> None:
+    # claim      [0:10] at 7       again at 7          again
+    # standing   cpos=7 all along: the topic lost the claim, or nobody leads
+    stream = _Stream()
+    here = LogPosition(0, "id", -1)
+    stream.on(of_log(0, here, cpos=7), 0.0)
+    waits_s = list[float]()
+    now = 0.0
+    for number in (1, 2, 3):
+        stream.read(0, SAMPLES, now=now)
+        stream.on(events.Delivered(number, 7), now)
+        begun = now
+        while not of_kind(stream.on(of_log(0, here, cpos=7), now), do.Place):
+            now += 1.0
+        waits_s.append(now - begun)
+    assert waits_s == [UNDECIDED_S + 1, 2 * UNDECIDED_S + 1, 4 * UNDECIDED_S + 1]
