@@ -95,19 +95,27 @@ class Search:
             self._lost = sorted(lost, key=lambda each: each[0].rank, reverse=True)
         if choice is None:
             return self._look("genesis")
-        return self._judged(*choice, wish)
+        return self._judged(*choice, found.unreadable, wish)
 
-    def _judged(self, snapshot: Snapshot, history: History, wish: WantedChanged) -> Chosen | Lost:
-        """Whether better snapshots that are not covered may be passed over for this one."""
+    def _judged(
+        self, snapshot: Snapshot, history: History, unreadable: str, wish: WantedChanged
+    ) -> Chosen | Lost:
+        """Whether better ones, uncovered or unreadable, may be passed over for this snapshot."""
+        asked = wish.after_loss > history.after_loss
+        if unreadable and not (asked and wish.from_start):
+            return Lost(
+                f"{unreadable}: bring them back and resume the job; or `doll job resume"
+                " --after-loss --from-start` begins again with version 0: all records are read and"
+                " trained again, as far as their topics keep them"
+            )
         better = [
             (each, why)
             for each, why in self._lost
             if each.rank > snapshot.rank and each.by >= history.judged
         ]
         if not better:
-            return Chosen(snapshot, history)
+            return Chosen(snapshot, history, loss=unreadable)
         best, why = better[0]
-        asked = wish.after_loss > history.after_loss
         if asked and (snapshot.by >= 0 or wish.from_start):
             return Chosen(snapshot, history, best.by, f"version {best.made.version}: {why}")
         again = best.samples - snapshot.samples

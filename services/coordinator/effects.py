@@ -7,6 +7,7 @@ the exchange that all jobs share: its answers come as news.
 
 from __future__ import annotations
 
+import re
 import traceback
 from contextlib import suppress
 from functools import partial
@@ -65,6 +66,8 @@ TELL_S = 2.0  # between attempts to write down that a job is held, or at its end
 # attempt keeps the lease from others for a moment.
 UNABLE_S = (5.0, 60.0)  # the first, and doubled up to this
 UNABLE_TTL_S = 150.0  # of what the board says of it: two attempts may be late
+
+_UNNAMED = re.compile(r"`doll job resume(?=`| --)")
 
 
 class _Ending(NamedTuple):
@@ -499,6 +502,8 @@ class Effects:
             self._outage.met(error)
 
     def _hold(self, reason: str, detail: str) -> None:
+        # What decides that a job is held knows its topics at most, and not its name.
+        reason = _UNNAMED.sub(f"\\g<0> {self._job}", reason)
         self._log.error("job_held", reason=reason, detail=detail)
         self._held_for, self._held_detail, self._tell_at = reason, detail, 0.0
         self._tell_held()

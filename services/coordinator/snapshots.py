@@ -119,23 +119,25 @@ class SnapshotStore:
             for name, stored in found.items()
         ]
 
+    @property
+    def unreadable(self) -> str:
+        """Which checkpoints were passed over because they cannot be read; empty where none was.
+
+        To begin again in silence would take back all that they hold.
+        """
+        if not self._unreadable:
+            return ""
+        reasons = (f"{told(name)}: {why}" for name, why in sorted(self._unreadable.items()))
+        return f"there are checkpoints, but none to go on from ({'; '.join(reasons)})"
+
     def first(self, positions: Positions) -> Stored:
         """What the job begins with, where nothing was learned yet.
 
         Raises:
-            CorruptError: If checkpoints were passed over because they cannot be read: to begin
-                again in silence would take back all that they hold. Or if it is to begin with
-                another job's weights, and these are not what was written.
+            CorruptError: If it is to begin with another job's weights, and these are not what was
+                written.
             UnavailableError: If object storage is away, which has these weights.
         """
-        if self._unreadable:
-            reasons = "; ".join(
-                f"{told(name)}: {why}" for name, why in sorted(self._unreadable.items())
-            )
-            raise CorruptError(
-                f"there are checkpoints, but none to go on from ({reasons}): bring them back, or"
-                f" delete all of {self._record.spec.name}/checkpoints/ to begin with version 0"
-            )
         data = self._origin()
         return Stored("version 0", genesis(positions, self._record.known), lambda: data)
 

@@ -185,7 +185,7 @@ def test_a_topic_that_was_created_anew_holds_the_job_and_is_read_from_its_beginn
     await_condition(changing.is_held, "the job is held", 10.0)
     reason = cluster.record().reason
     assert f"the topic {cluster.streams[0]} was deleted and created anew" in reason
-    assert "doll job resume --from earliest" in reason
+    assert f"doll job resume {cluster.job} --from earliest" in reason
 
     cluster.resume_after_loss(read_from="earliest")
     if workers == "away":
@@ -219,7 +219,7 @@ def test_a_stream_that_was_cut_holds_the_job_and_is_read_on_from_there(
     await_condition(changing.is_held, "the job is held", 30.0)
     reason = cluster.record().reason
     assert f"{stream}[0] lost records that Kafka had acknowledged: it was read up to 100" in reason
-    assert "doll job resume --after-loss" in reason
+    assert f"doll job resume {cluster.job} --after-loss" in reason
     if not again:
         cluster.produce_to(stream, range(400, 600), partition=0)
 

@@ -185,6 +185,30 @@ def test_version_0_wants_to_be_asked_for_by_name() -> None:
     assert answer.snapshot == genesis(FIRST)
 
 
+UNREADABLE = "there are checkpoints, but none to go on from (3-50: manifest.json is missing)"
+
+
+def test_checkpoints_that_nobody_can_read_are_passed_over_by_their_owners_wish_only() -> None:
+    def search_all(wish: events.WantedChanged) -> object:
+        search = Search(TTL_S)
+        search.begin()
+        assert judge(search, found("hot", []), 0.0, wish) == FindSnapshots("all")
+        assert judge(search, found("all", []), 0.0, wish) == FindSnapshots("genesis")
+        nothing = replace(found("genesis", CUT, genesis(FIRST)), unreadable=UNREADABLE)
+        return judge(search, nothing, 0.0, wish)
+
+    wish = events.WantedChanged("running", after_loss=1)
+    for short in (RUNNING, wish, events.WantedChanged("running", from_start=True)):
+        answer = search_all(short)
+        assert isinstance(answer, Lost)
+        assert answer.reason.startswith(f"{UNREADABLE}: bring them back")
+        assert "`doll job resume --after-loss --from-start` begins again" in answer.reason
+
+    chosen = search_all(replace(wish, from_start=True))
+    assert isinstance(chosen, Chosen)
+    assert (chosen.snapshot, chosen.loss) == (genesis(FIRST), UNREADABLE)
+
+
 def test_a_loss_above_the_snapshot_that_is_best_all_the_same_holds_nobody() -> None:
     topic: Topic = [*CUT, Lead(0, ModelId(0, 1), "c2", 70), update(70, 2)]
     better = snapshot(by=70, version=2, updates_position=4)

@@ -120,12 +120,12 @@ def test_where_kafka_lost_a_jobs_own_records_its_owner_decides_how_it_goes_on(be
     bench.other.close()
     bench.log.cut(Partition(updates_topic(NAME), 0), 0)
     bench.leader.look_until(lambda: bench.book.get(NAME).held, "its tail is short")
-    assert "`doll job resume --after-loss` goes on" in bench.book.get(NAME).reason
+    assert f"`doll job resume {NAME} --after-loss` goes on" in bench.book.get(NAME).reason
 
     bench.book.resume_after_loss(NAME, "go on")
     bench.leader.look_until(lambda: bench.book.get(NAME).held, "there is no snapshot left")
     record = bench.book.get(NAME)
-    assert "`doll job resume --after-loss --from-start` begins again" in record.reason
+    assert f"`doll job resume {NAME} --after-loss --from-start` begins again" in record.reason
 
     bench.book.resume_after_loss(NAME, "from the start, then", from_start=True)
     bench.leader.look_until(lambda: bench.leader.leads(NAME), "it leads from version 0")
@@ -176,7 +176,7 @@ def test_a_topic_that_lost_records_and_grew_again_is_not_taken_for_the_one_befor
     later.look_until(lambda: bench.book.get(NAME).held, "nothing of the snapshot is left")
     reason = bench.book.get(NAME).reason
     assert "lost records that Kafka had acknowledged: it has others from 0 on" in reason
-    assert "`doll job resume --after-loss --from-start`" in reason
+    assert f"`doll job resume {NAME} --after-loss --from-start`" in reason
 
     bench.book.resume_after_loss(NAME, "go on", from_start=True)
     later.look_until(lambda: later.leads(NAME), "it leads from version 0")
@@ -194,7 +194,7 @@ def test_a_topic_that_is_created_anew_while_a_job_is_led_holds_it(
     bench.leader.look_until(lambda: bench.book.get(NAME).held, "it is held")
     reason = bench.book.get(NAME).reason
     assert f"the topic {place.topic} was deleted and created anew" in reason
-    assert "`doll job resume --after-loss`" in reason
+    assert f"`doll job resume {NAME} --after-loss`" in reason
     bench.book.resume_after_loss(NAME, "go on")
     bench.leader.look_until(lambda: bench.book.get(NAME).held, "no snapshot is covered")
     bench.book.resume_after_loss(NAME, "from the start, then", from_start=True)
@@ -209,7 +209,7 @@ def test_a_topic_of_the_job_that_was_deleted_is_made_again_by_the_resume(
     bench.leader.look_until(lambda: bench.book.get(NAME).held, "it is held")
     reason = bench.book.get(NAME).reason
     assert f"the topic {place.topic} of this job does not exist" in reason
-    assert "`doll job resume --after-loss --from-start` makes it again" in reason
+    assert f"`doll job resume {NAME} --after-loss --from-start` makes it again" in reason
 
     bench.book.resume_after_loss(NAME, "go on", from_start=True)
     until_led(bench)
