@@ -143,10 +143,10 @@ class SnapshotsFound(msgspec.Struct, frozen=True):
     # By rank, of snapshots that contain records which the control or the updates topic has lost:
     # which topic, and how far it reaches. All others are covered by both topics.
     lost: Mapping[tuple[int, int, int], str] = {}
-    unreadable: str = ""  # of the genesis: why no checkpoint is better, though there are some
     # Kafka's ids of the topics that were asked; empty: not known.
     control_topic_id: str = ""
     updates_topic_id: str = ""
+    unreadable: str = ""  # of the genesis: why no checkpoint is better, though there are some
 
 
 class SnapshotRestored(msgspec.Struct, frozen=True):

@@ -181,9 +181,9 @@ class Leadership:
             updates,
             read_to.offset,
             lost,
-            self._store.unreadable if source == "genesis" else "",
             control_topic_id=ids.get(self._control.topic, ""),
             updates_topic_id=updates_id,
+            unreadable=self._store.unreadable if source == "genesis" else "",
         )
 
     def _snapshots(self, source: events.Source) -> list[Stored]:
