@@ -38,7 +38,7 @@ unit: $(INSTALLED)  ## the pure parts, and the protocol under 1,000 seeded fault
 	$(BIN)/pytest -q tests/system
 
 servers: $(INSTALLED)  ## ports and processes, on every Kafka and Redis that can be had here
-	$(BIN)/pytest -q -rs -n 2 --dist loadfile -m "not alone" tests/contract tests/integration
+	$(BIN)/pytest -q -rs -n 2 --dist loadfile -m "not alone and not nightly" tests/contract tests/integration
 	$(BIN)/pytest -q -rs -m alone tests/integration
 
 compose-check: $(INSTALLED)  ## docker-compose.yml, by the oldest docker-compose that must read it
@@ -60,6 +60,7 @@ paper: $(INSTALLED)  ## section V of the paper, reproduced by simulation: some m
 	$(BIN)/python -m load.paper
 
 nightly: simulate chaos  ## what takes too long for every change: 10,000 schedules, five minutes of chaos
+	$(BIN)/pytest -q -rs -m nightly tests/integration
 
 kubernetes-tools: .tools/kustomize .tools/helm  ## kustomize and helm, built with Go, for the tests of deploy/
 

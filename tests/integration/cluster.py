@@ -13,6 +13,7 @@ import numpy as np
 from common.connections import open_blobs, open_log
 from common.embedded.kafka import EmbeddedControl
 from common.embedded.process import Child
+from common.errors import UnavailableError
 from common.job import parse_job
 from common.job_task import codec_of
 from common.jobs.store import JobBook
@@ -144,11 +145,19 @@ class Cluster:
         self._writer.close()
         for child in self._children.values():
             child.kill()
-        for job, record in self._book.read().items():
-            if record.wanted != "stopped":
-                self._book.want(job, "stopped", "the test is over")
+        await_condition(self._all_stopped, "all jobs are stopped")
         self._book.close()
         self.log.close()
+
+    def _all_stopped(self) -> bool:
+        """Stop all jobs; False while a test's broker is not back yet."""
+        try:
+            for job, record in self._book.read().items():
+                if record.wanted != "stopped":
+                    self._book.want(job, "stopped", "the test is over")
+        except UnavailableError:
+            return False
+        return True
 
     def said(self, name: str) -> str:
         """What a process logged."""

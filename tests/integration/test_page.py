@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import AuditRecord
 
-SOON_MS = 20_000.0
+SOON_MS = 60_000.0
 HOSTILE = '<img src=x onerror="window.harmed = 1"><script>window.harmed = 1</script>&lt;b&gt; $&'
 LAPTOP, PHONE = (1280, 800), (390, 844)
 

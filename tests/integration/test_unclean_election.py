@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from common.embedded.redis import EmbeddedRedis
 
 pytest_plugins = ["tests.redis_servers"]
-pytestmark = [pytest.mark.kafka, pytest.mark.redis]
+pytestmark = [pytest.mark.kafka, pytest.mark.redis, pytest.mark.nightly]
 
 JOB = "unclean"
 OWN = (control_topic(JOB), updates_topic(JOB))
