@@ -195,7 +195,7 @@ def _beginnings(first: Positions, ledger: Ledger) -> Positions:
     for place, openings in ledger.opened.items():
         begin.setdefault(place, openings[0].start)
         for before, each in pairwise(openings):
-            if before.topic_id != each.topic_id:
+            if "" != before.topic_id != each.topic_id != "":
                 begin[place] = each.start
     return begin
 

@@ -299,7 +299,7 @@ class Worker:
         # Mostly the oldest come first; not where the control topic was created anew meanwhile.
         gone = [sent for sent in self._held if sent.offset is not None and sent.offset < horizon]
         if gone:
-            self._held = deque(sent for sent in self._held if sent not in gone)
+            self._held = deque(s for s in self._held if s.offset is None or s.offset >= horizon)
             yield do.Forget(tuple(sent.address for sent in gone))
 
     def _give_up(self, now: float) -> Iterator[WorkerCommand]:

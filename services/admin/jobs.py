@@ -283,8 +283,8 @@ def _change(book: JobBook, job: str, patch: JobPatch, reason: str) -> JobRecord:
             from_start=patch.get("from_start", False),
             read_from=patch.get("read_from", ""),
         )
-    elif patch.get("read_from"):
-        raise UserError('read_from: goes with "after_loss": true')
+    elif alone := [field for field in ("from_start", "read_from") if patch.get(field)]:
+        raise UserError(f'{alone[0]}: goes with "after_loss": true')
     elif "wanted" in patch and patch["wanted"] != record.wanted:
         record = book.want(job, patch["wanted"], reason)
     return record

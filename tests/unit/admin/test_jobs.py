@@ -274,8 +274,9 @@ def test_a_job_that_is_held_goes_on_after_a_loss(digits: World) -> None:
     assert (record.after_loss, record.from_start, record.read_from) == (1, True, "")
 
     JobBook(digits.log).hold("digits", "the topic clinic-a was deleted and created anew")
-    alone = {"wanted": "running", "read_from": "earliest"}
-    assert digits.ask("PATCH", "/v1/jobs/digits", json=alone).status_code == 422
+    for alone in ({"read_from": "earliest"}, {"from_start": True}):
+        patch = {"wanted": "running", **alone}
+        assert digits.ask("PATCH", "/v1/jobs/digits", json=patch).status_code == 422
     assert (
         digits.ask("PATCH", "/v1/jobs/digits", json={**wish, "read_from": "0"}).status_code == 422
     )
