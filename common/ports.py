@@ -321,8 +321,16 @@ class Log(Protocol):
             UnavailableError: If the broker is away.
         """
 
-    def end_positions(self, partitions: Collection[Partition]) -> dict[Partition, LogPosition]:
-        """The same, and what is known of the logs below: such positions agree now."""
+    def end_positions(
+        self, partitions: Collection[Partition], topics: Mapping[str, FoundTopic] | None = None
+    ) -> dict[Partition, LogPosition]:
+        """The same, and what is known of the logs below: such positions agree now.
+
+        Args:
+            partitions: Whose ends.
+            topics: What `describe` just found; asked for by default. Positions in others have no
+                id.
+        """
 
     def starts(self, partitions: Collection[Partition]) -> Positions:
         """The first retained offset of all partitions at once; otherwise as `ends`."""
@@ -334,12 +342,20 @@ class Log(Protocol):
             UnavailableError: If the broker is away.
         """
 
-    def agrees(self, positions: Mapping[Partition, LogPosition]) -> dict[Partition, int]:
+    def agrees(
+        self,
+        positions: Mapping[Partition, LogPosition],
+        ends: Mapping[Partition, LogPosition] | None = None,
+    ) -> dict[Partition, int]:
         """Where logs are not any more what these positions know of them.
 
         A position agrees if the topic has its id, and if records of leader epochs no later than
         its own reach up to its offset, at least. What it does not know is not checked. A log that
         has expired above a position agrees.
+
+        Args:
+            positions: To compare.
+            ends: What `end_positions` just found; asked for by default.
 
         Returns:
             For each that does not agree the offset where both part: 0 if it is another topic;

@@ -139,8 +139,11 @@ class MemoryLog:
         """See the port."""
         return {place: bounds.end for place, bounds in self._bounds_of(partitions).items()}
 
-    def end_positions(self, partitions: Collection[Partition]) -> dict[Partition, LogPosition]:
+    def end_positions(
+        self, partitions: Collection[Partition], topics: Mapping[str, FoundTopic] | None = None
+    ) -> dict[Partition, LogPosition]:
         """See the port."""
+        del topics  # known at once
         with self.here():
             return {
                 place: LogPosition(
@@ -170,12 +173,17 @@ class MemoryLog:
                 if topic in self._topics
             }
 
-    def agrees(self, positions: Mapping[Partition, LogPosition]) -> dict[Partition, int]:
+    def agrees(
+        self,
+        positions: Mapping[Partition, LogPosition],
+        ends: Mapping[Partition, LogPosition] | None = None,
+    ) -> dict[Partition, int]:
         """See the port.
 
         Raises:
             UnknownTopicError: If there is no such partition.
         """
+        del ends  # known at once
         with self.here():
             found = {place: self.loss(place, known) for place, known in positions.items()}
         return {place: loss.divergent_offset for place, loss in found.items() if loss is not None}

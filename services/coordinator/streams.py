@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     from services.coordinator.measuring import Measuring
 
 PUBLISH_S = 1.0  # a fifth of the time after which a job is not heard of
-# At the ends of a job without work or workers; of all others at each turn. 200 partitions take a
-# request of 60 ms.
-IDLE_LOOK_S = 2.0
-PARTITIONS_S = 2.0  # between looks for partitions that were added: one request for all topics
+# Between looks at the ends of all jobs, those without work and workers included, and at what their
+# topics are: two requests, of 60 ms for 200 partitions. The ends of all other jobs at each turn.
+LOOK_S = 2.0
 SURE_S = 3.0  # that a log ends so low: after an election brokers disagree for a moment
 
 
@@ -99,14 +98,13 @@ class _Watched:
         self.control = Partition(control_topic(measuring.spec.name), 0)
         self.lost = lost
         self.suspected = False  # of lacking a stream, at the last look
-        self.look_at = -inf
+        self.calm = False  # has neither work nor workers
         self._epoch = epoch
         self._measuring = measuring
         self._seen = seen
         self._arrivals = Arrivals()
         self._meter = DemandMeter(self.first)
         self._ends: Positions | None = None  # as last seen
-        self._calm = False
         self._told_clean = False  # that all is as it was
         self._parted_since = dict[tuple[Partition, int], float]()  # by generation: suspected
         self._ids = dict[str, str]()  # of its topics, as first seen
@@ -120,8 +118,7 @@ class _Watched:
             self._ends = ends
         standing = self._measuring.standing
         idle = figures is not None and not any(figures.lag.values())
-        self._calm = leads and idle and standing is not None and not standing.live
-        self.look_at = now + (IDLE_LOOK_S if self._calm else 0.0)
+        self.calm = leads and idle and standing is not None and not standing.live
 
     @property
     def standing(self) -> Standing | None:
@@ -185,8 +182,8 @@ class _Watched:
         }
         there = {place: found[place.topic].topic_id for place in self.first if place.topic in found}
         clean = not suspected and standing.claimed.keys() >= there.keys()
-        if not (clean and self._calm and self._told_clean):
-            self._told_clean = clean and self._calm
+        if not (clean and self.calm and self._told_clean):
+            self._told_clean = clean and self.calm
             number, settled = unused_number(time(), randbits(12)), len(sure) == len(suspected)
             self._seen(events.StreamsSeen(there, number, sure, settled, ends[self.control]))
         return len(sure) < len(suspected)
@@ -278,7 +275,7 @@ class StreamWatch:
         self._clock = clock
         self._lock = threading.Lock()
         self._watched = dict[str, _Watched]()
-        self._partitions_at = -inf
+        self._looked_at = -inf  # at all
 
     def follow(
         self,
@@ -303,11 +300,10 @@ class StreamWatch:
         with self._lock:
             watched = list(self._watched.values())
         now = self._clock()
-        if now >= self._partitions_at + PARTITIONS_S:
-            self._partitions_at = now
+        if now >= self._looked_at + LOOK_S:
+            self._looked_at = now
             self._look_at_logs(watched, now)
-        due = [each for each in watched if now >= each.look_at]
-        if due:
+        elif due := [each for each in watched if not each.calm]:
             self._look(due, now)
         demands = [each.demand(now) for each in watched]
         try:
@@ -321,50 +317,78 @@ class StreamWatch:
         """There is nothing of its own."""
 
     def _look(self, due: list[_Watched], now: float) -> None:
-        ends: Positions = {}
-        known = True
+        """Tell jobs where their streams end."""
         try:
             ends = self._source.ends({partition for each in due for partition in each.first})
-            self._outage.over()
         except DollError as error:
-            self._outage.met(error)
-            known = False
-        for each in due:
-            each.saw(ends, now)
-            if known:
-                self._look_for_topics(each, ends)
+            self._away(due, error, now)
+            return
+        self._saw(due, ends, now)
 
     def _look_at_logs(self, watched: list[_Watched], now: float) -> None:
-        """Tell each job which partitions its streams have, and whether they are still the same."""
+        """Tell each job the same, which partitions there are, and whether logs are what they were.
+
+        Two requests for all of them, and one more where a log has records of a new leader epoch.
+        """
         standings = [each.standing for each in watched]  # before all else: logs only grow since
         places = [_places(standing) for standing in standings]
-        topics = {partition.topic for each in watched for partition in each.first}
-        partitions = {partition for known in places for partition in known}
+        partitions = {partition for each in watched for partition in each.first}
+        topics = {partition.topic for partition in partitions}
+        partitions |= {partition for known in places for partition in known}
         partitions |= {each.control for each in watched}
         try:
-            ends = self._source.ends(partitions)
-            found = self._source.describe(topics)  # one that is missing has no end either
+            found = self._source.describe(topics)
+            positions = self._source.end_positions(partitions, found)
         except DollError as error:
-            self._outage.met(error)
+            self._away(watched, error, now)
             return
+        ends = {place: position.offset for place, position in positions.items()}
+        self._saw(watched, ends, now)
+        self._compare(watched, standings, found, positions, now)
+
+    def _away(self, watched: list[_Watched], error: DollError, now: float) -> None:
+        self._outage.met(error)
+        for each in watched:
+            each.saw({}, now)
+
+    def _saw(self, watched: list[_Watched], ends: Positions, now: float) -> None:
+        self._outage.over()
+        for each in watched:
+            each.saw(ends, now)
+            self._look_for_topics(each, ends)
+
+    def _compare(
+        self,
+        watched: list[_Watched],
+        standings: list[Standing | None],
+        found: Mapping[str, FoundTopic],
+        positions: LogPositions,
+        now: float,
+    ) -> None:
+        """Tell each job whether its logs are still what its leader knows of them."""
+        ends = {place: position.offset for place, position in positions.items()}
+        places = [_places(standing) for standing in standings]
         places = [{p: at for p, at in known.items() if p in ends} for known in places]
         together: LogPositions = {}
         for known in places:  # most jobs that read a partition stand at its end
             if all(together.get(place, at) == at for place, at in known.items()):
                 together |= known
         try:
-            parted = self._source.agrees(together)
+            parted = self._source.agrees(together, positions)
         except DollError:
             parted, together = {}, {}  # perhaps of one of them nobody can tell now
         for each, standing, known in zip(watched, standings, places, strict=True):
             try:
-                own = parted if known.items() <= together.items() else self._source.agrees(known)
+                if known.items() <= together.items():
+                    own = parted
+                else:
+                    own = self._source.agrees(known, positions)
             except DollError as error:
                 self._outage.met(error)
                 continue
             each.exist(found)
             if standing is not None and each.compare(standing, found, ends, own, now):
-                self._partitions_at = -inf
+                self._looked_at = -inf
 
     def _look_for_topics(self, watched: _Watched, ends: Positions) -> None:
         """Tell a job that one of its streams was deleted, once two looks have found it so."""

@@ -198,19 +198,23 @@ class KafkaLog:
         """
         return {place: found.offset for place, found in self._offsets("end", partitions).items()}
 
-    def end_positions(self, partitions: Collection[Partition]) -> dict[Partition, LogPosition]:
+    def end_positions(
+        self, partitions: Collection[Partition], topics: Mapping[str, FoundTopic] | None = None
+    ) -> dict[Partition, LogPosition]:
         """See the port.
 
         Raises:
             UnavailableError: If the broker is away.
         """
         # Ids first: of a topic that is created anew meanwhile, ends do not agree with its old id.
-        topics = self.describe({place.topic for place in partitions})
-        return {
-            place: LogPosition(found.offset, topics[place.topic].topic_id, found.epoch)
-            for place, found in self._offsets("end", partitions).items()
-            if place.topic in topics
-        }
+        asked = self.describe({each.topic for each in partitions}) if topics is None else topics
+        positions: dict[Partition, LogPosition] = {}
+        for place, end in self._offsets("end", partitions).items():
+            if (topic := asked.get(place.topic)) is not None:
+                positions[place] = LogPosition(end.offset, topic.topic_id, end.epoch)
+            elif topics is not None:
+                positions[place] = LogPosition(end.offset, "", end.epoch)
+        return positions
 
     def starts(self, partitions: Collection[Partition]) -> Positions:
         """See the port.
@@ -243,28 +247,29 @@ class KafkaLog:
                 raise as_ours(answer, f"what {topic} is")
         return found
 
-    def agrees(self, positions: Mapping[Partition, LogPosition]) -> dict[Partition, int]:
+    def agrees(
+        self,
+        positions: Mapping[Partition, LogPosition],
+        ends: Mapping[Partition, LogPosition] | None = None,
+    ) -> dict[Partition, int]:
         """See the port.
 
         Raises:
             UnknownTopicError: If there is no such partition.
             UnavailableError: If it cannot be told now of all of them.
         """
-        topics = self.describe({place.topic for place in positions})
-        ids = {topic: each.topic_id for topic, each in topics.items() if each.topic_id}
+        ends = self.end_positions(positions) if ends is None else ends
         parted, left = dict[Partition, int](), dict[Partition, LogPosition]()
         for place, known in positions.items():
-            found = ids.get(place.topic, known.topic_id)
-            if known.topic_id and found != known.topic_id:
+            if place not in ends:
+                if place not in self.partitions(place.topic):
+                    raise UnknownTopicError(f"there is no {place}")
+                raise UnavailableError(f"nobody can tell now where {place} ends")
+            if "" != known.topic_id != ends[place].topic_id != "":
                 parted[place] = 0
             else:
                 left[place] = known
-        ends = self._offsets("end", left)
-        for place in left.keys() - ends.keys():
-            if place not in self.partitions(place.topic):
-                raise UnknownTopicError(f"there is no {place}")
-            raise UnavailableError(f"nobody can tell now where {place} ends")
-        reached = self._reached(left, ends, ids)
+        reached = self._reached(left, ends)
         parted |= {place: reached[place] for place in left if reached[place] < left[place].offset}
         return parted
 
@@ -361,8 +366,7 @@ class KafkaLog:
     def _reached(
         self,
         positions: Mapping[Partition, LogPosition],
-        ends: Mapping[Partition, Offset],
-        ids: Mapping[str, str],
+        ends: Mapping[Partition, LogPosition],
     ) -> dict[Partition, int]:
         """Up to where each log has records of leader epochs no later than its position's.
 
@@ -370,14 +374,14 @@ class KafkaLog:
         """
         reached, unknown = dict[Partition, int](), dict[Partition, int]()
         for place, known in positions.items():
-            end, epoch = ends[place]
-            past = self._past_epochs.get(place)
-            if past is None or past.lasting != (ids.get(place.topic, ""), epoch):
-                past = PastEpochs((ids.get(place.topic, ""), epoch))
-                self._past_epochs[place] = past
+            end, topic_id, epoch = ends[place]
             if -1 in {known.epoch, epoch} or known.epoch == epoch:
                 reached[place] = end
-            elif known.epoch in past.ends:
+                continue
+            past = self._past_epochs.get(place)
+            if past is None or past.lasting != (topic_id, epoch):
+                past = self._past_epochs[place] = PastEpochs((topic_id, epoch))
+            if known.epoch in past.ends:
                 reached[place] = past.ends[known.epoch]
             else:
                 unknown[place] = known.epoch

@@ -118,7 +118,7 @@ class Bench:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(streams, "IDLE_LOOK_S", 0.0)
+    monkeypatch.setattr(streams, "LOOK_S", 0.0)
     monkeypatch.setattr(streams, "PUBLISH_S", 0.01)
     made = Bench()
     yield made

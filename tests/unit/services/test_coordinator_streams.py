@@ -26,8 +26,7 @@ from common.tracing import NoTracer
 from services.coordinator.measuring import Measuring
 from services.coordinator.needs import WINDOW_S, Arrivals
 from services.coordinator.streams import (
-    IDLE_LOOK_S,
-    PARTITIONS_S,
+    LOOK_S,
     PUBLISH_S,
     SURE_S,
     StreamWatch,
@@ -223,7 +222,7 @@ def test_a_stream_that_lost_records_is_told_once_it_is_sure(bench: Bench) -> Non
     bench.watch.turn()
     assert (bench.seen[-1].parted, bench.seen[-1].sure) == ({}, True)
     bench.log.cut(A, 5)
-    bench.clock.advance(PARTITIONS_S)
+    bench.clock.advance(LOOK_S)
     bench.watch.turn()
     bench.clock.advance(SURE_S / 2)
     bench.produce(20)
@@ -260,7 +259,7 @@ def test_a_stream_that_was_created_anew_is_told_however_long_it_is(
     bench.watch.turn()
     bench.log.recreate("clinic-a")
     bench.produce(records)
-    bench.clock.advance(PARTITIONS_S)
+    bench.clock.advance(LOOK_S)
     bench.watch.turn()
     start = LogPosition(0, bench.log.describe(["clinic-a"])["clinic-a"].topic_id)
     assert bench.seen[-1].parted == {
@@ -277,7 +276,7 @@ def test_of_the_streams_of_an_older_programs_job_only_this_process_knows_what_th
     bench.stand(claimed=0, live=1)
     bench.watch.turn()
     bench.log.recreate("clinic-a")
-    bench.clock.advance(PARTITIONS_S)
+    bench.clock.advance(LOOK_S)
     bench.watch.turn()
     [reason] = bench.lost
     assert "clinic-a was deleted and created anew" in reason
@@ -291,10 +290,10 @@ def test_a_job_without_work_and_workers_is_looked_at_less_often(bench: Bench) ->
     bench.stand(claimed=0, live=0)
     bench.watch.turn()
     bench.produce(9)
-    bench.clock.advance(IDLE_LOOK_S / 2)
+    bench.clock.advance(LOOK_S / 2)
     bench.watch.turn()
     assert bench.told("stream_records", stream="clinic-a") == 0.0
-    bench.clock.advance(IDLE_LOOK_S / 2)
+    bench.clock.advance(LOOK_S / 2)
     bench.watch.turn()
     assert bench.told("stream_records", stream="clinic-a") == 9.0
     bench.produce(1)
@@ -367,13 +366,13 @@ def test_partitions_that_are_added_are_told_and_their_records_lag(
     writer.append("clinic-a", b"", partition=2)
     assert writer.flush(1.0)
     for _ in range(2):
-        bench.clock.advance(PARTITIONS_S)
+        bench.clock.advance(LOOK_S)
         bench.watch.turn()
     assert [set(seen.partitions) for seen in bench.seen[-2:]] == [{A, B, added}] * 2
     assert bench.told("stream_lag_records", stream="clinic-a") == 1.0
 
     claimed = {A: 0, B: 0, added: 1}
     bench.measuring.done(do.PutStanding(Standing(EPOCH, 1, claimed, 0, 0, 1, {})), 0.0, 0.0)
-    bench.clock.advance(PARTITIONS_S)
+    bench.clock.advance(LOOK_S)
     bench.watch.turn()
     assert bench.told("stream_lag_records", stream="clinic-a") == 0.0
