@@ -8,7 +8,7 @@ SEED ?= 1
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint unit servers compose-check secrets kafka simulate chaos paper nightly kubernetes-tools format clean
+.PHONY: help install demo test lint unit servers compose-check secrets kafka simulate chaos paper nightly format clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -62,12 +62,7 @@ paper: $(INSTALLED)  ## section V of the paper, reproduced by simulation: some m
 nightly: simulate chaos  ## what takes too long for every change: 10,000 schedules, five minutes of chaos
 	$(BIN)/pytest -q -rs -m nightly tests/integration
 
-kubernetes-tools: .tools/kustomize .tools/helm  ## kustomize and helm, built with Go, for the tests of deploy/
-
-.tools/kustomize:
-	GOBIN=$(CURDIR)/.tools go install sigs.k8s.io/kustomize/kustomize/v5@v5.7.1
-
-.tools/helm:
+.tools/helm:  # for the tests of the chart
 	GOBIN=$(CURDIR)/.tools go install helm.sh/helm/v3/cmd/helm@v3.18.6
 
 format: $(INSTALLED)  ## let ruff mend what it can

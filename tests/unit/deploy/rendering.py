@@ -1,7 +1,7 @@
-"""Renders the overlays and the chart with the real kustomize and helm, where these can be had.
+"""Renders the chart with the real helm, where it can be had.
 
-They are looked for in `.tools`, which `make kubernetes-tools` fills with pinned versions, and then
-in PATH. Without them tests are skipped; where TEST_REQUIRE_SERVERS=1 and Go is there, they fail.
+It is looked for in `.tools`, where `make .tools/helm` puts a pinned version, and then in PATH.
+Without it tests are skipped; where TEST_REQUIRE_SERVERS=1 and Go is there, they fail.
 """
 
 from __future__ import annotations
@@ -17,33 +17,44 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[3]
-KUBERNETES = ROOT / "deploy/kubernetes"
 CHART = ROOT / "deploy/helm/doll"
-OVERLAYS = sorted(path.name for path in (KUBERNETES / "overlays").iterdir())
+MARKET = ROOT / "deploy/ec2/market.yaml"
+FILES = sorted(path.stem.removeprefix("values-") for path in CHART.glob("values-*.yaml"))
 
 Manifest = dict[str, Any]  # of Kubernetes: its schemas say what is in it, and are asked
 
 
 @cache
-def overlay(name: str) -> tuple[Manifest, ...]:
-    """All objects of an overlay."""
-    return kustomize(KUBERNETES / "overlays" / name)
+def made(*names: str) -> tuple[Manifest, ...]:
+    """All objects of the chart, with some of its files of values; with none as it comes."""
+    options = [option for name in names for option in ("-f", str(CHART / f"values-{name}.yaml"))]
+    if "ec2" in names:
+        options += ["--set-file", f"provisioner.market={MARKET}"]
+    return chart(*options)
 
 
-def kustomize(folder: Path) -> tuple[Manifest, ...]:
-    """All objects that a folder's kustomization makes."""
-    return _objects(_run("kustomize", "build", str(folder)).stdout)
-
-
-def chart(*options: str) -> tuple[Manifest, ...]:
+def chart(*options: str, path: Path = CHART) -> tuple[Manifest, ...]:
     """All objects of the chart, with options of `helm template`."""
-    return _objects(run_helm(*options).stdout)
+    where = (str(path), "--namespace", "doll", "--kube-version", "1.37")
+    rendered = helm("template", "doll", *where, *options).stdout
+    return tuple(each for each in yaml.safe_load_all(rendered) if each)
 
 
-def run_helm(*options: str, refused: bool = False) -> subprocess.CompletedProcess[str]:
-    """What `helm template` says of the chart."""
-    where = ("--namespace", "doll", "--kube-version", "1.37")
-    return _run("helm", "template", "doll", str(CHART), *where, *options, refused=refused)
+def helm(*arguments: str, refused: bool = False) -> subprocess.CompletedProcess[str]:
+    """What helm says; skips, or fails, where it is not."""
+    program = shutil.which(
+        "helm", path=f"{ROOT / '.tools'}{os.pathsep}{os.environ.get('PATH', '')}"
+    )
+    if program is None:
+        reason = "there is no helm here: `make .tools/helm` builds it (it needs Go)"
+        if os.environ.get("TEST_REQUIRE_SERVERS") == "1" and shutil.which("go"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    done = subprocess.run(  # noqa: S603 -- our own files, no shell
+        [program, *arguments], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode != 0) == refused, done.stderr
+    return done
 
 
 def of_kind(objects: tuple[Manifest, ...], *kinds: str) -> list[Manifest]:
@@ -60,26 +71,3 @@ def pods(objects: tuple[Manifest, ...]) -> dict[str, Manifest]:
 def name_of(each: Manifest) -> str:
     """Kind and name."""
     return f"{each['kind']}/{each['metadata']['name']}"
-
-
-def tool(name: str) -> str:
-    """Where a program is; skips, or fails, where it is not."""
-    found = shutil.which(name, path=f"{ROOT / '.tools'}{os.pathsep}{os.environ.get('PATH', '')}")
-    if found is None:
-        reason = f"there is no {name} here: `make kubernetes-tools` builds it (it needs Go)"
-        if os.environ.get("TEST_REQUIRE_SERVERS") == "1" and shutil.which("go"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
-
-
-def _run(name: str, *arguments: str, refused: bool = False) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(  # noqa: S603 -- our own files, no shell
-        [tool(name), *arguments], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode != 0) == refused, done.stderr
-    return done
-
-
-def _objects(text: str) -> tuple[Manifest, ...]:
-    return tuple(each for each in yaml.safe_load_all(text) if each)

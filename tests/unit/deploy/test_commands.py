@@ -15,7 +15,6 @@ COMMANDS = (
     (sys.executable, "-m", "deploy.grafana"),
     (sys.executable, "-m", "load.dashboards"),
     ("deploy/compose/make-secrets",),
-    ("deploy/kubernetes/components/monitoring/rules.sh",),
 )
 
 

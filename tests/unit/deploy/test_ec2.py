@@ -21,7 +21,7 @@ from common.adapters.s3_blobs import S3Blobs
 from common.market import load_market
 from common.renting import LaunchOrder
 from tests.unit.deploy.iam import Policy, Request, listed, read_policy
-from tests.unit.deploy.rendering import KUBERNETES, ROOT
+from tests.unit.deploy.rendering import MARKET, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,7 +37,6 @@ REGION, ACCOUNT = "eu-central-1", "111122223333"
 PREFIX = f"arn:aws:ec2:{REGION}:{ACCOUNT}"
 TEMPLATE_ARN = f"{PREFIX}:launch-template/lt-0123456789abcdef0"
 BUCKET, CHECKPOINTS = "doll-example", "checkpoints/"
-MARKET = KUBERNETES / "overlays/ec2/market.yaml"
 SMALLEST_PART = 5 << 20  # bytes; S3 takes none that is smaller
 WRITES = {"PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"}
 S3_ACTIONS = {
@@ -102,7 +101,7 @@ def put_up(client: EC2Client) -> list[str]:
 
 
 def use_ec2() -> EC2Client:
-    """Let fleet and prices do all that they can, with the market of the overlay."""
+    """Let fleet and prices do all that they can, with our example of a market."""
     market = load_market(MARKET)
     assert market.ec2 is not None
     client = connect(market.ec2)
@@ -319,7 +318,7 @@ def test_only_machines_may_take_the_workers_role() -> None:
     assert statement["Action"] == "sts:AssumeRole"
 
 
-def test_the_markets_of_overlay_and_guide_name_the_template_that_the_guide_makes(
+def test_the_markets_of_example_and_guide_name_the_template_that_the_guide_makes(
     tmp_path: Path,
 ) -> None:
     guide = (ROOT / "docs/ec2.md").read_text()

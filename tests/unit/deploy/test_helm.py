@@ -1,4 +1,4 @@
-"""The chart makes the same objects as the overlays: neither drifts from what tests hold one to."""
+"""The values of the chart: what makes no sense is refused, and the rest is where it belongs."""
 
 from __future__ import annotations
 
@@ -9,78 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.unit.deploy.rendering import (
-    CHART,
-    KUBERNETES,
-    ROOT,
-    Manifest,
-    chart,
-    name_of,
-    of_kind,
-    overlay,
-    run_helm,
-)
+from tests.unit.deploy.rendering import CHART, ROOT, chart, helm, made, name_of, of_kind, pods
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-MARKET = KUBERNETES / "overlays/ec2/market.yaml"
-SUM = re.compile(r"-[a-z0-9]{10}$")  # which kustomize puts behind the name of a ConfigMap
-OPTIONS = {
-    "production": (),
-    "ec2": ("--set-file", f"provisioner.market={MARKET}"),
-    "spot": (),
-    "gpu": (),
-    "hold": (),
-}
-
-
-def values_for(name: str) -> tuple[str, ...]:
-    file = CHART / f"values-{name}.yaml"
-    return (*(("-f", str(file)) if file.exists() else ()), *OPTIONS[name])
-
-
-def compared(objects: Iterable[Manifest]) -> dict[str, Manifest]:
-    """By name, without what only one of the two tools writes."""
-    copied: list[Manifest] = json.loads(json.dumps(list(objects)))
-    maps = [each["metadata"]["name"] for each in copied if each["kind"] == "ConfigMap"]
-    text = json.dumps(copied)
-    for name in maps:
-        text = text.replace(name, SUM.sub("", name))
-    found = dict[str, Manifest]()
-    for each in json.loads(text):
-        labels = each["metadata"]["labels"]
-        labels.pop("helm.sh/chart", None)
-        labels.pop("app.kubernetes.io/managed-by", None)
-        template = each.get("spec", {}).get("template", {"metadata": {}})
-        for key in template["metadata"].pop("annotations", {}):
-            assert key.startswith("checksum/")  # in place of the sum in the ConfigMap's name
-        if "template" in each.get("spec", {}):
-            _sort(template)
-        assert name_of(each) not in found
-        found[name_of(each)] = each
-    # Helm makes namespaces by an option, without labels.
-    return {name: each for name, each in found.items() if each["kind"] != "Namespace"}
-
-
-def _sort(template: Manifest) -> None:
-    """Put into one order what has none."""
-    (container,) = template["spec"]["containers"]
-    for items in (container["env"], container["volumeMounts"], template["spec"]["volumes"]):
-        items.sort(key=lambda item: str(item["name"]))
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_the_chart_makes_the_objects_of_the_overlay(name: str) -> None:
-    made, wanted = compared(chart(*values_for(name))), compared(overlay(name))
-    assert made.keys() == wanted.keys()
-    for each in wanted:
-        assert made[each] == wanted[each], each
-
-
-def test_every_overlay_but_the_local_one_has_values_of_its_own() -> None:
-    files = {path.stem.removeprefix("values-") for path in CHART.glob("values-*.yaml")}
-    assert files | {"production"} == OPTIONS.keys()
+    from pathlib import Path
 
 
 def test_the_chart_is_of_our_version() -> None:
@@ -103,7 +35,8 @@ def test_the_chart_is_of_our_version() -> None:
     ],
 )
 def test_values_that_make_no_sense_are_refused_and_named(wrong: str, told: str) -> None:
-    assert told in run_helm("--set", wrong, refused=True).stderr
+    options = ("--kube-version", "1.37", "--set", wrong)
+    assert told in helm("template", str(CHART), *options, refused=True).stderr
 
 
 def test_a_registry_a_tag_and_roles_are_where_they_belong() -> None:
@@ -112,10 +45,7 @@ def test_a_registry_a_tag_and_roles_are_where_they_belong() -> None:
         *("--set", "image.registry=registry.example.com/", "--set", "image.tag=0.2.0"),
         *("--set", f"coordinator.accountAnnotations.{role}"),
     )
-    images = {
-        each["spec"]["template"]["spec"]["containers"][0]["image"]
-        for each in of_kind(objects, "Deployment")
-    }
+    images = {pod["spec"]["containers"][0]["image"] for pod in pods(objects).values()}
     registry = "registry.example.com"
     assert images == {f"{registry}/doll-worker:0.2.0", f"{registry}/doll-service:0.2.0"}
     (account,) = [
@@ -138,3 +68,46 @@ def test_a_cluster_without_operators_gets_no_objects_of_theirs() -> None:
     ]
     assert worker["spec"]["replicas"] == 2
     assert "secret" not in json.dumps(worker)
+
+
+def test_a_change_of_the_settings_or_of_the_market_restarts_the_pods_that_have_them() -> None:
+    usual, changed = pods(made()), pods(chart("--set", "settings.DOLL_LOG_FORMAT=console"))
+    assert [name for name in usual if usual[name] == changed[name]] == []
+    rented = (
+        ("--set", "provisioner.enabled=true", "--set", f"provisioner.market={m}") for m in "ab"
+    )
+    one, other = (pods(chart(*options)) for options in rented)
+    restarted = {name for name in one if one[name] != other[name]}
+    assert restarted == {"doll-admin", "doll-provisioner"}
+
+
+def test_a_chart_that_is_packaged_has_the_alerts_too(tmp_path: Path) -> None:
+    helm("package", str(CHART), "--destination", str(tmp_path))
+    (package,) = tmp_path.iterdir()
+    assert chart(path=package) == made()
+
+
+def test_an_api_with_tls_is_asked_by_https() -> None:
+    certificate = "settings.DOLL_API_TLS_CERT=/run/secrets/doll/api.pem"
+    for objects, scheme in ((made(), None), (chart("--set", certificate), "HTTPS")):
+        (container,) = pods(objects)["doll-admin"]["spec"]["containers"]
+        assert container["readinessProbe"]["httpGet"].get("scheme") == scheme
+
+
+def test_prometheus_finds_monitors_and_rules_by_the_label_that_it_wants() -> None:
+    objects = chart("--set", "monitoring.labels.release=prometheus")
+    found = of_kind(objects, "PodMonitor", "PrometheusRule")
+    assert [each["metadata"]["labels"]["release"] for each in found] == ["prometheus"] * 2
+
+
+def test_workers_have_twice_the_time_that_they_take_to_leave() -> None:
+    objects = chart("--set-string", "settings.DOLL_LEAVE_S=40.5")
+    assert pods(objects)["doll-worker"]["spec"]["terminationGracePeriodSeconds"] == 92
+
+
+def test_what_goes_out_can_be_narrowed_to_the_addresses_of_the_servers() -> None:
+    objects = chart("--set", "networkPolicy.servers[0].ipBlock.cidr=10.0.0.0/8")
+    (policy,) = (each for each in objects if name_of(each) == "NetworkPolicy/doll-servers")
+    _, servers = policy["spec"]["egress"]
+    assert servers["to"] == [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
+    assert {"protocol": "TCP", "port": 9093} in servers["ports"]

@@ -1,11 +1,9 @@
-"""What the overlays make, rendered by the real kustomize: legal, hardened, and fitting together."""
+"""What the chart makes, rendered by the real helm: legal, hardened, and fitting together."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import tomllib
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -17,14 +15,13 @@ import yaml
 from common.config import Settings, read_settings
 from common.metrics.catalogue import CATALOGUE
 from tests.unit.deploy.rendering import (
-    KUBERNETES,
-    OVERLAYS,
+    FILES,
     ROOT,
     Manifest,
-    kustomize,
+    chart,
+    made,
     name_of,
     of_kind,
-    overlay,
     pods,
 )
 
@@ -55,7 +52,14 @@ CUSTOM = {
 }
 FREE = {"labels", "annotations", "matchLabels"}  # whose keys are anybody's
 
-every_overlay = pytest.mark.parametrize("name", OVERLAYS)
+
+@pytest.fixture(
+    params=[(), *((file,) for file in FILES), ("spot", "gpu")],
+    ids=lambda files: "-".join(files) or "default",
+)
+def objects(request: pytest.FixtureRequest) -> tuple[Manifest, ...]:
+    """All objects of the chart, as it comes and with each of its files of values."""
+    return made(*request.param)
 
 
 def selects(selector: Mapping[str, Any], template: Manifest) -> bool:
@@ -95,39 +99,39 @@ def test_every_object_is_as_kubernetes_wants_it_to_the_letter(
 ) -> None:
     read = cache(kubernetes_validate.utils.schema_contents)  # it would be read for each object
     monkeypatch.setattr(kubernetes_validate.utils, "schema_contents", read)
-    objects = {json.dumps(each): each for name in OVERLAYS for each in overlay(name)}
-    built_in = [each for each in objects.values() if each["kind"] not in CUSTOM]
+    files = [(), *((file,) for file in FILES)]
+    unique = {json.dumps(each): each for names in files for each in made(*names)}
+    built_in = [each for each in unique.values() if each["kind"] not in CUSTOM]
     assert built_in
     for each in built_in:
         kubernetes_validate.validate(each, version, strict=True)
 
 
-@every_overlay
-def test_custom_objects_have_no_field_that_we_do_not_know(name: str) -> None:
-    for each in of_kind(overlay(name), *CUSTOM):
+def test_custom_objects_have_no_field_that_we_do_not_know(objects: tuple[Manifest, ...]) -> None:
+    for each in of_kind(objects, *CUSTOM):
         assert set(fields_of(each["spec"])) <= CUSTOM[each["kind"]], name_of(each)
 
 
-@every_overlay
-def test_no_object_is_made_twice_and_all_are_in_the_namespace(name: str) -> None:
-    objects = overlay(name)
+def test_no_object_is_made_twice_and_all_are_in_the_namespace(
+    objects: tuple[Manifest, ...],
+) -> None:
     names = [name_of(each) for each in objects]
     assert len(set(names)) == len(names)
     for each in objects:
-        if each["kind"] not in ("Namespace", "PriorityClass"):
+        if each["kind"] != "PriorityClass":
             assert each["metadata"]["namespace"] == "doll", name_of(each)
         assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "doll"
 
 
-@every_overlay
-def test_no_secret_is_in_the_repository(name: str) -> None:
-    assert of_kind(overlay(name), "Secret") == []
+def test_no_secret_is_in_the_repository(objects: tuple[Manifest, ...]) -> None:
+    assert of_kind(objects, "Secret") == []
 
 
-@every_overlay
-def test_every_pod_runs_our_version_as_nobody_special_and_writes_in_tmp_alone(name: str) -> None:
+def test_every_pod_runs_our_version_as_nobody_special_and_writes_in_tmp_alone(
+    objects: tuple[Manifest, ...],
+) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    for template in pods(overlay(name)).values():
+    for template in pods(objects).values():
         spec, container = template["spec"], container_of(template)
         assert re.fullmatch(rf"doll-(worker|service):{version}(-cuda)?", container["image"])
         assert spec["automountServiceAccountToken"] is False
@@ -145,9 +149,9 @@ def test_every_pod_runs_our_version_as_nobody_special_and_writes_in_tmp_alone(na
         assert "/tmp" in {mount["mountPath"] for mount in container["volumeMounts"]}  # noqa: S108 -- the pod's
 
 
-@every_overlay
-def test_every_pod_has_probes_limits_and_an_account_of_its_own(name: str) -> None:
-    objects = overlay(name)
+def test_every_pod_has_probes_limits_and_an_account_of_its_own(
+    objects: tuple[Manifest, ...],
+) -> None:
     accounts = {each["metadata"]["name"] for each in of_kind(objects, "ServiceAccount")}
     for workload, template in pods(objects).items():
         container = container_of(template)
@@ -164,9 +168,10 @@ def test_every_pod_has_probes_limits_and_an_account_of_its_own(name: str) -> Non
         assert workload in accounts
 
 
-@every_overlay
-def test_every_pod_runs_a_service_of_ours_under_a_name_of_its_own(name: str) -> None:
-    for template in pods(overlay(name)).values():
+def test_every_pod_runs_a_service_of_ours_under_a_name_of_its_own(
+    objects: tuple[Manifest, ...],
+) -> None:
+    for template in pods(objects).values():
         container = container_of(template)
         service, *rest = container["args"]
         assert service == container["name"]
@@ -175,11 +180,9 @@ def test_every_pod_runs_a_service_of_ours_under_a_name_of_its_own(name: str) -> 
         assert "POD_NAME" in {each["name"] for each in container["env"]}
 
 
-@every_overlay
 def test_every_variable_is_one_that_is_read_and_the_process_accepts_them_all(
-    name: str, tmp_path: Path
+    objects: tuple[Manifest, ...], tmp_path: Path
 ) -> None:
-    objects = overlay(name)
     for template in pods(objects).values():
         given = environment_of(objects, container_of(template))
         ours = {key: value for key, value in given.items() if key.startswith("DOLL_")}
@@ -192,18 +195,16 @@ def test_every_variable_is_one_that_is_read_and_the_process_accepts_them_all(
         assert read_settings(given | files).metrics_port == 9102
 
 
-@every_overlay
-def test_a_process_has_more_time_to_leave_than_it_takes(name: str) -> None:
-    objects = overlay(name)
+def test_a_process_has_more_time_to_leave_than_it_takes(objects: tuple[Manifest, ...]) -> None:
     for template in pods(objects).values():
         settings = environment_of(objects, container_of(template))
         enough = float(settings["DOLL_LEAVE_S"]) + ANNOUNCEMENTS_S
         assert template["spec"]["terminationGracePeriodSeconds"] > enough
 
 
-@every_overlay
-def test_whatever_is_referred_to_is_there_or_the_guide_says_how_to_make_it(name: str) -> None:
-    objects = overlay(name)
+def test_whatever_is_referred_to_is_there_or_the_guide_says_how_to_make_it(
+    objects: tuple[Manifest, ...],
+) -> None:
     maps = {each["metadata"]["name"] for each in of_kind(objects, "ConfigMap")}
     guide = (ROOT / "docs/kubernetes.md").read_text()
     mounted = set[str]()
@@ -221,9 +222,7 @@ def test_whatever_is_referred_to_is_there_or_the_guide_says_how_to_make_it(name:
         assert named <= mounted
 
 
-@every_overlay
-def test_every_workload_selects_its_own_pods_and_no_others(name: str) -> None:
-    objects = overlay(name)
+def test_every_workload_selects_its_own_pods_and_no_others(objects: tuple[Manifest, ...]) -> None:
     templates = pods(objects)
     for each in of_kind(objects, "Deployment", "StatefulSet"):
         selector = each["spec"]["selector"]
@@ -236,9 +235,9 @@ def test_every_workload_selects_its_own_pods_and_no_others(name: str) -> None:
         assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports
 
 
-@every_overlay
-def test_every_budget_protects_one_workload_and_lets_a_node_be_drained(name: str) -> None:
-    objects = overlay(name)
+def test_every_budget_protects_one_workload_and_lets_a_node_be_drained(
+    objects: tuple[Manifest, ...],
+) -> None:
     replicas = {
         each["metadata"]["name"]: each["spec"].get("replicas", 2)  # an autoscaler's least
         for each in of_kind(objects, "Deployment", "StatefulSet")
@@ -252,20 +251,17 @@ def test_every_budget_protects_one_workload_and_lets_a_node_be_drained(name: str
         assert 1 <= allowed < replicas[found], found
 
 
-@every_overlay
-def test_there_are_always_two_coordinators(name: str) -> None:
+def test_there_are_always_two_coordinators(objects: tuple[Manifest, ...]) -> None:
     (found,) = [
         each
-        for each in of_kind(overlay(name), "Deployment")
+        for each in of_kind(objects, "Deployment")
         if each["metadata"]["name"] == "doll-coordinator"
     ]
     assert found["spec"]["replicas"] >= 2
     assert found["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
 
 
-@every_overlay
-def test_nothing_goes_in_or_out_but_what_a_policy_names(name: str) -> None:
-    objects = overlay(name)
+def test_nothing_goes_in_or_out_but_what_a_policy_names(objects: tuple[Manifest, ...]) -> None:
     policies = {each["metadata"]["name"]: each for each in of_kind(objects, "NetworkPolicy")}
     for each in policies.values():
         assert [pod for pod in pods(objects).values() if selects(each["spec"]["podSelector"], pod)]
@@ -284,9 +280,7 @@ def test_nothing_goes_in_or_out_but_what_a_policy_names(name: str) -> None:
         assert int(re.sub(r".*:(\d+)/\d+", r"\1", redis)) in ports
 
 
-@every_overlay
-def test_every_pod_is_scraped_where_anybody_scrapes(name: str) -> None:
-    objects = overlay(name)
+def test_every_pod_is_scraped_where_anybody_scrapes(objects: tuple[Manifest, ...]) -> None:
     for each in of_kind(objects, "PodMonitor"):
         (endpoint,) = each["spec"]["podMetricsEndpoints"]
         for pod in pods(objects).values():
@@ -296,7 +290,7 @@ def test_every_pod_is_scraped_where_anybody_scrapes(name: str) -> None:
 
 
 def test_workers_are_scaled_by_metrics_that_there_are_and_nobody_else_says_how_many() -> None:
-    objects = overlay("production")
+    objects = made()
     (scaler,) = of_kind(objects, "ScaledObject")
     spec = scaler["spec"]
     target = spec["scaleTargetRef"]["name"]
@@ -313,17 +307,13 @@ def test_workers_are_scaled_by_metrics_that_there_are_and_nobody_else_says_how_m
 
 
 def test_the_alerts_are_those_of_the_compose_file() -> None:
-    folder = KUBERNETES / "components/monitoring"
-    made = subprocess.run(  # noqa: S603 -- our own script
-        ["/bin/sh", str(folder / "rules.sh")], capture_output=True, text=True, check=True
-    ).stdout
-    assert (folder / "rules.yaml").read_text() == made, "make it anew: see rules.sh"
+    (rules,) = of_kind(made(), "PrometheusRule")
     alerts = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())
-    assert yaml.safe_load(made)["spec"] == alerts
+    assert rules["spec"] == alerts
 
 
 def test_only_workers_are_on_spot_nodes_and_their_eviction_is_never_refused() -> None:
-    objects = overlay("spot")
+    objects = made("spot")
     tolerant = [name for name, pod in pods(objects).items() if "tolerations" in pod["spec"]]
     assert tolerant == ["doll-worker"]
     spec = pods(objects)["doll-worker"]["spec"]
@@ -334,8 +324,8 @@ def test_only_workers_are_on_spot_nodes_and_their_eviction_is_never_refused() ->
     assert budgets == {"doll-coordinator", "doll-admin"}
 
 
-def test_each_worker_of_the_gpu_overlay_has_one_and_uses_it() -> None:
-    objects = overlay("gpu")
+def test_each_worker_with_a_gpu_has_one_and_uses_it() -> None:
+    objects = made("gpu")
     container = container_of(pods(objects)["doll-worker"])
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert environment_of(objects, container)["DOLL_DEVICE"] == "cuda"
@@ -343,20 +333,20 @@ def test_each_worker_of_the_gpu_overlay_has_one_and_uses_it() -> None:
 
 
 def test_workers_that_hold_their_streams_are_the_same_but_for_names_that_come_back() -> None:
-    (held,) = of_kind(overlay("hold"), "StatefulSet")
-    template, usual = held["spec"]["template"], pods(overlay("production"))["doll-worker"]
+    (held,) = of_kind(made("hold"), "StatefulSet")
+    template, usual = held["spec"]["template"], pods(made())["doll-worker"]
     for constraint in usual["spec"]["topologySpreadConstraints"]:
         assert "matchLabelKeys" in constraint
     stripped = json.loads(json.dumps(usual))
     for constraint in stripped["spec"]["topologySpreadConstraints"]:
         del constraint["matchLabelKeys"]  # of a Deployment's rollouts
     assert template == stripped
-    assert of_kind(overlay("hold"), "ScaledObject") == []
-    assert "doll-worker" in {e["metadata"]["name"] for e in of_kind(overlay("hold"), "Service")}
+    assert of_kind(made("hold"), "ScaledObject") == []
+    assert "doll-worker" in {e["metadata"]["name"] for e in of_kind(made("hold"), "Service")}
 
 
 def test_where_machines_are_rented_no_pod_works_and_prices_are_shown() -> None:
-    objects = overlay("ec2")
+    objects = made("ec2")
     assert "doll-worker" not in pods(objects)
     assert len(of_kind(objects, "Deployment")) == 4
     for name in ("doll-provisioner", "doll-admin"):
@@ -366,17 +356,27 @@ def test_where_machines_are_rented_no_pod_works_and_prices_are_shown() -> None:
         assert market.rpartition("/")[0] in folders
 
 
-def test_the_overlay_of_the_guide_makes_what_it_says(tmp_path: Path) -> None:
+def test_one_node_and_no_operator_are_enough_to_try_it() -> None:
+    objects = made("local")
+    assert not {each["kind"] for each in objects} & CUSTOM.keys()
+    for name, template in pods(objects).items():
+        assert "/run/secrets" not in json.dumps(template), name
+        for constraint in template["spec"].get("topologySpreadConstraints", ()):
+            assert constraint["whenUnsatisfiable"] == "ScheduleAnyway", name
+    budgets = {each["metadata"]["name"] for each in of_kind(objects, "PodDisruptionBudget")}
+    assert budgets == {"doll-coordinator", "doll-worker"}  # there is one admin
+
+
+def test_the_values_of_the_guide_make_what_it_says(tmp_path: Path) -> None:
     guide = (ROOT / "docs/kubernetes.md").read_text()
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
-    here = os.path.relpath(ROOT.resolve(), tmp_path.resolve())
-    (tmp_path / "kustomization.yaml").write_text(block.replace(" doll/deploy", f" {here}/deploy"))
-    objects = kustomize(tmp_path)
+    (tmp_path / "mine.yaml").write_text(block)
+    objects = chart("--values", str(tmp_path / "mine.yaml"))
     for template in pods(objects).values():
         container = container_of(template)
         assert container["image"].startswith("registry.example.com/doll-")
         settings = environment_of(objects, container)
         assert settings["DOLL_BLOBS"] == "s3://my-bucket/checkpoints"
-        assert settings["DOLL_REDIS_USERNAME"] == "doll"  # of the overlay below
+        assert settings["DOLL_REDIS_USERNAME"] == "doll"  # the chart's own
     (scaler,) = of_kind(objects, "ScaledObject")
     assert scaler["spec"]["maxReplicaCount"] == 16
