@@ -16,31 +16,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 import uvloop
 
-from common.ports import NewTopic
+from common.ports.servers import NewTopic
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.connections import open_log
+from common.api.keys import KeyBook
 from common.core.messages import Batch, Lead, ModelId, UpdateApplied, WorkerId
 from common.core.spans import Partition, Span
 from common.embedded.services import Service
 from common.embedded.stack import EmbeddedStack
-from common.job import parse_job
+from common.jobs.spec import parse_job
 from common.jobs.store import JobBook
-from common.keys import KeyBook
-from common.topics import updates_topic
-from common.wire import encode_audit
-from load import report
-from load.asking import Address, Asked, connect, on_schedule, open_streams
-from load.processor import Processor
-from load.stack import NotMeasuredError, await_until
+from common.runtime.connect import open_log
+from common.topics.names import updates_topic
+from common.wire.messages import encode_audit
+from load.harness import report
+from load.harness.asking import Address, Asked, connect, on_schedule, open_streams
+from load.harness.processor import Processor
+from load.harness.stack import NotMeasuredError, await_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from common.config import Settings
-    from common.ports import Log
-    from load.asking import Link
+    from common.config.settings import Settings
+    from common.ports.servers import Log
+    from load.harness.asking import Link
 
 EXAMPLES = """examples:
   python load/admin.py                      the three figures, each beside what is required

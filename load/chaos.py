@@ -26,27 +26,27 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.connections import open_log
 from common.embedded.services import Service
 from common.errors import ConflictError, OutsideError, UnavailableError, UserError
 from common.jobs.store import JobBook
+from common.runtime.connect import open_log
 from common.testing.counting import ENTRYPOINT
-from load import report
-from load.chaos_actions import Targets, actions_on
-from load.chaos_report import CarriedOut, Outcome
-from load.chaos_schedule import KINDS, LOSSES, Fault, draw
-from load.counting import CountingJob, counting_job
-from load.fleet import Fleet, Slot
-from load.outside import Outside
-from load.pauses import UpdatesWatch
-from load.producers import Producers
-from load.stack import NotMeasuredError
-from load.transactions import Transactions
+from load.faults.actions import Targets, actions_on
+from load.faults.fleet import Fleet, Slot
+from load.faults.pauses import UpdatesWatch
+from load.faults.report import CarriedOut, Outcome
+from load.faults.schedule import KINDS, LOSSES, Fault, draw
+from load.harness import report
+from load.harness.counting import CountingJob, counting_job
+from load.harness.outside import Outside
+from load.harness.producers import Producers
+from load.harness.stack import NotMeasuredError
+from load.harness.transactions import Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from common.ports import Log
+    from common.ports.servers import Log
 
 _JOB = "chaos"
 _PARTITIONS = 3  # of each of two streams: two for some workers, whoever is there

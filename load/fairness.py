@@ -24,34 +24,34 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from common.ports import NewTopic
+from common.ports.servers import NewTopic
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.connections import open_log
+from common.config.yaml_file import as_json
 from common.datasets.records import count, take
 from common.datasets.tables import table_records
 from common.embedded.services import Service, stop_all
 from common.errors import UserError
-from common.job import job_from_json
-from common.job_file import as_json
-from common.job_task import codec_of, task_of
+from common.jobs.build import codec_of, task_of
+from common.jobs.spec import job_from_json
 from common.jobs.store import JobBook
 from common.learning.evaluate import evaluate
 from common.learning.fields import concatenate
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
-from load import report
-from load.backlog import partitions_for
-from load.counting import CountingJob
-from load.stack import NotMeasuredError, Servers, await_until, check, servers
+from common.runtime.connect import open_log
+from load.harness import report
+from load.harness.counting import CountingJob
+from load.harness.stack import NotMeasuredError, Servers, await_until, check, servers
+from load.throughput.backlog import partitions_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from common.datasets.records import Records
-    from common.job import JobSpec
-    from common.ports import Log
+    from common.jobs.spec import JobSpec
+    from common.ports.servers import Log
 
 _ROOT = Path(__file__).parents[1]
 _DATA = _ROOT.parent / "shared" / "data" / "streams" / "nsl-kdd-train-20percent.csv.gz"

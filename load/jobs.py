@@ -17,16 +17,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 
 from common.errors import UserError
 from common.testing.counting import ENTRYPOINT
-from load import report
-from load.jobs_idle import IdleFound, measure_idle
-from load.jobs_spread import SpreadFound, measure_spread
-from load.jobs_submit import SubmitFound, measure_submit
-from load.stack import NotMeasuredError, servers
+from load.harness import report
+from load.harness.stack import NotMeasuredError, servers
+from load.many_jobs.idle import IdleFound, measure_idle
+from load.many_jobs.spread import SpreadFound, measure_spread
+from load.many_jobs.submit import SubmitFound, measure_submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from load.stack import Servers
+    from load.harness.stack import Servers
 
 PARTS: dict[str, Callable[[Servers, Path, int], IdleFound | SpreadFound | SubmitFound]] = {
     "idle": measure_idle,

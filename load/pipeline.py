@@ -21,17 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.connections import open_board, open_log
 from common.embedded.services import Service, stop_all
 from common.errors import UserError
-from common.job_task import codec_of
+from common.jobs.build import codec_of
 from common.jobs.store import JobBook
-from load import report
-from load.backlog import check_left, partitions_for, produce
-from load.cases import CASES, find_records
-from load.processor import Block, Processor
-from load.reference import LoneReader, PlainLoops, Reference
-from load.stack import (
+from common.runtime.connect import open_board, open_log
+from load.harness import report
+from load.harness.processor import Block, Processor
+from load.harness.stack import (
     NotMeasuredError,
     Servers,
     await_until,
@@ -40,13 +37,16 @@ from load.stack import (
     servers,
     thaw,
 )
-from load.updates import UpdatesMeter
+from load.harness.updates import UpdatesMeter
+from load.throughput.backlog import check_left, partitions_for, produce
+from load.throughput.cases import CASES, find_records
+from load.throughput.reference import LoneReader, PlainLoops, Reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.job import JobSpec
-    from load.cases import Case
+    from common.jobs.spec import JobSpec
+    from load.throughput.cases import Case
 
 _WORKERS = 2
 _TOPIC = "records"

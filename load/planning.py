@@ -17,13 +17,13 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
+from common.policies.chance import plan_with_probability
+from common.policies.pools import plan_hold
 from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.spec import Experiment
-from common.theory.beyond.chance import plan_with_probability
-from common.theory.beyond.pools import plan_hold
 from common.theory.provisioning import plan
 from common.theory.work import Pool, Work, market
-from load import report
+from load.harness import report
 
 if TYPE_CHECKING:
     from collections.abc import Callable

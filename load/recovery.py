@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 
 from common.errors import UserError
 from common.testing.counting import ENTRYPOINT
-from load import report
-from load.drill import Conditions, Drill
-from load.losses import ask_to_leave, kill_workers
-from load.processor import Neighbours
-from load.stack import NotMeasuredError, Servers, servers
-from load.takeovers import kill_leaders
+from load.faults.drill import Conditions, Drill
+from load.faults.losses import ask_to_leave, kill_workers
+from load.faults.takeovers import kill_leaders
+from load.harness import report
+from load.harness.processor import Neighbours
+from load.harness.stack import NotMeasuredError, Servers, servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

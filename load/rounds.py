@@ -19,24 +19,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.connections import open_board, open_log
+from common.config.yaml_file import as_json
 from common.embedded.services import Service, stop_all
 from common.errors import UserError
-from common.job import job_from_json
-from common.job_file import as_json
+from common.jobs.spec import job_from_json
 from common.jobs.store import JobBook
+from common.runtime.connect import open_board, open_log
 from common.testing.costless import ENTRYPOINT
-from load import report
-from load.backlog import check_left, produce
-from load.processor import Processor
-from load.stack import NotMeasuredError, Servers, await_until, check, servers
-from load.updates import Pace, UpdatesMeter
+from load.harness import report
+from load.harness.processor import Processor
+from load.harness.stack import NotMeasuredError, Servers, await_until, check, servers
+from load.harness.updates import Pace, UpdatesMeter
+from load.throughput.backlog import check_left, produce
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from common.job import JobSpec
-    from common.ports import Log
+    from common.jobs.spec import JobSpec
+    from common.ports.servers import Log
 
 _TOPIC = "records"
 _PARTITIONS = 20  # one at least for each worker of the largest scenario

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from common.core import commands as do
 from common.core import losses
-from common.core.failures import PoisonLimits, judge
 from common.core.goal import Goal
 from common.core.grouping import Grouper
 from common.core.ledger import Ledger
@@ -31,7 +30,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.publishing import Publisher
-from common.core.rounds import GradientTimes, Round, Suspects
+from common.core.rounds import GradientTimes, PoisonLimits, Round, Suspects, judge
 from common.core.snapshots import Snapshot
 
 if TYPE_CHECKING:

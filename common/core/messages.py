@@ -307,7 +307,7 @@ class UpdateTrigger(msgspec.Struct, frozen=True):
 class Gradient(msgspec.Struct, frozen=True, tag="gradient"):
     """The gradient of one order (g_J,k summed over its batches; Algorithm 2, line 7).
 
-    The vector travels beside the message, as raw bytes: see `common.wire`.
+    The vector travels beside the message, as raw bytes: see `common.wire.messages`.
     """
 
     worker: WorkerId

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from common.adapters.kafka_log import KafkaSettings
+from common.adapters.kafka import KafkaSettings
 from common.embedded.process import Child
 from common.errors import UnavailableError, UserError
 

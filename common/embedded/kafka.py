@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from common.adapters.kafka_log import KafkaSettings
+from common.adapters.kafka import KafkaSettings
 from common.embedded import mock_broker
 from common.embedded.process import Child
 from common.errors import OutsideError, UnavailableError

@@ -12,7 +12,7 @@ from common.embedded.process import Child
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from common.config import Settings
+    from common.config.settings import Settings
 
 Kind: TypeAlias = Literal["worker", "coordinator", "provisioner", "evaluator", "admin"]
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from common.config import Settings, read_settings
+from common.config.settings import Settings, read_settings
 from common.embedded.kafka import EmbeddedKafka
 from common.embedded.redis import EmbeddedRedis
 

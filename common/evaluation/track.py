@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import GENESIS, Batch, Evaluated, Lead, ModelId, UpdateApplied
-from common.trail import Trail
+from common.core.partial_history import Trail
 
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord

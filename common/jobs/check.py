@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 
 from common.errors import GivenError, TaskMissingError, UserError
-from common.job import check_options, job_from_json
+from common.jobs.spec import check_options, job_from_json
 from common.learning.task_options import options_of
-from common.telemetry import event_logger
+from common.telemetry.logging import event_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from common.job import JobSpec
+    from common.jobs.spec import JobSpec
 
 MOST_BYTES = 4 << 30  # of the other process; a model that fits is judged, whatever builds it
 PATIENCE_S = 60.0  # PyTorch and the task's own libraries are loaded, from a cold disk
@@ -105,7 +105,7 @@ def _built_apart(spec: JobSpec, allowed: Collection[str]) -> Report:
 def built(order: Order) -> Report:
     """Build the task."""
     # These bring torch.
-    from common.job_task import task_of  # noqa: PLC0415 -- see above
+    from common.jobs.build import task_of  # noqa: PLC0415 -- see above
     from common.learning.origin import one_line  # noqa: PLC0415 -- likewise
     from common.learning.sizes import try_model  # noqa: PLC0415 -- likewise
 

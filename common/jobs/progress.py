@@ -34,8 +34,8 @@ from common.core.messages import (
     SpanExpired,
     UpdateApplied,
 )
+from common.core.partial_history import Trail
 from common.core.snapshots import genesis
-from common.trail import Trail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

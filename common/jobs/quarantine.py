@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from common import topics
 from common.core.history import History
 from common.core.messages import Replayed, Requeued
 from common.core.spans import Partition
 from common.errors import ConflictError, UnavailableError, UnknownTopicError
-from common.reading import read_decoded
-from common.wire import decode_audit, encode_audit
+from common.topics import names as topics
+from common.topics.read import read_decoded
+from common.wire.messages import decode_audit, encode_audit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from common.core.messages import Batch
     from common.core.spans import Address
-    from common.ports import Log
+    from common.ports.servers import Log
 
 _DELIVERED_S = 30.0
 

@@ -1,6 +1,6 @@
 """All jobs, as a fold over the jobs topic: what each is, and what a person wants of it.
 
-The topic is a `common.book`, keyed by the job's name.
+The topic is a `common.topics.table`, keyed by the job's name.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from common import topics
-from common.book import Book
 from common.core.batching import most_group_size
 from common.core.events import Wanted  # noqa: TC001 -- msgspec reads it when run
 from common.core.losses import ReadFrom  # noqa: TC001 -- likewise
@@ -25,16 +23,18 @@ from common.errors import (
     UserError,
     WireError,
 )
-from common.job import JobSpec, check_streams, job_from_json
-from common.job_changes import Value, changed_spec, differences
-from common.ports import NewTopic
+from common.jobs.edit import Value, changed_spec, differences
+from common.jobs.spec import JobSpec, check_streams, job_from_json
+from common.ports.servers import NewTopic
+from common.topics import names as topics
+from common.topics.table import Book
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from common.book import Unreadable
     from common.core.messages import LogPositions, Positions
-    from common.ports import Log
+    from common.ports.servers import Log
+    from common.topics.table import Unreadable
 
 T = TypeVar("T")
 REASON_CHARACTERS = 2_000  # of what is wanted: one line
@@ -309,7 +309,7 @@ class JobBook:
 
         Args:
             job: Its name.
-            changed: By name, as in `common.job_changes`: `deadline_s` (None for none, otherwise
+            changed: By name, as in `common.jobs.edit`: `deadline_s` (None for none, otherwise
                 counted from when the job was submitted), `group_size`, `batch_size`,
                 `learning_rate`.
             reason: Why, for those who look at its changes.

@@ -6,7 +6,6 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from common import topics
 from common.core.spans import Partition
 from common.errors import (
     ExpiredError,
@@ -17,17 +16,18 @@ from common.errors import (
     WireError,
 )
 from common.jobs.progress import JobProgress, Look, partitions_of
-from common.reading import identified
-from common.telemetry import Outage
-from common.wire import decode_audit, decode_claim
+from common.telemetry.logging import Outage
+from common.topics import names as topics
+from common.topics.read import identified
+from common.wire.messages import decode_audit, decode_claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from common.core.messages import AuditRecord, ControlRecord
     from common.jobs.store import JobRecord
-    from common.ports import Board, Log, LogRecord
-    from common.telemetry import EventLogger
+    from common.ports.servers import Board, Log, LogRecord
+    from common.telemetry.logging import EventLogger
 
 T = TypeVar("T")
 

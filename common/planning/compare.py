@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from common.policies.policy import PolicyName
     from common.simulation.experiments.spec import Experiment
-    from common.theory.policy import PolicyName
 
 
 class Result(NamedTuple):

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from common.api.plan import ToldCurve, ToldPlan
 from common.errors import GivenError
 from common.planning.remaining import Remaining, arriving, remaining
-from common.planning.told import ToldCurve, ToldPlan
-from common.theory.beyond.chance import deadline_probability, plan_with_probability
+from common.policies.chance import deadline_probability, plan_with_probability
 from common.theory.errors import ParameterError
 from common.theory.provisioning import CostCurve, cost_curve, plan, plan_of
 from common.theory.work import Market, Work, market
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.planning.request import PlanRequest
-    from common.ports import Log
+    from common.ports.servers import Log
     from common.theory.plan import Plan
 
 _FIELDS = {  # what the theory calls a number, where a request calls it otherwise

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common import topics
 from common.core.history import History
 from common.core.messages import BatchReady
 from common.core.spans import Partition
 from common.errors import GivenError
 from common.jobs.store import JobBook
-from common.reading import read_decoded
 from common.theory.estimates import pooled_prior, rate_from_counts
-from common.wire import decode_audit, decode_claim
+from common.topics import names as topics
+from common.topics.read import read_decoded
+from common.wire.messages import decode_audit, decode_claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from common.core.messages import ControlRecord
-    from common.ports import Log
+    from common.ports.servers import Log
     from common.theory.work import Rates
 
 RECENT = 50_000  # indicators: some 15 MB, and a few of each stream even if there are 10,000

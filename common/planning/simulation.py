@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import GivenError
+from common.policies.policy import PolicyName  # noqa: TC001 -- pydantic reads both when run
 from common.simulation.experiments.spec import Experiment  # noqa: TC001 -- see below
-from common.theory.policy import PolicyName  # noqa: TC001 -- pydantic reads both when run
 from common.traces.spec import TraceSpec
 
 if TYPE_CHECKING:

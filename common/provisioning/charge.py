@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from common.policies.policy import ON_DEMAND
 from common.provisioning import commands as do
 from common.provisioning.deciding import Decider
 from common.provisioning.planning import bounded, stability_of_fleet
@@ -30,19 +31,18 @@ from common.provisioning.records import (
 )
 from common.provisioning.watching import FleetWatch
 from common.theory.errors import ParameterError
-from common.theory.policy import ON_DEMAND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from common.core.events import Wanted
+    from common.ports.machines import Refused
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.estimating import Estimator
     from common.provisioning.events import MachinesSeen
     from common.provisioning.ledger import FleetLedger, Rented
     from common.provisioning.reconciling import Backoff, Wish
     from common.provisioning.settings import ProvisionerSettings
-    from common.renting import Refused
 
 UNREAD_S = 30.0  # own records that have not come back by then will not
 PRICES_S = 30.0  # a source of prices that is away at the start is waited for; then the market file

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 if TYPE_CHECKING:
+    from common.ports.machines import LaunchOrder
     from common.provisioning.records import PlanRecord
-    from common.renting import LaunchOrder
 
 
 class AskLease(msgspec.Struct, frozen=True):

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from common.policies.policy import NOWHERE, Decision, Situation
+from common.policies.reassign import update_capacity_per_s
+from common.policies.registry import policy_of
 from common.provisioning.estimating import SURE
 from common.provisioning.planning import (
     Occasion,
@@ -23,20 +26,17 @@ from common.provisioning.planning import (
     stability_of_plan,
     work_left,
 )
-from common.theory.beyond.reassign import update_capacity_per_s
 from common.theory.errors import ParameterError
-from common.theory.policies import policy_of
-from common.theory.policy import NOWHERE, Decision, Situation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from common.policies.policy import Flags, Policy
     from common.provisioning.estimating import Estimator
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.reconciling import Backoff
     from common.provisioning.records import Planned
     from common.provisioning.settings import ProvisionerSettings
-    from common.theory.policy import Flags, Policy
     from common.theory.work import Work
 
 AGAIN_S = 5.0  # until a policy is asked anew that could not decide

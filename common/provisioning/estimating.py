@@ -16,10 +16,10 @@ import numpy as np
 
 from common.core.history import History
 from common.core.messages import BatchReady, Lead, ModelId, Opened, UpdateApplied
+from common.policies.policy import ON_DEMAND
 from common.provisioning.availability import Availability
 from common.provisioning.records import Believed, Ended, Started
 from common.theory.estimates import Estimate, pooled_prior, rate_from_counts
-from common.theory.policy import ON_DEMAND
 from common.theory.streams import StreamTally
 from common.theory.tallies import GradientTally
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 INTERVAL = 0.9  # of what is told to people
 SURE = 0.2  # relative standard deviation: from then on an estimate is no guess any more
 AHEAD = 2.0  # arrivals over what the deadline asks for, before anything was seen
-HEADROOM = 1.25  # capacity over arrivals, as in `common.theory.beyond.reassign`
+HEADROOM = 1.25  # capacity over arrivals, as in `common.policies.reassign`
 # Batches of each slot before arrivals are believed: the first ones are of some streams only.
 BATCHES = 2
 GRADIENT_HALF_LIFE_S = 600.0  # machines change; a minute's updates are enough to know the mean

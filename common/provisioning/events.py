@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
     from common.core.events import Wanted
     from common.core.messages import AuditRecord, ControlRecord
+    from common.ports.machines import Machine, Refused
     from common.provisioning.records import PlanRecord
     from common.provisioning.settings import ProvisionerSettings
-    from common.renting import Machine, Refused
 
 
 class Tick(msgspec.Struct, frozen=True):

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from common.provisioning.records import Planned
-from common.theory.beyond.reassign import (
+from common.policies.policy import NOWHERE, ON_DEMAND, Decision, Situation
+from common.policies.reassign import (
     Computing,
     machines_for_stability,
     update_capacity_per_s,
 )
+from common.provisioning.records import Planned
 from common.theory.plan import Binding, Plan
-from common.theory.policy import NOWHERE, ON_DEMAND, Decision, Situation
 from common.theory.preemption import distribution_of_running
 from common.theory.work import Work
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from common.policies.policy import NOWHERE, ON_DEMAND
 from common.provisioning.records import Ended, Started
-from common.theory.policy import NOWHERE, ON_DEMAND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from common.theory.errors import ParameterError, positive
 
 if TYPE_CHECKING:
-    from common.theory.policy import PolicyName
+    from common.policies.policy import PolicyName
     from common.theory.work import Pool
 
 

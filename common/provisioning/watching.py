@@ -13,16 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from common.ports.machines import LaunchOrder
 from common.provisioning.records import Ended, Started, client_token
-from common.renting import LaunchOrder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from common.ports.machines import Machine, Refused
     from common.provisioning.events import MachinesSeen
     from common.provisioning.ledger import FleetLedger, Rented
     from common.provisioning.settings import ProvisionerSettings
-    from common.renting import Machine, Refused
 
 LOOKS = 3  # in which a machine is not named, at least, before it is taken to be lost
 AGAIN_S = 10.0  # until a release that shows no effect, or an unanswered launch, is asked again

@@ -9,19 +9,19 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeAlias
 
-from common.config import read_settings
+from common.config.settings import read_settings
 from common.errors import UnavailableError, UserError
-from common.telemetry import Outage, event_logger, set_up_logging
-from common.termination import end_with, on_termination
+from common.runtime.termination import end_with, on_termination
+from common.telemetry.logging import Outage, event_logger, set_up_logging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from common.config import Settings
+    from common.config.settings import Settings
     from common.jobs.store import JobBook
-    from common.metrics.serving import Pulses
     from common.runtime.jobs import Jobs
+    from common.telemetry.metrics.serving import Pulses
 
     Opened: TypeAlias = AbstractContextManager[tuple[Jobs, JobBook]]
 

@@ -19,15 +19,15 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from common.errors import DollError
-from common.metrics.serving import Pulse
 from common.runtime.schedule import Schedule
+from common.telemetry.metrics.serving import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.metrics.serving import Pulses
-    from common.metrics.supervision import SupervisionMetrics
-    from common.telemetry import EventLogger
+    from common.telemetry.logging import EventLogger
+    from common.telemetry.metrics.serving import Pulses
+    from common.telemetry.metrics.supervision import SupervisionMetrics
 
 THREADS = 8
 SLOW_S = 0.05  # of a turn; above it is counted: rounds of other jobs take a few milliseconds

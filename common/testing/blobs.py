@@ -11,7 +11,7 @@ from common.errors import UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.ports import Blobs
+    from common.ports.servers import Blobs
 
 T = TypeVar("T")
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import UnavailableError
-from common.renting import Machine, Refused
+from common.ports.machines import Machine, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from common.renting import EndCause, LaunchOrder
+    from common.ports.machines import EndCause, LaunchOrder
 
 
 class Chain(NamedTuple):

@@ -10,23 +10,260 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from contextlib import contextmanager
+from collections import deque
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakSet
 
+from common.core.events import Assigned, Revoked
+from common.core.reading import RunsInTurn
 from common.core.spans import LogPosition, Partition
-from common.errors import DeliveryError, RecordTooLargeError, UnavailableError, UnknownTopicError
-from common.ports import MESSAGE_BYTES, WRITER_BYTES, Bounds, FoundTopic, NewTopic, Truncated
-from common.testing.log_group import Group, MemoryStreamReader
-from common.testing.log_readers import MemorySpanReader, MemoryTail, MemoryWriter
+from common.errors import (
+    BrokenWriterError,
+    DeliveryError,
+    ExpiredError,
+    OutsideError,
+    RecordTooLargeError,
+    RecreatedError,
+    TruncatedError,
+    UnavailableError,
+    UnknownTopicError,
+)
+from common.ports.servers import (
+    MESSAGE_BYTES,
+    WRITER_BYTES,
+    Bounds,
+    EndReached,
+    Fetched,
+    FoundTopic,
+    LogRecord,
+    NewTopic,
+    OutOfRange,
+    StreamEvent,
+    Truncated,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from common.core.messages import Positions
-    from common.ports import NewTopic
+    from common.core.spans import Span
+    from common.ports.servers import NewTopic
+
+
+class Group:
+    """Members of a consumer group; the log's lock guards it."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, MemoryStreamReader | None] = {}  # None: held for its return
+        self.target: dict[Partition, str] = {}  # who shall own each partition
+        self.owner: dict[Partition, MemoryStreamReader] = {}  # who does
+        self.committed: dict[Partition, int] = {}
+        self._numbers = count()
+
+    def join(self, reader: MemoryStreamReader, name: str, *, hold: bool) -> str:
+        """Add a member and give its id; a static one replaces its predecessor of the same name."""
+        member_id = name if hold else f"{name}#{next(self._numbers)}"
+        self._disown(member_id)
+        self.members[member_id] = reader
+        return member_id
+
+    def leave(self, member_id: str, *, hold: bool) -> None:
+        """Take a member out; the partitions of a static one wait for it."""
+        self._disown(member_id)
+        if hold:
+            self.members[member_id] = None
+        else:
+            self.members.pop(member_id, None)
+
+    def lose(self, name: str) -> None:
+        """Take out all dynamic members of a name before they hear of it."""
+        for member_id in [each for each in self.members if each.split("#")[0] == name]:
+            self.leave(member_id, hold=False)
+
+    def rotate(self) -> None:
+        """Let everything belong to the next member."""
+        ids = list(self.members)
+        after = dict(zip(ids, [*ids[1:], *ids[:1]], strict=True))
+        self.target = {partition: after[owner] for partition, owner in self.target.items()}
+
+    def balance(self, partitions: tuple[Partition, ...]) -> None:
+        """Give every member its share; moves no more partitions than it must."""
+        kept: dict[str, list[Partition]] = {member_id: [] for member_id in self.members}
+        free: list[Partition] = []
+        for partition in partitions:
+            kept.get(self.target.get(partition, ""), free).append(partition)
+        share, larger = divmod(len(partitions), max(len(kept), 1))
+        ranked = sorted(kept, key=lambda member_id: -len(kept[member_id]))
+        quotas = {member_id: share + (i < larger) for i, member_id in enumerate(ranked)}
+        for member_id, quota in quotas.items():
+            free += kept[member_id][quota:]
+            del kept[member_id][quota:]
+        for member_id, quota in quotas.items():
+            while len(kept[member_id]) < quota:
+                kept[member_id].append(free.pop(0))
+        self.target = {each: member_id for member_id, mine in kept.items() for each in mine}
+
+    def _disown(self, member_id: str) -> None:
+        gone = self.members.get(member_id)
+        self.owner = {each: reader for each, reader in self.owner.items() if reader is not gone}
+
+
+class MemoryStreamReader:
+    """The `StreamReader` port."""
+
+    def __init__(
+        self, log: MemoryLog, group: Group, topics: tuple[str, ...], name: str, *, hold: bool
+    ) -> None:
+        self._log = log
+        self._group = group
+        self._topics = topics
+        self._name = name
+        self._hold = hold
+        self._owned: set[Partition] = set()
+        self._positions: dict[Partition, LogPosition] = {}  # of those that have been placed
+        self._in_turn = RunsInTurn()
+        self._paused = False
+        self._id = group.join(self, name, hold=hold)
+
+    def poll(
+        self, max_records: int, timeout_s: float, run: int | None = None
+    ) -> tuple[StreamEvent, ...]:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is away; call again.
+            OutsideError: If another static member of its name has taken its place.
+        """
+        with self._log.here():
+            wanted = 0 if self._paused else max_records
+            self._rejoin()
+            self._log.wait_until(lambda: self._has_news(wanted), timeout_s)
+            return (*self._rebalanced(), *self._read(wanted, run or max(wanted, 1)))
+
+    def place(self, positions: Mapping[Partition, int | LogPosition]) -> None:
+        """See the port; partitions that are not this member's (any more) are left out."""
+        for partition in self._owned & positions.keys():
+            self._positions[partition] = LogPosition.of(positions[partition])
+
+    def pause(self) -> None:
+        """See the port."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """See the port."""
+        self._paused = False
+
+    def commit(self, positions: Mapping[Partition, int]) -> None:
+        """See the port."""
+        self._group.committed.update(positions)
+
+    def lag(self) -> dict[Partition, int]:
+        """See the port."""
+        with self._log.here():
+            return {
+                partition: max(0, self._log.stored(partition).end - position.offset)
+                for partition, position in self._positions.items()
+            }
+
+    def close(self) -> None:
+        """See the port."""
+        with self._log.anyway():
+            if self._group.members.get(self._id) is self:
+                self._group.leave(self._id, hold=self._hold)
+
+    def _rejoin(self) -> None:
+        present = self._group.members.get(self._id)
+        if present is self:
+            return
+        if self._hold:
+            raise OutsideError(f"another static member {self._name} has taken this one's place")
+        self._id = self._group.join(self, self._name, hold=False)
+        self._log.changed()
+
+    def _has_news(self, wanted: int) -> bool:
+        self._group.balance(self._partitions())
+        return bool(self._losing() or self._gaining() or (wanted > 0 and self._readable()))
+
+    def _partitions(self) -> tuple[Partition, ...]:
+        found: list[Partition] = []
+        for topic in self._topics:
+            try:
+                found += self._log.partitions_of(topic)
+            except UnknownTopicError:
+                continue  # it may come
+        return tuple(found)
+
+    def _losing(self) -> list[Partition]:
+        owner, target = self._group.owner, self._group.target
+        return [
+            each
+            for each in self._owned
+            if owner.get(each) is not self or target.get(each) != self._id
+        ]
+
+    def _gaining(self) -> list[Partition]:
+        owner, target = self._group.owner, self._group.target
+        return [each for each, mine in target.items() if mine == self._id and each not in owner]
+
+    def _readable(self) -> list[Partition]:
+        """Placed partitions that do not stand at their end: there is something to tell."""
+        return [
+            partition
+            for partition, position in self._positions.items()
+            if partition in self._owned
+            and (
+                position.offset != self._log.stored(partition).end
+                or self._log.loss(partition, position)
+            )
+        ]
+
+    def _rebalanced(self) -> list[StreamEvent]:
+        events: list[StreamEvent] = []
+        if losing := self._losing():
+            for partition in losing:
+                self._owned.discard(partition)
+                self._positions.pop(partition, None)
+                if self._group.owner.get(partition) is self:
+                    del self._group.owner[partition]
+            events.append(Revoked(tuple(losing)))
+        if gaining := self._gaining():
+            self._owned.update(gaining)
+            self._group.owner.update(dict.fromkeys(gaining, self))
+            events.append(Assigned(tuple(gaining)))
+        if events:
+            self._log.changed()
+        return events
+
+    def _read(self, wanted: int, run: int) -> list[StreamEvent]:
+        if wanted < 1:
+            return []
+        events = list[StreamEvent]()
+        here, lags = dict[Partition, int](), dict[Partition, int]()
+        for partition in self._readable():
+            stored, position = self._log.stored(partition), self._positions[partition]
+            if loss := self._log.loss(partition, position):
+                del self._positions[partition]
+                events.append(loss)
+            elif position.offset < stored.start:
+                del self._positions[partition]
+                events.append(OutOfRange(partition, Bounds(stored.start, stored.end)))
+            elif length := len(stored.read(position.offset, wanted)):
+                here[partition] = length
+                lags[partition] = stored.end - position.offset
+            else:
+                self._positions[partition] = moved(position, (), stored.end)
+                events.append(EndReached(partition, stored.end))
+        for partition, length in self._in_turn.plan(here, lags, wanted, run):
+            position = self._positions[partition]
+            records = self._log.stored(partition).read(position.offset, length)
+            self._positions[partition] = moved(position, records, records[-1].offset + 1)
+            events.append(fetched(partition, records))
+        return events
+
 
 _DEFAULTS = {  # Kafka's, of a topic of which nobody said anything
     "cleanup.policy": "delete",
@@ -424,3 +661,249 @@ class MemoryLog:
     def _make(self, topic: str, partitions: int) -> None:
         self._topics[topic] = [PartitionLog() for _ in range(partitions)]
         self._ids[topic] = f"{topic}#{next(self._numbers)}"
+
+
+MAX_RECORD_BYTES = 1_000_000  # Kafka's default
+_SLICE_S = 0.02  # between looks at a queue that is full
+
+
+def fetched(partition: Partition, run: list[Stored]) -> Fetched:
+    """A run of stored records as readers hand it out."""
+    return Fetched(
+        partition,
+        [each.offset for each in run],
+        [each.value for each in run],
+        run[0].arrival_s if run else 0.0,
+        run[-1].arrival_s if run else 0.0,
+        [each.epoch for each in run],
+    )
+
+
+def moved(position: LogPosition, run: Sequence[Stored], offset: int) -> LogPosition:
+    """A position after a run of records was read, which no others follow below an offset."""
+    return position._replace(offset=offset, epoch=run[-1].epoch if run else position.epoch)
+
+
+class MemorySpanReader:
+    """The `SpanReader` port."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+
+    def read(self, span: Span, timeout_s: float) -> Fetched:
+        """See the port.
+
+        Raises:
+            ExpiredError: If the log starts above `span.start`.
+            UnavailableError: If the records did not come within `timeout_s`.
+        """
+        with self._log.here():
+            stored = self._log.stored(span.place)
+            self._log.wait_until(lambda: stored.end >= span.end, timeout_s)
+            if stored.start > span.start:
+                raise ExpiredError(f"{span} has expired: its partition starts at {stored.start}")
+            if stored.end < span.end:
+                raise UnavailableError(f"{span} is not there: its partition ends at {stored.end}")
+            run = stored.read(span.start, span.end - span.start)
+            return fetched(span.place, [each for each in run if each.offset < span.end])
+
+    def close(self) -> None:
+        """See the port."""
+
+
+class MemoryTail:
+    """The `Tail` port."""
+
+    def __init__(
+        self,
+        log: MemoryLog,
+        partition: Partition,
+        position: LogPosition,
+        on_ready: Callable[[], None] | None,
+    ) -> None:
+        self._log = log
+        self._partition = partition
+        self._position = position
+        self._on_ready = on_ready
+
+    def read(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+        """See the port.
+
+        Raises:
+            ExpiredError: If the position is below the log's start.
+            TruncatedError: If the log lost records below the position.
+            RecreatedError: If it is another topic's.
+            UnknownTopicError: If there is no such partition.
+        """
+        with self._log.here():
+            self._log.wait_until(self._is_ready, timeout_s)
+            at, stored = self._position, self._log.stored(self._partition)
+            if loss := self._log.loss(self._partition, at):
+                if loss.recreated:
+                    raise RecreatedError(f"{self._partition} is another topic's")
+                raise TruncatedError(f"{self._partition} was cut", loss.divergent_offset)
+            if at.offset < stored.start:
+                raise ExpiredError(f"{self._partition} starts at {stored.start}")
+            run = stored.read(at.offset, max_records)
+            whole = len(run) < max_records  # then nothing but holes is left
+            self._position = moved(at, run, stored.end if whole else run[-1].offset + 1)
+            return [
+                LogRecord(each.offset, each.key, each.value, each.arrival_s, each.epoch)
+                for each in run
+            ]
+
+    def position(self) -> int:
+        """See the port."""
+        return self._position.offset
+
+    def close(self) -> None:
+        """See the port."""
+        self._log.forget(self)
+
+    def tell_if_ready(self, *, away: bool) -> None:
+        """Call whoever wants to know, if there is something; the log's lock must be held."""
+        if self._on_ready is not None and (away or self._is_ready()):
+            self._on_ready()
+
+    def _is_ready(self) -> bool:
+        at = self._position
+        try:
+            end = self._log.stored(self._partition).end
+            return at.offset != end or self._log.loss(self._partition, at) is not None
+        except UnknownTopicError:
+            return True
+
+
+class _Queued(NamedTuple):
+    topic: str
+    partition: int | None
+    key: bytes | None
+    value: bytes | None
+    on_delivered: Callable[[int | None], None] | None
+    on_failed: Callable[[DeliveryError], None] | None
+
+    def size(self) -> int:
+        return len(self.value or b"") + len(self.key or b"")
+
+
+class MemoryWriter:
+    """The `Writer` port: records stay in its queue while the broker is away."""
+
+    def __init__(
+        self,
+        log: MemoryLog,
+        *,
+        waits: bool,
+        max_bytes: int,
+        on_ready: Callable[[], None] | None,
+    ) -> None:
+        self._log = log
+        self._waits = waits
+        self._max_bytes = max_bytes
+        self._on_ready = on_ready
+        self._queue: deque[_Queued] = deque()
+        self._due: deque[Callable[[], None]] = deque()  # delivery callbacks
+        self._failure: DeliveryError | None = None
+
+    def append(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        partition: int | None = 0,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),  # noqa: ARG002 -- no port reads them back
+        on_delivered: Callable[[int | None], None] | None = None,
+        on_failed: Callable[[DeliveryError], None] | None = None,
+    ) -> None:
+        """See the port.
+
+        Raises:
+            RecordTooLargeError: If no topic takes so large a record.
+            DeliveryError: If an earlier record can not be delivered.
+            UnknownTopicError: If there is no such topic.
+            UnavailableError: If the queue is full, and this writer does not wait.
+        """
+        self._raise_failure()
+        if value is not None and len(value) > MAX_RECORD_BYTES:
+            raise RecordTooLargeError(f"{topic} refuses a record of {len(value)} bytes")
+        with suppress(UnavailableError):  # then it waits in the queue, known or not
+            self._log.partitions(topic)
+        record = _Queued(topic, partition, key, value, on_delivered, on_failed)
+        while self._queue and self._queued_bytes() + record.size() > self._max_bytes:
+            if not self._waits:
+                raise UnavailableError(f"{topic}: {self._queued_bytes()} bytes wait to be sent")
+            self._log.await_here(_SLICE_S)
+            self._send()
+            self._raise_failure()
+        self._queue.append(record)
+        self._send()
+
+    def poll(self) -> None:
+        """See the port.
+
+        Raises:
+            DeliveryError: If a record could not be delivered.
+        """
+        self._send()
+        while self._due:
+            self._due.popleft()()
+        self._raise_failure()
+
+    def flush(self, timeout_s: float) -> bool:
+        """See the port.
+
+        Raises:
+            DeliveryError: If a record could not be delivered.
+        """
+        self._log.await_here(timeout_s)
+        self.poll()
+        return not self._queue
+
+    def close(self) -> None:
+        """See the port."""
+        with suppress(DeliveryError):
+            self.flush(0.0)
+
+    def lose_place(self) -> None:
+        """Do what a broker does that knows nothing of this writer any more."""
+        self._failure = BrokenWriterError("writing: the sequence of its records is broken")
+        self._tell()
+
+    def _queued_bytes(self) -> int:
+        return sum(map(_Queued.size, self._queue))
+
+    def _send(self) -> None:
+        while self._queue:
+            record = self._queue[0]
+            try:
+                with self._log.here():
+                    offset = self._log.append(
+                        record.topic, record.partition, record.key, record.value
+                    )
+            except UnavailableError:
+                return
+            except DeliveryError as error:
+                self._refuse(record, error)
+            except UnknownTopicError as error:
+                self._refuse(record, DeliveryError(str(error)))
+            else:
+                if record.on_delivered is not None:
+                    known = None if self._log.tells_no_offsets else offset
+                    self._due.append(partial(record.on_delivered, known))
+            self._queue.popleft()
+            self._tell()
+
+    def _refuse(self, record: _Queued, error: DeliveryError) -> None:
+        if record.on_failed is None:
+            self._failure = self._failure or error
+        else:
+            self._due.append(partial(record.on_failed, error))
+
+    def _tell(self) -> None:
+        if self._on_ready is not None and (self._due or self._failure):
+            self._on_ready()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.metrics import catalogue as m
+from common.telemetry.metrics import catalogue as m
 from deploy.grafana.panel import Annotation, Dashboard, Panel, Query, Step
 from deploy.grafana.queries import lately, newest, per_s, quantile
 

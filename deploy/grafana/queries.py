@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from common.metrics.metric import Metric
+    from common.telemetry.metrics.metric import Metric
 
 _JOB = 'job_name="$job_name"'
 _RATE = "$__rate_interval"  # Grafana's: four scrapes at least

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from common.simulation.experiments.experiment import learner_of, simulate_full
 from common.simulation.experiments.spec import (
@@ -22,8 +22,7 @@ from load.paper.job import HIGH, PAIRS, Setting
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.simulation.experiments.outcome import Point
-    from common.theory.policy import PolicyName
+    from common.policies.policy import PolicyName
     from load.paper.asked import Asked
     from load.paper.runner import Runner
 
@@ -33,16 +32,6 @@ RATE_PER_S = 12.5  # slow: outages of some seconds are as long against a run as 
 UPDATES, QUICK_UPDATES = 400, 60
 LEAST_CYCLE_S = 25.0  # an outage has to last a step of 2 s on average
 SEEDS, QUICK_SEEDS = 5, 1
-
-
-class Curve(NamedTuple):
-    """What one run learned."""
-
-    points: tuple[Point, ...]
-    runtime_s: float
-    cost_usd: float
-    cost_ratio: float
-    updates: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +86,7 @@ class Lesson:
         )
 
 
-def learn(lesson: Lesson) -> Curve:
+def learn(lesson: Lesson) -> plots.Curve:
     """Run it; here, so that another process finds it by its name."""
     import torch  # noqa: PLC0415 -- takes seconds, and only these simulations need it
 
@@ -106,7 +95,7 @@ def learn(lesson: Lesson) -> Curve:
     learner = learner_of(experiment, lesson.folder, lesson.seed)
     found = simulate_full(experiment, lesson.folder, lesson.seed, learner=learner).run
     curve = () if learner is None else tuple(learner.curve)
-    return Curve(curve, found.runtime_s, found.cost_usd, found.cost_ratio, found.updates)
+    return plots.Curve(curve, found.runtime_s, found.cost_usd, found.cost_ratio, found.updates)
 
 
 def run(asked: Asked, runner: Runner) -> Section:
@@ -114,7 +103,7 @@ def run(asked: Asked, runner: Runner) -> Section:
     section = Section("Accuracy, as in figure 3b")
     lessons = _lessons(asked)
     curves = runner.map("accuracy", learn, lessons)
-    found: dict[str, list[Curve]] = {}
+    found: dict[str, list[plots.Curve]] = {}
     for lesson in lessons:
         found.setdefault(lesson.label, []).append(curves[lesson.name])
     first = lessons[0]
@@ -165,7 +154,7 @@ def _lessons(asked: Asked) -> list[Lesson]:
     ]
 
 
-def _conclude(section: Section, found: dict[str, list[Curve]]) -> None:
+def _conclude(section: Section, found: dict[str, list[plots.Curve]]) -> None:
     alone = [one.points[-1].accuracy for one in found["on-demand"]]
     others = {
         label: fmean(one.points[-1].accuracy for one in each)
@@ -188,7 +177,7 @@ def _mean(values: list[float]) -> str:
     return f"{percent(fmean(values), 2)} ± {100 * stdev(values):.2f}"
 
 
-def _data(curve: Curve) -> dict[str, Any]:
+def _data(curve: plots.Curve) -> dict[str, Any]:
     return {
         "points": [point._asdict() for point in curve.points],
         "runtime_s": curve.runtime_s,

@@ -11,7 +11,7 @@ from load.paper.runner import Simulation
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.theory.policy import PolicyName
+    from common.policies.policy import PolicyName
     from load.paper.document import Section
     from load.paper.job import Setting, Variation
     from load.paper.runner import Runner

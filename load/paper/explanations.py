@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.theory.beyond.backfill import cost_share_limit
+from common.policies.backfill import cost_share_limit
 from common.theory.provisioning import plan
 from common.traces.files import read_trace
 from load.paper import stated

@@ -14,7 +14,7 @@ from load.paper.job import HIGH, LOW, PAIRS, RATES, WORKERS, Setting, settings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from common.theory.policy import PolicyName
+    from common.policies.policy import PolicyName
     from load.paper.asked import Asked
     from load.paper.job import Rates
     from load.paper.runner import Outcome, Runner

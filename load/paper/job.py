@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from common.theory.policy import PolicyName
+    from common.policies.policy import PolicyName
     from common.theory.work import Market
     from common.traces.spec import TraceSpec
 

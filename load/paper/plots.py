@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -12,12 +12,21 @@ from load.paper.job import HIGH, Setting
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from common.simulation.experiments.outcome import Run, Spread
-    from load.paper.accuracy import Curve
+    from common.simulation.experiments.outcome import Point, Run, Spread
 
 Pair = tuple[float, float]
 _SHARE = "cost, % of on-demand machines alone"
 _GREY = "0.5"
+
+
+class Curve(NamedTuple):
+    """What one run learned."""
+
+    points: tuple[Point, ...]
+    runtime_s: float
+    cost_usd: float
+    cost_ratio: float
+    updates: float
 
 
 def cost_against_runtime(

@@ -6,9 +6,9 @@ import csv
 from statistics import median
 from typing import TYPE_CHECKING
 
+from common.policies.backfill import cost_share_limit
+from common.policies.policy import POLICY_NAMES
 from common.simulation.experiments.outcome import wilson
-from common.theory.beyond.backfill import cost_share_limit
-from common.theory.policy import POLICY_NAMES
 from load.paper import plots
 from load.paper.document import Section, interval, met, percent
 from load.paper.job import (
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from common.policies.policy import PolicyName
     from common.simulation.experiments.outcome import Summary
-    from common.theory.policy import PolicyName
     from load.paper.asked import Asked
     from load.paper.runner import Outcome, Runner
 

@@ -16,8 +16,8 @@ from load.paper.series import SPEED, find
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from common.policies.policy import PolicyName
     from common.simulation.experiments.outcome import Summary
-    from common.theory.policy import PolicyName
     from load.paper.asked import Asked
     from load.paper.runner import Outcome, Runner, Simulation
     from load.paper.series import Found, Series

@@ -10,12 +10,12 @@ import threading
 from logging import getLogger
 from typing import TYPE_CHECKING
 
-from common.config import Settings, read_settings
-from common.connections import connect
+from common.config.settings import Settings, read_settings
 from common.errors import UserError
-from common.metrics.serving import serve
-from common.telemetry import EventLogger, event_logger, set_up_logging
-from common.termination import on_termination
+from common.runtime.connect import connect
+from common.runtime.termination import on_termination
+from common.telemetry.logging import EventLogger, event_logger, set_up_logging
+from common.telemetry.metrics.serving import serve
 from services.admin.app import create_app
 from services.admin.server import Server
 

@@ -10,31 +10,31 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI  # noqa: TC002 -- the signature is read when run
 
-from common.config import read_settings
-from common.connections import connect
-from common.outside import Outside  # noqa: TC001 -- the signature is read when run
-from services.admin import (
+from common.config.servers import Outside  # noqa: TC001 -- the signature is read when run
+from common.config.settings import read_settings
+from common.runtime.connect import connect
+from services.admin.middleware import problems
+from services.admin.middleware.access import VIEWER
+from services.admin.middleware.gate import Gate
+from services.admin.middleware.observing import Observed
+from services.admin.routes import (
     docs,
     events,
     health,
     jobs,
     model,
-    page_routes,
     planning,
-    problems,
     provisioning,
     quarantine,
     state,
 )
-from services.admin.access import VIEWER
-from services.admin.gate import Gate
-from services.admin.observing import Observed
+from services.admin.routes import page as page_routes
 from services.admin.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from common.metrics.serving import Pulse
+    from common.telemetry.metrics.serving import Pulse
 
 BEAT_S = 1.0  # between signs of life of the event loop
 

@@ -13,17 +13,17 @@ from queue import Empty, Full, Queue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from common.api.keys import KeyBook, KeyRecord, Keys
 from common.errors import UnavailableError
 from common.jobs.store import JobBook
-from common.keys import KeyBook, KeyRecord, Keys
-from common.telemetry import Outage, event_logger
+from common.telemetry.logging import Outage, event_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from common.book import Unreadable
     from common.jobs.store import JobRecord
-    from common.ports import Log
+    from common.ports.servers import Log
+    from common.topics.table import Unreadable
 
     Order: TypeAlias = tuple[Callable[[JobBook], Any], Future[Any]]
 

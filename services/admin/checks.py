@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from common import topics
 from common.core.spans import Partition
 from common.errors import DollError, UnavailableError
+from common.topics import names as topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from common.outside import Outside
-    from common.ports import Blobs, Board, Log
+    from common.config.servers import Outside
+    from common.ports.servers import Blobs, Board, Log
 
 FRESH_S = 3.0  # an answer counts for so long
 PATIENCE_S = 3.0

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.connections import open_prices
+from common.api.prices import market_of, price_list
 from common.errors import NotFoundError, OutsideError, UserError
-from common.price_list import market_of, price_list
+from common.runtime.connect import open_prices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.config import Settings
-    from common.market import Market
-    from common.renting import Prices
+    from common.config.market_file import Market
+    from common.config.settings import Settings
+    from common.ports.machines import Prices
 
 FRESH_S = 5.0  # prices of EC2 change a few times a day, replayed ones as fast as they are told to
 

@@ -11,7 +11,7 @@ import uvicorn
 import uvloop
 
 from common.errors import UserError
-from services.admin.connections import REQUEST_S, Connections, limited
+from services.admin.middleware.connections import REQUEST_S, Connections, limited
 
 if TYPE_CHECKING:
     import socket

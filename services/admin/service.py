@@ -6,19 +6,19 @@ import threading
 from time import time
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from common.api.prices import market_of, minimum_billing_s
 from common.errors import NotFoundError, OutsideError, UserError
 from common.jobs.check import PATIENCE_S
-from common.metrics.api import ApiMetrics, ShownJob
-from common.metrics.serving import Pulse
-from common.price_list import market_of, minimum_billing_s
+from common.telemetry.metrics.api import ApiMetrics, ShownJob
+from common.telemetry.metrics.serving import Pulse
 from services.admin.books import Books
 from services.admin.checks import Checks, Servers
-from services.admin.following.follower import Sources
-from services.admin.following.followers import Followers
-from services.admin.limits import Streams
+from services.admin.live.follower import Sources
+from services.admin.live.followers import Followers
+from services.admin.live.job_answer import Heads
+from services.admin.middleware.limits import Streams
 from services.admin.pricing import PriceDesk
 from services.admin.simulating import Simulations
-from services.admin.told import Heads
 from services.admin.turns import Turns
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     from starlette.requests import HTTPConnection
 
-    from common.book import Unreadable
-    from common.config import Settings
+    from common.api.keys import Keys
+    from common.config.servers import Outside
+    from common.config.settings import Settings
     from common.jobs.store import JobBook, JobRecord
-    from common.keys import Keys
-    from common.outside import Outside
-    from common.ports import Log
+    from common.ports.servers import Log
+    from common.topics.table import Unreadable
 
 T = TypeVar("T")
 

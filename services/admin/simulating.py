@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from common.errors import GivenError, UserError
 from common.planning.apart import Order, Report
-from common.telemetry import event_logger
+from common.telemetry.logging import event_logger
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from common.connections import connect
+from common.runtime.connect import connect
 from services.cli.app import app
-from services.cli.outside import Ways
+from services.cli.system.outside import Ways
 
 
 def main() -> None:

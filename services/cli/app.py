@@ -14,12 +14,23 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from common.config import read_settings
+from common.config.settings import read_settings
 from common.errors import DollError, OutsideError, UserError
-from services.cli import audit, exits, job, key, model, plan, produce, provisioning, serve, simulate
+from services.cli import exits
+from services.cli.commands import (
+    audit,
+    job,
+    key,
+    model,
+    plan,
+    produce,
+    provisioning,
+    serve,
+    simulate,
+)
+from services.cli.commands.up import up
 from services.cli.demo.command import demo
-from services.cli.outside import Reached, Ways
-from services.cli.up import up
+from services.cli.system.outside import Reached, Ways
 
 _SERVERS = " (is it running? choose another with --kafka, --redis, --blobs or --api)"
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.connections import open_log
+from common.api.keys import KeyBook
 from common.embedded.redis import free_port
 from common.embedded.services import Service
-from common.keys import KeyBook
+from common.runtime.connect import open_log
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.config import Settings
-    from common.keys import Role
+    from common.api.keys import Role
+    from common.config.settings import Settings
 
 
 class Page(NamedTuple):

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from common.connections import open_blobs, open_boards, open_log, open_tracer
 from common.jobs.store import JobBook
 from common.learning.optimizers import load_optimizers
-from common.metrics.coordinator import CoordinatorMetrics
-from common.metrics.serving import Pulses, serve
-from common.metrics.supervision import SupervisionMetrics
+from common.runtime.connect import open_blobs, open_boards, open_log, open_tracer
 from common.runtime.jobs import Jobs
 from common.runtime.service import END_S, follow_jobs, run
 from common.runtime.supervisor import Supervisor
-from common.telemetry import EventLogger, event_logger
+from common.telemetry.logging import EventLogger, event_logger
+from common.telemetry.metrics.coordinator import CoordinatorMetrics
+from common.telemetry.metrics.serving import Pulses, serve
+from common.telemetry.metrics.supervision import SupervisionMetrics
 from services.coordinator.candidates import Candidates
 from services.coordinator.dead_letters import SharedSpans
 from services.coordinator.loop import JobCoordinator, begins
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator
 
-    from common.config import Settings
-    from common.tracing import Tracer
+    from common.config.settings import Settings
+    from common.telemetry.tracing import Tracer
 
 # Of what takes its time: one waits for replies, one looks at streams now and then, and the others
 # upload checkpoints and write dead letters.

@@ -22,18 +22,18 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from common.ports import NewTopic
-from common.telemetry import Outage
-from common.topics import dead_letter_topic
+from common.ports.servers import NewTopic
+from common.telemetry.logging import Outage
+from common.topics.names import dead_letter_topic
 from services.coordinator.letters import Letter, letter_of, letters_of, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from common.metrics.leading import JobMetrics
-    from common.ports import Fetched, Log, SpanReader, Writer
+    from common.ports.servers import Fetched, Log, SpanReader, Writer
     from common.runtime.supervisor import Supervised, Supervisor
-    from common.telemetry import EventLogger
+    from common.telemetry.logging import EventLogger
+    from common.telemetry.metrics.leading import JobMetrics
 
 READ_S = 5.0
 READ_RECORDS = 100  # at once: Kafka's records are of a megabyte at most, good ones between them too

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from common import wire
-from common.checkpoints import CheckpointStore
+from common.checkpoints.snapshot_file import Saved
+from common.checkpoints.store import CheckpointStore
 from common.core import commands as do
 from common.core import events
 from common.core.coordinator import RENEWALS
@@ -32,10 +32,10 @@ from common.errors import (
     UnknownTopicError,
     UserError,
 )
-from common.job_task import trainer_of
-from common.saved import Saved
-from common.telemetry import Changes, Outage, StageTimes
-from common.topics import control_topic, updates_topic
+from common.jobs.build import trainer_of
+from common.telemetry.logging import Changes, Outage, StageTimes
+from common.topics.names import control_topic, updates_topic
+from common.wire import messages as wire
 from services.coordinator.dead_letters import DeadLetters
 from services.coordinator.leadership import Leadership, Stood
 from services.coordinator.snapshots import SnapshotStore
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from common.core.snapshots import Snapshot
     from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
-    from common.ports import Exchange
-    from common.telemetry import EventLogger
+    from common.ports.servers import Exchange
+    from common.telemetry.logging import EventLogger
     from services.coordinator.leadership import News
     from services.coordinator.measuring import Measuring
     from services.coordinator.replica import Replica

@@ -12,6 +12,7 @@ from secrets import randbits
 from time import time
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from common.checkpoints.snapshot_file import Stored
 from common.core import events
 from common.core.messages import AuditRecord, Reply, unused_number
 from common.core.spans import LogPosition, Partition
@@ -23,9 +24,8 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from common.ports import NewTopic
-from common.saved import Stored
-from common.topics import (
+from common.ports.servers import NewTopic
+from common.topics.names import (
     control_topic,
     dead_letter_topic,
     differences,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from common.core.snapshots import Snapshot
     from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
-    from common.telemetry import EventLogger
+    from common.telemetry.logging import EventLogger
     from services.coordinator.measuring import Measuring
     from services.coordinator.replica import Replica
     from services.coordinator.snapshots import SnapshotStore

@@ -20,16 +20,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from common import wire
 from common.core.spans import Partition
 from common.errors import DeliveryError, RecordTooLargeError
-from common.topics import dead_letter_topic
+from common.topics.names import dead_letter_topic
+from common.wire import messages as wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from common.core.messages import Quarantined, Skipped
-    from common.ports import Writer
+    from common.ports.servers import Writer
 
 REASON_BYTES = 4_000  # an exception's text may be of any length, and the address must fit beside it
 # Of a value that was refused, so much is tried next: nobody says how much the topic would take, and

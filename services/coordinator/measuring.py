@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from common.core.ledger import Ledger
     from common.core.messages import Batch, Reply, Standing, UpdateApplied, UpdateTrigger
     from common.core.snapshots import Snapshot
-    from common.job import JobSpec
-    from common.metrics.leading import JobMetrics, Leading, StreamFigures
-    from common.tracing import BatchTrace, Tracer
+    from common.jobs.spec import JobSpec
+    from common.telemetry.metrics.leading import JobMetrics, Leading, StreamFigures
+    from common.telemetry.tracing import BatchTrace, Tracer
 
 # Batches whose arrival is remembered: a few times what 100 workers may have waiting at K = 20, some
 # 10 MB. Of those that are forgotten, no age and no trace is told.

@@ -9,7 +9,7 @@ from common.core.spread import JobDemand
 
 if TYPE_CHECKING:
     from common.core.messages import Positions, Standing
-    from common.job import JobSpec
+    from common.jobs.spec import JobSpec
 
 WINDOW_S = 60.0  # over which arrivals are averaged for people
 # For workers they are averaged over less. A burst that is trained within seconds keeps workers no

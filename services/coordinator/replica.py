@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from common.config import Settings
+    from common.config.settings import Settings
     from common.jobs.store import JobBook
-    from common.metrics.coordinator import CoordinatorMetrics
-    from common.ports import Blobs, Boards, Exchange, Log
+    from common.ports.servers import Blobs, Boards, Exchange, Log
     from common.runtime.supervisor import Supervisor
-    from common.telemetry import EventLogger
-    from common.tracing import Tracer
+    from common.telemetry.logging import EventLogger
+    from common.telemetry.metrics.coordinator import CoordinatorMetrics
+    from common.telemetry.tracing import Tracer
     from services.coordinator.candidates import Candidates
     from services.coordinator.dead_letters import SharedSpans
     from services.coordinator.replies import ReplyReader

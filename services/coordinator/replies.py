@@ -10,15 +10,15 @@ import numpy as np
 
 from common.core.messages import Failed, Gradient
 from common.errors import UnavailableError
-from common.telemetry import Outage
+from common.telemetry.logging import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.core.messages import Reply
-    from common.metrics.leading import JobMetrics
-    from common.ports import Replies
-    from common.telemetry import EventLogger
+    from common.ports.servers import Replies
+    from common.telemetry.logging import EventLogger
+    from common.telemetry.metrics.leading import JobMetrics
 
 AT_ONCE = 64  # replies that are taken at once
 WAIT_S = 0.5  # longest wait of one turn: how soon it notices that it is over

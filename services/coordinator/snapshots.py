@@ -8,23 +8,31 @@ from math import inf
 from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
 
+from common.checkpoints.manifest import told
+from common.checkpoints.snapshot_file import (
+    Saved,
+    Stored,
+    from_bytes,
+    from_store,
+    in_hand,
+    to_bytes,
+    to_parts,
+)
 from common.core.messages import ModelId
 from common.core.snapshots import genesis
 from common.errors import CorruptError, DollError
-from common.manifest import told
-from common.saved import Saved, Stored, from_bytes, from_store, in_hand, to_bytes, to_parts
-from common.telemetry import Outage
+from common.telemetry.logging import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.checkpoints import CheckpointStore
+    from common.checkpoints.store import CheckpointStore
     from common.core.messages import Positions
     from common.jobs.store import JobRecord
-    from common.metrics.coordinator import CoordinatorMetrics
-    from common.ports import Board
+    from common.ports.servers import Board
     from common.runtime.supervisor import Supervised, Supervisor
-    from common.telemetry import EventLogger
+    from common.telemetry.logging import EventLogger
+    from common.telemetry.metrics.coordinator import CoordinatorMetrics
 
 RETRY_S = 2.0  # between attempts while object storage is away
 

@@ -19,10 +19,10 @@ from common.core.losses import Parted
 from common.core.messages import unused_number
 from common.core.spans import LogPosition, Partition
 from common.errors import DollError, UnknownTopicError
-from common.metrics.leading import StreamFigures
-from common.telemetry import Outage
+from common.telemetry.logging import Outage
+from common.telemetry.metrics.leading import StreamFigures
 from common.theory.updates import spread_stability, stability
-from common.topics import control_topic
+from common.topics.names import control_topic
 from services.coordinator.needs import Arrivals, DemandMeter
 from services.coordinator.tails import missing
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from common.core.messages import LogPositions, Positions, Standing
     from common.core.spread import JobDemand
-    from common.ports import FoundTopic, Log, Roster
-    from common.telemetry import EventLogger
+    from common.ports.servers import FoundTopic, Log, Roster
+    from common.telemetry.logging import EventLogger
     from services.coordinator.measuring import Measuring
 
 PUBLISH_S = 1.0  # a fifth of the time after which a job is not heard of

@@ -6,7 +6,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from common import wire
 from common.core import events
 from common.errors import (
     ExpiredError,
@@ -17,15 +16,16 @@ from common.errors import (
     UnknownTopicError,
     WireError,
 )
-from common.telemetry import Outage
+from common.telemetry.logging import Outage
+from common.wire import messages as wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.events import CoordinatorEvent
     from common.core.spans import LogPosition, Partition
-    from common.ports import Log
-    from common.telemetry import EventLogger
+    from common.ports.servers import Log
+    from common.telemetry.logging import EventLogger
 
 T = TypeVar("T")
 RawRecords: TypeAlias = tuple[tuple[int, bytes | None], ...]  # by offset

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from common.connections import open_boards, open_log
 from common.jobs.store import JobBook
-from common.metrics.evaluator import EvaluatorMetrics
-from common.metrics.serving import Pulses, serve
-from common.metrics.supervision import SupervisionMetrics
+from common.runtime.connect import open_boards, open_log
 from common.runtime.jobs import Jobs
 from common.runtime.service import END_S, follow_jobs, run
 from common.runtime.supervisor import Supervisor
-from common.telemetry import event_logger
+from common.telemetry.logging import event_logger
+from common.telemetry.metrics.evaluator import EvaluatorMetrics
+from common.telemetry.metrics.serving import Pulses, serve
+from common.telemetry.metrics.supervision import SupervisionMetrics
 from services.evaluator.loop import JobEvaluator, Process
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator
 
-    from common.config import Settings
+    from common.config.settings import Settings
     from common.jobs.store import JobRecord
 
 NICE = 10  # beside whoever trains on the same machine: it comes second

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import ExpiredError, UnknownTopicError
 from common.evaluation.drift import errors_of
-from common.job_task import codec_of, task_of
+from common.jobs.build import codec_of, task_of
 from common.learning.evaluate import per_record
 from common.learning.fields import Columns, concatenate
 from common.learning.gradients import resolve_device
@@ -16,10 +16,10 @@ from common.learning.tasks import build_model
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from common.config import Settings
+    from common.config.settings import Settings
     from common.evaluation.sampling import Piece
-    from common.job import JobSpec
-    from common.ports import SpanReader
+    from common.jobs.spec import JobSpec
+    from common.ports.servers import SpanReader
 
 AT_ONCE = 256  # records of one forward pass: bounds the memory
 READ_S = 10.0  # for one piece

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from common.core.spans import Span
 from common.errors import ExpiredError, UnknownTopicError
 from common.learning.fields import Columns, concatenate
-from common.telemetry import Changes
+from common.telemetry.logging import Changes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.core.spans import Partition
     from common.learning.codecs import Codec
-    from common.ports import Bounds, Log, SpanReader
-    from common.telemetry import EventLogger
+    from common.ports.servers import Bounds, Log, SpanReader
+    from common.telemetry.logging import EventLogger
 
 READ_S = 30.0  # for one partition's part of it
 

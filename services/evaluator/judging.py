@@ -15,23 +15,22 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.core.messages import Drifted, Evaluated
 from common.evaluation.drift import ErrorWatch
 from common.evaluation.sampling import sample
-from common.job_task import codec_of
+from common.jobs.build import codec_of
 from common.learning.errors import TaskError
-from common.telemetry import Changes
+from common.telemetry.logging import Changes
 from services.evaluator.examiner import Examiner
 from services.evaluator.held_out import HeldOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from common.config import Settings
+    from common.config.settings import Settings
     from common.core.messages import Batch, ModelId
-    from common.job import JobSpec
-    from common.job_parts import EvaluationSpec
+    from common.jobs.spec import EvaluationSpec, JobSpec
     from common.learning.fields import Columns
-    from common.metrics.evaluator import EvaluatorMetrics
-    from common.ports import Log, SpanReader
-    from common.telemetry import EventLogger
+    from common.ports.servers import Log, SpanReader
+    from common.telemetry.logging import EventLogger
+    from common.telemetry.metrics.evaluator import EvaluatorMetrics
 
 
 class Pace(NamedTuple):

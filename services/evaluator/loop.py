@@ -13,7 +13,6 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from common import wire
 from common.core.spans import Partition
 from common.errors import (
     CorruptError,
@@ -25,21 +24,22 @@ from common.errors import (
     WireError,
 )
 from common.evaluation.track import Track
-from common.reading import identified
-from common.telemetry import Outage
-from common.topics import updates_topic
+from common.telemetry.logging import Outage
+from common.topics.names import updates_topic
+from common.topics.read import identified
+from common.wire import messages as wire
 from services.evaluator.judging import Judge, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.config import Settings
+    from common.config.settings import Settings
     from common.core.messages import AuditRecord, Drifted, Evaluated, ModelId
     from common.jobs.store import JobRecord
-    from common.metrics.evaluator import EvaluatorMetrics
-    from common.ports import Board, Log, LogRecord, Tail, Writer
+    from common.ports.servers import Board, Log, LogRecord, Tail, Writer
     from common.runtime.supervisor import Fault
-    from common.telemetry import EventLogger
+    from common.telemetry.logging import EventLogger
+    from common.telemetry.metrics.evaluator import EvaluatorMetrics
 
 READ_RECORDS = 1000
 GATHERED = 100  # updates read at once: where there are more there is a next turn at once

@@ -11,26 +11,26 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.connections import open_boards, open_fleet, open_log, open_prices
+from common.config.market_file import load_market
 from common.errors import UserError
 from common.jobs.store import JobBook
-from common.market import load_market
-from common.metrics.provisioner import ProvisionerMetrics
-from common.metrics.serving import Pulses, serve
-from common.metrics.supervision import SupervisionMetrics
+from common.runtime.connect import open_boards, open_fleet, open_log, open_prices
 from common.runtime.jobs import Jobs
 from common.runtime.service import END_S, follow_jobs, run
 from common.runtime.supervisor import Supervisor
-from common.telemetry import event_logger
+from common.telemetry.logging import event_logger
+from common.telemetry.metrics.provisioner import ProvisionerMetrics
+from common.telemetry.metrics.serving import Pulses, serve
+from common.telemetry.metrics.supervision import SupervisionMetrics
 from services.provisioner.loop import JobProvisioner, Replica
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator
 
-    from common.config import Settings
+    from common.config.market_file import Market
+    from common.config.settings import Settings
     from common.jobs.store import JobRecord
-    from common.market import Market
     from services.provisioner.loop import Openers
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, TypeAlias
 from common.errors import OutsideError
 from common.provisioning import commands as do
 from common.provisioning import events
-from common.telemetry import Outage
+from common.telemetry.logging import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.ports.machines import Fleet, Prices
     from common.provisioning.events import ProvisionerEvent
-    from common.renting import Fleet, Prices
-    from common.telemetry import EventLogger
+    from common.telemetry.logging import EventLogger
 
 Errand: TypeAlias = do.Launch | do.Release | do.LookAtMachines | do.LookAtPrices
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.errors import BrokenWriterError, NotFoundError, UnavailableError, UserError
 from common.provisioning import commands as do
 from common.provisioning import events
-from common.provisioning.codec import encode_plan
 from common.provisioning.provisioner import Provisioner
 from common.provisioning.records import Ended, Ordered, Planned, Settled, Started
-from common.telemetry import Outage
-from common.topics import plans_topic
+from common.telemetry.logging import Outage
+from common.topics.names import plans_topic
+from common.wire.plans import encode_plan
 from services.provisioner.desk import Desk
 from services.provisioner.settings import provisioner_settings
 from services.provisioner.topics import JobTopics
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
+    from common.config.market_file import Market
     from common.jobs.store import JobRecord
-    from common.market import Market
-    from common.metrics.provisioner import ProvisionerMetrics
-    from common.ports import Board, Log
+    from common.ports.machines import Fleet, Prices
+    from common.ports.servers import Board, Log
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.events import ProvisionerEvent
     from common.provisioning.records import PlanRecord
-    from common.renting import Fleet, Prices
     from common.runtime.supervisor import Fault
-    from common.telemetry import EventLogger
+    from common.telemetry.logging import EventLogger
+    from common.telemetry.metrics.provisioner import ProvisionerMetrics
 
     Openers: TypeAlias = tuple[Callable[[], Fleet], Callable[[], Prices]]
 

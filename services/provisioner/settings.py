@@ -9,8 +9,8 @@ from common.provisioning.settings import ProvisionerSettings
 from common.theory.work import Pool
 
 if TYPE_CHECKING:
+    from common.config.market_file import Market, SpotPool
     from common.jobs.store import JobRecord
-    from common.market import Market, SpotPool
 
 # How often the lender is looked at: processes are there to be watched, and cost nothing to list;
 # Amazon lets an account ask some times a second, for all its jobs together.

@@ -5,20 +5,20 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
-from common import wire
 from common.core.spans import Partition
 from common.errors import ExpiredError, FutureFormatError, WireError
-from common.ports import NewTopic
+from common.ports.servers import NewTopic
 from common.provisioning import events
-from common.provisioning.codec import decode_plan
-from common.reading import identified
-from common.topics import control_topic, plans_topic, updates_topic
+from common.topics.names import control_topic, plans_topic, updates_topic
+from common.topics.read import identified
+from common.wire import messages as wire
+from common.wire.plans import decode_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.messages import Positions
-    from common.ports import Log, Tail
+    from common.ports.servers import Log, Tail
 
 T = TypeVar("T")
 

@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from common.config import Settings, read_settings
-from common.connections import open_boards, open_log, open_notices, open_tracer
+from common.config.settings import Settings, read_settings
 from common.core.messages import WorkerId
 from common.errors import UnavailableError, UserError
-from common.job_parts import BUILT_IN_TASKS
+from common.jobs.spec import BUILT_IN_TASKS
 from common.jobs.store import JobBook
 from common.learning.gradients import resolve_device
-from common.metrics.serving import Pulses, serve
-from common.metrics.worker import WorkerMetrics
+from common.runtime.connect import open_boards, open_log, open_notices, open_tracer
 from common.runtime.service import freeze_imports
-from common.telemetry import EventLogger, Outage, event_logger, set_up_logging
-from common.termination import end_with, on_termination
+from common.runtime.termination import end_with, on_termination
+from common.telemetry.logging import EventLogger, Outage, event_logger, set_up_logging
+from common.telemetry.metrics.serving import Pulses, serve
+from common.telemetry.metrics.worker import WorkerMetrics
 from services.worker.loop import JobWorker, Observers
 from services.worker.memory import keep_freed_memory
 from services.worker.notices import NoticeWatch
 from services.worker.selection import JOBS_S, JobSelector, Worker
 
 if TYPE_CHECKING:
-    from common.job import JobSpec
+    from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
-    from common.ports import Boards, Log
+    from common.ports.servers import Boards, Log
 
 EXIT_OK = 0  # it left because it was told to: by a signal, or by notice that the machine goes
 EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again

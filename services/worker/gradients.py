@@ -17,7 +17,7 @@ from common.errors import CorruptError, ExpiredError, OutsideError, UnavailableE
 from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
 from common.learning.fields import Columns, concatenate
 from common.learning.origin import Origin
-from common.telemetry import Outage, StageTimes
+from common.telemetry.logging import Outage, StageTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from common.core.spans import Span
     from common.learning.codecs import Codec
     from common.learning.gradients import GradientComputer
-    from common.metrics.serving import Pulse
-    from common.metrics.worker import JobMeasures
-    from common.ports import Board, Fetched, Log
-    from common.telemetry import EventLogger
+    from common.ports.servers import Board, Fetched, Log
+    from common.telemetry.logging import EventLogger
+    from common.telemetry.metrics.serving import Pulse
+    from common.telemetry.metrics.worker import JobMeasures
     from services.worker.rows import BatchCache
     from services.worker.traces import BatchTraces
 

@@ -8,10 +8,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.settings import WorkerSettings
-from common.job_task import codec_of, task_of
+from common.jobs.build import codec_of, task_of
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.tasks import build_model
-from common.metrics.serving import Pulse
+from common.telemetry.metrics.serving import Pulse
 from services.worker.gradients import GradientDesk
 from services.worker.rows import ArrivedRows, BatchCache
 from services.worker.stream import Stream
@@ -20,14 +20,14 @@ from services.worker.traces import BatchTraces
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.config import Settings
+    from common.config.settings import Settings
     from common.core.messages import WorkerId
-    from common.job import JobSpec
-    from common.metrics.serving import Pulses
-    from common.metrics.worker import WorkerMetrics
-    from common.ports import Board, Log
-    from common.telemetry import EventLogger
-    from common.tracing import Tracer
+    from common.jobs.spec import JobSpec
+    from common.ports.servers import Board, Log
+    from common.telemetry.logging import EventLogger
+    from common.telemetry.metrics.serving import Pulses
+    from common.telemetry.metrics.worker import WorkerMetrics
+    from common.telemetry.tracing import Tracer
 
 # A gradient of a whole group's batches, or a GPU's first, takes a minute or two; whoever is late
 # has its batches computed by others long before, so that being patient delays nothing.

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 from common.core.spread import JobDemand, Sightings, View, WorkerPlacement, next_step, with_jobs
 from common.errors import DollError, OutsideError, UnavailableError
 from common.runtime.supervisor import Patience, kind_of
-from common.telemetry import Outage
+from common.telemetry.logging import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.job import JobSpec
+    from common.jobs.spec import JobSpec
     from common.jobs.store import JobBook, JobRecord
-    from common.metrics.worker import WorkerMetrics
-    from common.ports import Roster
-    from common.telemetry import EventLogger
+    from common.ports.servers import Roster
+    from common.telemetry.logging import EventLogger
+    from common.telemetry.metrics.worker import WorkerMetrics
 
 JOBS_S = 0.5  # between looks at the jobs topic
 # Between looks at the others. Simulated with two seconds, 100 small jobs take 215 s on four workers

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
-from common import wire
 from common.core import commands as do
 from common.core import events
 from common.core.batching import Run
@@ -20,9 +19,10 @@ from common.core.messages import BatchReady, Skipped
 from common.core.spans import Partition
 from common.core.worker import Worker
 from common.errors import UnavailableError
-from common.ports import EndReached, Fetched, OutOfRange, Truncated
-from common.telemetry import Outage, StageTimes
-from common.topics import control_topic, group_name
+from common.ports.servers import EndReached, Fetched, OutOfRange, Truncated
+from common.telemetry.logging import Outage, StageTimes
+from common.topics.names import control_topic, group_name
+from common.wire import messages as wire
 from services.worker.time_lag import TimeLag
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from common.core.settings import WorkerSettings
     from common.core.spans import Span
     from common.learning.codecs import Codec
-    from common.metrics.worker import JobMeasures
-    from common.ports import Board, Log, StreamEvent
-    from common.telemetry import EventLogger
+    from common.ports.servers import Board, Log, StreamEvent
+    from common.telemetry.logging import EventLogger
+    from common.telemetry.metrics.worker import JobMeasures
     from services.worker.rows import ArrivedRows, BatchCache
     from services.worker.traces import BatchTraces
 

@@ -13,9 +13,9 @@ from common.core.spans import Partition
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from common.metrics.worker import JobMeasures
-    from common.ports import Fetched
-    from common.telemetry import EventLogger
+    from common.ports.servers import Fetched
+    from common.telemetry.logging import EventLogger
+    from common.telemetry.metrics.worker import JobMeasures
 
 LOOK_S = 2.0  # between two looks
 

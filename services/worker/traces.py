@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import Claim, Gradient, WorkerId
     from common.core.orders import Compute
-    from common.tracing import Tracer
+    from common.telemetry.tracing import Tracer
 
 
 class BatchTraces:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 import redis
 
-from common.adapters.redis_board import RedisBoard
-from common.adapters.redis_exchange import RedisBoards
+from common.adapters.redis.board import RedisBoard
+from common.adapters.redis.exchange import RedisBoards
 from common.core.messages import Standing, TriggerId, WorkerId
 from common.core.spans import Partition
 from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.embedded.redis import EmbeddedRedis
-    from common.ports import Board, Boards, Replies
+    from common.ports.servers import Board, Boards, Replies
 
 WORKER = WorkerId("w1")
 REPLICA = "c1-4711"

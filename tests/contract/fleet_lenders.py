@@ -27,11 +27,11 @@ from werkzeug.serving import make_server
 from werkzeug.test import Client
 from werkzeug.wrappers import Request
 
-from common.adapters.ec2_fleet import Ec2Fleet
-from common.adapters.process_fleet import ProcessFleet
-from common.adapters.process_table import Table
+from common.adapters.ec2.fleet import Ec2Fleet
+from common.adapters.local.fleet import ProcessFleet
+from common.adapters.local.table import Table
+from common.config.market_file import Ec2Lender, Market, OnDemandPool, ProcessLender, SpotPool
 from common.embedded.process import Child
-from common.market import Ec2Lender, Market, OnDemandPool, ProcessLender, SpotPool
 from common.testing.clock import HandClock
 from common.testing.fleet import MemoryFleet
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from types_boto3_ec2 import EC2Client
 
-    from common.renting import Fleet
+    from common.ports.machines import Fleet
 
 REGION = "us-east-1"
 TEMPLATE = "doll-worker"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import select
 import subprocess
 import sys
+import time
+from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
@@ -17,18 +19,18 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.cimpl import NewPartitions
 
-from common.adapters.kafka_log import KafkaLog
+from common.adapters.kafka import KafkaLog
 from common.core.spans import Partition
+from common.ports.servers import NewTopic
 from common.testing.log import MemoryLog
-from tests.contract.log_helpers import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from common.adapters.kafka_log import KafkaSettings
+    from common.adapters.kafka import KafkaSettings
     from common.embedded.apache_kafka import ApacheKafka
     from common.embedded.kafka import EmbeddedKafka
-    from common.ports import Log, Writer
+    from common.ports.servers import Log, LogRecord, Writer
 
 _ROOT = Path(__file__).parents[2]
 _TRANSACTION_TIMEOUT_S = 10.0
@@ -306,7 +308,7 @@ class ApacheRig(KafkaRig):
 # A member in a process of its own, because only a process can die without leaving its group.
 _DOOMED = """\
 import sys
-from common.adapters.kafka_log import KafkaLog, KafkaSettings
+from common.adapters.kafka import KafkaLog, KafkaSettings
 from common.core.events import Assigned
 bootstrap, protocol, group, topic = sys.argv[1:]
 settings = KafkaSettings(bootstrap, group_protocol=protocol, session_timeout_ms=1500)
@@ -372,3 +374,38 @@ def _make(kind: str, request: pytest.FixtureRequest) -> Rig:
             return ApacheRig(request.getfixturevalue("apache_kafka"), "classic")
         case _:
             return ApacheRig(request.getfixturevalue("apache_kafka"), "consumer")
+
+
+PATIENCE_S = 20.0
+
+
+def eventually(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
+    """Call until true; the call itself is expected to wait a little."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+
+
+def filled(rig: Rig, topic: str, count: int) -> Partition:
+    """A topic of one partition with records 0, 1, 2, ..., each saying its own offset."""
+    rig.log.create_topics([NewTopic(topic)])
+    for i in range(count):
+        rig.writer.append(topic, b"%d" % i)
+    assert rig.writer.flush(PATIENCE_S)
+    return Partition(topic, 0)
+
+
+def one_by_one(rig: Rig, topic: str, values: Iterable[bytes]) -> None:
+    """Append records, each in a batch of its own."""
+    for value in values:
+        rig.writer.append(topic, value)
+        assert rig.writer.flush(PATIENCE_S)
+
+
+def everything(log: Log, partition: Partition) -> list[LogRecord]:
+    """All records from the start on, by a tail."""
+    bounds, records = log.bounds(partition), []
+    with closing(log.tail(partition, bounds.start)) as tail:
+        while tail.position() < bounds.end:
+            records += tail.read(1_000, PATIENCE_S)
+    return records

@@ -17,8 +17,8 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from moto.server import ThreadedMotoServer
 from werkzeug.serving import make_server
 
-from common.adapters.disk_blobs import DiskBlobs
-from common.adapters.s3_blobs import S3Blobs
+from common.adapters.blobs.disk import DiskBlobs
+from common.adapters.blobs.s3 import S3Blobs
 from common.errors import UnavailableError, UserError
 from common.testing.blobs import MemoryBlobs
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-    from common.ports import Blobs
+    from common.ports.servers import Blobs
 
 BUCKET = "checkpoints"
 REGION = "us-east-1"

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import redis
 
-from common import wire
-from common.adapters.redis_board import RedisBoard
+from common.adapters.redis.board import RedisBoard
 from common.core.messages import (
     Batch,
     Failed,
@@ -29,13 +28,14 @@ from common.core.spans import Span
 from common.errors import UnavailableError
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import HandClock
+from common.wire import messages as wire
 from tests.contract.board_fixtures import REPLICA, WORKER, Server, standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.embedded.redis import EmbeddedRedis
-    from common.ports import Board, Boards, Replies
+    from common.ports.servers import Board, Boards, Replies
 
 pytest_plugins = ["tests.redis_servers", "tests.contract.board_fixtures"]
 
@@ -617,7 +617,7 @@ def test_streams_of_triggers_that_nobody_writes_to_vanish(embedded_redis: Embedd
 def test_a_worker_whose_process_is_killed_is_gone_at_once(embedded_redis: EmbeddedRedis) -> None:
     made = f"RedisBoard({embedded_redis.url!r}, 'killed')"
     beat = f"board = {made}\nboard.beat('w1', 'alive', 600.0)\ninput()"
-    code = f"from common.adapters.redis_board import RedisBoard\n{beat}"
+    code = f"from common.adapters.redis.board import RedisBoard\n{beat}"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)  # noqa: S603 -- our own
     board = RedisBoard(embedded_redis.url, "killed")
     eventually(lambda: board.alive() == {WORKER: "alive"})

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from common.adapters.redis_board import RedisBoard
+from common.adapters.redis.board import RedisBoard
 from common.core.messages import ModelId, TriggerId, UpdateTrigger
 from common.embedded.redis import EmbeddedRedis
 from common.errors import OutsideError, UnavailableError
-from load.proxy import Network
+from load.harness.proxy import Network
 from tests.contract.board_fixtures import WORKER, standing
 
 if TYPE_CHECKING:

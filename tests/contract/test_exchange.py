@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from common.adapters.redis_board import RedisBoard
-from common.adapters.redis_exchange import RedisBoards
+from common.adapters.redis.board import RedisBoard
+from common.adapters.redis.exchange import RedisBoards
 from common.errors import UnavailableError
 from tests.contract.board_fixtures import WORKER, standing
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.embedded.redis import EmbeddedRedis
-    from common.ports import Boards, Exchange
+    from common.ports.servers import Boards, Exchange
     from tests.contract.board_fixtures import Server
 
 pytest_plugins = ["tests.redis_servers", "tests.contract.board_fixtures"]

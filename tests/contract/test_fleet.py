@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.errors import UnavailableError
-from common.renting import LaunchOrder
+from common.ports.machines import LaunchOrder
 from tests.contract.fleet_lenders import (
     NOWHERE,
     ON_DEMAND,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from common.renting import Fleet, Machine
+    from common.ports.machines import Fleet, Machine
     from tests.contract.fleet_lenders import Ec2Server, Lender
 
 pytest_plugins = ["tests.contract.fleet_fixtures"]

@@ -9,11 +9,11 @@ from weakref import WeakSet
 
 import pytest
 
-from common.adapters.kafka_log import KafkaLog
+from common.adapters.kafka import KafkaLog
 from common.core.spans import Partition
 from common.errors import BrokenWriterError, DeliveryError, OutsideError
-from common.ports import NewTopic
-from tests.contract.log_helpers import PATIENCE_S, eventually
+from common.ports.servers import NewTopic
+from tests.contract.log_fixtures import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

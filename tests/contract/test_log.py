@@ -11,9 +11,9 @@ import pytest
 
 from common.core.spans import Partition
 from common.errors import DeliveryError, RecordTooLargeError, UnknownTopicError
-from common.ports import Bounds, NewTopic
-from common.topics import Difference, differences
-from tests.contract.log_helpers import PATIENCE_S, eventually, everything, filled
+from common.ports.servers import Bounds, NewTopic
+from common.topics.names import Difference, differences
+from tests.contract.log_fixtures import PATIENCE_S, eventually, everything, filled
 
 if TYPE_CHECKING:
     from tests.contract.log_fixtures import Rig

@@ -11,14 +11,14 @@ import pytest
 from common.core.events import Assigned
 from common.core.spans import Span
 from common.errors import UnavailableError
-from common.ports import Bounds, Fetched
-from tests.contract.log_helpers import PATIENCE_S, eventually, everything, filled
+from common.ports.servers import Bounds, Fetched
+from tests.contract.log_fixtures import PATIENCE_S, eventually, everything, filled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.core.spans import Partition
-    from common.ports import LogRecord, StreamReader
+    from common.ports.servers import LogRecord, StreamReader
     from tests.contract.log_fixtures import Rig
 
 pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]

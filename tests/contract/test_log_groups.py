@@ -9,14 +9,14 @@ import pytest
 
 from common.core.events import Assigned, Revoked
 from common.errors import OutsideError
-from common.ports import Fetched, NewTopic
-from tests.contract.log_helpers import PATIENCE_S, eventually
+from common.ports.servers import Fetched, NewTopic
+from tests.contract.log_fixtures import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from common.core.spans import Partition
-    from common.ports import Log, Writer
+    from common.ports.servers import Log, Writer
     from tests.contract.log_fixtures import Rig
 
 pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]

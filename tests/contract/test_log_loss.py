@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.adapters.kafka_log import KafkaLog
+from common.adapters.kafka import KafkaLog
 from common.core.events import Assigned
 from common.core.spans import LogPosition, Partition, Span
 from common.errors import RecreatedError, TruncatedError, UnavailableError, UnknownTopicError
-from common.ports import Fetched, FoundTopic, LogRecord, NewTopic, StreamEvent, Truncated
-from tests.contract.log_helpers import PATIENCE_S, eventually, filled, one_by_one
+from common.ports.servers import Fetched, FoundTopic, LogRecord, NewTopic, StreamEvent, Truncated
+from tests.contract.log_fixtures import PATIENCE_S, eventually, filled, one_by_one
 from tests.contract.test_log_placement import joined, next_event, read
 from tests.contract.test_log_readers import next_records
 
 if TYPE_CHECKING:
     from common.embedded.apache_kafka import ApacheKafka
-    from common.ports import StreamReader, Tail
+    from common.ports.servers import StreamReader, Tail
     from tests.contract.log_fixtures import Rig
 
 pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]

@@ -10,11 +10,11 @@ import pytest
 
 from common.core.events import Assigned
 from common.core.spans import Partition
-from common.ports import Bounds, EndReached, Fetched, NewTopic, OutOfRange, Truncated
-from tests.contract.log_helpers import PATIENCE_S, eventually, filled
+from common.ports.servers import Bounds, EndReached, Fetched, NewTopic, OutOfRange, Truncated
+from tests.contract.log_fixtures import PATIENCE_S, eventually, filled
 
 if TYPE_CHECKING:
-    from common.ports import Log, StreamEvent, StreamReader
+    from common.ports.servers import Log, StreamEvent, StreamReader
     from tests.contract.log_fixtures import Rig
 
 pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.adapters.ec2_notice import Ec2Notices
+from common.adapters.ec2.notice import Ec2Notices
 from common.errors import UnavailableError
-from common.ports import Notice
+from common.ports.servers import Notice
 from common.testing.metadata_server import MetadataServer
 from common.testing.notices import MemoryNotices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.ports import Notices
+    from common.ports.servers import Notices
 
 PATIENCE_S = 20.0  # no test of what must be answered waits so long
 AT_S = 1_800_000_000.0

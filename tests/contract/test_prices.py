@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.adapters.ec2_prices import Ec2Prices
-from common.adapters.trace_prices import FixedPrices, PricesTogether, TracePrices
+from common.adapters.ec2.prices import Ec2Prices
+from common.adapters.prices import FixedPrices, PricesTogether, TracePrices
+from common.config.market_file import Ec2Lender, SpotPool
 from common.errors import UnavailableError
-from common.market import Ec2Lender, SpotPool
 from common.testing.clock import HandClock
 from common.testing.fleet import MemoryPrices
 from common.traces.spec import TraceSpec
@@ -19,7 +19,7 @@ from tests.contract.fleet_lenders import REGION, TEMPLATE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.renting import Prices
+    from common.ports.machines import Prices
     from tests.contract.fleet_lenders import Ec2Server
 
 pytest_plugins = ["tests.contract.fleet_fixtures"]

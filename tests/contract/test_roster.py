@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 import redis
 
-from common import wire
-from common.adapters.redis_exchange import RedisBoards
+from common.adapters.redis.exchange import RedisBoards
 from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import UnavailableError
 from common.testing.board import MemoryBoards, MemoryRedis
+from common.wire import messages as wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.embedded.redis import EmbeddedRedis
-    from common.ports import Roster
+    from common.ports.servers import Roster
 
 pytest_plugins = ["tests.redis_servers"]
 

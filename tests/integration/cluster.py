@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.connections import open_blobs, open_log
 from common.embedded.kafka import EmbeddedControl
 from common.embedded.process import Child
 from common.errors import UnavailableError
-from common.job import parse_job
-from common.job_task import codec_of
+from common.jobs.build import codec_of
+from common.jobs.spec import parse_job
 from common.jobs.store import JobBook
+from common.runtime.connect import open_blobs, open_log
 from common.testing.counting import ENTRYPOINT
-from load.counting import CountingJob
+from load.harness.counting import CountingJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from common.config import Settings
+    from common.config.settings import Settings
     from common.core.audit import Audit
     from common.core.events import Wanted
     from common.core.losses import ReadFrom

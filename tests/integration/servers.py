@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from common.config import Settings
+from common.config.settings import Settings
 from tests.integration.cluster import Cluster
 from tests.redis_servers import system_redis_server
 

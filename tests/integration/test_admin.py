@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import httpx2
 import pytest
 
-from common.connections import open_log
+from common.api.keys import KeyBook
 from common.embedded.redis import free_port
 from common.embedded.services import Service
 from common.embedded.stack import EmbeddedStack
-from common.keys import KeyBook
-from common.ports import NewTopic
-from services.admin.examples import JOB
+from common.ports.servers import NewTopic
+from common.runtime.connect import open_log
+from services.admin.routes.examples import JOB
 from tests.certificates import Authority
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from common.config import Settings
-from common.job import parse_job
-from common.job_task import codec_of
+from common.config.settings import Settings
+from common.jobs.build import codec_of
+from common.jobs.spec import parse_job
 from common.jobs.store import JobBook, JobRecord
 from common.testing.counting import ENTRYPOINT
-from common.topics import control_topic, dead_letter_topic, updates_topic
-from load.counting import CountingJob
+from common.topics.names import control_topic, dead_letter_topic, updates_topic
+from load.harness.counting import CountingJob
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:

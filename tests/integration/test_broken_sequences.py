@@ -11,7 +11,7 @@ from common.embedded.kafka import EmbeddedControl
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:
-    from common.config import Settings
+    from common.config.settings import Settings
     from tests.integration.servers import Make
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.config import Settings
-from common.job import parse_job
-from common.job_task import codec_of
+from common.config.settings import Settings
+from common.jobs.build import codec_of
+from common.jobs.spec import parse_job
 from common.jobs.store import JobBook
 from common.testing.counting import ENTRYPOINT
-from load.counting import CountingJob
+from load.harness.counting import CountingJob
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.config import Settings
-from common.connections import open_log
+from common.config.settings import Settings
 from common.embedded.services import Service, environment_of, stop_all
 from common.embedded.stack import EmbeddedStack
+from common.runtime.connect import open_log
 from services.cli import exits
 from tests.integration.cluster import await_condition
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from load.chaos_schedule import FAMILIES
+from load.faults.schedule import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

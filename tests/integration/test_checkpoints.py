@@ -13,19 +13,19 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-from common.checkpoints import CheckpointStore
-from common.connections import open_blobs, open_board
+from common.checkpoints.snapshot_file import from_bytes
+from common.checkpoints.store import CheckpointStore
 from common.learning.checkpoint import unpack
 from common.learning.optimizers import OptimizerSettings
 from common.learning.trainer import Trainer
-from common.saved import from_bytes
+from common.runtime.connect import open_blobs, open_board
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.config import Settings
-    from common.ports import Blobs
+    from common.config.settings import Settings
+    from common.ports.servers import Blobs
     from tests.integration.servers import Make
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]

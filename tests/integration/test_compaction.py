@@ -17,13 +17,13 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-from common import wire
-from common.config import Settings
+from common.config.settings import Settings
 from common.core.messages import BatchReady, WorkerId
 from common.core.spans import Partition, Span, address_of
-from common.job_task import codec_of
-from common.topics import control_topic
-from tests.contract.log_helpers import everything
+from common.jobs.build import codec_of
+from common.topics.names import control_topic
+from common.wire import messages as wire
+from tests.contract.log_fixtures import everything
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from load.panels import filled, read_board
-from load.prometheus import finite, prometheus_program
-from load.watched import watched_demo
+from load.monitoring.panels import filled, read_board
+from load.monitoring.prometheus import finite, prometheus_program
+from load.monitoring.watched import watched_demo
 from tests.integration.cluster import await_condition
 from tests.servers import lacking
 
 if TYPE_CHECKING:
-    from load.prometheus import Prometheus
+    from load.monitoring.prometheus import Prometheus
 
 BOARDS = [
     read_board(path)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from common import topics
+from common.topics import names as topics
 from services.cli import exits
 from tests.integration.cluster import await_condition
 from tests.servers import kafka_jars

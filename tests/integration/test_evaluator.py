@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.connections import open_board, open_log
 from common.core.audit import audit
 from common.core.messages import Drifted, Evaluated, ModelId
 from common.embedded.services import Service, stop_all
-from common.job import parse_job
-from common.job_task import codec_of, task_of
+from common.jobs.build import codec_of, task_of
+from common.jobs.spec import parse_job
 from common.jobs.store import JobBook
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
-from common.ports import NewTopic
-from common.reading import read_decoded
-from common.topics import control_topic, updates_topic
-from common.wire import decode_audit, decode_claim
+from common.ports.servers import NewTopic
+from common.runtime.connect import open_board, open_log
+from common.topics.names import control_topic, updates_topic
+from common.topics.read import read_decoded
+from common.wire.messages import decode_audit, decode_claim
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from common.config import Settings
+    from common.config.settings import Settings
     from common.core.messages import AuditRecord
     from common.learning.fields import Columns
 

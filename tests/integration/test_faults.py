@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common import wire
+from common.checkpoints.snapshot_file import Saved, to_bytes
 from common.core.messages import Lead, ModelId
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
-from common.reading import read_decoded
-from common.saved import Saved, to_bytes
-from common.topics import control_topic, updates_topic
+from common.topics.names import control_topic, updates_topic
+from common.topics.read import read_decoded
+from common.wire import messages as wire
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:
-    from common.config import Settings
+    from common.config.settings import Settings
     from common.embedded.apache_kafka import ApacheKafka
     from tests.integration.cluster import Cluster
     from tests.integration.servers import Make

@@ -11,21 +11,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from common.config import Settings
-from common.connections import open_log
+from common.config.market_file import Market
+from common.config.settings import Settings
+from common.config.yaml_file import as_json, load_text
 from common.datasets.digits import load_digits
 from common.embedded.kafka import embedded_settings
 from common.embedded.redis import free_port
 from common.embedded.services import Service, environment_of
 from common.embedded.stack import EmbeddedStack
-from common.job_file import as_json, load_text
-from common.job_parts import ProvisioningSpec
-from common.market import Market
-from common.ports import NewTopic
-from common.provisioning.codec import decode_plan
+from common.jobs.spec import ProvisioningSpec
+from common.ports.servers import NewTopic
 from common.provisioning.records import PlanRecord
+from common.runtime.connect import open_log
+from common.wire.plans import decode_plan
 from services.admin.app import create_app
-from services.cli import sources
+from services.cli.commands import sources
 from tests.integration.guides import DOCS, blocks, commands, links, programs, what_goes_wrong
 
 if TYPE_CHECKING:

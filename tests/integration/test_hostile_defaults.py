@@ -14,13 +14,13 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-from common.config import Settings
-from common.connections import open_log
+from common.config.settings import Settings
 from common.core.spans import Partition
 from common.embedded.apache_kafka import ApacheKafka
-from common.ports import NewTopic
-from common.topics import JOBS, control_topic, dead_letter_topic, differences, updates_topic
-from tests.contract.log_helpers import everything
+from common.ports.servers import NewTopic
+from common.runtime.connect import open_log
+from common.topics.names import JOBS, control_topic, dead_letter_topic, differences, updates_topic
+from tests.contract.log_fixtures import everything
 from tests.integration.cluster import Cluster, await_condition
 from tests.servers import kafka_jars
 

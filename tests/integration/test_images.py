@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import httpx2
 import pytest
 
-from common.connections import open_log
 from common.embedded.redis import free_port
-from common.ports import NewTopic
-from services.admin.examples import JOB
+from common.ports.servers import NewTopic
+from common.runtime.connect import open_log
+from services.admin.routes.examples import JOB
 from tests.dockerfiles import DOCKERFILE
 from tests.integration.cluster import await_condition
 from tests.integration.plain_container import PlainContainer
@@ -28,7 +28,7 @@ from tests.integration.plain_image import PlainImage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.config import Settings
+    from common.config.settings import Settings
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from confluent_kafka import Producer
 
-from common import wire
 from common.core.messages import GENESIS, BatchReady, Lead, WorkerId
 from common.core.spans import Partition, Span
-from common.topics import JOBS, control_topic, updates_topic
+from common.topics.names import JOBS, control_topic, updates_topic
+from common.wire import messages as wire
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:
-    from common.config import Settings
+    from common.config.settings import Settings
     from tests.integration.cluster import Cluster
     from tests.integration.servers import Make
 

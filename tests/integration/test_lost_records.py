@@ -22,14 +22,14 @@ import numpy as np
 import pytest
 
 from common.core.spans import Partition
-from common.topics import control_topic, updates_topic
+from common.topics.names import control_topic, updates_topic
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
-    from common.config import Settings
+    from common.config.settings import Settings
     from common.embedded.apache_kafka import ApacheKafka
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]

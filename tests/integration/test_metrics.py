@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.embedded.redis import free_port
-from common.metrics.catalogue import CATALOGUE
+from common.telemetry.metrics.catalogue import CATALOGUE
 from tests.integration.cluster import Cluster, await_condition
 from tests.integration.test_provisioner import MARKET, ledger_of
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from common.config import Settings
-    from common.metrics.metric import Service
+    from common.config.settings import Settings
+    from common.telemetry.metrics.metric import Service
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
 
@@ -72,7 +72,7 @@ class Told(NamedTuple):
         """What the health check of its container says."""
         environment = {**os.environ, "DOLL_METRICS_PORT": str(self.port)}
         return subprocess.run(
-            [sys.executable, "-m", "common.healthcheck"],
+            [sys.executable, "-m", "common.runtime.healthcheck"],
             env=environment,
             capture_output=True,
             text=True,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.config import Settings
+from common.config.settings import Settings
 from common.embedded.services import Service
 from common.testing.metadata_server import MetadataServer
 from tests.integration.cluster import Cluster, await_condition

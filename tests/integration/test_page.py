@@ -24,9 +24,9 @@ from common.core.messages import (
 )
 from common.core.spans import Span
 from common.provisioning.records import Ordered, Planned, Started
-from load.page_pictures import browser, chromium
-from load.page_service import PageService, served
-from load.page_world import AGE_S, World, make_record, make_world
+from load.page.pictures import browser, chromium
+from load.page.service import PageService, served
+from load.page.world import AGE_S, World, make_record, make_world
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.connections import open_fleet
+from common.config.market_file import load_market
 from common.core.spans import Partition
 from common.errors import UnknownTopicError
-from common.market import load_market
-from common.provisioning.codec import decode_plan
 from common.provisioning.ledger import FleetLedger
-from common.topics import plans_topic
+from common.runtime.connect import open_fleet
+from common.topics.names import plans_topic
+from common.wire.plans import decode_plan
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.config import Settings
+    from common.config.settings import Settings
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import redis
 
-from common import wire
 from common.core.messages import ModelId, Standing, TriggerId, UpdateTrigger
+from common.wire import messages as wire
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.config import Settings
+    from common.config.settings import Settings
     from tests.integration.cluster import Cluster
     from tests.integration.servers import Make
 

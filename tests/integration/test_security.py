@@ -18,9 +18,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
-from common.adapters.redis_board import RedisBoard
-from common.config import read_settings
-from common.connections import open_board, open_boards, open_log
+from common.adapters.redis.board import RedisBoard
+from common.api.keys import KeyBook, Keys
+from common.config.settings import read_settings
 from common.core.events import Assigned
 from common.core.messages import Farewell, ModelId, Standing, TriggerId, UpdateTrigger, WorkerId
 from common.core.spans import Partition, Span
@@ -28,8 +28,8 @@ from common.core.spread import JobDemand
 from common.embedded.apache_kafka import ApacheKafka, Safe
 from common.embedded.redis import EmbeddedRedis, free_port
 from common.errors import OutsideError, UserError
-from common.keys import KeyBook, Keys
-from common.ports import Fetched, NewTopic
+from common.ports.servers import Fetched, NewTopic
+from common.runtime.connect import open_board, open_boards, open_log
 from tests.certificates import Authority
 from tests.redis_servers import system_redis_server
 from tests.servers import kafka_jars, lacking
@@ -37,7 +37,7 @@ from tests.servers import kafka_jars, lacking
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.ports import Board, Log
+    from common.ports.servers import Board, Log
 
 GUIDE = Path(__file__).parents[2] / "docs" / "security.md"
 PASSWORD, WRONG = "its-pass-word", "not-its-pass"

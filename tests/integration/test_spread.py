@@ -10,7 +10,7 @@ from common.core.messages import WorkerId
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:
-    from common.config import Settings
+    from common.config.settings import Settings
     from tests.integration.servers import Make
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]

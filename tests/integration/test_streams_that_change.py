@@ -10,19 +10,19 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from common.connections import open_board, open_log
 from common.core.spans import Partition
 from common.embedded.apache_kafka import ApacheKafka, resolve
-from common.job_task import codec_of
+from common.jobs.build import codec_of
 from common.jobs.watching import look_at_jobs
-from common.ports import NewTopic
+from common.ports.servers import NewTopic
+from common.runtime.connect import open_board, open_log
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from common.config import Settings
+    from common.config.settings import Settings
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
 pytestmark = [pytest.mark.kafka, pytest.mark.redis]

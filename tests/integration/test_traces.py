@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.tracing import trace_of
+from common.telemetry.tracing import trace_of
 from tests.collector import Collector, Received
 from tests.integration.cluster import Cluster, await_condition
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from common.config import Settings
+    from common.config.settings import Settings
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from confluent_kafka import Producer
 
-from common.config import Settings
-from common.job_task import codec_of
+from common.config.settings import Settings
+from common.jobs.build import codec_of
 from common.jobs.store import JobBook, encode_job
-from common.topics import JOBS, control_topic, updates_topic
+from common.topics.names import JOBS, control_topic, updates_topic
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic as KafkaTopic
 
-from common.config import Settings
+from common.config.settings import Settings
 from common.embedded.apache_kafka import ApacheKafka
-from common.ports import NewTopic
-from common.topics import control_topic, updates_topic
+from common.ports.servers import NewTopic
+from common.topics.names import control_topic, updates_topic
 from tests.integration.cluster import Cluster, await_condition
 from tests.integration.test_lost_records import (
     CHECKPOINTS,

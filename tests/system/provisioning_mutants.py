@@ -21,7 +21,7 @@ PROVISIONING_MUTANTS = (
                 "            yield do.AppendPlan(record)\n"
                 "            if isinstance(record, Ordered):\n"
                 "                from common.provisioning.records import client_token\n"
-                "                from common.renting import LaunchOrder\n"
+                "                from common.ports.machines import LaunchOrder\n"
                 "                token = client_token(self._known.settings.job, record.launch)\n"
                 "                place = (record.slot, record.pool, record.worker)\n"
                 "                yield do.Launch((LaunchOrder(record.launch, token, *place),))\n",

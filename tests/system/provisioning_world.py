@@ -13,35 +13,161 @@ import heapq
 import random
 import sys
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied, WorkerId
 from common.core.spans import Span
 from common.errors import UnavailableError
+from common.policies.policy import ON_DEMAND, POLICY_NAMES
 from common.provisioning import commands as do
 from common.provisioning import events
-from common.provisioning.codec import decode_plan, encode_plan
 from common.provisioning.ledger import FleetLedger
 from common.provisioning.provisioner import Provisioner
+from common.provisioning.records import Planned, ReplanAsked, Settled, Started, Taken
 from common.provisioning.settings import ProvisionerSettings
 from common.testing.fleet import Chain, MemoryFleet, MemoryPrices
-from common.theory.policy import POLICY_NAMES
-from common.theory.work import Pool
-from tests.system.provisioning_checks import check_calm, check_end, check_order, check_record
-from tests.system.provisioning_faults import LEASE_S, Faults
+from common.theory.work import HOUR_S, Pool
+from common.wire.plans import decode_plan, encode_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Literal
 
     from common.core.messages import AuditRecord, Claim
+    from common.ports.machines import LaunchOrder, Machine
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.events import ProvisionerEvent
     from common.provisioning.records import PlanRecord
-    from common.renting import LaunchOrder, Machine
-    from tests.system.provisioning_checks import Violation
+
+
+LEASE_S = 3.0
+
+
+class Faults:
+    """Does one thing after another to a world.
+
+    Attributes:
+        last_s: Until when the last one lasts.
+        hidden: Launches that the lender did not name for a while.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._chance = world.chance
+        self.last_s = world.now_s
+        self.hidden = set[int]()
+
+    def strike(self) -> None:
+        """Do something, whatever."""
+        self._lasts(0.0)
+        self._chance.choice(
+            (
+                *(self._crash, self._crash, self._freeze, self._freeze, self._fleet_away),
+                *(self._lease_moves, self._answers_lost, self._hide, self._price, self._price),
+                *(self._preempt, self._fail, self._refuse, self._replan, self._pause),
+                self._settings,
+            )
+        )()
+
+    def _lasts(self, seconds: float) -> None:
+        self.last_s = max(self.last_s, self._world.now_s + seconds)
+
+    def _some(self) -> Process | None:
+        alive = [p for p in self._world.replicas if not p.dead and not p.machine.finished]
+        charged = [p for p in alive if p.machine.in_charge]
+        return self._chance.choice(charged * 3 + alive) if alive else None
+
+    def _crash(self) -> None:
+        process = self._some()
+        if process is not None:
+            process.dead = True
+            self._world.after(self._chance.uniform(0.1, 8), self._world.start)
+
+    def _freeze(self) -> None:
+        process = self._some()
+        if process is not None:
+            frozen_s = self._chance.uniform(1, 20)
+            process.frozen_until_s = self._world.now_s + frozen_s
+            self._lasts(frozen_s)
+            self._world.after(frozen_s, lambda: self._world.handle(process))
+
+    def _fleet_away(self) -> None:
+        self._world.fleet.go_away()
+        gone_s = self._chance.uniform(1, 12)
+        self._lasts(gone_s)
+        self._world.after(gone_s, self._world.fleet.come_back)
+
+    def _answers_lost(self) -> None:
+        faults = self._world.fleet.faults
+        faults.answers_lost = True
+        gone_s = self._chance.uniform(1, 6)
+        self._lasts(gone_s)
+
+        def mend() -> None:
+            faults.answers_lost = False
+
+        self._world.after(gone_s, mend)
+
+    def _lease_moves(self) -> None:
+        process = self._some()
+        until_s = self._world.now_s + LEASE_S
+        self._world.lease = None if process is None else (process.name, until_s)
+
+    def _hide(self) -> None:
+        """The lender does not name a machine for a while."""
+        if launches := self._world.running():
+            launch = self._chance.choice(launches)
+            hidden = self._world.fleet.faults.hidden
+            hidden.add(launch)
+            self.hidden.add(launch)
+            gone_s = self._chance.uniform(1, 15)
+            self._lasts(gone_s)
+            self._world.after(gone_s, lambda: hidden.discard(launch))
+
+    def _price(self) -> None:
+        world = self._world
+        world.prices.set(self._chance.choice(("spot", "other")), self._chance.uniform(0.1, 1.2))
+        world.told_prices.append((world.now_s, dict(world.prices.look())))
+
+    def _preempt(self) -> None:
+        running = self._world.running()
+        self._world.fleet.preempt(*self._chance.sample(running, k=min(2, len(running))))
+
+    def _fail(self) -> None:
+        if launches := self._world.running():
+            self._world.fleet.fail(self._chance.choice(launches))
+
+    def _refuse(self) -> None:
+        pool = self._chance.choice(self._world.settings.pool_names)
+        self._world.fleet.refuse(pool)
+        gone_s = self._chance.uniform(1, 15)
+        self._lasts(gone_s)
+        self._world.after(gone_s, lambda: self._world.fleet.offer(pool))
+
+    def _replan(self) -> None:
+        data = encode_plan(ReplanAsked(self._world.now_s, "ada", "to see"))
+        self._world.after(0.1, lambda: self._world.append(data, "ada"))
+
+    def _pause(self) -> None:
+        world = self._world
+        if world.wanted == "running":
+            world.want("paused")
+            self._lasts(10.0)
+
+            def resume() -> None:
+                if world.wanted == "paused":
+                    world.want("running")
+
+            world.after(self._chance.uniform(2, 10), resume)
+
+    def _settings(self) -> None:
+        world = self._world
+        world.settings = replace(world.settings, updates=self._chance.choice((28, 50_000)))
+        world.tell_all(lambda: events.SettingsChanged(world.settings))
+
 
 BEGIN_S = 1_000_000.0
 STOP_S = BEGIN_S + 150.0  # the job is wanted stopped
@@ -340,3 +466,140 @@ def main(first: int, end: int) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+
+
+PATIENCE_S = 25.0  # a calm time after which what is wanted runs
+# Within it a change of a price is seen, also where a provisioner died and its successor took over.
+PRICES_SEEN_S = 60.0
+
+
+class Violation(NamedTuple):
+    """What does not hold."""
+
+    check: str
+    detail: str
+
+
+def check_order(world: World, order: LaunchOrder) -> Iterator[Violation]:
+    """An order is given as it stands in the log, and not before it stands there."""
+    known = world.truth.machines.get(order.launch)
+    written = known and (known.slot, known.pool, known.worker)
+    if written != (order.slot, order.pool, order.worker):
+        yield Violation("an order is written down before it is given", str(order))
+
+
+def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Violation]:
+    """What each record that counts must be like."""
+    if isinstance(record, Taken):
+        world.in_charge = writer
+    elif writer != world.in_charge and not isinstance(record, ReplanAsked):
+        yield Violation("one decides at a time", f"{writer} while {world.in_charge} does: {record}")
+    if isinstance(record, Planned) and not (record.why and record.reason):
+        yield Violation("a plan has its reasons", str(record))
+    if isinstance(record, Started):
+        machines = [machine.id for machine in world.fleet.rented if machine.launch == record.launch]
+        if machines != [record.machine]:
+            yield Violation("one launch, one machine", f"{record} {machines}")
+    if isinstance(record, Settled) and world.running() and not world.faults.hidden:
+        yield Violation("nothing runs when it is settled", str(world.running()))
+
+
+def check_calm(world: World) -> Iterator[Violation]:
+    """After a time without faults, what is wanted on demand runs, and questions are answered."""
+    plan = world.truth.plan
+    since_s = max(world.faults.last_s, plan.at_s if plan else 0.0)
+    if world.now_s - since_s < PATIENCE_S or world.wanted != "running":
+        return
+    if plan is None:
+        yield Violation("there is a plan", "none")
+        return
+    wanted = {slot for slot, place in enumerate(plan.places) if place == ON_DEMAND}
+    running = {machine.slot for machine in world.fleet.rented if machine.state == "running"}
+    if not wanted <= running:
+        yield Violation("what is wanted runs", f"{wanted} wanted, {running} run")
+    if world.truth.replans:
+        yield Violation("who asks for a plan gets one", str(world.truth.replans))
+
+
+def check_end(world: World) -> Iterator[Violation]:
+    """When the job is over, so is everything, and everything is accounted for."""
+    if not world.over():
+        left = [p.name for p in world.replicas if not p.dead and not p.machine.finished]
+        yield Violation("everything comes to an end", f"{left} open {world.truth.open}")
+        return
+    yield from _machines(world)
+    yield from _seats(world)
+    yield from _cost(world)
+    terms = [record.term for record in world.counted if isinstance(record, Settled)]
+    if len(terms) != len(set(terms)) or world.truth.settled is None:
+        yield Violation("a term is settled once, the last one for good", str(terms))
+
+
+def _machines(world: World) -> Iterator[Violation]:
+    """The lender's books and the ledger tell of the same machines."""
+    machines = world.fleet.rented
+    launches = [machine.launch for machine in machines]
+    if len(set(launches)) < len(launches):
+        yield Violation("one launch, one machine", str(launches))
+    if world.truth.open or world.running():
+        yield Violation("everything is given back", f"{world.truth.open} {world.running()}")
+    for machine in machines:
+        rented = world.truth.machines[machine.launch]
+        told = (rented.machine, rented.started_s, rented.ended_s, rented.cause)
+        true = (machine.id, machine.started_s, machine.ended_s, machine.cause)
+        if told != true and machine.launch not in world.faults.hidden:
+            yield Violation("machines are told of as they were", f"{rented} {machine}")
+
+
+def _seats(world: World) -> Iterator[Violation]:
+    """A slot has one own machine at a time, unless the lender did not name one.
+
+    A machine that is not named for long is taken for lost, and its successor runs beside it until
+    it is named again and given back. A ghost cannot bring this about: its orders are void, or used.
+    Under `reassign` a slot that moves to another pool has one machine in each for a while.
+    """
+    moves = world.settings.on_preemption == "reassign"
+    seats: dict[tuple[int, str], list[tuple[float, float, int]]] = {}
+    for machine in world.fleet.rented:
+        if not world.truth.machines[machine.launch].stand_in and machine.ended_s is not None:
+            seat = (machine.slot, machine.pool if moves else "")
+            held = (machine.started_s, machine.ended_s, machine.launch)
+            seats.setdefault(seat, []).append(held)
+    for seat, held_by in seats.items():
+        for (_, ended_s, first), (started_s, _, second) in pairwise(sorted(held_by)):
+            if started_s < ended_s and not {first, second} & world.faults.hidden:
+                yield Violation("one own machine in a slot", f"{seat}: {first}, {second}")
+
+
+def _cost(world: World) -> Iterator[Violation]:
+    """The ledger's sum is the lender's bill, but for prices that were seen late."""
+    if world.faults.hidden:
+        return
+    minimum_s = world.settings.minimum_billing_s
+    bill = 0.0
+    for machine in world.fleet.rented:
+        until_s = machine.ended_s or world.now_s
+        if machine.cause != "preempted":
+            until_s = max(until_s, machine.started_s + minimum_s[machine.pool])
+        bill += _bill_usd(world, machine.pool, machine.started_s, until_s)
+    ledger = FleetLedger(minimum_s)
+    for offset, data in enumerate(world.log):
+        ledger.feed(offset, decode_plan(data))
+    moved_usd_per_s = sum(
+        abs(after[pool] - before[pool]) / HOUR_S
+        for (_, before), (_, after) in pairwise(world.told_prices)
+        for pool in after
+    )
+    slack = moved_usd_per_s * PRICES_SEEN_S * world.settings.workers * 2 + 1e-9
+    told = ledger.spent_usd(world.now_s)
+    if abs(told - bill) > slack:
+        yield Violation("the ledger's cost is the lender's bill", f"{told} against {bill}")
+
+
+def _bill_usd(world: World, pool: str, since_s: float, until_s: float) -> float:
+    total = 0.0
+    ends = [at_s for at_s, _ in world.told_prices[1:]] + [float("inf")]
+    for (at_s, prices), end_s in zip(world.told_prices, ends, strict=True):
+        seconds = min(until_s, end_s) - max(since_s, at_s)
+        total += max(seconds, 0.0) * prices[pool] / HOUR_S
+    return total

@@ -14,9 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.simulation.faults.cluster import Cluster
-from common.simulation.faults.scenario import CUTS, LOSSES, FaultKind, Poison, Scenario, from_seed
-from common.simulation.faults.seeds import run_seed, run_seeds
+from common.simulation.faults.cluster import Cluster, run_seed, run_seeds
+from common.simulation.faults.scenario import (
+    CUTS,
+    LOSSES,
+    FaultKind,
+    Poison,
+    Scenario,
+    from_seed,
+)
 from common.simulation.faults.shrink import shrink, smaller
 from tests.system.mutants import MUTANTS, Mutant
 

@@ -7,29 +7,29 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from common.complaints import complaint, field_names
+from common.config.validation import complaint, field_names
+from common.config.yaml_file import as_json, load_text
 from common.errors import UserError
-from common.job_file import as_json, load_text
 from common.learning.torch_here import need_torch
+from common.policies.reassign import update_capacity_per_s
+from common.policies.registry import policy_of
 from common.simulation.experiments.full import FullRun, FullSimulation
 from common.simulation.experiments.setting import setting_of
 from common.simulation.experiments.spec import Experiment
 from common.simulation.experiments.steering import Beliefs
 from common.simulation.experiments.updates import Conditions, Pace, simulate_updates
-from common.theory.beyond.reassign import update_capacity_per_s
 from common.theory.estimates import RatePrior
-from common.theory.policies import policy_of
 from common.traces.files import starts_of, traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from common.policies.policy import Policy
     from common.simulation.experiments.learning import Sgd
     from common.simulation.experiments.outcome import Run
     from common.simulation.experiments.setting import Setting
     from common.simulation.experiments.updates import Array
-    from common.theory.policy import Policy
     from common.traces.trace import Trace
 
 KNOWN_S = 10.0  # a policy that learns rates begins with their mean, as if watched for so long

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from common.policies.policy import NOWHERE, ON_DEMAND
 from common.theory.errors import ParameterError, positive
-from common.theory.policy import NOWHERE, ON_DEMAND
 from common.theory.work import HOUR_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from common.theory.policy import Decision
+    from common.policies.policy import Decision
     from common.theory.work import Pool
 
 Array: TypeAlias = npt.NDArray[np.float64]

@@ -29,12 +29,12 @@ from common.traces.files import traced
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.policies.policy import Policy
     from common.simulation.experiments.computing import Learner
     from common.simulation.experiments.group import Group
-    from common.simulation.experiments.machine import Machine
+    from common.simulation.experiments.protocol import Machine
     from common.simulation.experiments.setting import Setting
     from common.simulation.experiments.steering import Beliefs
-    from common.theory.policy import Policy
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Indexes: TypeAlias = npt.NDArray[np.intp]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from common.simulation.experiments.clock import VirtualTime
-    from common.simulation.experiments.machine import Machine
+    from common.simulation.experiments.protocol import Machine
     from common.simulation.experiments.streams import Stream
 
 TAKEOVER_S = 3.0  # until a preempted worker's partitions are read again: 2 to 4 s on a real broker

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from common.theory.policy import PolicyName  # noqa: TC001 -- pydantic reads it when run
+from common.policies.policy import PolicyName  # noqa: TC001 -- pydantic reads it when run
 from common.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
 
 Seconds = Annotated[float, Field(ge=0)]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from common.policies.policy import ON_DEMAND, Situation
 from common.simulation.experiments.outcome import Change
 from common.theory.errors import ParameterError, positive
 from common.theory.estimates import (
@@ -20,15 +21,14 @@ from common.theory.estimates import (
     cycle_from_times,
     rate_from_counts,
 )
-from common.theory.policy import ON_DEMAND, Situation
 from common.theory.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from common.policies.policy import Decision, Policy
     from common.simulation.experiments.fleet import Fleet
     from common.theory.estimates import CyclePrior, RatePrior
-    from common.theory.policy import Decision, Policy
     from common.theory.work import Pool
 
 Array: TypeAlias = npt.NDArray[np.float64]

@@ -23,10 +23,10 @@ from common.theory.errors import ParameterError, not_negative, positive
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from common.policies.policy import Policy
     from common.simulation.experiments.preemption import Offers
     from common.simulation.experiments.prices import Prices
     from common.simulation.experiments.steering import Beliefs, Givens
-    from common.theory.policy import Policy
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Counts: TypeAlias = npt.NDArray[np.int64]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,12 +20,12 @@ from common.simulation.faults.checks import (
 )
 from common.simulation.faults.coordinators import SimulatedCoordinator
 from common.simulation.faults.operators import Operators
-from common.simulation.faults.scenario import OPERATORS, sizes_of
+from common.simulation.faults.scenario import OPERATORS, from_seed, sizes_of
 from common.simulation.faults.workers import SimulatedWorker
 from common.simulation.faults.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from common.core.events import Wanted
     from common.core.messages import AuditRecord, ControlRecord
@@ -385,3 +387,20 @@ class Cluster:
         if not self._live():
             self._join()
         self._rebalance()
+
+
+CHUNK = 4  # seeds that a process takes at once: some 50 ms
+
+
+def run_seed(seed: int) -> Outcome:
+    """Run one seed."""
+    return Cluster(from_seed(seed)).run()
+
+
+def run_seeds(seeds: range) -> Iterator[Outcome]:
+    """Run many; begins no more when nobody asks for more."""
+    # Not forked from this process: it may have threads, and they would not survive it. And none is
+    # killed, as a `multiprocessing.Pool` does at its end: one that holds a lock then leaves it so.
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(mp_context=context) as pool:
+        yield from pool.map(run_seed, seeds, chunksize=CHUNK)

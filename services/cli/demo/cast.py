@@ -11,7 +11,7 @@ from services.cli.demo.plan import Preemption
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.config import Settings
+    from common.config.settings import Settings
     from services.cli.demo.plan import Plan
     from services.cli.demo.screen import Screen
 

@@ -24,11 +24,11 @@ from services.cli.demo.rented.plan import RentedPlan, policy_named
 from services.cli.demo.run import Demo
 from services.cli.demo.screen import Screen
 from services.cli.demo.summary import Summary, draw
-from services.cli.ending import Ending
-from services.cli.outside import outside_of
+from services.cli.system.ending import Ending
+from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
-    from common.config import Settings
+    from common.config.settings import Settings
 
 _LOGS, _MODEL = "logs", "digits.safetensors"
 _SECONDS = 30.0

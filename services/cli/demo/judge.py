@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common import topics
+from common.checkpoints.snapshot_file import from_checkpoint
 from common.core.audit import audit
-from common.reading import read_decoded
-from common.saved import from_checkpoint
-from common.wire import decode_audit, decode_claim
+from common.topics import names as topics
+from common.topics.read import read_decoded
+from common.wire.messages import decode_audit, decode_claim
 from services.cli.demo.account import account
 from services.cli.demo.course import mean_accuracy
 from services.cli.demo.summary import Summary
@@ -16,9 +16,9 @@ from services.cli.demo.summary import Summary
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.checkpoints import Checkpoint
+    from common.checkpoints.store import Checkpoint
     from common.datasets.records import Records
-    from common.job import JobSpec
+    from common.jobs.spec import JobSpec
     from services.cli.demo.run import Demo
 
 _BATCH = 512  # records per forward pass
@@ -33,7 +33,7 @@ def test_model(
         CorruptError: If the checkpoint holds no weights of this job.
     """
     # These bring torch, which takes seconds: not while the demo's processes load it too.
-    from common.job_task import task_of  # noqa: PLC0415 -- see above
+    from common.jobs.build import task_of  # noqa: PLC0415 -- see above
     from common.learning.checkpoint import save_weights, weights_in  # noqa: PLC0415 -- see above
     from common.learning.evaluate import evaluate  # noqa: PLC0415 -- see above
     from common.learning.parameters import FlatModel, layout_of  # noqa: PLC0415 -- see above

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common import topics
 from common.core.spans import Partition
 from common.errors import UnavailableError, WireError
-from common.wire import decode_audit
+from common.topics import names as topics
+from common.wire.messages import decode_audit
 from services.cli.demo.course import Course
 
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord, Positions, Standing
-    from common.ports import Board, Log
+    from common.ports.servers import Board, Log
 
 _READ_RECORDS = 1000
 _BOARD_EVERY_S = 0.2

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from common.job import parse_job
+from common.jobs.spec import parse_job
 
 if TYPE_CHECKING:
-    from common.job import JobSpec
+    from common.jobs.spec import JobSpec
 
 # Two topics of 8x8 images. 128 records per update and this rate reach 0.98 to 0.99 on held-out
 # digits within 60,000 warped records (0.97 to 0.98 at half the learning rate). A checkpoint every

@@ -9,31 +9,31 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from common.checkpoints import CheckpointStore
-from common.connections import open_blobs, open_board, open_log
+from common.checkpoints.store import CheckpointStore
 from common.errors import CorruptError, UnavailableError
 from common.jobs.store import JobBook
-from common.ports import NewTopic
-from services.cli import sources
+from common.ports.servers import NewTopic
+from common.runtime.connect import open_blobs, open_board, open_log
+from services.cli.commands import sources
+from services.cli.commands.producing import send_all
+from services.cli.commands.schedule import Schedule
 from services.cli.demo.cast import Cast
 from services.cli.demo.course import mean_accuracy, mean_loss
 from services.cli.demo.observer import Observer
 from services.cli.demo.screen import Glance
-from services.cli.producing import send_all
-from services.cli.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
-    from common.checkpoints import Checkpoint
-    from common.config import Settings
+    from common.checkpoints.store import Checkpoint
+    from common.config.settings import Settings
     from common.core.messages import Positions
     from common.datasets.records import Records
     from services.cli.demo.plan import Plan
     from services.cli.demo.screen import Screen
-    from services.cli.ending import Ending
+    from services.cli.system.ending import Ending
 
 _START_S = 90.0  # all processes load torch at once, perhaps on one busy core
 _DRAIN_S = 60.0  # after the last record; a dead worker's partitions move within ten seconds

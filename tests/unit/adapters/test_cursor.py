@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.adapters.kafka_log.cursor import Cursor, Taken
+from common.adapters.kafka.cursor import Cursor, Taken
 from common.core.spans import Partition
 
 PARTITION = Partition("stream", 0)

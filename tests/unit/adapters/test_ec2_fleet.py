@@ -9,12 +9,12 @@ import pytest
 from botocore.exceptions import EndpointConnectionError, NoCredentialsError
 from botocore.stub import ANY, Stubber
 
-from common.adapters.ec2_client import asking
-from common.adapters.ec2_fleet import Ec2Fleet
+from common.adapters.ec2.client import asking
+from common.adapters.ec2.fleet import Ec2Fleet
+from common.config.market_file import Ec2Lender, Market, OnDemandPool, SpotPool
 from common.errors import OutsideError, UnavailableError
-from common.market import Ec2Lender, Market, OnDemandPool, SpotPool
+from common.ports.machines import LaunchOrder, Refused
 from common.provisioning.records import client_token
-from common.renting import LaunchOrder, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

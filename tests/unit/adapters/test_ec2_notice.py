@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.adapters.ec2_notice import Ec2Notices
+from common.adapters.ec2.notice import Ec2Notices
 from common.errors import OutsideError, UnavailableError
-from common.ports import Notice
+from common.ports.servers import Notice
 from common.testing.clock import HandClock
 from common.testing.metadata_server import INTERRUPTION, REBALANCE, TOKEN, MetadataServer
 

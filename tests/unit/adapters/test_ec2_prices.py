@@ -9,9 +9,9 @@ import boto3
 import pytest
 from botocore.stub import ANY, Stubber
 
-from common.adapters.ec2_prices import Ec2Prices
+from common.adapters.ec2.prices import Ec2Prices
+from common.config.market_file import Ec2Lender, SpotPool
 from common.errors import OutsideError, UnavailableError
-from common.market import Ec2Lender, SpotPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

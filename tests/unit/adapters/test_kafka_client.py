@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Consumer, KafkaError
 
-from common.adapters.kafka_log.client import Complaints, made
+from common.adapters.kafka.client import Complaints, made
 from common.errors import OutsideError, UnavailableError, UserError
 
 WRONG_PASSWORD = KafkaError(

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from common.adapters.kafka_log.offsets import BoundsQuestion, Offset, OffsetsQuestion
+from common.adapters.kafka.offsets import BoundsQuestion, Offset, OffsetsQuestion
 from common.core.spans import Partition
 
 if TYPE_CHECKING:

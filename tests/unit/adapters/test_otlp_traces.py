@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.adapters import otlp_traces
-from common.adapters.otlp_traces import CLOSE_S, OtlpTracer
+from common.adapters import otlp as otlp_traces
+from common.adapters.otlp import CLOSE_S, OtlpTracer
 from common.core.spans import Span
 from tests.collector import Collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.tracing import BatchTrace
+    from common.telemetry.tracing import BatchTrace
 
 JOB = "digits"
 AT_S = 1_700_000_000.25

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from common.adapters.process_records import Claim, Gone, Leaving, Records
-from common.renting import LaunchOrder
+from common.adapters.local.records import Claim, Gone, Leaving, Records
+from common.ports.machines import LaunchOrder
 from common.testing.clock import HandClock
 from tests.contract.fleet_lenders import ON_DEMAND, SPOT, Processes
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from common.adapters.process_fleet import ProcessFleet, Started
-    from common.renting import Machine
+    from common.adapters.local.fleet import ProcessFleet, Started
+    from common.ports.machines import Machine
 
 PATIENCE_S = 20.0
 DEAF = ("sh", "-c", "trap '' TERM; echo ready; sleep 600 & wait; sleep 600")
@@ -257,11 +257,11 @@ def test_fleets_on_other_folders_are_others_whatever_the_job_is_called(
 LAUNCHER = """
 import sys
 from pathlib import Path
-from common.adapters.process_fleet import ProcessFleet
-from common.adapters.process_market import Chains
+from common.adapters.local.fleet import ProcessFleet
+from common.adapters.local.market import Chains
 from common.embedded.process import Child
-from common.market import Market, OnDemandPool
-from common.renting import LaunchOrder
+from common.config.market_file import Market, OnDemandPool
+from common.ports.machines import LaunchOrder
 def start(worker, environment):
     return Child(["sleep", "600"], Path(sys.argv[1], worker), environment, stays=True)
 market = Market(on_demand=OnDemandPool(usd_per_hour=1.0))

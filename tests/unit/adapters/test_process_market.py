@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.adapters.process_market import Chain, weather_of
+from common.adapters.local.market import Chain, weather_of
+from common.config.market_file import ProcessLender
 from common.errors import UserError
-from common.market import ProcessLender
 from common.traces.spec import TraceSpec
 
 if TYPE_CHECKING:

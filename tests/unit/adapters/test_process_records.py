@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.adapters.process_records import Claim, Gone, Leaving, Records, Refusal
+from common.adapters.local.records import Claim, Gone, Leaving, Records, Refusal
 from common.errors import CorruptError, UnavailableError
 
 if TYPE_CHECKING:

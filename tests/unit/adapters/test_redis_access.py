@@ -8,7 +8,7 @@ import traceback
 import pytest
 import redis
 
-from common.adapters.redis_access import RedisAccess, client_of, fault
+from common.adapters.redis.access import RedisAccess, client_of, fault
 from common.errors import OutsideError, UnavailableError, UserError
 
 PASSWORD = "its-pass-word"  # noqa: S105 -- of no server

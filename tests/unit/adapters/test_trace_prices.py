@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.adapters.trace_prices import PricesTogether, TracePrices
+from common.adapters.prices import PricesTogether, TracePrices
 from common.errors import UserError
 from common.testing.clock import HandClock
 from common.traces.spec import TraceSpec

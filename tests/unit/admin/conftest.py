@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 
-from common.config import Settings
-from common.keys import KeyBook
-from common.outside import Outside
-from common.ports import NewTopic
+from common.api.keys import KeyBook
+from common.config.servers import Outside
+from common.config.settings import Settings
+from common.ports.servers import NewTopic
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog

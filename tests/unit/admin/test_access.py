@@ -10,10 +10,11 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 
-from common.keys import KeyBook
-from services.admin import access, health
+from common.api.keys import KeyBook
 from services.admin.app import ROUTERS
-from services.admin.examples import JOB
+from services.admin.middleware import access
+from services.admin.routes import health
+from services.admin.routes.examples import JOB
 from tests.unit.admin.conftest import HOST, World, problem
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from common.config import Settings
+from common.config.servers import Outside
+from common.config.settings import Settings
 from common.errors import OutsideError
-from common.metrics.serving import STILL_S, Pulse
-from common.outside import Outside
+from common.telemetry.metrics.serving import STILL_S, Pulse
 from common.testing.clock import HandClock
 from services.admin import app as app_module
 from services.admin.app import create_app
@@ -17,7 +17,7 @@ from tests.unit.admin.conftest import World, problem
 if TYPE_CHECKING:
     import pytest
 
-    from common.ports import Log
+    from common.ports.servers import Log
 
 
 def test_an_application_is_made_without_any_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 
-from common.config import Settings
-from services.admin.connections import HEAD_BYTES, REQUEST_S, Connections
-from services.admin.examples import JOB
+from common.config.settings import Settings
+from services.admin.middleware.connections import HEAD_BYTES, REQUEST_S, Connections
+from services.admin.routes.examples import JOB
 from services.admin.server import Server
 from tests.unit.admin.conftest import World
 

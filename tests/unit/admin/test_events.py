@@ -13,12 +13,12 @@ import pytest
 import uvicorn
 from starlette.requests import ClientDisconnect
 
+from common.api.keys import KeyBook
 from common.jobs.store import JobBook
-from common.keys import KeyBook
-from services.admin import events as module
-from services.admin.following.feed import EVENTS
+from services.admin.live.feed import EVENTS
+from services.admin.routes import events as module
 from tests.unit.admin.conftest import World, problem
-from tests.unit.admin.following.helpers import (
+from tests.unit.admin.live.helpers import (
     JOB,
     PATIENCE_S,
     Topics,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from threading import Event
 
-from common.config import Settings
+from common.config.settings import Settings
 from common.errors import UnavailableError
 from common.testing.clock import HandClock
 from services.admin.checks import FRESH_S, Check, Checks

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.api.keys import KeyBook
 from common.core.spans import Partition
-from common.job import JobSpec
-from common.job_changes import CHANGEABLE
+from common.jobs.edit import CHANGEABLE
+from common.jobs.spec import JobSpec
 from common.jobs.store import JobBook
-from common.keys import KeyBook
-from common.topics import JOBS
-from services.admin.examples import JOB
-from services.admin.jobs import JobPatch
+from common.topics.names import JOBS
+from services.admin.routes.examples import JOB
+from services.admin.routes.jobs import JobPatch
 from tests.unit.admin.conftest import World, problem
-from tests.unit.admin.following.helpers import eventually
+from tests.unit.admin.live.helpers import eventually
 
 if TYPE_CHECKING:
     import httpx2

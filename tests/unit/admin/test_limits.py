@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import Settings
-from services.admin.limits import Buckets, Streams
+from common.config.settings import Settings
+from services.admin.middleware.limits import Buckets, Streams
 from tests.unit.admin.conftest import World, problem
 
 if TYPE_CHECKING:

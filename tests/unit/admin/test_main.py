@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from common.config import Settings
+from common.config.settings import Settings
 from services.admin.__main__ import STALLED_S, _listen
 
 

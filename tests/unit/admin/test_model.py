@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import safetensors.torch
 
-from common.checkpoints import CheckpointStore
+from common.checkpoints.snapshot_file import Saved, to_bytes, to_parts
+from common.checkpoints.store import CheckpointStore
 from common.core.messages import GENESIS, Batch, Lead, ModelId, UpdateApplied, WorkerId
 from common.core.snapshots import Snapshot
 from common.core.spans import Span
-from common.job import parse_job
-from common.job_task import optimizer_of, task_of
+from common.jobs.build import optimizer_of, task_of
+from common.jobs.spec import parse_job
 from common.learning.checkpoint import pack
 from common.learning.parameters import FlatModel, layout_of
 from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
-from common.saved import Saved, to_bytes, to_parts
-from common.wire import encode_audit
+from common.wire.messages import encode_audit
 from tests.unit.admin.conftest import problem
 from tests.unit.cli.test_job import JOB
 

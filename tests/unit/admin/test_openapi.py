@@ -14,9 +14,9 @@ from schemathesis import GenerationMode
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi import checks
 
-from common.config import Settings
+from common.config.settings import Settings
 from services.admin.app import create_app
-from services.admin.examples import JOB
+from services.admin.routes.examples import JOB
 from tests.unit.admin.conftest import HOST, World
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.config import Settings
+from common.api.answers import PricesAnswer
+from common.config.settings import Settings
 from common.errors import GivenError
 from common.planning.compare import as_data, compare, with_policies
 from common.planning.plan import plan_told
 from common.planning.request import PlanRequest
 from common.planning.simulation import SimulateRequest
-from services.admin.answers import PricesAnswer
-from services.admin.planning import MOST_WORKERS, PlanBody
+from services.admin.routes.planning import MOST_WORKERS, PlanBody
 from services.admin.simulating import AT_ONCE
 from tests.unit.admin.conftest import World, problem
 

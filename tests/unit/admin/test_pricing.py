@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from common.config import Settings
+from common.config.settings import Settings
 from common.errors import UnavailableError
 from services.admin import pricing
 from services.admin.pricing import PriceDesk
-from tests.unit.admin.following.helpers import happens
+from tests.unit.admin.live.helpers import happens
 
 
 def test_a_source_that_is_away_is_asked_once_for_all_who_wait(

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.plans import read_ledger
-from common.ports import NewTopic
-from common.provisioning.codec import encode_plan
+from common.api.answers import ProvisioningAnswer
+from common.planning.replan import read_ledger
+from common.ports.servers import NewTopic
 from common.provisioning.records import (
     Believed,
     Ended,
@@ -20,7 +20,7 @@ from common.provisioning.records import (
     Started,
     Taken,
 )
-from services.admin.answers import ProvisioningAnswer
+from common.wire.plans import encode_plan
 from tests.unit.admin.conftest import problem
 from tests.unit.admin.test_model import SPEC
 

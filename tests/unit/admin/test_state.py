@@ -9,7 +9,7 @@ import pytest
 from common.core.messages import ModelId, WorkerId
 from common.jobs.store import JobBook
 from tests.unit.admin.conftest import problem
-from tests.unit.admin.following.helpers import JOB, Topics, job, lead, update
+from tests.unit.admin.live.helpers import JOB, Topics, job, lead, update
 
 if TYPE_CHECKING:
     from tests.unit.admin.conftest import World

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from common.outside import Outside
+from common.config.servers import Outside
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from services.cli.app import app
-from services.cli.outside import Ways
+from services.cli.system.outside import Ways
 
 if TYPE_CHECKING:
     from typer.testing import Result
 
-    from common.config import Settings
+    from common.config.settings import Settings
 
 
 @dataclass

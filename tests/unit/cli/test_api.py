@@ -15,25 +15,25 @@ import safetensors.torch
 import torch
 from typer.testing import CliRunner
 
-from common.config import Settings
+from common.api.keys import KeyBook
+from common.checkpoints.snapshot_file import to_bytes
+from common.config.servers import Outside
+from common.config.settings import Settings
 from common.core.history import History
 from common.core.messages import GENESIS, Lead, ModelId, Requeued, Standing, WorkerId
 from common.core.spans import Partition
 from common.jobs.store import JobBook
-from common.keys import KeyBook
-from common.outside import Outside
-from common.plans import read_ledger
-from common.ports import NewTopic
+from common.planning.replan import read_ledger
+from common.ports.servers import NewTopic
 from common.provisioning.records import Taken
-from common.saved import to_bytes
-from common.wire import decode_audit, encode_audit
+from common.wire.messages import decode_audit, encode_audit
 from services.admin.app import create_app
 from services.cli import exits
-from services.cli.api import Api
 from services.cli.app import app
-from services.cli.direct import Direct
-from services.cli.outside import Ways
-from tests.unit.admin.following.helpers import eventually
+from services.cli.system.api import Api
+from services.cli.system.direct import Direct
+from services.cli.system.outside import Ways
+from tests.unit.admin.live.helpers import eventually
 from tests.unit.admin.test_model import kept, trained
 from tests.unit.admin.test_provisioning import planned as decided
 from tests.unit.cli.conftest import World
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from common.core.messages import AuditRecord
     from common.provisioning.records import PlanRecord
     from services.admin.service import Service
-    from services.cli.system import System
+    from services.cli.system.system import System
 
 URL = "http://doll.test"
 DRY = "--dry-run"
@@ -134,7 +134,7 @@ class Both:
 
     def decide(self, *records: PlanRecord) -> None:
         """Write records of the job's provisioning."""
-        from common.provisioning.codec import encode_plan  # noqa: PLC0415 -- only here
+        from common.wire.plans import encode_plan  # noqa: PLC0415 -- only here
 
         self.direct.log.create_topics([NewTopic("doll.digits.plans")])
         self.direct.write("doll.digits.plans", *map(encode_plan, records))

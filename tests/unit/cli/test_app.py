@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from common.outside import Outside
+from common.config.servers import Outside
 from common.testing.board import MemoryBoard
 from services.cli import exits
 from services.cli.app import app
-from services.cli.outside import Ways
+from services.cli.system.outside import Ways
 
 if TYPE_CHECKING:
-    from common.config import Settings
+    from common.config.settings import Settings
     from tests.unit.cli.conftest import World
 
 COMMANDS = [

@@ -24,9 +24,9 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Partition, Span
-from common.wire import encode_audit, encode_claim
+from common.wire.messages import encode_audit, encode_claim
 from services.cli import exits
-from services.cli.auditing import merged
+from services.cli.render.auditing import merged
 from tests.unit.cli.test_job import submitted
 
 if TYPE_CHECKING:

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.checkpoints.snapshot_file import Saved, to_bytes
 from common.core.messages import ModelId, Standing
 from common.core.snapshots import Snapshot
 from common.errors import OutsideError, UnavailableError, UserError
-from common.job import parse_job
+from common.jobs.spec import parse_job
 from common.jobs.store import JobBook
-from common.ports import NewTopic
-from common.saved import Saved, to_bytes
+from common.ports.servers import NewTopic
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
-from services.cli.bounded_topic import BoundedTopic
+from services.cli.commands.bounded_topic import BoundedTopic
 from tests.unit.cli.test_job import JOB
 
 if TYPE_CHECKING:

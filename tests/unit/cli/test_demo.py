@@ -15,7 +15,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Span
-from common.job import parse_job
+from common.jobs.spec import parse_job
 from services.cli.demo.account import Account
 from services.cli.demo.course import Course, mean_accuracy, mean_loss
 from services.cli.demo.plan import Plan, Preemption

@@ -19,8 +19,8 @@ from common.core.messages import (
 )
 from common.core.spans import Partition, Span
 from common.jobs.store import JobBook
-from common.ports import NewTopic
-from common.wire import encode_audit, encode_claim
+from common.ports.servers import NewTopic
+from common.wire.messages import encode_audit, encode_claim
 from services.cli import exits
 
 if TYPE_CHECKING:

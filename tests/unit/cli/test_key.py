@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.keys import KeyBook, Keys
+from common.api.keys import KeyBook, Keys
 from services.cli import exits
 
 if TYPE_CHECKING:

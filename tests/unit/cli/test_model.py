@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import safetensors.torch
 
-from common.checkpoints import CheckpointStore
+from common.checkpoints.snapshot_file import Saved, from_bytes, from_checkpoint, to_bytes, to_parts
+from common.checkpoints.store import CheckpointStore
 from common.core.messages import GENESIS, Lead, ModelId
 from common.core.snapshots import Snapshot
 from common.errors import CorruptError, FutureFormatError
-from common.job import parse_job
-from common.job_task import optimizer_of, task_of
+from common.jobs.build import optimizer_of, task_of
+from common.jobs.spec import parse_job
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
-from common.saved import Saved, from_bytes, from_checkpoint, to_bytes, to_parts
-from common.wire import encode_audit, frame
+from common.wire.messages import encode_audit, frame
 from services.cli import exits
 from tests.unit.cli.test_audit import LEAD, batch, update
 from tests.unit.cli.test_job import JOB, submitted

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from common.checkpoints import CheckpointStore
+from common.checkpoints.store import CheckpointStore
 from common.core.messages import Lead, ModelId
-from common.job import parse_job
-from common.job_task import trainer_of
+from common.jobs.build import trainer_of
+from common.jobs.spec import parse_job
 from common.jobs.store import JobBook
 from common.learning.checkpoint import unpack
-from common.wire import encode_audit
+from common.wire.messages import encode_audit
 from services.cli import exits
 from tests.unit.cli.test_audit import LEAD, batch, update
 from tests.unit.cli.test_job import JOB, submitted

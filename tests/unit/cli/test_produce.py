@@ -10,7 +10,7 @@ import pytest
 from common.core.spans import Partition
 from common.learning.codecs import make_codec
 from common.learning.fields import Field
-from common.ports import NewTopic
+from common.ports.servers import NewTopic
 from common.testing.log import MemoryLog
 from services.cli import exits
 from tests.unit.cli.conftest import World

@@ -8,12 +8,12 @@ import pytest
 
 from common.core.messages import Standing
 from common.core.spans import Partition
-from common.ports import NewTopic
+from common.ports.servers import NewTopic
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
-from services.cli.producing import Backlog, Patient, Sent, send_all, unbounded
-from services.cli.schedule import Schedule
+from services.cli.commands.producing import Backlog, Patient, Sent, send_all, unbounded
+from services.cli.commands.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,9 +16,9 @@ from common.core.spans import Span
 from common.planning.plan import gather
 from common.planning.remaining import rates_of, remaining
 from common.planning.request import PlanRequest
-from common.ports import NewTopic
-from common.reading import read_decoded
-from common.wire import decode_claim, encode_audit, encode_claim
+from common.ports.servers import NewTopic
+from common.topics.read import read_decoded
+from common.wire.messages import decode_claim, encode_audit, encode_claim
 from services.cli import exits
 from tests.unit.cli.test_plan import PAPER, planned
 

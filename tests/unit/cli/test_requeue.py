@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common import wire
 from common.core.history import History
 from common.core.messages import (
     GENESIS,
@@ -20,10 +19,11 @@ from common.core.messages import (
 )
 from common.core.spans import Partition, Span
 from common.jobs.store import JobBook
+from common.wire import messages as wire
 from services.cli import exits
 from tests.unit.cli.conftest import World
 from tests.unit.cli.test_job import submitted
-from tests.unit.test_jobs import RacingLog
+from tests.unit.jobs.test_store import RacingLog
 
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord

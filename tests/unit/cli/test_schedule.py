@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.cli.schedule import Schedule
+from services.cli.commands.schedule import Schedule
 
 
 def test_a_steady_stream_is_due_at_its_rate() -> None:

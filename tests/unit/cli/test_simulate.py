@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from common.planning.compare import Result, as_data, compare, results_of, with_policies
+from common.policies.policy import POLICY_NAMES
 from common.simulation.experiments.experiment import load_experiment
 from common.simulation.experiments.outcome import Point, PoolUse, Run, Summary
-from common.theory.policy import POLICY_NAMES
 from services.cli import exits
-from services.cli.simulated import draw, title
+from services.cli.render.simulated import draw, title
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from common.metrics.catalogue import CATALOGUE
+from common.telemetry.metrics.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
-    from common.metrics.metric import Metric
+    from common.telemetry.metrics.metric import Metric
 
 _PARTS = ("_bucket", "_sum", "_count")  # of a histogram
 _OWN = frozenset({"instance", "job"})  # labels that Prometheus adds

@@ -10,10 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = (
-    (sys.executable, "-m", "common.metrics"),
-    (sys.executable, "-m", "common.healthcheck"),
+    (sys.executable, "-m", "common.telemetry.metrics"),
+    (sys.executable, "-m", "common.runtime.healthcheck"),
     (sys.executable, "-m", "deploy.grafana"),
-    (sys.executable, "-m", "load.dashboards"),
+    (sys.executable, "-m", "load.monitoring.dashboards"),
     ("deploy/compose/make-secrets",),
 )
 

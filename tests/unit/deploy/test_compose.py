@@ -12,7 +12,7 @@ from graphlib import TopologicalSorter
 import pytest
 import yaml
 
-from common.config import Settings
+from common.config.settings import Settings
 from tests import compose
 from tests.compose import OURS, ROOT, SECRETS, Part
 from tests.unit.deploy.promtool import promtool
@@ -154,7 +154,7 @@ def test_a_service_of_ours_is_nobody_who_runs_one_command(name: str) -> None:
     assert service["command"] == [name.removesuffix("-gpu")]
     assert service["build"]["dockerfile"] == "deploy/Dockerfile"
     assert service["image"].startswith(f"doll-{service['build']['target']}:")
-    assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "common.healthcheck"]
+    assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "common.runtime.healthcheck"]
     assert compose.environment_of(service)["DOLL_METRICS_PORT"] == "9102"
     assert compose.environment_of(service)["DOLL_METRICS_HOST"] == "0.0.0.0"  # noqa: S104 -- of a container
     leave_s = Settings().leave_s

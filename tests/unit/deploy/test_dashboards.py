@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.grafana.__main__ import DASHBOARDS, written
-from load.panels import Board, filled, read_board
+from load.monitoring.panels import Board, filled, read_board
 from tests.unit.deploy.promql import faults, grouped
 from tests.unit.deploy.promtool import promtool
 

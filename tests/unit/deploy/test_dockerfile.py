@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import read_settings
+from common.config.settings import read_settings
 from tests.dockerfiles import DOCKERFILE, Instruction, chain, needed, read
 
 ROOT = Path(__file__).parents[3]

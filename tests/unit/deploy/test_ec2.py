@@ -14,12 +14,12 @@ import botocore.session
 import pytest
 from moto import mock_aws
 
-from common.adapters.ec2_client import connect
-from common.adapters.ec2_fleet import Ec2Fleet
-from common.adapters.ec2_prices import Ec2Prices
-from common.adapters.s3_blobs import S3Blobs
-from common.market import load_market
-from common.renting import LaunchOrder
+from common.adapters.blobs.s3 import S3Blobs
+from common.adapters.ec2.client import connect
+from common.adapters.ec2.fleet import Ec2Fleet
+from common.adapters.ec2.prices import Ec2Prices
+from common.config.market_file import load_market
+from common.ports.machines import LaunchOrder
 from tests.unit.deploy.iam import Policy, Request, listed, read_policy
 from tests.unit.deploy.rendering import MARKET, ROOT
 

@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-EVERYWHERE = ("common.adapters.kafka_log", "common.adapters.redis_board")
-STORAGE = ("common.adapters.disk_blobs", "common.adapters.s3_blobs")
+EVERYWHERE = ("common.adapters.kafka", "common.adapters.redis.board")
+STORAGE = ("common.adapters.blobs.disk", "common.adapters.blobs.s3")
 OPENED = {  # what a service loads only when it needs it
-    "worker": ("common.adapters.ec2_notice",),
+    "worker": ("common.adapters.ec2.notice",),
     "coordinator": STORAGE,
     "evaluator": (),
     "provisioner": (
-        *("common.adapters.ec2_fleet", "common.adapters.ec2_prices"),
-        *("common.adapters.process_fleet", "common.adapters.trace_prices"),
+        *("common.adapters.ec2.fleet", "common.adapters.ec2.prices"),
+        *("common.adapters.local.fleet", "common.adapters.prices"),
     ),
-    "admin": (*STORAGE, "common.adapters.ec2_prices", "common.planning.apart"),
+    "admin": (*STORAGE, "common.adapters.ec2.prices", "common.planning.apart"),
     "cli": (
         *STORAGE,
-        *("common.adapters.ec2_prices", "common.planning.compare", "common.planning.plan"),
-        *("services.cli.api", "services.cli.api_client"),
+        *("common.adapters.ec2.prices", "common.planning.compare", "common.planning.plan"),
+        *("services.cli.system.api", "services.cli.system.api_client"),
     ),
 }
 WITHOUT_TORCH = ("provisioner", "admin", "cli")

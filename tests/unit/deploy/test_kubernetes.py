@@ -12,8 +12,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from common.config import Settings, read_settings
-from common.metrics.catalogue import CATALOGUE
+from common.config.settings import Settings, read_settings
+from common.telemetry.metrics.catalogue import CATALOGUE
 from tests.unit.deploy.rendering import (
     FILES,
     ROOT,

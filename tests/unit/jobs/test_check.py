@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from common.config.yaml_file import as_json, load_text
 from common.errors import GivenError
-from common.job import JobSpec
-from common.job_file import as_json, load_text
 from common.jobs import check
 from common.jobs.check import check_submission
-from tests.unit.admin.following.helpers import SPEC
+from common.jobs.spec import JobSpec
+from tests.unit.admin.live.helpers import SPEC
 
 OWN = "tests.unit.jobs.odd_tasks"
 MAX_MB = 16_384

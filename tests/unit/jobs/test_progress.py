@@ -32,7 +32,7 @@ from common.core.messages import (
 )
 from common.core.spans import Partition, Span
 from common.jobs.progress import QUIET_S, RECENT_RECORDS, WORDS, Columns, JobProgress, Look
-from tests.unit.admin.following.helpers import BATCH, STREAMS, batch, job, lead, quarantine, update
+from tests.unit.admin.live.helpers import BATCH, STREAMS, batch, job, lead, quarantine, update
 
 PLACES = [Partition(stream, index) for stream in STREAMS for index in (0, 1)]
 ADDED = Partition(STREAMS[0], 2)  # while the job runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.jobs.progress import WINDOW_S, Recent
-from tests.unit.admin.following.helpers import update
+from tests.unit.admin.live.helpers import update
 
 RATE_PER_S = 10
 

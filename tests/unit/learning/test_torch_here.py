@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import UserError
 from common.learning.torch_here import need_torch
-from common.ports import NewTopic
+from common.ports.servers import NewTopic
 from common.simulation.experiments.experiment import learner_of
 from common.simulation.experiments.spec import Experiment
 from services.cli import exits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from load.asking import Address, on_schedule, open_streams
+from load.harness.asking import Address, on_schedule, open_streams
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 EVENTS = b"HTTP/1.1 200 OK\r\n\r\nevent: job\ndata: {}\n\nevent: update\ndata: {}\n\nevent: upd"

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from load.chaos_schedule import FAMILIES, KINDS, LOSSES, Fault, Kind, draw
+from load.faults.schedule import FAMILIES, KINDS, LOSSES, Fault, Kind, draw
 
 SIZES = {"worker": 4, "worker-redis": 4, "worker-kafka": 4, "coordinator": 2}
 SEEDS = st.integers(0, 2**32)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.embedded.process import Child
-from load.fleet import Fleet, Slot
-from load.stack import await_until
+from load.faults.fleet import Fleet, Slot
+from load.harness.stack import await_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.theory.beyond.backfill import cost_share_limit
-from common.theory.policy import POLICY_NAMES
+from common.policies.backfill import cost_share_limit
+from common.policies.policy import POLICY_NAMES
 from common.theory.provisioning import cost_share_bound, cost_usd, plan
 from load.paper import stated
 from load.paper.asked import Asked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from load.pauses import longest_pause_s, next_after, spread
+from load.faults.pauses import longest_pause_s, next_after, spread
 
 #        updates   0    1    2         4    5
 TIMES = [0.0, 1.0, 2.0, 4.0, 5.0]

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from load.proxy import Network
+from load.harness.proxy import Network
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from load.proxy import Proxy
+    from load.harness.proxy import Proxy
 
 PATIENCE_S = 10.0  # for what must come
 SILENCE_S = 0.1  # in which nothing must come

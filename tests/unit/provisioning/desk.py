@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 from common.errors import UnavailableError
 from common.provisioning import commands as do
 from common.provisioning import events
-from common.provisioning.codec import decode_plan, encode_plan
 from common.provisioning.provisioner import Provisioner
 from common.testing.clock import HandClock
 from common.testing.fleet import MemoryFleet, MemoryPrices
+from common.wire.plans import decode_plan, encode_plan
 from tests.unit.provisioning.examples import PRICES, SETTINGS, T0
 
 if TYPE_CHECKING:

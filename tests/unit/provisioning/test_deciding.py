@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from common.core.messages import GENESIS, Lead, UpdateApplied
+from common.policies.policy import POLICY_NAMES
 from common.provisioning import events
 from common.provisioning.deciding import differences
 from common.provisioning.records import Planned, ReplanAsked, Reviewed
-from common.theory.policy import POLICY_NAMES
 from tests.unit.core.examples import batch
 from tests.unit.provisioning.desk import Desk, Street
 from tests.unit.provisioning.examples import ON_DEMAND, SETTINGS, SPOT, T0, batches, taken
 
 if TYPE_CHECKING:
+    from common.policies.policy import PolicyName
     from common.provisioning.settings import ProvisionerSettings
-    from common.theory.policy import PolicyName
 
 
 # All that arrives for ever, which nothing can be planned for.

@@ -8,6 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from common.policies.adaptive import Adaptive
+from common.policies.fixed import OnDemandOnly, decision
+from common.policies.policy import Decision, Situation
 from common.provisioning.planning import (
     HASTE,
     HORIZON_S,
@@ -21,9 +24,6 @@ from common.provisioning.planning import (
     stability_of_plan,
     work_left,
 )
-from common.theory.adaptive import Adaptive
-from common.theory.fixed import OnDemandOnly, decision
-from common.theory.policy import Decision, Situation
 from common.theory.provisioning import plan_of
 from common.theory.work import Market, Work
 from tests.unit.provisioning.examples import ON_DEMAND, PRICES, SETTINGS, SPOT, T0

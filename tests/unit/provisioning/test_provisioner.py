@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from common.ports.machines import LaunchOrder
 from common.provisioning import commands as do
 from common.provisioning import events
 from common.provisioning.charge import UNREAD_S
@@ -20,7 +21,6 @@ from common.provisioning.records import (
     Taken,
     client_token,
 )
-from common.renting import LaunchOrder
 from tests.unit.provisioning.desk import Desk, Street
 from tests.unit.provisioning.examples import SETTINGS, T0, ordered, planned, priced, taken
 

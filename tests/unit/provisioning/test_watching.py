@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from common.ports.machines import LaunchOrder, Machine, Refused
 from common.provisioning.events import MachinesSeen
 from common.provisioning.records import Ended, Ordered, PlanRecord, Started, client_token
 from common.provisioning.watching import AGAIN_S, FleetWatch
-from common.renting import LaunchOrder, Machine, Refused
 from tests.unit.provisioning.examples import SETTINGS, T0, ended, fold, ordered, started, taken
 
 if TYPE_CHECKING:

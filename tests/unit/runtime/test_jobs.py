@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.job import parse_job
+from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord
-from common.metrics.meters import Meters
-from common.metrics.serving import Pulses
-from common.metrics.supervision import SupervisionMetrics
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
-from common.telemetry import event_logger
-from tests.unit.test_job import TEXT
+from common.telemetry.logging import event_logger
+from common.telemetry.metrics.meters import Meters
+from common.telemetry.metrics.serving import Pulses
+from common.telemetry.metrics.supervision import SupervisionMetrics
+from tests.unit.jobs.test_spec import TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

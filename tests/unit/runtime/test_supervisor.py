@@ -16,12 +16,11 @@ from time import monotonic
 import pytest
 
 from common.errors import CorruptError, UnavailableError
-from common.log_lines import line_formatter
-from common.metrics.meters import Meters
-from common.metrics.serving import Pulses
-from common.metrics.supervision import SupervisionMetrics
 from common.runtime.supervisor import Actor, Fault, Make, Patience, Supervised, Supervisor
-from common.telemetry import event_logger
+from common.telemetry.logging import event_logger, line_formatter
+from common.telemetry.metrics.meters import Meters
+from common.telemetry.metrics.serving import Pulses
+from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.testing.clock import HandClock
 
 PATIENCE_S = 30.0

@@ -7,17 +7,17 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from common.config import Settings
+from common.config.settings import Settings
 from common.jobs.store import JobBook
 from common.learning.optimizers import load_optimizers
-from common.metrics.coordinator import CoordinatorMetrics
-from common.metrics.serving import Pulses
-from common.metrics.supervision import SupervisionMetrics
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
-from common.telemetry import event_logger
+from common.telemetry.logging import event_logger
+from common.telemetry.metrics.coordinator import CoordinatorMetrics
+from common.telemetry.metrics.serving import Pulses
+from common.telemetry.metrics.supervision import SupervisionMetrics
+from common.telemetry.tracing import NoTracer
 from common.testing.board import MemoryBoards
-from common.tracing import NoTracer
 from services.coordinator.candidates import Candidates
 from services.coordinator.dead_letters import SharedSpans
 from services.coordinator.loop import JobCoordinator, begins
@@ -28,10 +28,10 @@ from services.coordinator.streams import StreamWatch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.ports import Blobs
+    from common.ports.servers import Blobs
+    from common.telemetry.tracing import Tracer
     from common.testing.board import MemoryRedis
     from common.testing.log import MemoryLog
-    from common.tracing import Tracer
 
 PATIENCE_S = 20.0
 IMPATIENT = Patience(first_s=0.01, longest_s=0.01)

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common import job_task
-from common.config import Settings
+from common.config.settings import Settings
 from common.errors import DeliveryError, OutsideError, TaskMissingError
-from common.job import parse_job
+from common.jobs import build as job_task
+from common.jobs.spec import parse_job
 from common.jobs.store import JobBook
-from common.log_lines import fields_of
-from common.ports import NewTopic
+from common.ports.servers import NewTopic
+from common.telemetry.logging import fields_of
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
-from common.topics import control_topic, dead_letter_topic, updates_topic
+from common.topics.names import control_topic, dead_letter_topic, updates_topic
 from services.coordinator import effects, loop
 from services.coordinator.candidates import LONGEST_S, Candidates
 from tests.unit.cli.test_job import JOB

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.checkpoints.snapshot_file import from_bytes
 from common.core.messages import WorkerId
 from common.core.spans import Partition
-from common.job import parse_job
+from common.jobs.spec import parse_job
 from common.jobs.store import JobBook
-from common.ports import NewTopic
-from common.saved import from_bytes
+from common.ports.servers import NewTopic
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
-from common.topics import control_topic, updates_topic
+from common.topics.names import control_topic, updates_topic
 from services.coordinator.loop import protocol_settings
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until

@@ -10,11 +10,11 @@ import pytest
 
 from common.core import events
 from common.core.messages import Failed, ModelId
-from common.job import parse_job
-from common.metrics.coordinator import CoordinatorMetrics
-from common.metrics.leading import MOST_METRICS, StreamFigures
+from common.jobs.spec import parse_job
+from common.telemetry.metrics.coordinator import CoordinatorMetrics
+from common.telemetry.metrics.leading import MOST_METRICS, StreamFigures
+from common.telemetry.tracing import trace_of
 from common.testing.tracing import MemoryTracer
-from common.tracing import trace_of
 from services.coordinator import measuring
 from services.coordinator.measuring import Measuring
 from tests.unit.cli.test_job import JOB

@@ -6,7 +6,7 @@ import pytest
 
 from common.core.messages import Standing
 from common.core.spans import Partition
-from common.job import JobSpec, parse_job
+from common.jobs.spec import JobSpec, parse_job
 from services.coordinator.needs import DemandMeter, backlog_of
 from tests.unit.cli.test_job import JOB
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common import wire
 from common.core.messages import (
     BatchReady,
     Failed,
@@ -19,15 +18,16 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Span
-from common.job import parse_job
+from common.jobs.spec import parse_job
 from common.jobs.store import JobBook
-from common.metrics.catalogue import CATALOGUE
-from common.ports import NewTopic
+from common.ports.servers import NewTopic
+from common.telemetry.metrics.catalogue import CATALOGUE
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
-from common.topics import control_topic
+from common.topics.names import control_topic
+from common.wire import messages as wire
 from services.coordinator import streams
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import PATIENCE_S, MemoryReplica, until

@@ -14,15 +14,15 @@ from common.core.messages import Standing, UpdateApplied
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition
 from common.core.spread import JobDemand
-from common.job import parse_job
-from common.metrics.coordinator import CoordinatorMetrics
-from common.ports import NewTopic
-from common.telemetry import event_logger
+from common.jobs.spec import parse_job
+from common.ports.servers import NewTopic
+from common.telemetry.logging import event_logger
+from common.telemetry.metrics.coordinator import CoordinatorMetrics
+from common.telemetry.tracing import NoTracer
 from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
-from common.topics import control_topic
-from common.tracing import NoTracer
+from common.topics.names import control_topic
 from services.coordinator.measuring import Measuring
 from services.coordinator.needs import WINDOW_S, Arrivals
 from services.coordinator.streams import (

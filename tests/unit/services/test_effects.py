@@ -11,14 +11,13 @@ from common.core import commands as do
 from common.core import events
 from common.core.messages import ModelId, Standing, TriggerId, UpdateTrigger
 from common.errors import UserError
-from common.job import parse_job
+from common.jobs.spec import parse_job
 from common.jobs.store import JobBook
-from common.log_lines import fields_of
-from common.ports import NewTopic
-from common.telemetry import event_logger
+from common.ports.servers import NewTopic
+from common.telemetry.logging import event_logger, fields_of
+from common.telemetry.tracing import NoTracer
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
-from common.tracing import NoTracer
 from services.coordinator.effects import Effects
 from services.coordinator.measuring import Measuring
 from tests.unit.cli.test_job import JOB

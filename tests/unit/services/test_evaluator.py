@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common import wire
-from common.config import Settings
+from common.config.settings import Settings
 from common.core.messages import (
     GENESIS,
     AuditRecord,
@@ -26,24 +25,24 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Partition, Span, address_of
-from common.job import parse_job
-from common.job_task import codec_of, task_of
+from common.jobs.build import codec_of, task_of
+from common.jobs.spec import parse_job
 from common.jobs.store import JobBook
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
-from common.log_lines import fields_of
-from common.metrics.evaluator import EvaluatorMetrics
-from common.metrics.meters import Meters
-from common.metrics.serving import Pulses
-from common.metrics.supervision import SupervisionMetrics
-from common.ports import NewTopic
-from common.reading import read_decoded
+from common.ports.servers import NewTopic
 from common.runtime.supervisor import Supervisor
-from common.telemetry import event_logger
+from common.telemetry.logging import event_logger, fields_of
+from common.telemetry.metrics.evaluator import EvaluatorMetrics
+from common.telemetry.metrics.meters import Meters
+from common.telemetry.metrics.serving import Pulses
+from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
-from common.topics import updates_topic
+from common.topics.names import updates_topic
+from common.topics.read import read_decoded
+from common.wire import messages as wire
 from services.evaluator.judging import Pace
 from services.evaluator.loop import JobEvaluator, Process
 

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.config import Settings
-from common.job import parse_job
+from common.config.settings import Settings
+from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord
-from common.log_lines import fields_of
-from common.metrics.evaluator import EvaluatorMetrics
-from common.metrics.serving import Pulses
-from common.metrics.supervision import SupervisionMetrics
-from common.ports import NewTopic
+from common.ports.servers import NewTopic
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
-from common.telemetry import event_logger
+from common.telemetry.logging import event_logger, fields_of
+from common.telemetry.metrics.evaluator import EvaluatorMetrics
+from common.telemetry.metrics.serving import Pulses
+from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
-from common.topics import updates_topic
+from common.topics.names import updates_topic
 from services.evaluator.__main__ import begins
 from services.evaluator.loop import JobEvaluator, Process
 from tests.unit.services.test_evaluator import JOB, NAME, PATIENCE_S, World, until
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from common.core.events import Wanted
     from common.core.spans import LogPosition, Partition
-    from common.testing.log_readers import MemoryTail
+    from common.testing.log import MemoryTail
 
 ENTRYPOINT = "mine.tasks:Task"  # allowed where the job was submitted, not here
 

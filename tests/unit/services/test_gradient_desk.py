@@ -31,16 +31,15 @@ from common.learning.codecs import Codec, make_codec
 from common.learning.fields import Field
 from common.learning.gradients import GradientComputer, GradientSum
 from common.learning.tasks import build_model
-from common.log_lines import fields_of
-from common.metrics.serving import Pulse
-from common.metrics.worker import WorkerMetrics
-from common.ports import NewTopic
-from common.telemetry import event_logger
+from common.ports.servers import NewTopic
+from common.telemetry.logging import event_logger, fields_of
+from common.telemetry.metrics.serving import Pulse
+from common.telemetry.metrics.worker import WorkerMetrics
+from common.telemetry.tracing import trace_of
 from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
 from common.testing.counting import CountingTask
 from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
-from common.tracing import trace_of
 from services.worker.gradients import GradientDesk
 from services.worker.rows import BatchCache
 from services.worker.traces import BatchTraces

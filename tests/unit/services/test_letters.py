@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from common.core.messages import Batch, Quarantined, Skipped, WorkerId
 from common.core.spans import Partition, Span
 from common.errors import DeliveryError, RecordTooLargeError, UnknownTopicError
-from common.ports import NewTopic
+from common.ports.servers import NewTopic
 from common.testing.log import MemoryLog
 from services.coordinator.dead_letters import READ_RECORDS, written
 from services.coordinator.letters import Letter, letter_of, letters_of, write
 
 if TYPE_CHECKING:
-    from common.ports import Fetched, LogRecord
+    from common.ports.servers import Fetched, LogRecord
 
 STREAM = Partition("clicks", 0)
 LETTERS = Partition("clicks.dlq", 0)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.log_lines import fields_of
-from common.telemetry import event_logger
+from common.telemetry.logging import event_logger, fields_of
 from common.testing.notices import MemoryNotices
 from services.worker.notices import NoticeWatch
 

@@ -8,18 +8,17 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from common.config import Settings
-from common.log_lines import fields_of
-from common.metrics.provisioner import ProvisionerMetrics
-from common.metrics.serving import Pulses
-from common.metrics.supervision import SupervisionMetrics
-from common.ports import NewTopic
+from common.config.settings import Settings
+from common.ports.servers import NewTopic
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
-from common.telemetry import event_logger
+from common.telemetry.logging import event_logger, fields_of
+from common.telemetry.metrics.provisioner import ProvisionerMetrics
+from common.telemetry.metrics.serving import Pulses
+from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
-from common.topics import control_topic, updates_topic
+from common.topics.names import control_topic, updates_topic
 from services.provisioner.__main__ import begins, openers
 from services.provisioner.loop import LEASE, JobProvisioner, Replica
 from tests.unit.services.test_provisioner_settings import JOB, MARKET, record
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     import pytest
 
     from common.core.spans import LogPosition, Partition
-    from common.metrics.supervision import Kind
-    from common.testing.log_readers import MemoryTail
+    from common.telemetry.metrics.supervision import Kind
+    from common.testing.log import MemoryTail
 
 RENTED = f"{JOB}provisioning: {{workers: 3}}\n"
 DIGITS = {"digits": record(RENTED)}

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.config.market_file import Market
 from common.core.spans import Partition
 from common.errors import UserError
-from common.job import parse_job
+from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord
-from common.market import Market
 from services.provisioner.settings import pools_of, provisioner_settings
 
 if TYPE_CHECKING:
-    from common.job import JobSpec
+    from common.jobs.spec import JobSpec
 
 JOB = """
 name: digits

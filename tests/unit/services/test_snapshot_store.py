@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client import generate_latest
 
-from common.checkpoints import CheckpointStore
+from common.checkpoints.snapshot_file import Saved, to_parts
+from common.checkpoints.store import CheckpointStore
 from common.core.messages import ModelId
 from common.core.snapshots import Snapshot, genesis
 from common.core.spans import Partition
 from common.errors import CorruptError, FutureFormatError, UserError
-from common.job import parse_job
+from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord, Origin
-from common.metrics.coordinator import CoordinatorMetrics
-from common.metrics.serving import Pulses
 from common.runtime.supervisor import Supervisor
-from common.saved import Saved, to_parts
-from common.telemetry import event_logger
+from common.telemetry.logging import event_logger
+from common.telemetry.metrics.coordinator import CoordinatorMetrics
+from common.telemetry.metrics.serving import Pulses
 from common.testing.blobs import DyingBlobs, MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import HandClock
@@ -30,7 +30,7 @@ from tests.unit.cli.test_job import JOB
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.ports import Blobs
+    from common.ports.servers import Blobs
 
 FIRST = {Partition("clinic-a", 0): 5}
 SPEC = parse_job(JOB + "checkpoint: {keep: 2}\n")

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common import wire
 from common.core.messages import BatchReady, Standing, WorkerId
 from common.core.settings import WorkerSettings
 from common.core.spans import Partition
 from common.errors import UnavailableError
 from common.learning.codecs import make_codec
 from common.learning.fields import Field
-from common.metrics.worker import WorkerMetrics
-from common.ports import NewTopic
-from common.telemetry import event_logger
+from common.ports.servers import NewTopic
+from common.telemetry.logging import event_logger
+from common.telemetry.metrics.worker import WorkerMetrics
+from common.telemetry.tracing import trace_of
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
-from common.topics import control_topic
-from common.tracing import trace_of
+from common.topics.names import control_topic
+from common.wire import messages as wire
 from services.worker.rows import ArrivedRows, BatchCache
 from services.worker.stream import Stream
 from services.worker.traces import BatchTraces

@@ -8,10 +8,9 @@ import pytest
 
 from common.core.reading import FAR_BEHIND_S
 from common.core.spans import Partition
-from common.log_lines import fields_of
-from common.metrics.worker import WorkerMetrics
-from common.ports import Fetched
-from common.telemetry import event_logger
+from common.ports.servers import Fetched
+from common.telemetry.logging import event_logger, fields_of
+from common.telemetry.metrics.worker import WorkerMetrics
 from services.worker.time_lag import LOOK_S, TimeLag
 
 OLD, NEW, OTHER = Partition("old", 0), Partition("new", 0), Partition("new", 1)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.config import Settings
+from common.config.settings import Settings
+from common.config.yaml_file import as_json
 from common.core.events import Assigned
 from common.core.messages import Standing, UpdateTrigger, WorkerId
 from common.core.spans import Partition
@@ -19,22 +20,21 @@ from common.errors import (
     UnknownTopicError,
     UserError,
 )
-from common.job import job_from_json
-from common.job_file import as_json
-from common.metrics.serving import Pulse, Pulses
-from common.metrics.worker import WorkerMetrics
-from common.ports import NewTopic
-from common.telemetry import event_logger
+from common.jobs.spec import job_from_json
+from common.ports.servers import NewTopic
+from common.telemetry.logging import event_logger
+from common.telemetry.metrics.serving import Pulse, Pulses
+from common.telemetry.metrics.worker import WorkerMetrics
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
-from common.topics import control_topic, group_name
+from common.topics.names import control_topic, group_name
 from services.worker.loop import JobWorker, Observers
 
 if TYPE_CHECKING:
     from common.core.messages import TriggerId
-    from common.job import JobSpec
-    from common.testing.log_readers import MemorySpanReader
+    from common.jobs.spec import JobSpec
+    from common.testing.log import MemorySpanReader
 
 NAME, STREAM = "digits", "clinic-a"
 PLACES = (Partition(STREAM, 0), Partition(STREAM, 1))

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from common.config import Settings
+from common.config.settings import Settings
 from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import OutsideError, UnavailableError, UserError
-from common.job import parse_job
-from common.job_parts import TaskSpec
+from common.jobs.spec import TaskSpec, parse_job
 from common.jobs.store import JobBook
-from common.metrics.worker import WorkerMetrics
-from common.ports import NewTopic
-from common.telemetry import event_logger, set_up_logging
+from common.ports.servers import NewTopic
+from common.telemetry.logging import event_logger, set_up_logging
+from common.telemetry.metrics.worker import WorkerMetrics
 from common.testing.board import MemoryBoards, MemoryRedis
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from common.jobs.store import JobRecord
-    from common.ports import Roster
+    from common.ports.servers import Roster
 
 
 class Bench:

@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from common.theory.adaptive import BEGINNING, Adaptive, Thresholds, moved, runtime_of_s
+from common.policies.adaptive import BEGINNING, Adaptive, Thresholds, moved, runtime_of_s
+from common.policies.fixed import Static
+from common.policies.policy import NOWHERE, Policy, Situation
 from common.theory.errors import ParameterError
-from common.theory.fixed import Static
-from common.theory.policy import NOWHERE, Policy, Situation
 from common.theory.provisioning import runtime_s
 from common.theory.work import Pool, Work
 
 if TYPE_CHECKING:
-    from common.theory.policy import Decision
+    from common.policies.policy import Decision
 
 Up: TypeAlias = npt.NDArray[np.bool_]
 

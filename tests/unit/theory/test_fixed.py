@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from common.policies.fixed import OnDemandOnly, Static
+from common.policies.policy import Policy, Situation
 from common.theory.errors import ParameterError
-from common.theory.fixed import OnDemandOnly, Static
-from common.theory.policy import Policy, Situation
 from common.theory.provisioning import plan_of
 from common.theory.work import Market, Pool, Work
 

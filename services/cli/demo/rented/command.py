@@ -19,12 +19,12 @@ from services.cli import exits
 from services.cli.demo.rented.run import RentedDemo
 from services.cli.demo.rented.summary import draw
 from services.cli.demo.screen import Screen
-from services.cli.ending import Ending
+from services.cli.system.ending import Ending
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.config import Settings
+    from common.config.settings import Settings
     from services.cli.demo.rented.plan import RentedPlan
     from services.cli.demo.rented.summary import RentedSummary
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common.errors import UserError
-from common.job import parse_job
-from common.theory.policy import POLICY_NAMES
+from common.jobs.spec import parse_job
+from common.policies.policy import POLICY_NAMES
 from services.cli.demo.plan import JOB
 
 if TYPE_CHECKING:
-    from common.job import JobSpec
-    from common.theory.policy import PolicyName
+    from common.jobs.spec import JobSpec
+    from common.policies.policy import PolicyName
 
 PRICES = Path(__file__).parents[1] / "prices.csv"
 ON_DEMAND_USD_PER_HOUR = 0.239  # of the same machines at that time

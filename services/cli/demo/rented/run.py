@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from common import topics
-from common.checkpoints import CheckpointStore
-from common.connections import open_blobs, open_board, open_log
+from common.checkpoints.store import CheckpointStore
 from common.core.audit import audit
 from common.embedded.services import Service, stop_all
 from common.errors import CorruptError, DollError, UnavailableError
 from common.jobs.store import JobBook
-from common.ports import NewTopic
-from common.reading import read_decoded
-from common.wire import decode_audit, decode_claim
-from services.cli import sources
+from common.ports.servers import NewTopic
+from common.runtime.connect import open_blobs, open_board, open_log
+from common.topics import names as topics
+from common.topics.read import read_decoded
+from common.wire.messages import decode_audit, decode_claim
+from services.cli.commands import sources
+from services.cli.commands.producing import send_all
+from services.cli.commands.schedule import Schedule
 from services.cli.demo.account import account
 from services.cli.demo.course import mean_accuracy, mean_loss
 from services.cli.demo.judge import test_model
@@ -30,20 +32,18 @@ from services.cli.demo.rented.summary import RentedSummary
 from services.cli.demo.rented.watching import FleetWatch
 from services.cli.demo.screen import Glance
 from services.cli.page import open_page
-from services.cli.producing import send_all
-from services.cli.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
-    from common.config import Settings
+    from common.config.settings import Settings
     from common.core.messages import Positions
     from common.datasets.records import Records
     from services.cli.demo.rented.plan import RentedPlan
     from services.cli.demo.screen import Screen
-    from services.cli.ending import Ending
+    from services.cli.system.ending import Ending
 
 _CHECKPOINT_S = 30.0
 _RELEASE_S = 60.0  # workers leave well, which takes as long as the gradient under way

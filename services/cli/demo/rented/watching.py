@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.spans import Partition
 from common.errors import UnavailableError, WireError
-from common.provisioning.codec import decode_plan
 from common.provisioning.ledger import FleetLedger
 from common.provisioning.records import Ended, Planned, Started
-from common.topics import plans_topic
+from common.topics.names import plans_topic
+from common.wire.plans import decode_plan
 
 if TYPE_CHECKING:
-    from common.ports import Log
+    from common.ports.servers import Log
     from common.provisioning.records import PlanRecord
 
 _READ_RECORDS = 1000

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
+from common.policies.policy import POLICY_NAMES
 from common.simulation.experiments.experiment import (
     learner_of,
     load_experiment,
@@ -17,7 +18,6 @@ from common.simulation.experiments.experiment import (
 from common.simulation.experiments.outcome import Summary
 from common.simulation.experiments.setting import setting_of
 from common.simulation.experiments.spec import Experiment
-from common.theory.policy import POLICY_NAMES
 from common.theory.provisioning import plan
 from common.theory.work import Work, market
 

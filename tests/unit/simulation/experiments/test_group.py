@@ -11,7 +11,7 @@ from common.simulation.experiments.group import TAKEOVER_S, Hold, Reassign
 from tests.unit.simulation.experiments.protocols import Bench
 
 if TYPE_CHECKING:
-    from common.simulation.experiments.machine import Machine
+    from common.simulation.experiments.protocol import Machine
 
 STREAMS = 7
 

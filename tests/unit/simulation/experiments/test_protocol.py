@@ -20,7 +20,7 @@ from tests.unit.simulation.experiments.protocols import (
 
 if TYPE_CHECKING:
     from common.simulation.experiments.group import Group
-    from common.simulation.experiments.machine import Machine
+    from common.simulation.experiments.protocol import Machine
 
 UPDATE = GROUP_SIZE * BATCH_SIZE
 

@@ -25,7 +25,7 @@ from tests.unit.simulation.experiments.decisions import (
 )
 
 if TYPE_CHECKING:
-    from common.theory.policy import Decision, Situation
+    from common.policies.policy import Decision, Situation
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
+from common.policies.fixed import OnDemandOnly, Static
 from common.simulation.experiments.outcome import Summary
 from common.simulation.experiments.preemption import Chain
 from common.simulation.experiments.prices import ConstantPrices
@@ -17,7 +18,6 @@ from common.simulation.experiments.steering import Beliefs, Givens
 from common.simulation.experiments.updates import Conditions, sample_updates_at, simulate_updates
 from common.theory.errors import ParameterError
 from common.theory.estimates import RatePrior
-from common.theory.fixed import OnDemandOnly, Static
 from common.theory.provisioning import cost_with_equal_rates_usd, runtime_with_equal_rates_s
 from common.theory.work import Pool, Work, market
 from tests.unit.simulation.experiments.decisions import ON_DEMAND, SPOT, Scripted, always

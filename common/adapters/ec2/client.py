@@ -1,0 +1,104 @@
+"""How EC2 is spoken to, for machines and for prices: patience, retries, whose fault an error is.
+
+Credentials come from where boto3 looks for them: environment, profile, or the machine's role.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    ParamValidationError,
+    PartialCredentialsError,
+)
+
+from common.errors import OutsideError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from types_boto3_ec2 import EC2Client
+
+    from common.config.market_file import Ec2Lender
+
+CONNECTIONS = 8  # requests under way at once; a machine takes a second or two, EC2 allows more
+_CONNECT_TIMEOUT_S = 5.0
+_READ_TIMEOUT_S = 30.0  # an instant fleet is answered only when its machine is there, or none is
+_ATTEMPTS = 5
+# By the prefix of their codes, since both come in several spellings.
+PASSING = ("RequestLimitExceeded", "Throttl", "ServiceUnavailable", "Unavailable", "Internal")
+
+
+def connect(lender: Ec2Lender) -> EC2Client:
+    """Make a client, which may be shared between threads; nobody is asked yet."""
+    return boto3.session.Session().client(
+        "ec2",
+        region_name=lender.region,
+        endpoint_url=lender.endpoint or None,
+        config=Config(
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            read_timeout=_READ_TIMEOUT_S,
+            max_pool_connections=CONNECTIONS,
+            # adaptive: what EC2 throttles is sent more slowly, not only later
+            retries={"mode": "adaptive", "total_max_attempts": _ATTEMPTS},
+        ),
+    )
+
+
+@contextlib.contextmanager
+def asking(what: str) -> Iterator[None]:
+    """Turn what boto3 raises into our errors.
+
+    Args:
+        what: Is asked, for the message.
+
+    Raises:
+        UnavailableError: If EC2 is away, busy or failing.
+        OutsideError: If it refuses: credentials, permissions, or parameters.
+    """
+    try:
+        yield
+    except (NoCredentialsError, PartialCredentialsError) as error:
+        raise OutsideError(f"{what}: {error}; see boto3's guide to credentials") from error
+    except ParamValidationError as error:
+        raise OutsideError(f"{what}: {error}") from error
+    except ClientError as error:
+        kind = UnavailableError if passing(error) else OutsideError
+        raise kind(f"{what}: {error}") from error
+    except BotoCoreError as error:
+        raise UnavailableError(f"{what}: {error}") from error
+
+
+def code_of(error: ClientError) -> str:
+    """EC2's name for what went wrong."""
+    return error.response.get("Error", {}).get("Code", "")
+
+
+def refuses_us(error: ClientError) -> bool:
+    """Whether it is about who asks, not about what is asked."""
+    return _status(error) in (401, 403) or code_of(error) in (
+        *(
+            "UnauthorizedOperation",
+            "AuthFailure",
+            "Blocked",
+            "OptInRequired",
+            "PendingVerification",
+        ),
+        *("InvalidClientTokenId", "ExpiredToken", "RequestExpired", "SignatureDoesNotMatch"),
+    )
+
+
+def passing(error: ClientError) -> bool:
+    """Whether the same call may work later."""
+    status = _status(error)
+    return status >= 500 or status == 429 or code_of(error).startswith(PASSING)
+
+
+def _status(error: ClientError) -> int:
+    return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)

@@ -1,0 +1,247 @@
+"""EC2 instances of one job (`common.ports.machines.Fleet`), launched by instant fleets of one.
+
+    order ──▶ has a machine this token as its tag? ──no──▶ create_fleet(ClientToken=token)
+                            │yes                                  │
+                         nothing                       a machine, tagged, or Refused
+
+Twofold, because neither is enough: EC2 shows a new machine a little later than it makes it, and
+forgets a token some time after its machine has ended. What carries the job's tag is the fleet;
+nothing is remembered here.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import TYPE_CHECKING, cast
+
+from botocore.exceptions import ClientError
+
+from common.adapters.ec2.client import (
+    CONNECTIONS,
+    PASSING,
+    asking,
+    code_of,
+    connect,
+    passing,
+    refuses_us,
+)
+from common.adapters.ec2.machines import JOB, TOKEN, machine_of, tags_of
+from common.config.market_file import SpotPool
+from common.errors import WireError
+from common.ports.machines import Refused
+from common.telemetry.rejections import Rejections
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_ec2.type_defs import (
+        CreateFleetRequestTypeDef,
+        CreateFleetResultTypeDef,
+        FilterTypeDef,
+        FleetLaunchTemplateConfigRequestTypeDef,
+        FleetLaunchTemplateOverridesRequestTypeDef,
+        InstanceTypeDef,
+    )
+
+    from common.config.market_file import Ec2Lender, Market, OnDemandPool
+    from common.ports.machines import LaunchOrder, Machine
+
+_VALUES = 200  # as many as EC2 takes in one filter
+_CAPACITY = {  # there are none, or we have as many as we may: another pool, or later, may do
+    "InsufficientInstanceCapacity",
+    "InsufficientHostCapacity",
+    "InsufficientReservedInstanceCapacity",
+    "InsufficientFreeAddressesInSubnet",
+    "InsufficientCapacity",
+    "UnfulfillableCapacity",
+    "SpotMaxPriceTooLow",
+    "MaxSpotInstanceCountExceeded",
+    "MaxSpotFleetRequestCountExceeded",
+    "InstanceLimitExceeded",
+    "VcpuLimitExceeded",
+}
+_GIVEN_BEFORE = {  # the token is known, from an order of other parameters or of a machine now ended
+    "IdempotentParameterMismatch",
+    "IdempotentInstanceTerminated",
+}
+
+
+class Ec2Fleet:
+    """The machines that carry the job's tag.
+
+    Args:
+        market: Its pools, and which EC2 by which launch template.
+        lender: The market's.
+        job: Its name.
+        client: In place of one made for the lender.
+    """
+
+    def __init__(
+        self, market: Market, lender: Ec2Lender, job: str, client: EC2Client | None = None
+    ) -> None:
+        self._lender = lender
+        self._job = job
+        pools: list[OnDemandPool | SpotPool] = [market.on_demand, *market.spot]
+        self._pools = {pool.name: pool for pool in pools}
+        self._client = client or connect(lender)
+        self._rejections = Rejections()
+
+    def launch(self, orders: Sequence[LaunchOrder]) -> tuple[Refused, ...]:
+        """Ask for machines, several at once; those that are not refused are found sooner or later.
+
+        Raises:
+            UnavailableError: If EC2 is away; some of the orders may have been carried out.
+            OutsideError: If it refuses us.
+        """
+        given = self._given(order.token for order in orders)
+        new = {order.token: order for order in orders if order.token not in given}
+        if not new:
+            return ()
+        with ThreadPoolExecutor(min(len(new), CONNECTIONS)) as threads:
+            answers = list(threads.map(self._order, new.values()))
+        return tuple(refused for refused in answers if refused is not None)
+
+    def release(self, machines: Sequence[str]) -> None:
+        """Give machines of the job back; nothing happens to others, or to those that have ended.
+
+        Raises:
+            UnavailableError: If EC2 is away.
+            OutsideError: If it refuses us.
+        """
+        # A call that names one machine which is gone ends none, so they are looked up before.
+        for some in _portions(machines):
+            running = [
+                machine.id
+                for machine in self._read(self._instances("instance-id", some))
+                if machine.state == "running"
+            ]
+            if running:
+                with asking(f"to end machines of job {self._job!r}"):
+                    self._client.terminate_instances(InstanceIds=running)
+
+    def machines(self) -> tuple[Machine, ...]:
+        """All machines of the job that EC2 names; those that ended it names for about an hour.
+
+        Raises:
+            UnavailableError: If EC2 is away.
+            OutsideError: If it refuses us.
+        """
+        found = self._read(self._instances())
+        return tuple(sorted(found, key=lambda machine: (machine.launch, machine.id)))
+
+    def close(self) -> None:
+        """Let go of the connection; the machines stay."""
+        self._client.close()
+
+    def _order(self, order: LaunchOrder) -> Refused | None:
+        pool = self._pools.get(order.pool)
+        if pool is None:
+            reason = f"the market has no pool {order.pool!r}"
+            return Refused(order.launch, capacity=False, reason=reason)
+        with asking(f"a machine of pool {order.pool!r}"):
+            try:
+                return _refused(order, self._client.create_fleet(**self._request(order, pool)))
+            except ClientError as error:
+                code = code_of(error)
+                if code in _GIVEN_BEFORE:
+                    return None
+                if code not in _CAPACITY and (passing(error) or refuses_us(error)):
+                    raise
+                return Refused(order.launch, code in _CAPACITY, str(error))
+
+    def _request(
+        self, order: LaunchOrder, pool: OnDemandPool | SpotPool
+    ) -> CreateFleetRequestTypeDef:
+        template: FleetLaunchTemplateConfigRequestTypeDef = {
+            "LaunchTemplateSpecification": {
+                "LaunchTemplateName": self._lender.launch_template,
+                "Version": self._lender.launch_template_version,
+            }
+        }
+        if overrides := _overrides(pool, self._lender.subnets):
+            template["Overrides"] = overrides
+        request: CreateFleetRequestTypeDef = {
+            "ClientToken": order.token,
+            "Type": "instant",
+            "LaunchTemplateConfigs": [template],
+            "TargetCapacitySpecification": {
+                "TotalTargetCapacity": 1,
+                "OnDemandTargetCapacity": 1,
+                "DefaultTargetCapacityType": "on-demand",
+            },
+            "TagSpecifications": [
+                {"ResourceType": "instance", "Tags": tags_of(order, self._job)},
+            ],
+        }
+        if isinstance(pool, SpotPool):
+            request["SpotOptions"] = {"AllocationStrategy": "price-capacity-optimized"}
+            request["TargetCapacitySpecification"] = {
+                "TotalTargetCapacity": 1,
+                "SpotTargetCapacity": 1,
+                "DefaultTargetCapacityType": "spot",
+            }
+        else:
+            request["OnDemandOptions"] = {"AllocationStrategy": "lowest-price"}
+        return request
+
+    def _given(self, tokens: Iterable[str]) -> set[str]:
+        """Those of the tokens that a machine has, or had until lately."""
+        return {
+            tag["Value"]
+            for some in _portions(sorted(set(tokens)))
+            for instance in self._instances(f"tag:{TOKEN}", some)
+            for tag in instance["Tags"]
+            if tag["Key"] == TOKEN
+        }
+
+    def _read(self, instances: Iterable[InstanceTypeDef]) -> Iterator[Machine]:
+        for instance in instances:
+            try:
+                yield machine_of(instance)
+            except WireError as error:  # somebody's hand: it is not ours to end, nor to count on
+                self._rejections.reject("machine", str(error))
+
+    def _instances(self, name: str = "", values: Sequence[str] = ()) -> list[InstanceTypeDef]:
+        """Instances of the job, all or by a filter."""
+        filters: list[FilterTypeDef] = [{"Name": f"tag:{JOB}", "Values": [self._job]}]
+        if name:
+            filters.append({"Name": name, "Values": values})
+        with asking(f"the machines of job {self._job!r} on EC2 in {self._lender.region}"):
+            pages = self._client.get_paginator("describe_instances").paginate(Filters=filters)
+            return [
+                instance
+                for page in pages
+                for reservation in page["Reservations"]
+                for instance in reservation["Instances"]
+            ]
+
+
+def _overrides(
+    pool: OnDemandPool | SpotPool, subnets: Sequence[str]
+) -> list[FleetLaunchTemplateOverridesRequestTypeDef]:
+    """Every type in every place; empty where the template says both."""
+    zones = pool.zones if isinstance(pool, SpotPool) else ()
+    places = [{"SubnetId": subnet} for subnet in subnets]
+    places = places or [{"AvailabilityZone": zone} for zone in zones] or [{}]
+    types = [{"InstanceType": name} for name in pool.instance_types] or [{}]
+    both = [one | place for one, place in product(types, places) if one or place]
+    return cast("list[FleetLaunchTemplateOverridesRequestTypeDef]", both)
+
+
+def _refused(order: LaunchOrder, answer: CreateFleetResultTypeDef) -> Refused | None:
+    if any(each.get("InstanceIds") for each in answer.get("Instances", ())):
+        return None
+    errors = answer.get("Errors", ())  # one for each override that was tried
+    codes = {error.get("ErrorCode", "") for error in errors}
+    told = {f"{error.get('ErrorCode')}: {error.get('ErrorMessage')}" for error in errors}
+    if not errors:
+        return Refused(order.launch, capacity=True, reason="EC2 gave no machine and no reason")
+    capacity = bool(codes & _CAPACITY) or any(code.startswith(PASSING) for code in codes)
+    return Refused(order.launch, capacity, "; ".join(sorted(told)))
+
+
+def _portions(values: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(values), _VALUES):
+        yield values[start : start + _VALUES]

@@ -1,0 +1,87 @@
+"""An EC2 instance as a machine of ours: the tags that say whose it is, and how it ended."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from common.errors import WireError
+from common.ports.machines import Machine
+
+if TYPE_CHECKING:
+    from types_boto3_ec2.type_defs import InstanceTypeDef, TagTypeDef
+
+    from common.ports.machines import EndCause, LaunchOrder
+
+JOB = "doll:job"
+TOKEN = "doll:token"  # noqa: S105 -- a tag's name
+_LAUNCH, _SLOT, _POOL, _WORKER = "doll:launch", "doll:slot", "doll:pool", "doll:worker"
+_RUNNING = {"pending", "running"}  # paid for, and on its way at least
+_CAUSES: dict[str, EndCause] = {  # by the code of the state's reason; others: it ended by itself
+    "Server.SpotInstanceTermination": "preempted",
+    "Server.SpotInstanceShutdown": "preempted",
+    "Client.UserInitiatedShutdown": "released",
+}
+_ENDED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+
+
+def tags_of(order: LaunchOrder, job: str) -> list[TagTypeDef]:
+    """What the machine of an order carries."""
+    values = {
+        JOB: job,
+        TOKEN: order.token,
+        _LAUNCH: str(order.launch),
+        _SLOT: str(order.slot),
+        _POOL: order.pool,
+        _WORKER: order.worker,
+    }
+    return [{"Key": key, "Value": value} for key, value in values.items()]
+
+
+def machine_of(instance: InstanceTypeDef) -> Machine:
+    """Read an instance.
+
+    Raises:
+        WireError: If its tags are not those of an order.
+    """
+    tags = {tag.get("Key", ""): tag.get("Value", "") for tag in instance.get("Tags", ())}
+    number = instance.get("InstanceId", "")
+    try:
+        machine = Machine(
+            id=number,
+            launch=int(tags[_LAUNCH]),
+            slot=int(tags[_SLOT]),
+            pool=tags[_POOL],
+            worker=tags[_WORKER],
+            state="running",
+            started_s=instance["LaunchTime"].timestamp(),
+        )
+    except (KeyError, ValueError) as error:
+        raise WireError(f"{number} carries the job's tag but not those of an order") from error
+    state = instance.get("State", {}).get("Name", "")
+    if state in _RUNNING:
+        return machine
+    told = instance.get("StateTransitionReason", "")
+    reason = instance.get("StateReason", {})
+    words = (state, reason.get("Code", ""), reason.get("Message", ""), told)
+    return machine._replace(
+        state="ended",
+        ended_s=_ended_s(told),
+        cause=_cause(reason.get("Code", ""), told),
+        detail="; ".join(dict.fromkeys(filter(None, words))),
+    )
+
+
+def _cause(code: str, told: str) -> EndCause:
+    """The reason's code says it, or else what stands in its place in older answers."""
+    if not code:
+        code = told.partition(":")[0]
+    return _CAUSES.get(code, "failed")
+
+
+def _ended_s(told: str) -> float | None:
+    found = _ENDED_AT.search(told)
+    if found is None:
+        return None
+    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()

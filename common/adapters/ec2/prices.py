@@ -1,0 +1,99 @@
+"""Spot prices on EC2 (`common.ports.machines.Prices`): of its price history, the last."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, cast
+
+from common.adapters.ec2.client import asking, connect
+from common.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_ec2.literals import InstanceTypeType
+    from types_boto3_ec2.type_defs import FilterTypeDef, SpotPriceTypeDef
+
+    from common.config.market_file import Ec2Lender, SpotPool
+
+# Without a VPC there is nothing any more, but the history goes by both names.
+_LINUX = ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]
+_LONG_AGO = datetime.fromtimestamp(0, UTC)
+
+
+class Ec2Prices:
+    """Pools at their cheapest: of all types and zones, the one with the lowest price.
+
+    Args:
+        lender: Which EC2.
+        pools: By name; each names its instance types, and zones unless any will do.
+        clock: Seconds since 1970.
+        client: In place of one made for the lender.
+    """
+
+    def __init__(
+        self,
+        lender: Ec2Lender,
+        pools: Mapping[str, SpotPool],
+        clock: Callable[[], float] = time.time,
+        client: EC2Client | None = None,
+    ) -> None:
+        self._pools = dict(pools)
+        self._clock = clock
+        self._region = lender.region
+        self._client = client or connect(lender)
+
+    def look(self) -> dict[str, float]:
+        """USD per hour of one machine now, by pool.
+
+        Raises:
+            UnavailableError: If EC2 is away, or tells no price.
+            OutsideError: If it refuses.
+        """
+        return {name: self._price(name, pool) for name, pool in self._pools.items()}
+
+    def _price(self, name: str, pool: SpotPool) -> float:
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        with asking(f"the price of pool {name!r} on EC2 in {self._region}"):
+            pages = self._client.get_paginator("describe_spot_price_history").paginate(
+                InstanceTypes=cast("list[InstanceTypeType]", list(pool.instance_types)),
+                ProductDescriptions=_LINUX,
+                Filters=[_in(pool.zones)] if pool.zones else [],
+                StartTime=now,  # and no end: the prices that hold now, and any newer ones
+            )
+            records = [record for page in pages for record in page["SpotPriceHistory"]]
+        prices = [_usd_per_hour(record) for record in _newest(records)]
+        if not all(0 < price < math.inf for price in prices):  # not a number is neither
+            raise UnavailableError(f"EC2 told a price of pool {name!r} that is none: {prices}")
+        if not prices:
+            where = f"{', '.join(pool.instance_types)} in {', '.join(pool.zones) or self._region}"
+            raise UnavailableError(f"EC2 told no price of pool {name!r}: {where}")
+        return min(prices)
+
+
+def _in(zones: Sequence[str]) -> FilterTypeDef:
+    return {"Name": "availability-zone", "Values": list(zones)}
+
+
+def _newest(records: Iterable[SpotPriceTypeDef]) -> list[SpotPriceTypeDef]:
+    """The last record of each type and zone: an older price holds no longer, however low."""
+    last: dict[tuple[str, str], SpotPriceTypeDef] = {}
+    for record in records:
+        where = record.get("InstanceType", ""), record.get("AvailabilityZone", "")
+        if where not in last or _told_at(record) > _told_at(last[where]):
+            last[where] = record
+    return list(last.values())
+
+
+def _told_at(record: SpotPriceTypeDef) -> datetime:
+    return record.get("Timestamp", _LONG_AGO)
+
+
+def _usd_per_hour(record: SpotPriceTypeDef) -> float:
+    try:
+        return float(record.get("SpotPrice", ""))
+    except ValueError:
+        return math.nan

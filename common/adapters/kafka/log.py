@@ -1,0 +1,533 @@
+"""Kafka as the `Log` port: topics and their bounds, and the makers of readers and writers.
+
+However many tails and writers a process has, it has one consumer for all tails, one producer for
+all writers, one client that asks about topics, and one that makes them and asks about many at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from contextlib import closing, suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition, cimpl
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+
+from common.adapters.kafka.client import (
+    ADDED,
+    NO_LEADERS,
+    STALE_LEADER,
+    UNKNOWN,
+    Complaints,
+    as_ours,
+    cause_of,
+    made,
+)
+from common.adapters.kafka.epochs import PastEpochs, TopicsQuestion, epoch_ends
+from common.adapters.kafka.offsets import Offset, OffsetsQuestion
+from common.adapters.kafka.settings import client_properties, reader_properties
+from common.adapters.kafka.spans import KafkaSpanReader
+from common.adapters.kafka.stream import KafkaStreamReader
+from common.adapters.kafka.tail import Tails
+from common.adapters.kafka.writer import KafkaWriter, SharedProducer
+from common.core.spans import LogPosition, Partition, Span
+from common.errors import ExpiredError, OutsideError, UnavailableError, UnknownTopicError
+from common.ports.servers import WRITER_BYTES, Bounds, FoundTopic, NewTopic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from confluent_kafka.admin._metadata import TopicMetadata
+
+    from common.adapters.kafka.settings import KafkaSettings
+    from common.adapters.kafka.tail import KafkaTail
+    from common.core.messages import Positions
+
+_METADATA_RETRY_S = 0.02
+# Somebody may have made a topic in this moment: it is there, and nobody leads it yet. Or another
+# leads a partition than the client knows.
+_ELECTION_S = 2.0
+# What the client says without asking a broker: whether there is such a partition must be looked at.
+_NOT_ASKED = frozenset({NO_LEADERS, ADDED})
+_ELECTING = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        STALE_LEADER,
+        ADDED,
+    }
+)
+_BY_HAND = frozenset(  # why a cluster does not make a topic for us
+    {
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.INVALID_CONFIG,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
+# Waits of the first questions: brokers that do not let us in say so within half a second or, where
+# all are busy, two.
+_FIRST_WAITS_S = (1.0, 2.0)
+_OFFSETS_S = 0.5  # for a leader to be elected; who asks for many waits no longer for one of them
+
+
+class KafkaLog:
+    """The `Log` port; connects at the first question."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()  # two threads must not both make the client
+        self._complaints = Complaints()
+        self._let_in = False  # a broker has answered
+        self._admin_met = False  # likewise, of the other client
+        self._past_epochs = dict[Partition, PastEpochs]()
+        self._tails = Tails(settings, lambda: self._admin)
+        self._producer: SharedProducer | None = None
+
+    def create_topics(self, wanted: Sequence[NewTopic]) -> None:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is away.
+            OutsideError: If the broker refuses, or does not let us in.
+        """
+        admin = self._admin  # finds its brokers meanwhile
+        if all(self._exists(topic.name) for topic in wanted):
+            return
+        if self._settings.topic_maker is None:
+            made = self._create(admin, wanted)
+        else:
+            made = [topic for topic in wanted if not self._exists(topic.name)]
+            for topic in made:
+                self._settings.topic_maker(topic.name, topic.partitions)
+        self._await_topics({topic.name for topic in made})
+
+    def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+        if self._settings.topic_maker is not None or not topics:
+            return {}
+        self._meet_admin(topics)
+        answers = self._admin.describe_configs(
+            [ConfigResource(ResourceType.TOPIC, topic) for topic in topics],
+            request_timeout=self._settings.request_timeout_s,
+        )
+        found = dict[str, dict[str, str]]()
+        for resource, answer in answers.items():
+            try:
+                entries = answer.result()
+            except KafkaException as raised:
+                error = as_ours(cause_of(raised), f"settings of topic {resource.name}")
+                if error.retriable:
+                    raise error from raised
+                continue
+            found[resource.name] = {name: entry.value or "" for name, entry in entries.items()}
+        return found
+
+    def partitions(self, topic: str) -> tuple[Partition, ...]:
+        """See the port.
+
+        Raises:
+            UnknownTopicError: If there is no such topic. It is never created by asking.
+            UnavailableError: If the broker is away.
+        """
+        doing = f"partitions of {topic}"
+        found = self._metadata(topic, doing)
+        if found.error is not None:
+            raise as_ours(found.error, doing)
+        return tuple(Partition(topic, index) for index in sorted(found.partitions))
+
+    def bounds(self, partition: Partition) -> Bounds:
+        """See the port.
+
+        Raises:
+            UnknownTopicError: If there is no such partition.
+            UnavailableError: If the broker is away.
+        """
+        until = time.monotonic() + _ELECTION_S
+        while True:
+            # The client only knows partitions of topics that it has asked about lately.
+            if partition not in self.partitions(partition.topic):
+                raise UnknownTopicError(f"there is no {partition}")
+            try:
+                return Bounds(
+                    *self._client.get_watermark_offsets(
+                        TopicPartition(*partition), timeout=self._settings.request_timeout_s
+                    )
+                )
+            except KafkaException as raised:
+                error = cause_of(raised)
+                if error.code() not in _ELECTING or time.monotonic() > until:
+                    raise as_ours(error, f"bounds of {partition}") from raised
+                time.sleep(_METADATA_RETRY_S)
+
+    def position_at(self, partition: Partition, timestamp_s: float) -> int:
+        """See the port.
+
+        Raises:
+            UnknownTopicError: If there is no such partition.
+            UnavailableError: If the broker is away.
+        """
+        bounds = self.bounds(partition)
+        if not self._settings.time_index:
+            return self._search_time(partition, bounds, timestamp_s)
+        wanted = TopicPartition(*partition, int(timestamp_s * 1e3))
+        try:
+            [found] = self._client.offsets_for_times(
+                [wanted], timeout=self._settings.request_timeout_s
+            )
+        except KafkaException as raised:
+            raise as_ours(cause_of(raised), f"position in {partition} by time") from raised
+        if found.error is not None:
+            raise as_ours(found.error, f"position in {partition} by time")
+        return found.offset if found.offset >= 0 else bounds.end
+
+    def ends(self, partitions: Collection[Partition]) -> Positions:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+        return {place: found.offset for place, found in self._offsets("end", partitions).items()}
+
+    def end_positions(
+        self, partitions: Collection[Partition], topics: Mapping[str, FoundTopic] | None = None
+    ) -> dict[Partition, LogPosition]:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+        # Ids first: of a topic that is created anew meanwhile, ends do not agree with its old id.
+        asked = self.describe({each.topic for each in partitions}) if topics is None else topics
+        positions: dict[Partition, LogPosition] = {}
+        for place, end in self._offsets("end", partitions).items():
+            if (topic := asked.get(place.topic)) is not None:
+                positions[place] = LogPosition(end.offset, topic.topic_id, end.epoch)
+            elif topics is not None:
+                positions[place] = LogPosition(end.offset, "", end.epoch)
+        return positions
+
+    def starts(self, partitions: Collection[Partition]) -> Positions:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+        return {place: found.offset for place, found in self._offsets("start", partitions).items()}
+
+    def describe(self, topics: Collection[str]) -> dict[str, FoundTopic]:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+        if not topics:
+            return {}
+        found = dict[str, FoundTopic]()
+        if not self._settings.topic_ids:
+            for topic in topics:
+                with suppress(UnknownTopicError):
+                    found[topic] = FoundTopic("", len(self.partitions(topic)))
+            return found
+        self._meet_admin(topics)
+        question = TopicsQuestion(self._admin, topics, self._settings.request_timeout_s)
+        for topic, answer in question.answers().items():
+            if isinstance(answer, FoundTopic):
+                found[topic] = answer
+            elif answer.code() not in UNKNOWN:
+                raise as_ours(answer, f"what {topic} is")
+        return found
+
+    def agrees(
+        self,
+        positions: Mapping[Partition, LogPosition],
+        ends: Mapping[Partition, LogPosition] | None = None,
+    ) -> dict[Partition, int]:
+        """See the port.
+
+        Raises:
+            UnknownTopicError: If there is no such partition.
+            UnavailableError: If it cannot be told now of all of them.
+        """
+        ends = self.end_positions(positions) if ends is None else ends
+        parted, left = dict[Partition, int](), dict[Partition, LogPosition]()
+        for place, known in positions.items():
+            if place not in ends:
+                if place not in self.partitions(place.topic):
+                    raise UnknownTopicError(f"there is no {place}")
+                raise UnavailableError(f"nobody can tell now where {place} ends")
+            if "" != known.topic_id != ends[place].topic_id != "":
+                parted[place] = 0
+            else:
+                left[place] = known
+        reached = self._reached(left, ends)
+        parted |= {place: reached[place] for place in left if reached[place] < left[place].offset}
+        return parted
+
+    def stream(
+        self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
+    ) -> KafkaStreamReader:
+        """See the port."""
+        return KafkaStreamReader(
+            self._settings, lambda: self._admin, group, topics, member, hold=hold
+        )
+
+    def spans(self) -> KafkaSpanReader:
+        """See the port."""
+        return KafkaSpanReader(self._settings)
+
+    def tail(
+        self,
+        partition: Partition,
+        position: int | LogPosition,
+        on_ready: Callable[[], None] | None = None,
+    ) -> KafkaTail:
+        """See the port."""
+        return self._tails.open(partition, LogPosition.of(position), on_ready)
+
+    def writer(
+        self,
+        *,
+        waits: bool = True,
+        max_bytes: int = WRITER_BYTES,
+        on_ready: Callable[[], None] | None = None,
+    ) -> KafkaWriter:
+        """See the port."""
+        with self._lock:
+            while True:
+                if self._producer is None:
+                    self._producer = SharedProducer(self._settings)
+                writer = KafkaWriter(
+                    self._producer,
+                    self._settings,
+                    self.partitions,
+                    waits=waits,
+                    max_bytes=max_bytes,
+                    on_ready=on_ready,
+                )
+                if self._producer.add(writer):
+                    return writer
+                self._producer = None  # it is over
+
+    def close(self) -> None:
+        """See the port."""
+        self._tails.close()
+        with self._lock:
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
+
+    @property
+    def _client(self) -> Consumer:
+        with self._lock:
+            return self._made_client
+
+    @cached_property
+    def _made_client(self) -> Consumer:
+        # A consumer, because a producer's questions may create topics.
+        properties = reader_properties(self._settings) | {"error_cb": self._complaints}
+        return made(Consumer, properties)
+
+    @property
+    def _admin(self) -> AdminClient:
+        with self._lock:
+            return self._made_admin
+
+    @cached_property
+    def _made_admin(self) -> AdminClient:
+        return made(AdminClient, client_properties(self._settings))
+
+    def _exists(self, topic: str) -> bool:
+        try:
+            return bool(self.partitions(topic))
+        except UnknownTopicError:
+            return False
+
+    def _meet_admin(self, topics: Collection[str]) -> None:
+        """Let the admin client find the brokers: by itself, its first question takes 3 s."""
+        if self._admin_met:
+            return
+        for topic in topics:
+            if self._exists(topic):  # or asking for it would create it
+                with suppress(KafkaException):
+                    self._admin.list_topics(topic, timeout=self._settings.request_timeout_s)
+                    self._admin_met = True
+                return
+
+    def _reached(
+        self,
+        positions: Mapping[Partition, LogPosition],
+        ends: Mapping[Partition, LogPosition],
+    ) -> dict[Partition, int]:
+        """Up to where each log has records of leader epochs no later than its position's.
+
+        While a leader epoch is in force, those before it end where they did, so each is asked once.
+        """
+        reached, unknown = dict[Partition, int](), dict[Partition, int]()
+        for place, known in positions.items():
+            end, topic_id, epoch = ends[place]
+            if -1 in {known.epoch, epoch} or known.epoch == epoch:
+                reached[place] = end
+                continue
+            past = self._past_epochs.get(place)
+            if past is None or past.lasting != (topic_id, epoch):
+                past = self._past_epochs[place] = PastEpochs((topic_id, epoch))
+            if known.epoch in past.ends:
+                reached[place] = past.ends[known.epoch]
+            else:
+                unknown[place] = known.epoch
+        if unknown:
+            asked = epoch_ends(self._settings, unknown, self._settings.request_timeout_s)
+            for place, end in asked.items():
+                reached[place] = self._past_epochs[place].ends[unknown[place]] = end
+        return reached
+
+    def _offsets(
+        self, which: Literal["start", "end"], partitions: Collection[Partition]
+    ) -> dict[Partition, Offset]:
+        found = dict[Partition, Offset]()
+        left, until = set(partitions), time.monotonic() + _OFFSETS_S
+        self._meet_admin({place.topic for place in left})
+        while left:
+            why = self._ask_offsets(which, left, found)
+            is_late = time.monotonic() > until
+            passing = _NOT_ASKED if is_late else _NOT_ASKED | _ELECTING
+            if why is not None and not found and why.code() not in passing:
+                raise as_ours(why, f"{which}s of {len(left)} partitions")
+            if why is None or is_late:
+                break
+            time.sleep(_METADATA_RETRY_S)
+        return found
+
+    def _ask_offsets(
+        self, which: Literal["start", "end"], left: set[Partition], found: dict[Partition, Offset]
+    ) -> KafkaError | None:
+        """Move those that are known from `left` to `found`; leave those out that do not exist.
+
+        Returns:
+            Why one is still left, if one is.
+        """
+        why: KafkaError | None = None
+        question = OffsetsQuestion(self._admin, left, which, self._settings.request_timeout_s)
+        for partition, answer in question.answers().items():
+            if isinstance(answer, Offset):
+                found[partition] = answer
+            elif not self._is_missing(partition, answer):
+                why = answer  # such as a leader that was elected this moment
+                continue
+            left.discard(partition)
+        if why is not None and why.code() == STALE_LEADER:
+            topics = {partition.topic for partition in left}
+            TopicsQuestion(self._admin, topics, _OFFSETS_S).answers()
+        return why
+
+    def _is_missing(self, partition: Partition, error: KafkaError) -> bool:
+        if error.code() not in _NOT_ASKED:
+            return error.code() in UNKNOWN
+        try:
+            missing = partition not in self.partitions(partition.topic)
+        except UnknownTopicError:
+            return True
+        if not missing:  # added since the client asked about the topic: it must ask again
+            with suppress(KafkaException):
+                self._admin.list_topics(partition.topic, timeout=self._settings.request_timeout_s)
+        return missing
+
+    def _metadata(self, topic: str, doing: str) -> TopicMetadata:
+        """Ask about a topic; at first not for long, to hear early who does not let us in."""
+        timeout_s = self._settings.request_timeout_s
+        for wait_s in () if self._let_in else _FIRST_WAITS_S:
+            with suppress(UnavailableError):
+                return self._asked(topic, doing, min(wait_s, timeout_s))
+        return self._asked(topic, doing, timeout_s)
+
+    def _asked(self, topic: str, doing: str, timeout_s: float) -> TopicMetadata:
+        try:
+            metadata = self._client.list_topics(topic, timeout=timeout_s)
+        except KafkaException as raised:
+            self._client.poll(0)  # for its complaints, which say more than that nobody answered
+            if not self._let_in:
+                self._complaints.raise_shut_out(doing)
+            self._complaints.raise_away(doing)
+            raise as_ours(cause_of(raised), doing) from raised
+        self._client.poll(0)  # what it complained of meanwhile is over
+        self._let_in = True
+        found: TopicMetadata = metadata.topics[topic]
+        return found
+
+    def _create(self, admin: AdminClient, wanted: Sequence[NewTopic]) -> list[NewTopic]:
+        """Create those that are not there; returns them."""
+        made = {topic.name: topic for topic in wanted}
+        answers = admin.create_topics(
+            [
+                cimpl.NewTopic(
+                    topic.name,
+                    num_partitions=topic.partitions,
+                    replication_factor=self._settings.replication_factor,
+                    config=topic.settings,
+                )
+                for topic in wanted
+            ],
+            request_timeout=self._settings.request_timeout_s,
+        )
+        for topic, answer in answers.items():
+            try:
+                answer.result()
+            except KafkaException as raised:
+                error = cause_of(raised)
+                if error.code() in _BY_HAND:
+                    raise OutsideError(_refusal(made[topic], error)) from raised
+                if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise as_ours(error, f"creating topic {topic}") from raised
+                del made[topic]
+        self._admin_met = True
+        return list(made.values())
+
+    def _await_topics(self, topics: Collection[str]) -> None:
+        """Wait until all partitions of new topics can be asked for their ends."""
+        deadline = time.monotonic() + self._settings.request_timeout_s
+        while True:
+            try:
+                places = {place for topic in topics for place in self.partitions(topic)}
+                missing: Collection[object] = places - self.ends(places).keys()
+            except (UnknownTopicError, UnavailableError):
+                missing = topics
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                names = ", ".join(sorted(map(str, missing)))
+                raise UnavailableError(f"made, but not usable yet: {names}")
+            time.sleep(_METADATA_RETRY_S)
+
+    def _search_time(self, partition: Partition, bounds: Bounds, timestamp_s: float) -> int:
+        """Find a position by reading single records; their timestamps must not go back."""
+        with closing(self.spans()) as spans:
+
+            def arrival_s(offset: int) -> float:
+                span = Span(*partition, offset, offset + 1)
+                try:
+                    return spans.read(span, self._settings.request_timeout_s).first_arrival_s
+                except ExpiredError:
+                    return float("-inf")
+
+            return bounds.start + bisect_left(
+                range(bounds.start, bounds.end), timestamp_s, key=arrival_s
+            )
+
+
+def _refusal(topic: NewTopic, error: KafkaError) -> str:
+    config = "".join(f" --config {name}={value}" for name, value in topic.settings.items())
+    return (
+        f"Kafka does not make the topic {topic.name} for us: {error.str()} ({error.name()});"
+        " make it by hand: kafka-topics.sh --bootstrap-server $DOLL_KAFKA --create"
+        f" --topic {topic.name} --partitions {topic.partitions}{config}"
+    )

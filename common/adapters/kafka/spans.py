@@ -1,0 +1,158 @@
+"""Reads addresses back: exactly one span, then nothing until the next is asked for."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from common.adapters.kafka.client import (
+    AT_END,
+    OUT_OF_RANGE,
+    Complaints,
+    arrival_s,
+    as_ours,
+    cause_of,
+    consume,
+    epoch_of,
+    made,
+)
+from common.adapters.kafka.cursor import Cursor
+from common.adapters.kafka.settings import reader_properties
+from common.errors import ExpiredError, UnavailableError
+from common.ports.servers import Fetched
+
+if TYPE_CHECKING:
+    from common.adapters.kafka.client import Record
+    from common.adapters.kafka.settings import KafkaSettings
+    from common.core.spans import Span
+
+# A fetch that waits for new data delays the seek to the next span, so it must not wait long; the
+# records of a span are there already.
+_FETCH_WAIT_MS = 1
+# A fetch gives all that follows, far beyond the span, and the client takes it apart before anything
+# is seen of it: at its default of 1 MB, 8 small records came after 13 ms, so after 3. Longer spans
+# take several fetches, which cost nothing; a record that is larger comes nevertheless.
+_FETCH_BYTES = 256 << 10
+_LOOK_S = 1.0  # whether a topic is there whose records do not come
+_MAX_RECORDS = 100_000  # of one call to the client
+
+
+class KafkaSpanReader:
+    """The `SpanReader` port on a consumer that is assigned one span's partition at a time."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._complaints = Complaints()
+        self._properties = reader_properties(settings) | {
+            "error_cb": self._complaints,
+            "fetch.wait.max.ms": _FETCH_WAIT_MS,
+            "fetch.message.max.bytes": _FETCH_BYTES,
+            # Offsets at the end of a span may hold nothing: only the end of the log shows it then.
+            "enable.partition.eof": True,
+        }
+        self._client = made(Consumer, self._properties)
+        self._met = set[str]()  # topics that the client knows
+
+    def read(self, span: Span, timeout_s: float) -> Fetched:
+        """See the port.
+
+        Raises:
+            ExpiredError: If the log starts above `span.start`.
+            UnavailableError: If the records did not come within `timeout_s`.
+            UnknownTopicError: If there is no such partition.
+        """
+        self._complaints.raise_fatal(f"reading {span}")
+        deadline = time.monotonic() + timeout_s
+        cursor = Cursor(span.place, span.start)
+        records: list[Record] = []
+        if span.topic not in self._met:  # the client by itself waits a second
+            self._meet(span, timeout_s)
+        self._assign(cursor)
+        try:
+            while cursor.position < span.end:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    self._meet(span, _LOOK_S)  # it may have been deleted
+                    self._renew()
+                    raise UnavailableError(
+                        f"{span} did not come within {timeout_s} s; got up to {cursor.position}"
+                    )
+                wanted = min(span.end - cursor.position, _MAX_RECORDS)
+                messages = consume(self._client, wanted, left_s)
+                records += self._continue(cursor, messages, span)
+        finally:
+            self._client.unassign()
+        records = [message for message in records if message.offset() < span.end]
+        return Fetched(
+            span.place,
+            [message.offset() for message in records],
+            [message.value() for message in records],
+            arrival_s(records[0]) if records else 0.0,
+            arrival_s(records[-1]) if records else 0.0,
+            [epoch_of(message) for message in records],
+        )
+
+    def close(self) -> None:
+        """See the port."""
+        self._client.close()
+
+    def _renew(self) -> None:
+        """Begin with a new client: the old one never reads a topic that was created anew.
+
+        So it is where the leader epochs of the new one are lower than those that it has seen.
+        """
+        self._client.close()
+        self._client = made(Consumer, self._properties)
+        self._met.clear()
+
+    def _meet(self, span: Span, timeout_s: float) -> None:
+        """Ask about a topic."""
+        doing = f"reading {span}"
+        try:
+            topic = self._client.list_topics(span.topic, timeout=timeout_s).topics[span.topic]
+        except KafkaException as raised:
+            raise as_ours(cause_of(raised), doing) from raised
+        if topic.error is not None:
+            raise as_ours(topic.error, doing)
+        self._met.add(span.topic)
+
+    def _continue(self, cursor: Cursor, messages: list[Record], span: Span) -> list[Record]:
+        """The messages that continue the span; moves the cursor over them and a last hole."""
+        run = [message for message in messages if message.error() is None]
+        if run:
+            first, last, again = cursor.take([message.offset() for message in run])
+            run = run[first:last]
+            if again:
+                self._assign(cursor)
+                return run
+        for message in messages:
+            error = message.error()
+            if error is None:
+                continue
+            if error.code() == AT_END:
+                cursor.position = max(cursor.position, message.offset())
+            elif error.code() in OUT_OF_RANGE:
+                self._explain(span)
+                self._assign(cursor)  # the client does not seek in what it has stopped
+            else:
+                raise as_ours(error, f"reading {span}")
+        return run
+
+    def _assign(self, cursor: Cursor) -> None:
+        self._client.assign([TopicPartition(*cursor.partition, cursor.position)])
+
+    def _explain(self, span: Span) -> None:
+        """Raise why a position of the span is out of range, unless it is not any more."""
+        try:
+            start, end = self._client.get_watermark_offsets(
+                TopicPartition(span.topic, span.partition),
+                timeout=self._settings.request_timeout_s,
+            )
+        except KafkaException as raised:
+            raise as_ours(cause_of(raised), f"bounds of {span.place}") from raised
+        if start > span.start:
+            raise ExpiredError(f"{span} has expired: its partition starts at {start}")
+        if end < span.end:
+            raise UnavailableError(f"{span} is not there: its partition ends at {end}")

@@ -1,0 +1,462 @@
+"""One member of a consumer group: rebalances become events, positions come from outside."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from common.adapters.kafka.client import (
+    AT_END,
+    OUT_OF_RANGE,
+    Complaints,
+    arrival_s,
+    as_ours,
+    cause_of,
+    consume,
+    end_in,
+    epoch_of,
+    made,
+    place_of,
+)
+from common.adapters.kafka.cursor import Cursor
+from common.adapters.kafka.epochs import TopicWatch, divergent_offset
+from common.adapters.kafka.record_queue import RecordQueue
+from common.adapters.kafka.settings import member_properties
+from common.core.events import Assigned, Revoked
+from common.core.reading import RunsInTurn
+from common.core.spans import LogPosition, Partition
+from common.ports.servers import Bounds, EndReached, Fetched, OutOfRange, StreamEvent, Truncated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from confluent_kafka.admin import AdminClient
+
+    from common.adapters.kafka.client import Record
+    from common.adapters.kafka.settings import KafkaSettings
+
+_LOGGER = logging.getLogger(__name__)
+
+# The client starts an assigned partition in its own time and refuses to seek before that.
+_SEAT_RETRY_S = 0.005
+_MEASURE_TIMEOUT_S = 1.0  # inside `poll`, so not for long
+
+_FETCH_RECORDS = 2_000  # taken over from the client at once: some milliseconds
+# One fetch of one partition; smaller ones cost throughput (64 KB a fifth of it, 16 KB half).
+_FETCH_BYTES = 256 << 10
+# What the client fetches ahead of us: for the few milliseconds between two polls. A pause throws
+# it away, so it is small.
+_AHEAD_KB = 2_048
+_FETCHES_HELD = 2  # of each partition at least, so that one is here while the next is on its way
+# How long records wait for those of a partition that has some, but none here, to take their turn.
+_PATIENCE_S = 0.25
+
+
+class KafkaStreamReader:
+    """The `StreamReader` port on a consumer that is paused except where it has been placed.
+
+    A partition of this member is in one of three states: silent (no cursor), placed but not yet
+    sought at the client (`_unsought`), or flowing. Messages count only of partitions that flow.
+
+    The client gives whole fetches in the order in which they came: thousands of records of one
+    partition, then of the next. So they wait here, in a queue for each, and are given out in turn.
+    A partition whose queue is full is paused at the client; that throws away what was fetched, so
+    it is sought anew when its queue is half empty.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        admin: Callable[[], AdminClient],
+        group: str,
+        topics: Sequence[str],
+        member: str,
+        *,
+        hold: bool,
+    ) -> None:
+        self._name = f"member {member} of group {group}"
+        self._events: list[StreamEvent] = []  # what callbacks told during the current poll
+        self._owned: set[Partition] = set()
+        self._cursors: dict[Partition, Cursor] = {}
+        self._told: dict[Partition, int] = {}  # up to where each was given out; of those likewise
+        self._unsought: set[Partition] = set()
+        self._unmeasured: set[Partition] = set()  # out of range, bounds not yet known
+        self._halted: set[Partition] = set()  # out of range: the client will not seek there again
+        self._unidentified: set[Partition] = set()  # perhaps of another topic than their position
+        self._parted: dict[Partition, int | None] = {}  # unmeasured ones: where it is another log
+        self._watch = TopicWatch(admin, settings)
+        self._met: dict[str, str] = {}  # ids of topics as this client has known them
+        self._paused = False  # asked for by the caller
+        self._queues: dict[Partition, RecordQueue] = {}  # of those that have a cursor
+        self._full: set[Partition] = set()  # paused at the client
+        self._at_end: set[Partition] = set()  # all there is to read was fetched
+        self._lacking_since: dict[Partition, float] = {}  # not at its end, and nothing is here
+        self._in_turn = RunsInTurn()
+        self._held_bytes = settings.prefetch_kb << 10  # over all partitions
+        self._complaints = Complaints()
+        self._topics = list(topics)
+        self._properties = member_properties(settings, group, member, hold=hold) | {
+            "enable.partition.eof": True,  # how else to know that there is nothing to wait for?
+            "fetch.message.max.bytes": _FETCH_BYTES,
+            "queued.max.messages.kbytes": min(_AHEAD_KB, settings.prefetch_kb),
+            "error_cb": self._complaints,
+        }
+        self._client = self._joined()
+
+    def poll(
+        self, max_records: int, timeout_s: float, run: int | None = None
+    ) -> tuple[StreamEvent, ...]:
+        """See the port.
+
+        Raises:
+            UnavailableError: If the broker is away; call again.
+            OutsideError: If this member cannot go on (fenced by another of its name, refused).
+        """
+        self._complaints.raise_fatal(self._name)
+        wanted = 0 if self._paused else max_records
+        deadline = time.monotonic() + timeout_s
+        wait_s = 0.0  # first of all see what is there
+        while True:
+            came = self._fetch(wait_s)
+            if self._events:
+                break
+            lacking = self._lacking()
+            if wanted > 0 and any(self._queues.values()) and not lacking:
+                return tuple(self._give_out(wanted, run or wanted))
+            if wanted > 0 and (reached := self._reached()):
+                return tuple(reached)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 and not (came and lacking):
+                break
+            # As long as the client has more at hand, what is lacking may be among it.
+            wait_s = 0.0 if came else max(left_s, 0.0)
+        events, self._events = tuple(self._events), []
+        if not events:
+            self._complaints.raise_away(self._name)
+        return events
+
+    def place(self, positions: Mapping[Partition, int | LogPosition]) -> None:
+        """See the port; partitions that are not this member's (any more) are left out."""
+        if any(self._is_anew(partition, positions[partition]) for partition in positions):
+            self._rejoin()
+        for partition in self._owned & positions.keys():
+            self._silence(partition)
+            cursor = self._cursors[partition] = Cursor(partition, positions[partition])
+            self._told[partition] = cursor.position
+            self._queues[partition] = RecordQueue()
+            self._unmeasured.discard(partition)
+            self._unsought.add(partition)
+            if cursor.topic_id and self._watch.is_able:
+                self._unidentified.add(partition)
+        self._seek_unsought()
+
+    def _is_anew(self, partition: Partition, position: int | LogPosition) -> bool:
+        """Whether a position is of another topic than the client has known by this name."""
+        topic_id = LogPosition.of(position).topic_id
+        return bool(topic_id) and self._met.get(partition.topic, topic_id) != topic_id
+
+    def pause(self) -> None:
+        """See the port."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """See the port."""
+        self._paused = False
+
+    def commit(self, positions: Mapping[Partition, int]) -> None:
+        """See the port."""
+        offsets = [TopicPartition(*partition, at) for partition, at in positions.items()]
+        if not offsets:
+            return
+        try:
+            self._client.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as raised:
+            _LOGGER.info("commit_refused group_member=%r reason=%r", self._name, str(raised))
+
+    def lag(self) -> dict[Partition, int]:
+        """See the port; a partition appears with its first fetch, and stands still while paused."""
+        lags = {}
+        for partition, cursor in self._cursors.items():
+            end = -1
+            if partition in self._at_end:  # the client counts records of open transactions, too
+                end = cursor.position
+            else:
+                with suppress(KafkaException):  # not known any more
+                    place = TopicPartition(*partition)
+                    _, end = self._client.get_watermark_offsets(place, cached=True)
+            first = self._queues[partition].first_offset()
+            if end >= 0:
+                lags[partition] = max(0, end - (cursor.position if first is None else first))
+        return lags
+
+    def close(self) -> None:
+        """See the port."""
+        self._client.close()
+
+    # --- rebalances: called by the client inside `consume` ---------------------------------------
+
+    def _joined(self) -> Consumer:
+        """A client that joins the group."""
+        client = made(Consumer, self._properties)
+        client.subscribe(
+            self._topics,
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_revoke,
+        )
+        return client
+
+    def _rejoin(self) -> None:
+        """Join anew with a new client: the old one never reads a topic that was created anew.
+
+        So it is where the leader epochs of the new one are lower than those that it has seen.
+        """
+        self._client.close()  # which revokes
+        self._on_revoke(self._client, [TopicPartition(*each) for each in self._owned])
+        self._met.clear()
+        self._client = self._joined()
+
+    def _on_assign(self, client: Consumer, assigned: list[TopicPartition]) -> None:
+        partitions = tuple(Partition(each.topic, each.partition) for each in assigned)
+        # Any number will do, none is read before `place` says which; a number spares the client the
+        # look-up of committed offsets.
+        silent = [TopicPartition(*partition, 0) for partition in partitions]
+        client.incremental_assign(silent)
+        client.pause(silent)
+        self._owned.update(partitions)
+        if partitions:
+            self._events.append(Assigned(partitions))
+
+    def _on_revoke(self, _client: Consumer, revoked: list[TopicPartition]) -> None:
+        partitions = tuple(Partition(each.topic, each.partition) for each in revoked)
+        for partition in partitions:
+            self._owned.discard(partition)
+            self._silence(partition)
+            self._unmeasured.discard(partition)
+            self._halted.discard(partition)
+        if partitions:
+            self._events.append(Revoked(partitions))
+
+    # --- positions -------------------------------------------------------------------------------
+
+    def _silence(self, partition: Partition) -> None:
+        self._cursors.pop(partition, None)
+        self._unidentified.discard(partition)
+        self._parted.pop(partition, None)
+        self._told.pop(partition, None)
+        self._queues.pop(partition, None)
+        self._unsought.discard(partition)
+        self._full.discard(partition)
+        self._at_end.discard(partition)
+        self._lacking_since.pop(partition, None)
+
+    def _seek_unsought(self) -> None:
+        for partition in self._unsought - self._halted - self._unidentified:
+            target = self._cursors[partition].target()
+            try:
+                self._client.seek(target)
+            except KafkaException:
+                continue  # not started yet: tried again by the next poll
+            # After the seek, or the client would fetch from where it stood.
+            self._client.resume([target])
+            self._wake(target)
+            self._unsought.discard(partition)
+
+    def _regulate(self) -> None:
+        """Pause partitions at the client whose queues are full; begin again with half of one."""
+        if not self._cursors:
+            return
+        full = max(self._held_bytes // len(self._cursors), _FETCHES_HELD * _FETCH_BYTES)
+        for partition, queue in self._queues.items():
+            if partition in self._full:
+                if queue.size_bytes <= full // 2:
+                    self._full.discard(partition)
+                    self._unsought.add(partition)
+            elif queue.size_bytes >= full and partition not in self._unsought:
+                self._client.pause([TopicPartition(*partition)])
+                self._full.add(partition)
+
+    def _wake(self, target: TopicPartition) -> None:
+        """Make the client fetch at once what was resumed; by itself it may sleep for a second.
+
+        Its thread wakes where a seek changes the partition's state, which one to 0 does not, and
+        for every request.
+        """
+        with suppress(KafkaException):  # then it wakes later
+            if target.offset > 0:
+                self._client.seek(target)
+            else:
+                self._client.get_watermark_offsets(target, timeout=_MEASURE_TIMEOUT_S)
+
+    def _revive_halted(self) -> None:
+        """Start again at their new positions those that the client has stopped for good.
+
+        Only right after `consume`, when no rebalance waits for its callback: the client would take
+        these calls for the answer to it.
+        """
+        for partition in (self._unsought & self._halted) - self._unidentified:
+            target = self._cursors[partition].target()
+            try:
+                self._client.incremental_unassign([target])
+                self._client.incremental_assign([target])
+                self._client.pause([target])
+            except KafkaException as raised:
+                raise as_ours(cause_of(raised), f"{self._name}, {partition}") from raised
+            self._halted.discard(partition)  # from now on it is sought as others are
+
+    def _measure_unmeasured(self) -> None:
+        """Tell the bounds of partitions that are out of range, or seek again where they are not."""
+        for partition in self._unmeasured - self._unidentified:
+            try:
+                low, high = self._client.get_watermark_offsets(
+                    TopicPartition(*partition), timeout=_MEASURE_TIMEOUT_S
+                )
+            except KafkaException:
+                continue  # the broker is away: tried again by the next poll
+            self._unmeasured.discard(partition)
+            cursor = self._cursors.get(partition)
+            if cursor is None:
+                continue
+            parted = self._parted.pop(partition, None)
+            if cursor.position < low:
+                self._silence(partition)
+                self._events.append(OutOfRange(partition, Bounds(low, high)))
+            elif parted is not None or cursor.position > high:
+                self._silence(partition)
+                at = high if parted is None else parted
+                self._events.append(Truncated(partition, at, recreated=False))
+            else:
+                self._unsought.add(partition)  # the verdict on an earlier position came late
+
+    def _look_at_topics(self) -> None:
+        """See whether topics are still those that positions name; read those that wait for it."""
+        found = self._watch.look(self._named, urgent=bool(self._unidentified))
+        for partition, cursor in tuple(self._cursors.items()):
+            answer = found.get(partition.topic)
+            if not cursor.topic_id or not isinstance(answer, str):
+                continue
+            self._unidentified.discard(partition)
+            self._met.setdefault(partition.topic, answer)
+            if answer and answer != cursor.topic_id:
+                self._silence(partition)
+                self._events.append(Truncated(partition, 0, recreated=True))
+
+    def _named(self) -> set[str]:
+        """Topics that positions name by their ids."""
+        return {place.topic for place, cursor in self._cursors.items() if cursor.topic_id}
+
+    # --- records ---------------------------------------------------------------------------------
+
+    def _fetch(self, wait_s: float) -> bool:
+        """Run callbacks and take over what the client has; whether there was anything."""
+        self._look_at_topics()
+        self._regulate()
+        self._seek_unsought()
+        if self._unsought:
+            wait_s = min(wait_s, _SEAT_RETRY_S)
+        messages = consume(self._client, _FETCH_RECORDS, wait_s, lambda: bool(self._events))
+        self._revive_halted()
+        self._put(messages)
+        self._measure_unmeasured()
+        return bool(messages)
+
+    def _put(self, messages: list[Record]) -> None:
+        """Queue the records; after callbacks, so that only what flows now counts."""
+        for place, group in groupby(messages, key=place_of):
+            run, end = list(group), None
+            if any(record.error() is not None for record in run):
+                end = end_in(run)
+                run = self._without_errors(run)
+            cursor = self._cursors.get(Partition(*place))
+            if cursor is None or cursor.partition in self._unsought:
+                continue
+            partition = cursor.partition
+            again = False
+            if run:
+                first, last, again = cursor.take([record.offset() for record in run])
+                if first < last:
+                    cursor.epoch = epoch_of(run[last - 1])
+                    self._queues[partition].put(run[first:last])
+            if end is not None and not again:
+                again = cursor.reach(end)
+            if again:
+                self._unsought.add(partition)
+            if end is not None and not again:
+                self._at_end.add(partition)
+            else:
+                self._at_end.discard(partition)
+
+    def _lacking(self) -> bool:
+        """Whether to wait for a partition that has records to read, of which none is here."""
+        now = time.monotonic()
+        lacking = False
+        for partition, queue in self._queues.items():
+            if queue or partition in self._at_end or partition in self._halted:
+                self._lacking_since.pop(partition, None)
+            elif now < self._lacking_since.setdefault(partition, now) + _PATIENCE_S:
+                lacking = True
+        return lacking
+
+    def _give_out(self, wanted: int, run: int) -> list[Fetched]:
+        here = {partition: len(queue) for partition, queue in self._queues.items() if queue}
+        lags = self.lag() if len(here) > 1 else {}
+        given = [
+            _fetched(partition, self._queues[partition].take(count))
+            for partition, count in self._in_turn.plan(here, lags, wanted, run)
+        ]
+        self._told.update((fetched.partition, fetched.offsets[-1] + 1) for fetched in given)
+        return given
+
+    def _reached(self) -> list[EndReached]:
+        """Ends that lie above the last record, of partitions all of which was given out."""
+        ends = []
+        for partition in self._at_end:
+            position = self._cursors[partition].position
+            if not self._queues[partition] and position > self._told[partition]:
+                self._told[partition] = position
+                ends.append(EndReached(partition, position))
+        return ends
+
+    def _without_errors(self, run: list[Record]) -> list[Record]:
+        good = []
+        for message in run:
+            error = message.error()
+            if error is None:
+                good.append(message)
+            elif error.code() in OUT_OF_RANGE and message.topic() is not None:
+                partition = Partition(message.topic(), message.partition())
+                if partition in self._owned:
+                    self._halted.add(partition)
+                    self._doubt(partition, divergent_offset(error))
+            elif error.code() == AT_END:
+                continue
+            else:
+                self._complaints(error)
+                _LOGGER.warning("consumer_error group_member=%r error=%s", self._name, error)
+        return good
+
+    def _doubt(self, partition: Partition, parted: int | None) -> None:
+        """Find out about a position that the client found no log for."""
+        self._unmeasured.add(partition)
+        cursor = self._cursors.get(partition)
+        if cursor is None or partition in self._unsought:
+            return  # it is about an earlier position
+        self._parted[partition] = parted
+        if cursor.topic_id and self._watch.is_able:
+            self._unidentified.add(partition)
+
+
+def _fetched(partition: Partition, run: list[Record]) -> Fetched:
+    return Fetched(
+        partition,
+        [record.offset() for record in run],
+        [record.value() for record in run],
+        arrival_s(run[0]),
+        arrival_s(run[-1]),
+        [epoch_of(record) for record in run],
+    )

@@ -1,0 +1,562 @@
+"""Tails: each reads one partition from a position on; all of a process share one consumer.
+
+Its thread alone assigns and takes away: from another thread such a call is not carried out for
+minutes. Where two tails read the same partition at once, the second gets a consumer of its own, for
+the client has one position per partition.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from itertools import groupby
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from common.adapters.kafka.client import (
+    AT_END,
+    NO_LEADERS,
+    OUT_OF_RANGE,
+    STALE_LEADER,
+    UNKNOWN,
+    Complaints,
+    arrival_s,
+    as_ours,
+    cause_of,
+    end_in,
+    epoch_of,
+    made,
+    place_of,
+)
+from common.adapters.kafka.cursor import Cursor
+from common.adapters.kafka.epochs import TopicsQuestion, TopicWatch, divergent_offset
+from common.adapters.kafka.offsets import BoundsQuestion
+from common.adapters.kafka.settings import tail_properties
+from common.core.spans import Partition
+from common.errors import (
+    ExpiredError,
+    OutsideError,
+    RecreatedError,
+    TruncatedError,
+    UnknownTopicError,
+)
+from common.ports.servers import LogRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from confluent_kafka.admin import AdminClient
+
+    from common.adapters.kafka.client import Record
+    from common.adapters.kafka.settings import KafkaSettings
+    from common.core.spans import LogPosition
+    from common.ports.servers import Bounds
+
+_WAIT_S = 0.01  # for records; what is asked of the thread meanwhile waits as long
+_QUIET_WAIT_S = 0.05  # instead, once nothing came and nothing was asked for `_QUIET_S`
+_QUIET_S = 1.0
+_MANY_RECORDS = 2000  # of one call to the client
+_HELD_BYTES = 4 << 20  # of one tail: it is fetched no more until half of it is read
+_RECORD_BYTES = 200  # of a record besides its key and value
+_MEET_S = 1.0  # for the first answer of a broker
+_LINGER_S = 2.0  # without tails: who reads one topic after the other connects once
+# A broker that has just started may not know a topic for a moment: it must say so for so long.
+_UNKNOWN_S = 2.0
+_ASK_AGAIN_S = 0.5
+
+
+class KafkaTail:
+    """The `Tail` port: what its consumer's thread has put here for it."""
+
+    def __init__(
+        self,
+        consumer: _TailConsumer,
+        partition: Partition,
+        known: LogPosition,
+        on_ready: Callable[[], None] | None,
+    ) -> None:
+        self.partition = partition
+        self.cursor = Cursor(partition, known)  # what to put here next; the consumer's thread's
+        self.is_full = False  # not assigned at the client until half of it is read
+        self._consumer = consumer
+        self._position = known.offset
+        self._on_ready = on_ready
+        # Records that follow each other, how many bytes they take, and the position after them.
+        self._runs = deque[tuple[list[LogRecord], int, int]]()
+        self._run: list[LogRecord] = []  # of which the first `_taken` are read
+        self._run_end = known.offset
+        self._taken = 0
+        # Each is changed by one thread only: the consumer's, and whoever reads.
+        self._put_bytes = self._read_bytes = 0
+        self._fault: OutsideError | None = None  # for good
+        self._trouble: OutsideError | None = None  # told once
+        self._news = threading.Event()
+
+    # --- for whoever reads -----------------------------------------------------------------------
+
+    def read(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+        """See the port.
+
+        Raises:
+            ExpiredError: If the position is below the log's start.
+            TruncatedError: If the log ends below the position, or has lost records below it.
+            RecreatedError: If it is another topic's.
+            UnknownTopicError: If there is no such partition, or it was deleted.
+            UnavailableError: If the broker is away; call again.
+        """
+        deadline = time.monotonic() + timeout_s
+        before = self._position
+        while True:
+            self._news.clear()
+            records = self._take(max_records)
+            if records or self._position > before:
+                return records
+            if self._fault is not None:
+                raise self._fault
+            trouble, self._trouble = self._trouble, None
+            if trouble is not None:
+                raise trouble
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return []
+            self._news.wait(left_s)
+
+    def position(self) -> int:
+        """See the port."""
+        return self._position
+
+    def close(self) -> None:
+        """See the port."""
+        self._consumer.drop(self)
+
+    def _take(self, max_records: int) -> list[LogRecord]:
+        records = list[LogRecord]()
+        while len(records) < max_records and self._has_run():
+            until = self._taken + max_records - len(records)
+            records += self._run[self._taken : until]
+            self._taken = min(until, len(self._run))
+        if self._taken == len(self._run):
+            self._position = self._run_end
+        elif records:
+            self._position = records[-1].offset + 1
+        if records and self.is_full and self.has_room():
+            self._consumer.go_on(self)
+        return records
+
+    def _has_run(self) -> bool:
+        """Whether there is a record; takes the next run when the last one is read."""
+        while self._taken == len(self._run) and self._runs:
+            self._run, size, self._run_end = self._runs.popleft()
+            self._taken = 0
+            self._read_bytes += size
+        return self._taken < len(self._run)
+
+    # --- for the consumer's thread ---------------------------------------------------------------
+
+    def put(self, records: list[LogRecord], end: int) -> None:
+        """Take over records that follow, perhaps none, up to a position."""
+        size = sum(map(_size, records))
+        self._put_bytes += size
+        self._runs.append((records, size, end))
+        self._tell()
+
+    def fail(self, fault: OutsideError) -> None:
+        """Raise this at each read after the records that are here."""
+        self._fault = self._fault or fault
+        self._tell()
+
+    def complain(self, trouble: OutsideError) -> None:
+        """Raise this once."""
+        self._trouble = trouble
+        self._tell()
+
+    def overflows(self) -> bool:
+        """Whether it holds too much to go on."""
+        return self._put_bytes - self._read_bytes > _HELD_BYTES
+
+    def has_room(self) -> bool:
+        """Whether it holds little enough to be fetched again."""
+        return self._put_bytes - self._read_bytes <= _HELD_BYTES // 2
+
+    def _tell(self) -> None:
+        self._news.set()
+        if self._on_ready is not None:
+            self._on_ready()
+
+
+class Tails:
+    """Makes tails, on as few consumers as there may be.
+
+    Args:
+        settings: Where Kafka is.
+        admin: Gives the client that knows what partitions hold.
+    """
+
+    def __init__(self, settings: KafkaSettings, admin: Callable[[], AdminClient]) -> None:
+        self._settings = settings
+        self._admin = admin
+        self._lock = threading.Lock()
+        self._consumers: list[_TailConsumer] = []
+
+    def open(
+        self, partition: Partition, known: LogPosition, on_ready: Callable[[], None] | None
+    ) -> KafkaTail:
+        """A tail, on the first consumer that does not read its partition."""
+        with self._lock:
+            for consumer in self._consumers:
+                if consumer.is_free(partition):
+                    break
+            else:
+                consumer = _TailConsumer(self._settings, self._admin, self._lock, self._forget)
+                self._consumers.append(consumer)
+            tail = KafkaTail(consumer, partition, known, on_ready)
+            consumer.add(tail)
+            return tail
+
+    def close(self) -> None:
+        """End all consumers; who reads a tail that is open is told."""
+        with self._lock:
+            consumers = tuple(self._consumers)
+        for consumer in consumers:
+            consumer.end()
+
+    def _forget(self, consumer: _TailConsumer) -> None:
+        if consumer in self._consumers:
+            self._consumers.remove(consumer)
+
+
+class _TailConsumer:
+    """One consumer and its thread.
+
+    Args:
+        settings: Where Kafka is.
+        admin: Gives the client that knows what partitions hold.
+        lock: Of `Tails`; guards which partitions are taken.
+        forget: Gives it no more tails; called with the lock held.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        admin: Callable[[], AdminClient],
+        lock: threading.Lock,
+        forget: Callable[[_TailConsumer], None],
+    ) -> None:
+        self._admin = admin
+        self._lock = lock
+        self._forget = forget
+        self._timeout_s = settings.request_timeout_s
+        self._taken = dict[Partition, KafkaTail]()  # by tails that are not closed
+        # That were deleted: the client knows leader epochs of them, and so would never read those
+        # that are created anew under lower ones.
+        self._gone = set[str]()
+        self._orders = SimpleQueue["Callable[[], None]"]()  # what others want of the thread
+        self._ending = False
+        # From here on all is the thread's.
+        self._reading = dict[Partition, KafkaTail]()
+        self._assigned = set[Partition]()
+        self._unsought = set[Partition]()  # of those: what comes of them is of no use before that
+        self._unidentified = set[Partition]()  # they may be of another topic than their position
+        self._watch = TopicWatch(admin, settings)
+        self._stopped = set[Partition]()  # by the client, as out of range
+        self._parted = dict[Partition, int | None]()  # of those, where it found another log
+        # Partitions that may not hold their position or be there at all, and since when Kafka has
+        # said that it does not know them.
+        self._suspects = dict[Partition, float | None]()
+        self._question: BoundsQuestion | None = None  # about all suspects
+        self._ask_s = 0.0  # not before then
+        self._empty_since_s = self._busy_s = time.monotonic()
+        self._misses_topics = False  # the client has said that some topic is not there
+        self._complaints = Complaints()
+        self._client = made(Consumer, tail_properties(settings) | {"error_cb": self._hear})
+        self._thread = threading.Thread(target=self._run, name="kafka-tails", daemon=True)
+        self._thread.start()
+
+    # --- for other threads -----------------------------------------------------------------------
+
+    def is_free(self, partition: Partition) -> bool:
+        """Whether it can read a partition for one more tail; the lock must be held."""
+        is_taken = partition in self._taken or partition.topic in self._gone
+        return not self._ending and not is_taken
+
+    def add(self, tail: KafkaTail) -> None:
+        """Begin to read; the lock must be held."""
+        self._taken[tail.partition] = tail
+        self._orders.put(partial(self._begin, tail))
+
+    def drop(self, tail: KafkaTail) -> None:
+        """Read no more for this tail."""
+        with self._lock:
+            if self._taken.get(tail.partition) is tail:
+                del self._taken[tail.partition]
+        self._orders.put(partial(self._stop, tail))
+
+    def go_on(self, tail: KafkaTail) -> None:
+        """Fetch again for a tail that was full."""
+        self._orders.put(partial(self._refill, tail))
+
+    def end(self) -> None:
+        """End the thread, and wait for that."""
+        self._ending = True
+        self._thread.join()
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        fault: OutsideError = OutsideError("the log was closed while somebody read from it")
+        try:
+            self._read_on()
+        except KafkaException as raised:  # nothing that this client can recover from
+            fault = OutsideError(f"reading: {cause_of(raised)}")
+        finally:  # whatever happened: nobody may wait for ever
+            with self._lock:
+                self._ending = True
+                self._forget(self)
+                left = tuple(self._taken.values())
+            for tail in left:
+                tail.fail(fault)
+            self._client.close()
+
+    def _read_on(self) -> None:
+        while not self._ending:
+            self._carry_out()
+            if self._is_done():
+                return
+            quiet = time.monotonic() >= self._busy_s + _QUIET_S
+            messages = self._client.consume(1, _QUIET_WAIT_S if quiet else _WAIT_S)
+            if messages:
+                self._busy_s = time.monotonic()
+                messages += self._client.consume(_MANY_RECORDS, 0)
+            self._distribute(cast("list[Record]", messages))
+            self._seek_unsought()
+            self._tell_trouble()
+            self._look_at_topics()
+            self._examine()
+
+    def _carry_out(self) -> None:
+        while not self._orders.empty():
+            self._busy_s = time.monotonic()
+            self._orders.get()()
+
+    def _is_done(self) -> bool:
+        if self._reading:
+            self._empty_since_s = time.monotonic()
+            return False
+        if time.monotonic() < self._empty_since_s + _LINGER_S:
+            return False
+        with self._lock:
+            if not self._taken:
+                self._ending = True
+            return self._ending
+
+    def _begin(self, tail: KafkaTail) -> None:
+        if not self._reading:
+            # By itself, the client asks for its first topic after a second. Where nobody answers,
+            # it asks again by itself, too.
+            with suppress(KafkaException):
+                self._client.list_topics(tail.partition.topic, timeout=_MEET_S)
+        self._reading[tail.partition] = tail
+        if tail.cursor.topic_id and self._watch.is_able:
+            self._unidentified.add(tail.partition)
+        else:
+            self._assign(tail)
+
+    def _stop(self, tail: KafkaTail) -> None:
+        if self._reading.get(tail.partition) is tail:
+            self._unassign(tail.partition)
+            del self._reading[tail.partition]
+            self._unidentified.discard(tail.partition)
+            self._suspects.pop(tail.partition, None)
+
+    def _refill(self, tail: KafkaTail) -> None:
+        if tail.is_full and self._reading.get(tail.partition) is tail:
+            tail.is_full = False
+            tail.cursor = Cursor(tail.partition, tail.cursor.known)
+            self._assign(tail)
+
+    def _assign(self, tail: KafkaTail) -> None:
+        """Fetch from where the tail stands, whatever was fetched before."""
+        self._unassign(tail.partition)
+        self._client.incremental_assign([tail.cursor.target()])
+        self._assigned.add(tail.partition)
+        # Only a seek has the client ask whether the log still has what was read of it.
+        if tail.cursor.epoch >= 0 and tail.cursor.position > 0:
+            self._unsought.add(tail.partition)
+            self._seek_unsought()
+
+    def _seek_unsought(self) -> None:
+        for partition in tuple(self._unsought):
+            with suppress(KafkaException):  # not started yet: tried again in a moment
+                self._client.seek(self._reading[partition].cursor.target())
+                self._unsought.discard(partition)
+
+    def _unassign(self, partition: Partition) -> None:
+        if partition in self._assigned:
+            self._client.incremental_unassign([TopicPartition(*partition)])
+            self._assigned.discard(partition)
+            self._unsought.discard(partition)
+            self._stopped.discard(partition)
+            self._parted.pop(partition, None)
+
+    # --- what comes ------------------------------------------------------------------------------
+
+    def _distribute(self, messages: list[Record]) -> None:
+        for place, group in groupby(messages, key=place_of):
+            partition = Partition(*place)
+            tail = self._reading.get(partition)
+            if tail is None or partition not in self._assigned or partition in self._unsought:
+                continue
+            run, end = list(group), None
+            if any(message.error() is not None for message in run):
+                end = end_in(run)
+                run = self._without_errors(tail, run)
+            before = tail.cursor.position
+            first, last, again = tail.cursor.take([message.offset() for message in run])
+            if end is not None and not again:
+                again = tail.cursor.reach(end)
+            if tail.cursor.position > before:
+                records = [_record(message) for message in run[first:last]]
+                if records:
+                    tail.cursor.epoch = records[-1].epoch
+                tail.put(records, tail.cursor.position)
+            if again:
+                self._assign(tail)
+            elif tail.overflows():
+                self._unassign(partition)
+                tail.is_full = True
+                if tail.has_room():  # whoever reads has read meanwhile, and knew nothing of it
+                    self._refill(tail)
+
+    def _without_errors(self, tail: KafkaTail, run: list[Record]) -> list[Record]:
+        for message in run:
+            error = message.error()
+            if error is None or error.code() == AT_END:
+                continue
+            if error.code() in OUT_OF_RANGE:
+                self._stopped.add(tail.partition)
+                self._suspects[tail.partition] = None
+                if tail.cursor.topic_id and self._watch.is_able:
+                    self._unidentified.add(tail.partition)
+                self._parted[tail.partition] = divergent_offset(error)
+            elif error.code() in UNKNOWN:
+                self._suspects.setdefault(tail.partition, None)
+            else:
+                tail.complain(as_ours(error, f"reading {tail.partition}@{tail.cursor.position}"))
+        return [message for message in run if message.error() is None]
+
+    def _hear(self, error: KafkaError) -> None:
+        """What the client's own threads ran into; called inside `consume`."""
+        if error.code() in UNKNOWN:
+            self._misses_topics = True
+        else:
+            self._complaints(error)
+
+    def _tell_trouble(self) -> None:
+        try:
+            self._complaints.raise_away("reading")
+        except OutsideError as error:
+            for tail in self._reading.values():
+                tail.complain(error)
+
+    # --- whether positions and topics are there --------------------------------------------------
+
+    def _look_at_topics(self) -> None:
+        """See whether topics are still those that positions name; read those that wait for it."""
+        found = self._watch.look(self._named, urgent=bool(self._unidentified))
+        for partition, tail in tuple(self._reading.items()):
+            answer = found.get(partition.topic) if tail.cursor.topic_id else None
+            if isinstance(answer, KafkaError):
+                if answer.code() in UNKNOWN:
+                    self._suspects.setdefault(partition, None)
+                elif partition in self._unidentified:
+                    tail.complain(as_ours(answer, f"id of {partition.topic}"))
+            elif answer is not None:
+                self._identify(tail, answer)
+
+    def _identify(self, tail: KafkaTail, topic_id: str) -> None:
+        self._unidentified.discard(tail.partition)
+        if topic_id and topic_id != tail.cursor.topic_id:
+            text = f"the topic {tail.partition.topic} was deleted and created anew"
+            self._give_up(tail, RecreatedError(f"{text}: what it held is lost"))
+        elif tail.partition not in self._assigned and not tail.is_full:
+            self._assign(tail)
+
+    def _named(self) -> set[str]:
+        """Topics that positions name by their ids."""
+        return {each.topic for each, tail in self._reading.items() if tail.cursor.topic_id}
+
+    def _examine(self) -> None:
+        """Ask Kafka about suspects, without waiting for it."""
+        if self._misses_topics:  # it says so once a second, and only in a text which it misses
+            self._misses_topics = False
+            for partition in self._assigned:
+                self._suspects.setdefault(partition, None)
+        now_s = time.monotonic()
+        if self._question is None:
+            if self._suspects and now_s >= self._ask_s:
+                self._question = BoundsQuestion(self._admin(), self._suspects, self._timeout_s)
+        elif self._question.is_answered():
+            question, self._question = self._question, None
+            self._ask_s = now_s + _ASK_AGAIN_S
+            stale = set[str]()
+            for partition, found in question.answers().items():
+                if isinstance(found, KafkaError) and found.code() == STALE_LEADER:
+                    stale.add(partition.topic)
+                if partition in self._suspects:
+                    self._judge(self._reading[partition], found, now_s)
+            if stale:
+                TopicsQuestion(self._admin(), stale, self._timeout_s)  # so that it knows better
+
+    def _judge(self, tail: KafkaTail, found: Bounds | KafkaError, now_s: float) -> None:
+        partition, position = tail.partition, tail.cursor.position
+        if isinstance(found, KafkaError):
+            missing = found.code() in UNKNOWN or (
+                found.code() == NO_LEADERS and self._is_missing(partition)
+            )
+            since_s = (self._suspects[partition] or now_s) if missing else None
+            self._suspects[partition] = since_s
+            if since_s is not None and now_s >= since_s + _UNKNOWN_S:
+                self._give_up(tail, UnknownTopicError(f"{partition} does not exist (any more)"))
+        elif partition in self._unidentified:
+            return  # until it is known which topic this is
+        elif partition not in self._stopped:
+            del self._suspects[partition]
+        elif position < found.start:
+            self._give_up(
+                tail, ExpiredError(f"{partition} starts at {found.start}, not {position}")
+            )
+        elif (parted := self._parted.get(partition)) is not None or position > found.end:
+            at = found.end if parted is None else parted
+            lost = f"the records that it had from {at} on, and was read up to {position}"
+            self._give_up(tail, TruncatedError(f"{partition} lost {lost}", at))
+        else:
+            del self._suspects[partition]
+            self._assign(tail)  # the client does not seek in what it has stopped
+
+    def _is_missing(self, partition: Partition) -> bool:
+        try:
+            found = self._client.list_topics(partition.topic, timeout=_MEET_S)
+        except KafkaException:
+            return False
+        return partition.index not in found.topics[partition.topic].partitions
+
+    def _give_up(self, tail: KafkaTail, fault: OutsideError) -> None:
+        if isinstance(fault, RecreatedError | UnknownTopicError):
+            with self._lock:
+                self._gone.add(tail.partition.topic)
+        self._stop(tail)
+        tail.fail(fault)
+
+
+def _record(message: Record) -> LogRecord:
+    written_s = max(arrival_s(message), 0.0)  # the client says -1 ms where it has none
+    return LogRecord(message.offset(), message.key(), message.value(), written_s, epoch_of(message))
+
+
+def _size(record: LogRecord) -> int:
+    return _RECORD_BYTES + len(record.key or b"") + len(record.value or b"")

@@ -1,0 +1,95 @@
+"""Prices that nobody has to be asked for: constant ones, and recorded series that are replayed.
+
+A replay is a function of the clock: whoever begins it at the same origin sees the same price at the
+same time, before and after a restart, in this process and in others.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.traces.files import starts_of, traced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from common.ports.machines import Prices
+    from common.traces.spec import TraceSpec
+
+
+class FixedPrices:
+    """Pools whose price never changes.
+
+    Args:
+        usd_per_hour: By pool.
+    """
+
+    def __init__(self, usd_per_hour: Mapping[str, float]) -> None:
+        self._usd_per_hour = dict(usd_per_hour)
+
+    def look(self) -> dict[str, float]:
+        """USD per hour of one machine now, by pool."""
+        return dict(self._usd_per_hour)
+
+
+class TracePrices:
+    """Pools whose price was recorded, each series gone through at its own speed, over and over.
+
+    A series whose `start_s` is not given begins at a place that depends on the pool's name alone.
+
+    Args:
+        specs: Which series, by pool.
+        folder: What their files are relative to.
+        origin_s: When the replay began, on the clock; before it, the first prices hold.
+        clock: Seconds since 1970.
+
+    Raises:
+        UserError: If there is no such series.
+    """
+
+    def __init__(
+        self,
+        specs: Mapping[str, TraceSpec],
+        folder: Path,
+        origin_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._origin_s = origin_s
+        self._clock = clock
+        self._series = {}
+        for pool, spec in specs.items():
+            trace = traced(spec, folder)
+            rng = np.random.default_rng(zlib.crc32(pool.encode()))
+            self._series[pool] = trace, float(starts_of(spec, trace, (1,), rng)[0])
+
+    def look(self) -> dict[str, float]:
+        """USD per hour of one machine now, by pool."""
+        past_s = max(self._clock() - self._origin_s, 0.0)
+        return {
+            pool: float(trace.value_at(start_s + past_s))
+            for pool, (trace, start_s) in self._series.items()
+        }
+
+
+class PricesTogether:
+    """The pools of several sources; where one of them is away nothing is told.
+
+    Args:
+        sources: Each with pools of its own.
+    """
+
+    def __init__(self, sources: Sequence[Prices]) -> None:
+        self._sources = sources
+
+    def look(self) -> dict[str, float]:
+        """USD per hour of one machine now, by pool.
+
+        Raises:
+            UnavailableError: If a source is away.
+            OutsideError: If one refuses.
+        """
+        return {pool: usd for source in self._sources for pool, usd in source.look().items()}

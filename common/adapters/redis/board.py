@@ -1,0 +1,489 @@
+"""The notice board of a job in Redis (`common.ports.servers.Board`).
+
+Only commands of Redis 6.2 and no scripts: correctness never depends on what is here
+(docs/protocol.md). A job's keys share a hash tag, so that a Redis Cluster keeps them in one slot:
+
+    doll:{job}:model:<epoch>:<version>    weights; the last few of each leader
+    doll:{job}:offered                    name and weights of one model, for evaluators
+    doll:{job}:triggers                   stream with ids <epoch>-<number>
+    doll:{job}:triggers:<stream>          another one, where something stood in the way there
+    doll:{job}:standing
+    doll:{job}:unable:<replica>           why, expires         doll:{job}:unable      their names
+    doll:{job}:alive:<worker>             status, expires      doll:{job}:workers     their names
+                                          and a channel of this name, to which the worker listens
+    doll:{job}:snapshot:<epoch>           newest of a leader   doll:{job}:snapshots   its epochs
+    doll:{job}:lease                      who may try to lead
+
+What workers of all its jobs answer to a replica is one list, so that one connection waits for it:
+
+    doll:{replica}:replies
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from common.adapters.redis.access import RedisAccess
+from common.adapters.redis.server import Attendance, RedisServer, connect
+from common.core.messages import ModelId, Reply, Standing, TriggerId, UpdateTrigger, WorkerId
+from common.errors import OutsideError
+from common.telemetry.rejections import Rejections
+from common.wire import messages as wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable
+
+    from common.adapters.redis.access import RedisClient
+    from common.adapters.redis.server import Command
+
+T = TypeVar("T")
+Steps: TypeAlias = "Generator[tuple[Command, ...], list[Any], T]"  # returns a T
+
+_MODELS_KEPT = 4  # of one leader: a late reader of the round before still finds its weights
+_TRIGGERS_KEPT = 100  # a worker that is further behind has nothing to add to those rounds
+_SNAPSHOTS_KEPT = 3  # of as many leaders: the newest may be taken back, or torn
+_MODEL_TTL_MS = 3_600_000  # an hour: those of a leader that is gone; a living one puts it again
+_OFFER_TTL_MS = 3_600_000  # likewise: a job that has ended needs no memory here
+_TRIGGERS_TTL_MS = 600_000  # ten minutes after the last: a round asks again much sooner
+_REPLIES_TTL_MS = 600_000  # ten minutes after the last: longer than any round waits for one
+_SHORTEST_S = 0.002  # 0.001 is zero to Redis 6.2, which cuts off what it computes: wait for ever
+_NO_EXPIRY = -1  # PTTL's word for it
+_LONGEST_LEASE = 10  # times the lifetime that is asked for: no replica has one so much longer
+_STATUSES = (b"alive", b"leaving")
+_ATTENDS = "+"  # behind the status of a worker that also listens to the channel of its name
+_OPEN = RedisAccess()
+# XADD's ways to say that an id is not above the newest: the second where that is the last of all.
+_NOT_NEWER = ("equal or smaller than the target stream top item", "exhausted the last possible ID")
+
+
+class RedisBoard:
+    """One job's keys in a Redis server; may be shared between threads.
+
+    A call that waits keeps one connection of the pool to itself, so it never holds up another. News
+    end a wait at once; without news it may end 100 ms late, unless the server's `hz` is above 10.
+
+    Args:
+        url: `redis://host:port/db`, `rediss://...` or `unix://path`.
+        job: The job's id.
+        timeout_s: After so long without an answer the server counts as away.
+        access: As whom we come, and whom we trust, beyond what the URL says.
+        shared: Connections to use in place of its own.
+
+    Raises:
+        UserError: If the URL or a file of `access` cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        job: str,
+        timeout_s: float = 5.0,
+        access: RedisAccess = _OPEN,
+        shared: RedisClient | None = None,
+    ) -> None:
+        self._job = job
+        self._keys = f"doll:{{{job}}}:"
+        self._wait_s = timeout_s / 2  # one blocking command; longer waits are several of them
+        self._rejections = Rejections()
+        self._shared = shared is not None
+        client = connect(url, timeout_s, access) if shared is None else shared
+        self._server = RedisServer(client, self._keys, self._reject_key)
+        self._attendances = dict[WorkerId, Attendance]()
+
+    @property
+    def rejected(self) -> int:
+        """Messages read so far that did not parse."""
+        return self._rejections.count
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        for attendance in self._attendances.values():
+            attendance.end()
+        if not self._shared:
+            self._server.close()
+
+    # --- models ----------------------------------------------------------------------------------
+
+    def put_model(self, model: ModelId, weights: bytes | memoryview) -> None:
+        """Publish a model; this leader's version of four updates ago is forgotten."""
+        forgotten = ModelId(model.epoch, model.version - _MODELS_KEPT)
+        self._server.ask(
+            ("SET", self._model(model), memoryview(weights).cast("B"), "PX", _MODEL_TTL_MS),
+            ("UNLINK", self._model(forgotten)),
+        )
+
+    def get_model(self, model: ModelId) -> bytes | None:
+        """Fetch a model, or None where it is gone."""
+        weights: bytes | None = self._server.ask(("GET", self._model(model)))[0]
+        return weights
+
+    def offer_model(self, model: ModelId, weights: bytes | memoryview) -> None:
+        """Leave a model for whoever judges models; it takes the place of the one before."""
+        offer = wire.encode_offer(model, weights)
+        self._server.ask(("SET", self._keys + "offered", offer, "PX", _OFFER_TTL_MS))
+
+    def offered_model(self, known: ModelId | None = None) -> tuple[ModelId, bytes] | None:
+        """The model that was left last; None where there is none, or it is the `known` one."""
+        key = self._keys + "offered"
+        name = self._server.ask(("GETRANGE", key, 0, wire.OFFER_NAME_BYTES - 1))[0]
+        if not name or (known is not None and name == wire.encode_offer(known, b"")):
+            return None
+        # Asked again, since another may stand there by now: a name and its weights are one value.
+        offer = self._server.ask(("GET", key))[0]
+        return None if offer is None else self._rejections.parse("offer", wire.decode_offer, offer)
+
+    # --- triggers --------------------------------------------------------------------------------
+
+    def post_trigger(self, trigger: UpdateTrigger, stream: str = "") -> bool:
+        """Append to a stream of triggers; False where something else keeps this id out."""
+        key, name = self._triggers(stream), _entry(trigger.id)
+        data = wire.encode_trigger(trigger)
+        try:
+            self._server.ask(
+                ("XADD", key, "MAXLEN", _TRIGGERS_KEPT, name, "trigger", data),
+                ("PEXPIRE", key, _TRIGGERS_TTL_MS),
+            )
+        except OutsideError as error:
+            if not any(said in str(error) for said in _NOT_NEWER):
+                raise
+            newest = self._server.ask(("XREVRANGE", key, "+", "-", "COUNT", 1))[0]
+            ours: bool = newest == [(name.encode(), {b"trigger": data})]
+            return ours  # the answer to an earlier call was lost
+        return True
+
+    def triggers(self, after: TriggerId, timeout_s: float, stream: str = "") -> list[UpdateTrigger]:
+        """Wait for triggers of a stream with an id above `after`, oldest first; else empty."""
+        key = self._triggers(stream)
+        position: str | bytes = _entry(after) if after.epoch >= 0 else "0-0"
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            block = ("BLOCK", max(1, int(1000 * min(left_s, self._wait_s)))) if left_s > 0 else ()
+            answer = self._server.ask(("XREAD", *block, "STREAMS", key, position))[0]
+            entries = answer[0][1] if answer else []
+            found = self._parsed_triggers(entries)
+            if found or left_s <= 0:
+                return found
+            if entries:  # garbage alone: go on behind it
+                position = entries[-1][0]
+
+    def _parsed_triggers(
+        self, entries: Iterable[tuple[bytes, dict[bytes, bytes]]]
+    ) -> list[UpdateTrigger]:
+        """The triggers among the entries of the stream."""
+        found = []
+        for name, fields in entries:
+            data = fields.get(b"trigger", b"")
+            trigger = self._rejections.parse("trigger", wire.decode_trigger, data)
+            if trigger is not None and _entry(trigger.id).encode() == name:
+                found.append(trigger)
+            elif trigger is not None:
+                self._rejections.reject("trigger id", f"trigger {trigger.id} stands at {name!r}")
+        return found
+
+    # --- replies ---------------------------------------------------------------------------------
+
+    def push_reply(self, reply: Reply, to: str) -> None:
+        """Append to the list of the replica; it vanishes with those that nobody takes."""
+        key = _replies(to)
+        self._server.ask(
+            ("RPUSH", key, wire.encode_reply(self._job, reply)),
+            ("PEXPIRE", key, _REPLIES_TTL_MS),
+        )
+
+    # --- standing --------------------------------------------------------------------------------
+
+    def put_standing(self, standing: Standing) -> bool:
+        """Write the leader's standing; False where none was there."""
+        return self.follow(self.putting_standing(standing))
+
+    def putting_standing(self, standing: Standing) -> Steps[bool]:
+        """`put_standing`, in steps."""
+        key = self._keys + "standing"
+        before = (yield (("SET", key, wire.encode_standing(standing), "GET"),))[0]
+        return before is not None
+
+    def get_standing(self) -> Standing | None:
+        """Read the standing, or None where there is none."""
+        data = self._server.ask(("GET", self._keys + "standing"))[0]
+        if data is None:
+            return None
+        return self._rejections.parse("standing", wire.decode_standing, data)
+
+    # --- liveness --------------------------------------------------------------------------------
+
+    def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
+        """Say that a worker lives, for `ttl_s`: status "alive" or "leaving"."""
+        key = self._alive(worker)
+        if worker not in self._attendances:
+            self._attendances[worker] = self._server.attendance(key)
+        attends = self._attendances[worker].keep()
+        self._server.ask(
+            ("SET", key, status + _ATTENDS * attends, "PX", _milliseconds(ttl_s)),
+            ("SADD", self._keys + "workers", worker),
+        )
+
+    def alive(self) -> dict[WorkerId, str]:
+        """Status of every worker whose beat has not run out, and whose process is there."""
+        return self.follow(self.looking_for_workers())
+
+    def looking_for_workers(self) -> Steps[dict[WorkerId, str]]:
+        """`alive`, in steps."""
+        index = self._keys + "workers"
+        names = (yield (("SMEMBERS", index),))[0]
+        workers = yield from self._parsed_members(index, names, lambda it: WorkerId(it.decode()))
+        if not workers:
+            return {}
+        beats = yield from self._beats(workers)
+        statuses = dict(zip(workers, beats, strict=True))
+        gone = [worker for worker, status in statuses.items() if status is None]
+        if gone:
+            # One of them may beat right now. A beat is set before its name is added: either its
+            # name is added after we removed it, or we see the beat and add the name again.
+            yield (("SREM", index, *gone),)
+            again = zip(gone, (yield from self._beats(gone)), strict=True)
+            back = {worker: status for worker, status in again if status is not None}
+            if back:
+                yield (("SADD", index, *back),)
+                statuses.update(back)
+        return {worker: status for worker, status in statuses.items() if status}
+
+    def _beats(self, workers: list[WorkerId]) -> Steps[list[str | None]]:
+        """Statuses in the same order: None where a beat has run out, "" for who is not there."""
+        keys = [self._alive(worker) for worker in workers]
+        values, listeners = yield (("MGET", *keys), ("PUBSUB", "NUMSUB", *keys))
+        there = listeners[1::2]  # after each channel's name the number of those who listen
+        return [
+            None if value is None else self._status(value, listens=bool(count))
+            for value, count in zip(values, there, strict=True)
+        ]
+
+    def _status(self, value: bytes, *, listens: bool) -> str:
+        status = value.removesuffix(_ATTENDS.encode())
+        if status in _STATUSES:
+            return status.decode() if listens or status == value else ""
+        self._rejections.reject("status", f"alive is {value[:40]!r}, expected one of {_STATUSES}")
+        return ""
+
+    # --- the lease -------------------------------------------------------------------------------
+
+    # Prolonging and releasing read first and write then, without a transaction. In between, the
+    # lease may run out and another take it, whose lease is then prolonged or given back. That costs
+    # a little time: the lease only says who may try to lead, who leads is decided in the log.
+
+    def hold_lease(self, holder: str, ttl_s: float) -> bool:
+        """Take or prolong the lease that says who may try to lead; False if another holds it."""
+        return self.follow(self.holding_lease(holder, ttl_s))
+
+    def holding_lease(self, holder: str, ttl_s: float) -> Steps[bool]:
+        """`hold_lease`, in steps."""
+        key, ttl_ms = self._keys + "lease", _milliseconds(ttl_s)
+        (current,) = yield (("GET", key),)
+        if current == holder.encode():
+            (prolonged,) = yield (("PEXPIRE", key, ttl_ms),)
+            if prolonged:
+                return True
+        elif current is not None:
+            (left_ms,) = yield (("PTTL", key),)
+            if left_ms != _NO_EXPIRY and left_ms <= _LONGEST_LEASE * ttl_ms:
+                return False
+            yield (("UNLINK", key),)  # none of ours: nobody could lead for as long
+        # Nobody has it, unless somebody is faster now.
+        (taken,) = yield (("SET", key, holder, "NX", "PX", ttl_ms),)
+        return bool(taken)
+
+    def release_lease(self, holder: str) -> None:
+        """Give the lease back, if it is still this holder's."""
+        self.follow(self.releasing_lease(holder))
+
+    def releasing_lease(self, holder: str) -> Steps[None]:
+        """`release_lease`, in steps."""
+        key = self._keys + "lease"
+        if (yield (("GET", key),))[0] == holder.encode():
+            yield (("UNLINK", key),)
+
+    def is_leased(self) -> bool:
+        """Whether anybody holds the lease: what somebody who only looks may know of leaders."""
+        return bool(self._server.ask(("EXISTS", self._keys + "lease"))[0])
+
+    # --- who cannot lead -------------------------------------------------------------------------
+
+    def put_unable(self, replica: str, reason: str, ttl_s: float) -> None:
+        """Say, for so long, why this replica cannot lead the job: others may be able to."""
+        self._server.ask(
+            ("SET", self._unable(replica), reason, "PX", _milliseconds(ttl_s)),
+            ("SADD", self._keys + "unable", replica),
+        )
+
+    def unable(self) -> dict[str, str]:
+        """Why replicas cannot lead the job, by their names."""
+        index = self._keys + "unable"
+        replicas = self._members(index, bytes.decode)
+        if not replicas:
+            return {}
+        reasons = self._server.ask(("MGET", *map(self._unable, replicas)))[0]
+        found = dict(zip(replicas, reasons, strict=True))
+        gone = [replica for replica, reason in found.items() if reason is None]
+        if gone:  # one that says it again just now is seen at its next time
+            self._server.ask(("SREM", index, *gone))
+        return {
+            replica: reason.decode(errors="replace")
+            for replica, reason in found.items()
+            if reason is not None
+        }
+
+    # --- snapshots -------------------------------------------------------------------------------
+
+    def put_snapshot(self, epoch: int, data: bytes) -> None:
+        """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
+        index = self._keys + "snapshots"
+        self._server.ask(("SET", self._snapshot(epoch), data), ("SADD", index, epoch))
+        old = sorted(self._epochs(index))[:-_SNAPSHOTS_KEPT]
+        if old:
+            self._server.ask(("UNLINK", *map(self._snapshot, old)), ("SREM", index, *old))
+
+    def snapshots(self) -> list[bytes]:
+        """All hot snapshots that are there, those of later leaders first."""
+        epochs = sorted(self._epochs(self._keys + "snapshots"), reverse=True)
+        found = self._server.ask(("MGET", *map(self._snapshot, epochs)))[0] if epochs else []
+        return [data for data in found if data is not None]
+
+    def wipe(self) -> None:
+        """Forget everything of this job."""
+        pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", self._keys) + "*"
+        cursor: bytes | int = 0
+        while True:
+            cursor, keys = self._server.ask(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000))[0]
+            if keys:
+                self._server.ask(("UNLINK", *keys))
+            if not int(cursor):
+                return
+
+    # --- names -----------------------------------------------------------------------------------
+
+    def _triggers(self, stream: str) -> str:
+        return f"{self._keys}triggers:{stream}" if stream else f"{self._keys}triggers"
+
+    def _model(self, model: ModelId) -> str:
+        return f"{self._keys}model:{model.epoch}:{model.version}"
+
+    def _alive(self, worker: WorkerId) -> str:
+        return f"{self._keys}alive:{worker}"
+
+    def _unable(self, replica: str) -> str:
+        return f"{self._keys}unable:{replica}"
+
+    def _snapshot(self, epoch: int) -> str:
+        return f"{self._keys}snapshot:{epoch}"
+
+    def _epochs(self, index: str) -> list[int]:
+        return self._members(index, _epoch)
+
+    def _members(self, index: str, parse: Callable[[bytes], T]) -> list[T]:
+        """The members of a set that parse; the others are taken out of it."""
+        members = self._server.ask(("SMEMBERS", index))[0]
+        return self.follow(self._parsed_members(index, members, parse))
+
+    def _parsed_members(
+        self, index: str, members: Iterable[bytes], parse: Callable[[bytes], T]
+    ) -> Steps[list[T]]:
+        found = []
+        for member in members:
+            try:
+                found.append(parse(member))
+            except ValueError as error:
+                self._rejections.reject("name", f"{member[:40]!r} in {index}: {error}")
+                yield (("SREM", index, member),)
+        return found
+
+    # --- in steps --------------------------------------------------------------------------------
+
+    # A call that an exchange makes for many jobs is a generator: it yields the commands of a step
+    # and gets their answers, so that one packet can hold a step of each.
+
+    def follow(self, steps: Steps[T]) -> T:
+        """Make a call alone, a packet for each step."""
+        try:
+            commands = next(steps)
+            while True:
+                commands = steps.send(self._server.ask(*commands))
+        except StopIteration as done:
+            answer: T = done.value
+            return answer
+
+    def judged(self, commands: tuple[Command, ...], answers: list[Any]) -> list[Any]:
+        """The answers that commands of a step got in a packet with others'.
+
+        Raises:
+            UnavailableError: If the server is busy.
+            OutsideError: If it refused a command.
+        """
+        return self._server.judged(commands, answers)
+
+    def _reject_key(self, key: str) -> None:
+        self._rejections.reject("type", f"{key} holds another type than a job's")
+
+
+class RedisReplies:
+    """What workers sent to one replica (`common.ports.servers.Replies`).
+
+    Args:
+        shared: Connections, shared with others.
+        replica: Its name.
+        timeout_s: After so long without an answer the server counts as away.
+    """
+
+    def __init__(self, shared: RedisClient, replica: str, timeout_s: float = 5.0) -> None:
+        self._key = _replies(replica)
+        self._wait_s = timeout_s / 2
+        self._rejections = Rejections()
+        self._server = RedisServer(shared, self._key, self._reject_key)
+
+    @property
+    def rejected(self) -> int:
+        """Messages read so far that did not parse."""
+        return self._rejections.count
+
+    def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
+        """Take replies, each with its job; waits for the first one only."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s > 0:
+                # in one packet: the second command is served once the first one has its answer
+                first, others = self._server.ask(
+                    ("BLPOP", self._key, f"{max(_SHORTEST_S, min(left_s, self._wait_s)):.3f}"),
+                    ("LPOP", self._key, max_replies - 1),
+                )
+            else:
+                first, others = None, self._server.ask(("LPOP", self._key, max_replies))[0]
+            received = [first[1]] if first else []
+            received += others or []
+            parsed = (self._rejections.parse("reply", wire.decode_reply, each) for each in received)
+            found = [each for each in parsed if each is not None]
+            if found or left_s <= 0:
+                return found
+
+    def _reject_key(self, key: str) -> None:
+        self._rejections.reject("type", f"{key} holds another type than replies")
+
+
+def _replies(replica: str) -> str:
+    return f"doll:{{{replica}}}:replies"
+
+
+def _entry(trigger: TriggerId) -> str:
+    return f"{trigger.epoch}-{trigger.number}"
+
+
+def _epoch(name: bytes) -> int:
+    epoch = int(name)
+    if str(epoch).encode() != name:
+        raise ValueError(f"not how epoch {epoch} is written")
+    return epoch
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(1000 * seconds))  # Redis refuses to expire in zero

@@ -1,0 +1,169 @@
+"""API keys and their roles, as a fold over the keys topic; a key itself is stored nowhere.
+
+A key is 256 random bits, so its plain SHA-256 cannot be guessed back: a slow hash, made for what
+people think up, would only make every request slow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from time import time
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from common.errors import ConflictError, NotFoundError, UserError, WireError
+from common.jobs.names import check_name
+from common.topics import names as topics
+from common.topics.table import Book
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from common.ports.servers import Log
+
+Role: TypeAlias = Literal["viewer", "operator"]  # an operator may do what a viewer may
+
+_PREFIX = "doll_"  # so that scanners for lost secrets, and people, know one when they see it
+_RANDOM_BYTES = 32  # 43 characters
+_LONGEST_NOTE = 200
+_YEAR_9999_S = 253_370_764_800  # dates end there
+
+
+class KeyRecord(msgspec.Struct, frozen=True):
+    """One key as the topic has it."""
+
+    name: str
+    role: Role
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # of the key
+    created_s: Annotated[float, Meta(ge=0, le=_YEAR_9999_S)]  # since 1970
+    note: str = ""
+
+    def may(self, needed: Role) -> bool:
+        """Whether it may do what needs a role."""
+        return needed in ("viewer", self.role)
+
+
+class KeyBook:
+    """Reads and writes the keys topic; for one thread."""
+
+    def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
+        # Closed: whatever a newer program says of a key, what it replaced must not let anybody in.
+        self._book = Book(log, topics.KEYS, decode_key, "key", closed=True)
+        self._clock = clock
+
+    @property
+    def rejected(self) -> int:
+        """Records so far that did not parse."""
+        return self._book.rejected
+
+    def read(self) -> dict[str, KeyRecord]:
+        """All keys as of now, by name.
+
+        Raises:
+            UnavailableError: If Kafka is away for long.
+        """
+        return self._book.read()
+
+    def refresh(self, timeout_s: float) -> dict[str, KeyRecord]:
+        """Wait up to `timeout_s` for news, then return all keys as known by then.
+
+        Raises:
+            UnavailableError: If Kafka is away.
+        """
+        return self._book.refresh(timeout_s)
+
+    def create(self, name: str, role: Role, note: str = "") -> tuple[str, KeyRecord]:
+        """Make a key; it is returned here and nowhere else, ever.
+
+        Raises:
+            UserError: If the name or the note is not a legal one.
+            ConflictError: If the name is taken, also by somebody else in the same moment.
+            UnavailableError: If Kafka is away for long.
+        """
+        try:
+            check_name(name)
+        except ValueError as error:
+            raise UserError(f"the name of a key {error}") from error
+        if len(note) > _LONGEST_NOTE or not note.isprintable():
+            raise UserError(
+                f"the note of a key must be at most {_LONGEST_NOTE} characters in one line"
+            )
+        if name in self.read():
+            raise ConflictError(
+                f'there is a key "{name}" already: choose another name, or make this one invalid'
+                f" with `doll key revoke {name}`"
+            )
+        key = new_key()
+        record = KeyRecord(name, role, fingerprint(key), self._clock(), note)
+        self._book.write(name, msgspec.json.encode(record))
+        return key, record
+
+    def revoke(self, name: str) -> None:
+        """Make a key invalid for good.
+
+        Raises:
+            NotFoundError: If there is none of this name.
+            ConflictError: If somebody else wrote it in the same moment.
+            UnavailableError: If Kafka is away for long.
+        """
+        keys = self.read()
+        if name not in keys:
+            known = ", ".join(sorted(keys)) or "none yet, make one with `doll key create NAME`"
+            raise NotFoundError(f'there is no key "{name}"; keys: {known}')
+        self._book.write(name, None)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._book.close()
+
+
+class Keys:
+    """Who may come in, as of some records."""
+
+    def __init__(self, records: Iterable[KeyRecord]) -> None:
+        self._known = tuple((record.sha256.encode(), record) for record in records)
+        self._records = frozenset(record for _, record in self._known)
+
+    def __contains__(self, record: KeyRecord) -> bool:
+        """Whether whoever came in with this record would still get in so."""
+        return record in self._records
+
+    def role_of(self, presented: str) -> KeyRecord | None:
+        """The record of a key that somebody presents, None if it is not valid.
+
+        Takes the same time whichever it is, and however much of it is right.
+        """
+        digest, found = fingerprint(presented).encode(), None
+        for known, record in self._known:
+            if hmac.compare_digest(known, digest):
+                found = record  # and go on: where it stands must not be measurable
+        return found
+
+
+def new_key() -> str:
+    """Make a key of 256 random bits."""
+    return _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+
+
+def fingerprint(key: str) -> str:
+    """SHA-256 of a key, as 64 hexadecimal digits."""
+    return hashlib.sha256(key.encode(errors="replace")).hexdigest()
+
+
+def decode_key(key: bytes | None, value: bytes) -> KeyRecord:
+    """Read a key's record.
+
+    Raises:
+        WireError: If it does not parse or stands under another name than its own.
+    """
+    try:
+        record = msgspec.json.decode(value, type=KeyRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"key record: {error}") from error
+    if key != record.name.encode():
+        raise WireError(f"key record: stands under the key {key!r}, its name is {record.name!r}")
+    return record

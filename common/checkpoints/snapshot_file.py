@@ -1,0 +1,151 @@
+"""A snapshot as bytes, hot in Redis and checkpointed in object storage: protocol and numbers.
+
+| part                  | what                                                                    |
+| --------------------- | ----------------------------------------------------------------------- |
+| protocol.msgpack      | `core.snapshots.Snapshot`: positions, waiting batches, strikes          |
+| trainer.safetensors   | `learning.trainer.Trainer.snapshot()`: weights and optimizer state      |
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from common.checkpoints.manifest import told
+from common.core.messages import Batch, ModelId
+from common.core.snapshots import Snapshot
+from common.errors import CorruptError, FutureFormatError, WireError
+from common.wire.messages import frame, unframe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.checkpoints.store import Checkpoint, CheckpointStore
+
+FORMAT = 3  # of the protocol's part: the latest that this program knows
+_PROTOCOL, _TRAINER = "protocol.msgpack", "trainer.safetensors"
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class Saved(NamedTuple):
+    """Both parts of a snapshot."""
+
+    snapshot: Snapshot
+    trainer: bytes
+
+    @property
+    def name(self) -> ModelId:
+        """The leader that wrote it, the version that it holds."""
+        return ModelId(self.snapshot.by, self.snapshot.made.version)
+
+
+class Stored(NamedTuple):
+    """A snapshot that was found; its weights are read when they are wanted."""
+
+    title: str  # for people: "the checkpoint 12-400"
+    snapshot: Snapshot
+    trainer: Callable[[], bytes]  # raises `CorruptError` where they are not what was written
+
+
+class _Protocol(msgspec.Struct):
+    format: int
+    snapshot: msgspec.Raw = msgspec.Raw()  # a later format need not have one
+
+
+def to_parts(saved: Saved) -> dict[str, bytes]:
+    """Write the parts of a checkpoint."""
+    return {_PROTOCOL: _encode(saved.snapshot), _TRAINER: saved.trainer}
+
+
+def from_checkpoint(checkpoint: Checkpoint) -> Stored:
+    """Read a checkpoint, all but the weights.
+
+    Raises:
+        CorruptError: If a part is missing, or the protocol's is not what was written.
+        FutureFormatError: If a newer program wrote it.
+        UnavailableError: If storage is away.
+    """
+    title = f"the checkpoint {told(checkpoint.name)}"
+    if _TRAINER not in checkpoint.manifest.parts:
+        raise CorruptError(f"a snapshot without {_TRAINER}")
+    snapshot = _decode(checkpoint.read(_PROTOCOL), title)
+    return Stored(title, snapshot, partial(checkpoint.read, _TRAINER))
+
+
+def from_store(store: CheckpointStore) -> tuple[dict[ModelId, Stored], dict[ModelId, str]]:
+    """Read every finished checkpoint, all but the weights, later leaders and versions first.
+
+    One that is missing although the hint names it was finished once: it is among those that cannot
+    be read.
+
+    Returns:
+        Those that can be read, and of the others the reason.
+
+    Raises:
+        FutureFormatError: If a newer program wrote one: to go on without it would take back what
+            that program trained.
+        UnavailableError: If storage is away: a better one might be there.
+    """
+    readable, unreadable = dict[ModelId, Stored](), dict[ModelId, str]()
+    hint, names = store.latest(), store.finished()  # in this order: a new one is not missed
+    for name in sorted({*names, *([] if hint is None else [hint])}, reverse=True):
+        try:
+            readable[name] = from_checkpoint(store.open(name))
+        except CorruptError as error:
+            unreadable[name] = str(error)
+    return readable, unreadable
+
+
+def to_bytes(saved: Saved) -> bytes:
+    """Write a hot snapshot, in one piece."""
+    return frame(_encode(saved.snapshot), saved.trainer)
+
+
+def from_bytes(data: bytes) -> Saved:
+    """Read a hot snapshot.
+
+    Raises:
+        CorruptError: If it is not whole.
+        FutureFormatError: If a newer program wrote it.
+    """
+    try:
+        protocol, trainer = unframe(data)
+    except WireError as error:
+        raise CorruptError(f"a hot snapshot is torn: {error}") from error
+    return Saved(_decode(protocol, "a hot snapshot"), bytes(trainer))
+
+
+def in_hand(saved: Saved) -> Stored:
+    """A hot snapshot as one that was found."""
+    return Stored(f"the hot snapshot {told(saved.name)}", saved.snapshot, lambda: saved.trainer)
+
+
+def _format_of(snapshot: Snapshot) -> int:
+    """The oldest format of which a program must be.
+
+    2 names bad records together by reason; 3 quarantined batches by value, and says of spans and
+    partitions what the logs were.
+    """
+    spans = snapshot.waiting or snapshot.poison
+    by_value = any(isinstance(each, Batch) for each in snapshot.quarantined)
+    return 3 if spans or by_value or snapshot.opened or snapshot.known else 1
+
+
+def _encode(snapshot: Snapshot) -> bytes:
+    protocol = _Protocol(_format_of(snapshot), msgspec.Raw(msgspec.msgpack.encode(snapshot)))
+    return msgspec.msgpack.encode(protocol)
+
+
+def _decode(data: bytes | memoryview, title: str) -> Snapshot:
+    try:
+        protocol = msgspec.msgpack.decode(data, type=_Protocol)
+        if protocol.format > FORMAT:
+            raise FutureFormatError(
+                f"{title} has format {protocol.format}, expected at most {FORMAT}: a newer program"
+                " wrote it, so run that"
+            )
+        return msgspec.msgpack.decode(protocol.snapshot, type=Snapshot)
+    except _MALFORMED as error:
+        raise CorruptError(f"a snapshot's protocol part does not parse: {error}") from error

@@ -1,0 +1,256 @@
+"""Checkpoints in object storage: which are there, which are kept, which is the best.
+
+    <job>/checkpoints/<epoch>-<version>/<part>         written first
+    <job>/checkpoints/<epoch>-<version>/manifest.json  written last: size and checksum of each part
+    <job>/checkpoints/latest                           a hint for tools, moved when all is there
+    <job>/checkpoints/best                             likewise: the lowest loss
+    <job>/origin/<sha256>.safetensors                  what it began with, if that was another's
+
+A checkpoint is named by the leader that wrote it and the version that it holds; later leaders rank
+above higher versions (docs/checkpoints.md). It is finished when it has its manifest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from common.checkpoints.manifest import (
+    FORMAT,
+    MANIFEST,
+    Manifest,
+    decode_manifest,
+    describe,
+    encode_manifest,
+    folder_of,
+    is_part,
+    named_by,
+)
+from common.core.messages import ModelId
+from common.errors import CorruptError, FutureFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from common.ports.servers import Blobs
+
+_LATEST, _BEST = "latest", "best"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A finished checkpoint; its parts stay where they are until they are read."""
+
+    name: ModelId  # the leader that wrote it, the version that it holds
+    manifest: Manifest
+    folder: str
+    blobs: Blobs
+
+    def read(self, part: str) -> bytes:
+        """Read a part and verify it.
+
+        Raises:
+            CorruptError: If it is missing or not what was written.
+            UnavailableError: If storage is away.
+        """
+        expected = self.manifest.parts.get(part)
+        if expected is None:
+            raise CorruptError(f"{MANIFEST} does not list {part}")
+        data = self.blobs.get(self.folder + part)
+        if data is None:
+            raise CorruptError(f"{part} is missing, expected {expected.bytes} bytes")
+        found = describe(data)
+        if found != expected:
+            raise CorruptError(f"{part} has {found}, expected {expected}")
+        return data
+
+
+class CheckpointStore:
+    """The checkpoints of one job. Every call may raise `UnavailableError`."""
+
+    def __init__(self, blobs: Blobs, job: str) -> None:
+        self._blobs = blobs
+        self._root = f"{job}/checkpoints/"
+        self._origin = f"{job}/origin/"
+
+    @property
+    def root(self) -> str:
+        """What the names of all its blobs begin with."""
+        return self._root
+
+    def save(
+        self,
+        name: ModelId,
+        parts: Mapping[str, bytes | memoryview],
+        created_s: float,
+        *,
+        samples: int = 0,
+        loss: float | None = None,
+    ) -> None:
+        """Write a checkpoint; does nothing where it is finished already, for it never changes.
+
+        Raises:
+            ValueError: If it is the genesis, which the specification makes, or a part's name is
+                none.
+        """
+        if name.epoch < 0:
+            raise ValueError(f"{name} was made by nobody: it is never stored")
+        for part in parts:
+            if not is_part(part):
+                raise ValueError(f"{part!r} is no name for a part of a checkpoint")
+        folder = self._folder(name)
+        if self._blobs.get(folder + MANIFEST) is None:
+            for part, data in parts.items():
+                self._blobs.put(folder + part, data)
+            listed = {part: describe(data) for part, data in parts.items()}
+            manifest = Manifest(FORMAT, *name, created_s, listed, samples, loss)
+            self._blobs.put(folder + MANIFEST, encode_manifest(manifest))
+        self._move_latest(name)
+
+    def finished(self) -> list[ModelId]:
+        """Every checkpoint that has a manifest, later leaders and higher versions first."""
+        return self._folders(self._blobs.names(self._root), MANIFEST)
+
+    def open(self, name: ModelId) -> Checkpoint:
+        """Read a checkpoint's manifest.
+
+        Raises:
+            CorruptError: If it is missing or does not parse.
+            FutureFormatError: If a newer program wrote it.
+        """
+        folder = self._folder(name)
+        data = self._blobs.get(folder + MANIFEST)
+        if data is None:
+            raise CorruptError(f"{MANIFEST} is missing")
+        return Checkpoint(name, decode_manifest(data, name), folder, self._blobs)
+
+    def latest(self) -> ModelId | None:
+        """Where the hint points: finished when it was set, but perhaps not the newest by now."""
+        return _hinted(self._blobs.get(self._root + _LATEST))
+
+    def best(self) -> ModelId | None:
+        """Where the other hint points: the lowest loss when it was set."""
+        return _hinted(self._blobs.get(self._root + _BEST))
+
+    def keep(self, count: int, begun: ModelId | None = None) -> tuple[Checkpoint, ...]:
+        """Delete all but the newest `count` and the one of lowest loss; return these, newest first.
+
+        Those that are known to be taken back count for nothing and go. So do the remains of others
+        below the oldest of the newest; above it somebody may be writing. What a newer program wrote
+        stays. A manifest goes first, so that a deletion cut short leaves no checkpoint.
+
+        Args:
+            count: At least 1.
+            begun: The first snapshot of the leader that asks, also where it is no checkpoint: it
+                tells which ones this leader took back.
+
+        Raises:
+            ValueError: If none would be kept.
+        """
+        if count < 1:
+            raise ValueError(f"keep {count} checkpoints: at least one is needed to start again")
+        hint = self._blobs.get_tagged(self._root + _BEST)  # before looking: who looked last wins
+        names = self._blobs.names(self._root)
+        whole, foreign = self._opened(self._folders(names, MANIFEST))
+        witnesses = [each.name for each in whole] + ([] if begun is None else [begun])
+        counting = [each for each in whole if not taken_back(each.name, witnesses)]
+        best = lowest_loss(counting)
+        if best is not None and best.name != _hinted(None if hint is None else hint[0]):
+            tag = None if hint is None else hint[1]
+            self._blobs.replace(self._root + _BEST, folder_of(best.name).encode(), tag)
+        kept = counting[:count]
+        if best is not None and best not in kept:
+            kept.append(best)
+        spared = {each.name for each in kept} | foreign
+        void = {each.name for each in whole} - {each.name for each in counting}
+        for name in self._folders(names):
+            below = len(counting) >= count and name < counting[count - 1].name
+            if name in void or (below and name not in spared):
+                self._delete(name)
+        return tuple(kept)
+
+    def put_origin(self, data: bytes) -> str:
+        """Keep what the job begins with; returns the checksum by which it is found again."""
+        sha256 = describe(data).sha256
+        self._blobs.put(f"{self._origin}{sha256}.safetensors", data)
+        return sha256
+
+    def origin(self, sha256: str) -> bytes:
+        """Read what the job begins with.
+
+        Raises:
+            CorruptError: If it is missing or not what was written.
+        """
+        name = f"{self._origin}{sha256}.safetensors"
+        data = self._blobs.get(name)
+        if data is None:
+            raise CorruptError(f"{name} is missing")
+        found = describe(data)
+        if found.sha256 != sha256:
+            raise CorruptError(f"{name} has {found}, expected {sha256[:16]}")
+        return data
+
+    def _folder(self, name: ModelId) -> str:
+        return f"{self._root}{folder_of(name)}/"
+
+    def _folders(self, names: Iterable[str], holding: str = "") -> list[ModelId]:
+        """Checkpoints of which anything is there, or one file, best first."""
+        split = (name.removeprefix(self._root).partition("/") for name in names)
+        folders = {folder for folder, _, file in split if holding in ("", file)}
+        return sorted(filter(None, map(named_by, folders)), reverse=True)
+
+    def _opened(self, names: Iterable[ModelId]) -> tuple[list[Checkpoint], set[ModelId]]:
+        """Those whose manifest can be read, and those of a newer program."""
+        whole, foreign = list[Checkpoint](), set[ModelId]()
+        for name in names:
+            try:
+                whole.append(self.open(name))
+            except FutureFormatError:
+                foreign.add(name)
+            except CorruptError:
+                continue
+        return whole, foreign
+
+    def _delete(self, name: ModelId) -> None:
+        folder = self._folder(name)
+        self._blobs.delete(folder + MANIFEST)
+        for remains in self._blobs.names(folder):
+            self._blobs.delete(remains)
+
+    def _move_latest(self, name: ModelId) -> None:
+        """Point the hint here, unless it points at a better one; others only move it on."""
+        latest = self._root + _LATEST
+        while True:
+            found = self._blobs.get_tagged(latest)
+            current = _hinted(None if found is None else found[0])
+            if current is not None and current >= name:
+                return
+            if self._blobs.replace(
+                latest, folder_of(name).encode(), None if found is None else found[1]
+            ):
+                return
+
+
+def taken_back(name: ModelId, witnesses: Iterable[ModelId]) -> bool:
+    """Whether snapshots of later leaders prove that a checkpoint holds updates that count no more.
+
+    A leader adds to the version that it started from. So where it made a snapshot of a version,
+    whatever an earlier leader has above that version was taken back, for ever. The reverse does not
+    hold: of a leader that left no snapshot, only the audit knows.
+
+    Args:
+        name: The checkpoint.
+        witnesses: Snapshots by the epoch of their writer and the version that they hold.
+    """
+    return any(name.epoch < other.epoch and other.version < name.version for other in witnesses)
+
+
+def lowest_loss(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """The best one; of several the first, None where none has made an update."""
+    losses = [(each.manifest.loss, each) for each in checkpoints]
+    rated = [(loss, each) for loss, each in losses if loss is not None]
+    return min(rated, key=lambda pair: pair[0])[1] if rated else None
+
+
+def _hinted(data: bytes | None) -> ModelId | None:
+    return None if data is None else named_by(data.decode("ascii", "replace"))

@@ -1,0 +1,146 @@
+"""The market file: which pools of machines there are, what they cost and who lends them.
+
+Named by DOLL_MARKET, read by the provisioner, which rents, and by the admin service, which tells
+prices. The first pool is on-demand, the others may be preempted.
+
+    fleet: process
+    on_demand: {usd_per_hour: 0.286}
+    spot:
+      - {name: spot, usd_per_hour: {file: prices.csv.gz, speed: 60, start_s: 0}, availability: 0.9}
+    process: {availability: 0.9, cycle_s: 60}
+
+Files that it names are relative to it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from common.config.validation import complaint, field_names
+from common.config.yaml_file import as_json, load_text
+from common.errors import UserError
+from common.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Seconds = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+# It becomes a tag of machines, a key of records and a label of metrics.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+
+
+class Part(BaseModel):
+    """What all parts share: nothing unknown, nothing changed later."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class OnDemandPool(Part):
+    """Machines that are never preempted."""
+
+    name: Name = "on-demand"
+    usd_per_hour: Positive
+    start_up_s: Seconds = 0.0
+    minimum_billing_s: Seconds = 0.0
+    instance_types: tuple[str, ...] = ()  # EC2: any of them will do; empty: the template's
+
+
+class SpotPool(Part):
+    """Machines of one kind that may be preempted; several types or zones may be one pool."""
+
+    name: Name = "spot"
+    # A number, a recorded series that is replayed, or what EC2 says of now.
+    usd_per_hour: Positive | TraceSpec | Literal["history"]
+    availability: Annotated[float, Field(gt=0, lt=1)] = 0.9  # believed before anything was seen
+    cycle_s: Positive = 1000.0  # likewise: mean time from one preemption to the next
+    speed: Positive = 1.0  # of gradients, against on-demand
+    capacity: Count | None = None
+    start_up_s: Seconds = 0.0
+    minimum_billing_s: Seconds = 0.0
+    instance_types: tuple[str, ...] = ()
+    # EC2: availability zones that prices are asked of, empty: all; and where machines are asked for
+    # unless subnets say where.
+    zones: tuple[str, ...] = ()
+
+
+class ProcessLender(Part):
+    """Local processes as machines, each preempted by a chain of its own, or all by a trace."""
+
+    availability: Share | TraceSpec = 0.9  # of spot machines, as it really is
+    cycle_s: Positive = 60.0  # mean time from one preemption to the next; not for traces
+    notice_s: Seconds = 0.0  # between the notice (SIGTERM) and the end (SIGKILL); 0: no notice
+    seed: int = Field(default=0, ge=0)
+
+
+class Ec2Lender(Part):
+    """Amazon EC2, by a launch template whose user data starts a worker."""
+
+    region: str
+    launch_template: str  # its name
+    launch_template_version: str = "$Default"
+    subnets: tuple[str, ...] = ()  # empty: the template's
+    endpoint: str = ""  # URL of an EC2 that is not Amazon's, for tests
+
+
+class Market(Part):
+    """Everything that can be rented."""
+
+    fleet: Literal["process", "ec2"] = "process"
+    on_demand: OnDemandPool
+    spot: tuple[SpotPool, ...] = ()
+    process: ProcessLender = ProcessLender()
+    ec2: Ec2Lender | None = None
+    # Since 1970: when the replay of recorded prices began, so that all who replay them see the same
+    # price at the same time. None: when the market file was last changed.
+    replayed_from_s: Seconds | None = None
+
+    def of_type(self, instance_type: str) -> Market:
+        """The same pools with machines of this type alone; all that they have if it is empty."""
+        if not instance_type:
+            return self
+        update = {"instance_types": (instance_type,)}
+        return self.model_copy(
+            update={
+                "on_demand": self.on_demand.model_copy(update=update),
+                "spot": tuple(pool.model_copy(update=update) for pool in self.spot),
+            }
+        )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Market:
+        names = [self.on_demand.name, *(pool.name for pool in self.spot)]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two pools are called {name!r}")
+        if self.fleet == "ec2" and self.ec2 is None:
+            raise ValueError("ec2: must be given where the fleet is ec2")
+        for pool in self.spot:
+            if pool.usd_per_hour == "history" and self.ec2 is None:
+                raise ValueError(f"ec2: must be given, since the price of {pool.name!r} is history")
+            if pool.usd_per_hour == "history" and not pool.instance_types:
+                problem = "of which machines is the price asked? Name its instance_types"
+                raise ValueError(f"{pool.name!r}: {problem}")
+        return self
+
+
+def load_market(path: Path) -> Market:
+    """Read a market file, YAML or JSON.
+
+    Raises:
+        UserError: If it cannot be read or makes no sense, by the field.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as text: {error}") from error
+    try:
+        return Market.model_validate_json(as_json(load_text(text, "market file")))
+    except ValidationError as error:
+        told = complaint(error, allowed=partial(field_names, Market))
+        raise UserError(f"{path}: {told}") from error

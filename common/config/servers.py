@@ -1,0 +1,22 @@
+"""What a program reaches of the outside: settings and, when first needed, the three ports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.config.settings import Settings
+    from common.ports.servers import Blobs, Board, Log
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Settings and how to open what they name; a program opens only what it needs."""
+
+    settings: Settings
+    open_log: Callable[[], Log]
+    open_board: Callable[[str], Board]  # by job
+    open_blobs: Callable[[], Blobs]

@@ -1,0 +1,341 @@
+"""The environment, read once into frozen settings, and back for the processes that we start.
+
+| variable                  | meaning                                             | default        |
+| ------------------------- | --------------------------------------------------- | -------------- |
+| DOLL_KAFKA                | `host:port,host:port`, or `embedded:/its/socket`    | localhost:9092 |
+| DOLL_KAFKA_GROUP_PROTOCOL | `classic`, or `consumer` from Kafka 4 on            | classic        |
+| DOLL_KAFKA_REPLICATION    | replicas of topics that we create; -1: the broker's | -1             |
+| DOLL_KAFKA_SECURITY_*     | passed on to the Kafka client, and so are SASL and  | none           |
+|                           | SSL: DOLL_KAFKA_SASL_USERNAME as `sasl.username`    |                |
+| DOLL_REDIS                | `redis://`, `rediss://` or `unix://`                | localhost:6379 |
+| DOLL_REDIS_USERNAME       | the ACL user that we are in Redis                   | default        |
+| DOLL_REDIS_PASSWORD       | its password, unless the URL holds it               | none           |
+| DOLL_REDIS_CA             | file of the authorities that `rediss://` trusts     | the system's   |
+| DOLL_REDIS_CERT           | file of our own certificate, where Redis wants one  | none           |
+| DOLL_REDIS_KEY            | file of that certificate's key                      | none           |
+| DOLL_BLOBS                | `file:///directory` or `s3://bucket/prefix`         | none           |
+| DOLL_S3_ENDPOINT          | URL of an S3 server that is not Amazon's            | none           |
+| DOLL_TASKS                | entrypoints that jobs may name, between commas      | none           |
+| DOLL_MAX_MODEL_MB         | largest model of a job, in MiB                      | 16384          |
+| DOLL_DEVICE               | `auto`, `cpu` or `cuda`, whatever the job says      | the job's      |
+| DOLL_THREADS              | CPU threads of one gradient; 0: all cores           | 0              |
+| DOLL_NOTICES              | where a machine hears of its end: `none` or `ec2`   | none           |
+| DOLL_METADATA_ENDPOINT    | URL of EC2's instance metadata service              | link-local     |
+| DOLL_ON_REBALANCE         | `leave` or `stay` when the end is only likely       | leave          |
+| DOLL_LEAVE_S              | longest wait, when leaving, for gradients under way | 20             |
+| DOLL_MACHINE              | tag of the rented machine that the process runs on  | none           |
+| DOLL_OWNER_PID            | process with whose end this one ends; 0: none       | 0              |
+| DOLL_MARKET               | file of the machines that can be rented             | none           |
+| DOLL_FLEET_DIRECTORY      | where machines that are processes keep their logs   | temporary      |
+| DOLL_API_HOST             | the address on which the admin service listens      | 127.0.0.1      |
+| DOLL_API_PORT             | its port; 0: any that is free                       | 8080           |
+| DOLL_API_TLS_CERT         | file of its certificate chain, for https            | none           |
+| DOLL_API_TLS_KEY          | file of the certificate's key                       | none           |
+| DOLL_API_REQUESTS_PER_S   | requests of one key, on average; twice that at once | 1000           |
+| DOLL_API_BODY_BYTES       | largest body of a request                           | 1048576        |
+| DOLL_API_STREAMS          | event streams open at once                          | 200            |
+| DOLL_API_CONNECTIONS      | connections of one address, open at once            | 300            |
+| DOLL_API_PROXIES          | addresses and networks, between commas, of proxies  | none           |
+|                           | whose X-Forwarded-For is believed                   |                |
+| DOLL_API_SIMULATE_S       | longest time of one simulation                      | 20             |
+| DOLL_API_TRACES           | folder of the traces that simulations may name      | none           |
+| DOLL_API                  | URL of an admin service, for the command line       | none           |
+| DOLL_API_KEY              | the key that the command line shows it              | none           |
+| DOLL_METRICS_PORT         | where a process tells metrics and health; 0: not    | 0              |
+| DOLL_METRICS_HOST         | the address that it does so on                      | 127.0.0.1      |
+| DOLL_TRACES               | URL of an OpenTelemetry collector (OTLP over HTTP)  | none           |
+| DOLL_TRACES_RATIO         | share of the batches that are traced                | 0.01           |
+| DOLL_LOG_FORMAT           | `console` or `json`                                 | console        |
+| DOLL_LOG_LEVEL            | `debug`, `info`, `warning` or `error`               | info           |
+
+Any of them, with `_FILE` behind its name, may name a file that holds the value instead, as secrets
+of containers do: DOLL_REDIS_PASSWORD_FILE=/run/secrets/redis. What is a secret, or may hold one,
+appears neither in `repr` nor in errors. A DOLL_ variable that is none of them is refused: a setting
+that is misspelt would be left out in silence.
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_network
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from common.config.secret_files import SUFFIX, resolve_files
+from common.config.validation import complaint, nearest
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+_BEGINNING = re.compile(r"(redis|rediss|unix)://.+", re.DOTALL)
+_DATABASE = re.compile(r"(/\d*)?", re.ASCII)
+
+
+def check_redis_url(value: str) -> None:
+    """Check that a URL is whole.
+
+    A password with a slash in it ends the host's part too early: what is left may well be a URL,
+    whose host and port, pieces of the password, would be told when nobody answers there.
+
+    Raises:
+        ValueError: If it is not; says what to do.
+    """
+    if not _BEGINNING.fullmatch(value):
+        raise ValueError("must be redis://host:port/db, rediss://... or unix:///path")
+    if not _is_whole(value):
+        raise ValueError(
+            "is no whole URL: in a password write / as %2F, ? as %3F, # as %23 and @ as %40, or"
+            " put it into DOLL_REDIS_PASSWORD"
+        )
+
+
+def names_user(value: str) -> bool:
+    """Whether a checked URL holds a user or a password."""
+    return "@" in urlsplit(value).netloc
+
+
+def _is_whole(value: str) -> bool:
+    try:
+        url = urlsplit(value)
+        host, port = url.hostname, url.port
+    except ValueError:
+        return False
+    if url.fragment or "@" in url.query:
+        return False
+    if url.scheme == "unix":
+        return bool(url.path) and host is None and port is None
+    return bool(host) and port != 0 and bool(_DATABASE.fullmatch(url.path))
+
+
+_PREFIX = "DOLL_"
+_SECURITY = re.compile(r"DOLL_KAFKA_((SECURITY|SASL|SSL)_\w+)")
+# Settings of the Kafka client that name files themselves, as all its `_LOCATION`s do.
+_FILES_OF_THE_CLIENT = re.compile(
+    r"DOLL_KAFKA_SASL_OAUTHBEARER_ASSERTION_(FILE|JWT_TEMPLATE_FILE|PRIVATE_KEY_FILE)"
+)
+_EMBEDDED = "embedded:"
+_BLOBS = re.compile(r"file:///.*|s3://[^/@]+(/.*)?")
+_API = re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?")
+_ENDPOINT = re.compile(r"http://([\w-]{1,63}(\.[\w-]{1,63})*|\[[\da-fA-F:.]+\])(:\d+)?/?", re.ASCII)
+
+
+def _split(value: object) -> object:
+    return (
+        tuple(filter(None, value.replace(" ", "").split(","))) if isinstance(value, str) else value
+    )
+
+
+class Settings(BaseModel):
+    """Everything that a process takes from its environment: the table above."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    kafka: str = "localhost:9092"
+    kafka_group_protocol: Literal["classic", "consumer"] = "classic"
+    kafka_replication: int = -1
+    # By the client's names. May hold passwords, like the URL of Redis: neither is ever shown.
+    kafka_security: dict[str, str] = Field(default={}, repr=False)
+    redis: str = Field(default="redis://localhost:6379", repr=False)
+    redis_username: str = ""
+    redis_password: str = Field(default="", repr=False)
+    redis_ca: str = ""
+    redis_cert: str = ""
+    redis_key: str = ""
+    blobs: str = ""
+    s3_endpoint: str = ""
+    tasks: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    max_model_mb: int = Field(default=16_384, ge=1)
+    device: Literal["auto", "cpu", "cuda"] | None = None
+    threads: int = Field(default=0, ge=0)
+    notices: Literal["none", "ec2"] = "none"
+    # Not the AWS_ variable of the same purpose: whoever sets that one often names a server that
+    # hands out credentials and nothing else, at which no notice would ever be found.
+    metadata_endpoint: str = "http://169.254.169.254"
+    on_rebalance: Literal["leave", "stay"] = "leave"
+    # A gradient takes up to seconds and a spot notice gives 120 s; with the last announcements, it
+    # is still over before Kubernetes loses patience, 30 s after its SIGTERM.
+    leave_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
+    machine: str = ""
+    owner_pid: int = Field(default=0, ge=0)
+    market: str = ""
+    fleet_directory: str = ""
+    api_host: str = "127.0.0.1"
+    api_port: int = Field(default=8080, ge=0, le=65535)
+    api_tls_cert: str = ""
+    api_tls_key: str = ""
+    api_requests_per_s: float = Field(default=1000.0, gt=0, allow_inf_nan=False)
+    api_body_bytes: int = Field(default=1 << 20, ge=1024)
+    api_streams: int = Field(default=200, ge=1)
+    api_connections: int = Field(default=300, ge=1)
+    api_proxies: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    api_simulate_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)
+    api_traces: str = ""
+    api: str = ""
+    api_key: str = Field(default="", repr=False)
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    metrics_host: str = "127.0.0.1"
+    traces: str = ""
+    # A trace is some 2 KB: at 100 batches a second, one in a hundred is 2 KB/s.
+    traces_ratio: float = Field(default=0.01, gt=0, le=1)
+    log_format: Literal["console", "json"] = "console"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def embedded_kafka(self) -> str:
+        """Path of the embedded broker's control socket, empty for a real broker."""
+        return self.kafka.removeprefix(_EMBEDDED) if self.kafka.startswith(_EMBEDDED) else ""
+
+    @field_validator("kafka")
+    @classmethod
+    def _legal_kafka(cls, value: str) -> str:
+        if "@" in value and not value.startswith(_EMBEDDED):
+            raise ValueError("must be host:port,...; a password goes to DOLL_KAFKA_SASL_PASSWORD")
+        return value
+
+    @field_validator("blobs")
+    @classmethod
+    def _legal_blobs(cls, value: str) -> str:
+        if value and not _BLOBS.fullmatch(value):
+            raise ValueError(f"must be file:///directory or s3://bucket/prefix{_got(value)}")
+        return value
+
+    @field_validator("api", "traces")
+    @classmethod
+    def _legal_api(cls, value: str) -> str:
+        if value and not _API.fullmatch(value):
+            raise ValueError(f"must be http://host:port or https://host:port{_got(value)}")
+        return value.rstrip("/")
+
+    @field_validator("api_proxies")
+    @classmethod
+    def _legal_proxies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            try:
+                ip_network(each)
+            except ValueError as error:
+                raise ValueError(f"must be addresses or networks: {error}") from error
+        return value
+
+    @field_validator("s3_endpoint")
+    @classmethod
+    def _legal_s3_endpoint(cls, value: str) -> str:
+        if "@" in value:
+            raise ValueError("must hold no password: S3's are AWS_ACCESS_KEY_ID and the like")
+        return value
+
+    @field_validator("metadata_endpoint")
+    @classmethod
+    def _legal_endpoint(cls, value: str) -> str:
+        # The port is checked where it is read: that raises a `ValueError` of its own.
+        if not _ENDPOINT.fullmatch(value) or urlsplit(value).port == 0:
+            raise ValueError(f"must be http://host or http://host:port{_got(value)}")
+        return value
+
+    @field_validator("redis")
+    @classmethod
+    def _legal_redis(cls, value: str) -> str:
+        check_redis_url(value)
+        return value
+
+    @model_validator(mode="after")
+    def _legal_pairs(self) -> Self:
+        if (self.redis_username or self.redis_password) and names_user(self.redis):
+            raise ValueError("DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS names a user too")
+        if self.redis_username and not self.redis_password:
+            raise ValueError("DOLL_REDIS_PASSWORD: is missing; there is a DOLL_REDIS_USERNAME")
+        certificates = self.redis_ca or self.redis_cert or self.redis_key
+        if certificates and not self.redis.startswith("rediss://"):
+            raise ValueError("DOLL_REDIS: must begin with rediss:// where there are certificates")
+        for name in ("redis", "api_tls"):
+            cert, key = getattr(self, f"{name}_cert"), getattr(self, f"{name}_key")
+            if bool(cert) != bool(key):
+                have, lack = ("CERT", "KEY") if cert else ("KEY", "CERT")
+                raise ValueError(
+                    f"{_PREFIX}{name.upper()}_{lack}: is missing; there is a"
+                    f" {_PREFIX}{name.upper()}_{have}"
+                )
+        return self
+
+    def environ(self) -> dict[str, str]:
+        """The variables from which `read_settings` makes these settings in a child process."""
+        security = {
+            f"{_PREFIX}KAFKA_{name.upper().replace('.', '_')}": value
+            for name, value in self.kafka_security.items()
+        }
+        others = self.model_dump(exclude={"kafka_security"}, exclude_defaults=True)
+        return security | {
+            _PREFIX + name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)
+            for name, value in others.items()
+        }
+
+
+# By the client's names are those of its security.
+_VARIABLES = {
+    _PREFIX + name.upper(): name for name in Settings.model_fields if name != "kafka_security"
+}
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """Read the settings; a variable that is empty counts as not set.
+
+    Raises:
+        UserError: Naming the variables that there are not, or that make no sense, what they hold
+            and may hold.
+    """
+    _refuse_unknown(environ)
+    given, from_files = resolve_files(environ, _is_ours)
+    values: dict[str, object] = {
+        name: given[variable] for variable, name in _VARIABLES.items() if given.get(variable)
+    }
+    values["kafka_security"] = {
+        match[1].lower().replace("_", "."): value
+        for name, value in given.items()
+        if not _names_a_file(name) and (match := _SECURITY.fullmatch(name)) and value
+    }
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        wrong = {_PREFIX + str(each["loc"][0]).upper() for each in error.errors() if each["loc"]}
+        if hidden := sorted(wrong & from_files):
+            # Whose content may be meant for another variable, and secret.
+            raise UserError(
+                f"{hidden[0]}{SUFFIX}: the file holds what {hidden[0]} cannot be (it is not shown)"
+            ) from None
+        raise UserError(complaint(error, name=lambda path: _PREFIX + path.upper())) from error
+
+
+def _refuse_unknown(environ: Mapping[str, str]) -> None:
+    for variable, value in sorted(environ.items()):
+        known = _is_ours(variable) or _is_ours(variable.removesuffix(SUFFIX))
+        if variable.startswith(_PREFIX) and value and not known:
+            raise UserError(
+                f"{variable}: unknown setting ({nearest(variable, sorted(_VARIABLES))})"
+            )
+
+
+def _is_ours(variable: str) -> bool:
+    """Whether it holds a value of the table above."""
+    security = _SECURITY.fullmatch(variable) and not _names_a_file(variable)
+    return variable in _VARIABLES or bool(security)
+
+
+def _names_a_file(variable: str) -> bool:
+    """Whether it stands for the variable of its name without the end."""
+    return variable.endswith(SUFFIX) and not _FILES_OF_THE_CLIENT.fullmatch(variable)
+
+
+def _got(value: str) -> str:
+    """The end of a complaint; empty where it might show a password."""
+    return "" if "@" in value else f", got {value!r}"

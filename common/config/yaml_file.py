@@ -1,0 +1,93 @@
+"""A job file's text, or an experiment's, to plain data.
+
+YAML is read by its 1.2 core schema: `1e-3` is a number and `no` a word, unlike in YAML 1.1. Keys
+given twice and aliases are refused: the first hide mistakes, the second let a small file grow
+without bound.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import yaml
+
+from common.config.validation import shown
+from common.errors import UserError
+
+_MAX_CHARACTERS = 1_000_000  # Kafka's default limit for the record that the job becomes
+
+
+def load_text(text: str, name: str = "job file") -> dict[str, Any]:
+    """Read YAML or JSON that holds one mapping.
+
+    Args:
+        text: What the file holds.
+        name: What messages call it.
+
+    Raises:
+        UserError: If it does not parse, with line and column.
+    """
+    if len(text) > _MAX_CHARACTERS:
+        raise UserError(f"{name}: {len(text):,} characters are above {_MAX_CHARACTERS:,}")
+    try:
+        # Tabs between tokens are common in JSON and forbidden in YAML; they never occur inside
+        # JSON strings, and YAML forbids them as indentation anyway.
+        data = yaml.load(text.replace("\t", " "), _Loader)  # noqa: S506 -- a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise UserError(f"{name}: {where}{error.problem}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{name}: is neither YAML nor JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{name}: must be a mapping of fields to values, got {shown(data)}")
+    return data
+
+
+def as_json(data: dict[str, Any], name: str = "job file") -> str:
+    """Turn plain data to JSON, so that one strict schema judges what came as YAML and as JSON.
+
+    Raises:
+        UserError: If it holds what JSON does not have.
+    """
+    try:
+        return json.dumps(data, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name}: holds a value that is not plain data: {error}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader with the types of JSON and nothing else."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012 -- the library's own way; filled below
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.get_event()  # type: ignore[no-untyped-call]  # the stubs lack it
+            raise yaml.MarkedYAMLError(
+                problem=f"aliases (*{event.anchor}) are not allowed", problem_mark=event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 -- the library's signature
+        seen = set[str]()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f'field "{key.value}" is given twice', problem_mark=key.start_mark
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+for _tag, _pattern, _first in (
+    ("null", r"~|null|", ["~", "n", ""]),
+    ("bool", r"true|false", ["t", "f"]),
+    ("int", r"[-+]?(0|[1-9][0-9]*)", list("-+0123456789")),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"^({_pattern})$"), _first
+    )

@@ -1,0 +1,63 @@
+"""The objects of `common.learning` that a job's specification names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.learning.codecs import Codec, make_codec
+from common.learning.optimizers import OptimizerSettings
+from common.learning.parameters import FlatModel, layout_of
+from common.learning.sizes import check_size
+from common.learning.tasks import Task, build_model, check_fields, make_task
+from common.learning.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from common.jobs.spec import JobSpec
+
+
+def task_of(spec: JobSpec, allowed: Collection[str]) -> Task:
+    """Make the job's task, checked against the fields of its records.
+
+    Args:
+        spec: The job.
+        allowed: Entrypoints that this process may import (DOLL_TASKS).
+
+    Raises:
+        UserError: If it cannot be made, or reads other fields than the records have.
+    """
+    task = make_task(spec.task.name or spec.task.entrypoint or "", spec.task_options, allowed)
+    check_fields(task, spec.records.described())
+    return task
+
+
+def codec_of(spec: JobSpec) -> Codec:
+    """Make the codec of the job's records."""
+    return make_codec(spec.records.codec, spec.records.described())
+
+
+def optimizer_of(spec: JobSpec) -> OptimizerSettings:
+    """The job's optimizer, as settings."""
+    optimizer = spec.optimizer
+    return OptimizerSettings(optimizer.name, optimizer.learning_rate, optimizer.options)
+
+
+def trainer_of(spec: JobSpec, allowed: Collection[str], max_model_mb: int) -> Callable[[], Trainer]:
+    """How to make trainers with the weights of version 0, which the specification determines.
+
+    Args:
+        spec: The job.
+        allowed: Entrypoints that this process may import (DOLL_TASKS).
+        max_model_mb: A model of more MiB is refused (DOLL_MAX_MODEL_MB).
+
+    Raises:
+        TaskMissingError: If this process has not got the task.
+        UserError: If the task or the optimizer cannot be made, or the model is too large.
+    """
+    task = task_of(spec, allowed)
+    check_size(task, max_model_mb)
+    model = FlatModel(build_model(task, spec.seed))
+    weights, parameter_count = model.vector.copy(), model.parameter_count
+    optimizer, layout = optimizer_of(spec), layout_of(model.module)
+    return lambda: Trainer(weights, parameter_count, optimizer, spec.reduction, layout)

@@ -1,0 +1,459 @@
+"""The specification of a job: what a person posts, checked whole before anything starts."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from common.config.validation import complaint, field_names
+from common.config.yaml_file import as_json, load_text
+from common.errors import GivenError, UnknownTopicError, UserError
+from common.jobs.names import check_name
+from common.learning.fields import DtypeName
+from common.learning.fields import Field as RecordField
+from common.learning.task_options import options_of
+from common.policies.policy import PolicyName
+from common.topics import names as topics
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from common.policies.policy import PolicyName
+    from common.ports.servers import Log
+
+
+_ENTRYPOINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+MOST = 2**31 - 1  # of whatever is counted: products of two of them still fit into 64 bits
+
+Seconds = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Part(BaseModel):
+    """What all parts share: nothing unknown, nothing converted silently, nothing changed later.
+
+    Where a validator of ours says in better words what is allowed, the schema is told beside it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _one_of(value: object, offered: Sequence[str], planned: Sequence[str] = ()) -> object:
+    """Refuse what is planned in other words than what is nonsense."""
+    if value in offered:
+        return value
+    if value in planned:
+        raise ValueError(f'"{value}" is not offered yet; offered: {", ".join(offered)}')
+    raise ValueError(f"must be one of {', '.join(offered)}, got {value!r}")
+
+
+class FieldSpec(Part):
+    """One field of a record."""
+
+    dtype: DtypeName
+    shape: tuple[Count, ...] = Field(default=(), max_length=8)
+
+
+class RecordsSpec(Part):
+    """How a record's bytes become fields."""
+
+    # Fixed-size little-endian fields, in the order given; or JSON.
+    codec: str = Field(default="tensor", json_schema_extra={"enum": ["tensor", "json"]})
+    fields: dict[str, FieldSpec] = Field(min_length=1)
+
+    def described(self) -> tuple[RecordField, ...]:
+        """The fields as a codec wants them."""
+        return tuple(RecordField(name, it.dtype, it.shape) for name, it in self.fields.items())
+
+    @field_validator("codec")
+    @classmethod
+    def _offered(cls, value: str) -> object:
+        return _one_of(value, ("tensor", "json"), ("avro", "protobuf"))
+
+
+class TaskSpec(Part):
+    """What to learn: a built-in task by name or one's own by entrypoint; the rest are options."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str | None = None
+    entrypoint: str | None = None  # package.module:Class, on the allow-list of whoever runs it
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What stands beside the name, as it was given."""
+        return dict(self.model_extra or {})
+
+    @field_validator("name")
+    @classmethod
+    def _built_in(cls, value: str | None) -> object:
+        return None if value is None else _one_of(value, tuple(BUILT_IN_TASKS))
+
+    @field_validator("entrypoint")
+    @classmethod
+    def _importable(cls, value: str | None) -> str | None:
+        if value is not None and not _ENTRYPOINT.fullmatch(value):
+            raise ValueError(f"must be package.module:Class, got {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _one_way(self) -> TaskSpec:
+        if (self.name is None) == (self.entrypoint is None):
+            raise ValueError("needs a name or an entrypoint, one of them")
+        return self
+
+
+class SyncSpec(Part):
+    """When gradients become an update."""
+
+    # K batches, no staleness: the paper's.
+    mode: str = Field(default="k-sync", json_schema_extra={"enum": ["k-sync"]})
+
+    @field_validator("mode")
+    @classmethod
+    def _offered(cls, value: str) -> object:
+        return _one_of(value, ("k-sync",), ("bsp", "ssp", "async"))
+
+
+class OptimizerSpec(Part):
+    """The rule that turns a gradient into a step (Algorithm 4, line 10)."""
+
+    name: Literal["sgd", "momentum", "adam"] = "sgd"
+    learning_rate: Positive
+    momentum: float | None = Field(default=None, gt=0, lt=1)
+    nesterov: bool | None = None
+    weight_decay: float | None = Field(default=None, ge=0)
+    betas: tuple[Beta, Beta] | None = None
+    eps: Positive | None = None
+
+    _own: ClassVar[dict[str, frozenset[str]]] = {
+        "sgd": frozenset({"weight_decay"}),
+        "momentum": frozenset({"weight_decay", "momentum", "nesterov"}),
+        "adam": frozenset({"weight_decay", "betas", "eps"}),
+    }
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What was said beside the name and the learning rate."""
+        return self.model_dump(exclude={"name", "learning_rate"}, exclude_none=True)
+
+    @model_validator(mode="after")
+    def _fits(self) -> OptimizerSpec:
+        for option in sorted(self.options.keys() - self._own[self.name]):
+            raise ValueError(f"{self.name} has no option {option!r}")
+        return self
+
+
+class StopSpec(Part):
+    """When the job is done: whatever comes first; without any, never."""
+
+    updates: Count | None = None  # J
+    loss: Positive | None = None  # epsilon: mean per sample, smoothed
+    deadline_s: Positive | None = None  # theta
+
+
+class CheckpointSpec(Part):
+    """How often the model goes to object storage, and how many stay there."""
+
+    every_updates: Count | None = 200
+    every_s: Positive | None = 300.0
+    keep: Count = 3  # one may be torn by a crash, one taken back by a takeover
+
+    @model_validator(mode="after")
+    def _ever(self) -> CheckpointSpec:
+        if self.every_updates is None and self.every_s is None:
+            raise ValueError("needs every_updates or every_s")
+        return self
+
+
+class HotSnapshotSpec(Part):
+    """How often the model goes to Redis whole: what a takeover rolls back at most."""
+
+    every_s: Positive | None = 1.0
+    every_updates: Count | None = None
+
+
+class ProvisioningSpec(Part):
+    """What fleet to rent, for the provisioner; without one, workers are started by hand."""
+
+    workers: Count  # N_tot
+    instance_type: str = ""  # of the market's, for all pools; empty: what each pool says
+    # None: adaptive, the paper's, where a preempted worker's streams wait for its return; reassign
+    # where they move to others, for which the paper's formulas are too careful.
+    policy: PolicyName | None = None
+    probability: float = Field(default=0.95, gt=0.5, lt=1)  # of the deadline; chance and reassign
+    review_s: Positive | None = None  # how often the policy is asked; None: as it likes
+
+
+class EvaluationSpec(Part):
+    """What an evaluator looks at; without one it leaves the job alone."""
+
+    every_updates: Count = 50  # each n-th version
+    # Kafka topic of the test set, in the job's format; empty: there is none.
+    stream: str = Field(default="", json_schema_extra={"pattern": "^[A-Za-z0-9._-]{0,245}$"})
+    records: Count = 2000  # of the test set: its first ones
+    sample: Count = 256  # records of each stream that a version predicts before it learns of them
+
+
+class Needed(NamedTuple):
+    """What a built-in task asks of a field."""
+
+    dtypes: tuple[str, ...]
+    sizes: tuple[str, ...]  # the task's option that each dimension of the shape gives
+    words: str
+
+
+_NUMBERS = ("uint8", "float32")
+_IMAGE = Needed(
+    _NUMBERS,
+    ("channels", "height", "width"),
+    "uint8 or float32 of shape [channels, height, width]",
+)
+_FEATURES = Needed(_NUMBERS, ("features",), "uint8 or float32 of shape [features]")
+_LABEL = Needed(
+    ("uint8", "int8", "int16", "int32", "int64"), (), "a whole number (int64) without a shape"
+)
+
+# Built-in tasks and the fields that each reads; others check theirs when they are loaded.
+BUILT_IN_TASKS: dict[str, dict[str, Needed]] = {
+    "image-classifier": {"image": _IMAGE, "label": _LABEL},
+    "logistic-regression": {"features": _FEATURES, "label": _LABEL},
+    "tabular-mlp": {"features": _FEATURES, "label": _LABEL},
+}
+
+
+_Stream = Annotated[str, Field(json_schema_extra={"pattern": f"^{topics.STREAM.pattern}$"})]
+
+
+class JobSpec(Part):
+    """One training job."""
+
+    name: str = Field(json_schema_extra={"pattern": "^[a-z0-9][a-z0-9._-]{0,99}$"})
+    streams: tuple[_Stream, ...] = Field(min_length=1)  # one Kafka topic per datastream
+    records: RecordsSpec
+    task: TaskSpec
+    batch_size: Count  # b
+    group_size: Count  # K
+    sync: SyncSpec = SyncSpec()
+    optimizer: OptimizerSpec
+    reduction: Literal["mean", "sum"] = "mean"  # of the samples of an update, before the step
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    stop: StopSpec = StopSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    hot_snapshot: HotSnapshotSpec = HotSnapshotSpec()
+    on_preemption: Literal["reassign", "hold"] = "reassign"
+    on_missing: Literal["redispatch", "proceed"] = "redispatch"
+    start_at: str = "earliest"  # or "latest", or a time with its zone
+    batch_linger_s: Seconds | None = None  # close a partial batch after so long; None: never
+    group_linger_s: Seconds | None = None  # apply a partial group after so long; None: never
+    waiting_batches: Count | None = None  # bound per worker; see `waiting_bound`
+    memory_mib: Count = 256  # of batches that a worker keeps decoded; past it only addresses stay
+    deadline_floor_s: Positive = 0.5  # shortest time that a worker gets for its part of an update
+    strikes: Count = 5  # deaths, errors or non-finite results of a batch alone, until quarantine
+    # So much poison is a fault of the task, not of the data: the job is held, see docs/tasks.md.
+    poison_in_a_row: Count = 3  # poison batches without an applied update between them
+    poison_share: Share = 0.1  # of the last hundred settled batches; more than this is too much
+    # Skipped or quarantined, of the last 10,000 records: above it the job's state is "degraded".
+    degraded_share: float = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    autocast: bool = False
+    weight: Positive = 1.0  # its share of the workers where jobs need more of them than there are
+    provisioning: ProvisioningSpec | None = None
+    evaluation: EvaluationSpec | None = None
+
+    @property
+    def waiting_bound(self) -> int:
+        """Unsettled batches that a worker may own: at least K, so that one survivor fills a group.
+
+        2K unless said: a lone survivor gathers the next group while it computes this one; with K
+        alone its stream would stand still during every round.
+        """
+        return self.waiting_batches or 2 * self.group_size
+
+    @property
+    def policy(self) -> PolicyName | None:
+        """Who decides on its machines; None where they are not rented."""
+        if self.provisioning is None:
+            return None
+        fitting: PolicyName = "adaptive" if self.on_preemption == "hold" else "reassign"
+        return self.provisioning.policy or fitting
+
+    @property
+    def start_s(self) -> float | None:
+        """The time of `start_at` in seconds since 1970, or None where it is a word."""
+        return None if self.start_at in _START_WORDS else _instant(self.start_at)
+
+    @property
+    def task_options(self) -> dict[str, Any]:
+        """The task's options; sizes that are not given are those of the record's fields."""
+        return self.record_sizes | self.task.options
+
+    @property
+    def record_sizes(self) -> dict[str, int]:
+        """Options of a built-in task that are sizes, as the record's fields have them."""
+        return {
+            option: size
+            for name, needed in self._needed_fields.items()
+            for option, size in zip(needed.sizes, self.records.fields[name].shape, strict=True)
+        }
+
+    @property
+    def _needed_fields(self) -> dict[str, Needed]:
+        return BUILT_IN_TASKS.get(self.task.name or "", {})
+
+    @field_validator("name")
+    @classmethod
+    def _legal_name(cls, value: str) -> str:
+        return check_name(value)
+
+    @field_validator("streams")
+    @classmethod
+    def _legal_streams(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for stream in value:
+            topics.check_stream(stream)
+            if value.count(stream) > 1:
+                raise ValueError(f"{stream!r} is named twice")
+        return value
+
+    @field_validator("start_at")
+    @classmethod
+    def _legal_start(cls, value: str) -> str:
+        if value not in _START_WORDS:
+            _instant(value)
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> JobSpec:
+        if self.waiting_batches is not None and self.waiting_batches < self.group_size:
+            raise ValueError(
+                f"waiting_batches: must be at least group_size ({self.group_size}), so that one"
+                f" worker can fill a group, got {self.waiting_batches}"
+            )
+        test = self.evaluation.stream if self.evaluation is not None else ""
+        if test and not topics.STREAM.fullmatch(test):
+            raise ValueError(f"evaluation.stream: {test!r} cannot be a Kafka topic")
+        if test in self.streams:
+            raise ValueError(
+                f"evaluation.stream: the job learns from {test!r} itself: name a topic of records"
+                " that it never sees"
+            )
+        if self.policy == "reassign" and self.on_preemption == "hold":
+            raise ValueError(
+                "provisioning.policy: reassign leaves slots without a machine, whose streams nobody"
+                " would ever read: add `on_preemption: reassign`"
+            )
+        for name, needed in self._needed_fields.items():
+            found = self.records.fields.get(name)
+            if found is None:
+                raise ValueError(f"records.fields.{name}: is missing; {self.task.name} needs it")
+            if found.dtype not in needed.dtypes or len(found.shape) != len(needed.sizes):
+                raise ValueError(
+                    f"records.fields.{name}: {self.task.name} needs {needed.words},"
+                    f" got {found.dtype} {list(found.shape)}"
+                )
+        return self
+
+
+_START_WORDS = ("earliest", "latest")
+
+
+def _instant(value: str) -> float:
+    try:
+        instant = datetime.fromisoformat(value)
+    except ValueError as error:
+        raise ValueError(
+            f"must be earliest, latest or a time such as 2026-01-31T12:00:00Z, got {value!r}"
+        ) from error
+    if instant.tzinfo is not None and instant.timestamp() < 0:
+        raise ValueError(f"the time {value!r} is before 1970")
+    if instant.tzinfo is None:
+        raise ValueError(f"the time {value!r} needs its zone, such as {value}Z")
+    return instant.timestamp()
+
+
+def parse_job(text: str, allowed_tasks: Collection[str] = ()) -> JobSpec:
+    """Read a job from YAML or JSON.
+
+    Args:
+        text: The job file.
+        allowed_tasks: Entrypoints that may be used besides the built-in tasks (DOLL_TASKS).
+
+    Raises:
+        UserError: In one line, with the field's path, what was found and what is allowed.
+    """
+    spec = job_from_json(as_json(load_text(text)))
+    check_task(spec, allowed_tasks)
+    return spec
+
+
+def check_options(spec: JobSpec) -> None:
+    """Refuse options that make no sense for a built-in task.
+
+    Raises:
+        GivenError: By the field.
+    """
+    if spec.task.name:
+        try:
+            options_of(spec.task.name, spec.task_options)
+        except UserError as error:
+            raise GivenError(("task",), str(error)) from error
+    for option, size in spec.record_sizes.items():
+        given = spec.task.options.get(option, size)
+        if given != size:
+            problem = (
+                f"the records have {size}, got {given}: change the field or the options of the task"
+            )
+            raise GivenError((f"task.{option}",), problem)
+
+
+def check_task(spec: JobSpec, allowed_tasks: Collection[str]) -> None:
+    """Refuse a task that is neither built in, with options that make sense, nor allowed.
+
+    Raises:
+        UserError: Naming it and what is allowed.
+    """
+    check_options(spec)
+    entrypoint = spec.task.entrypoint
+    if entrypoint and entrypoint not in allowed_tasks:
+        raise UserError(
+            f'job file: task.entrypoint: "{entrypoint}" is not on the allow-list'
+            f" ({', '.join(sorted(allowed_tasks)) or 'which is empty'}); add it to DOLL_TASKS here"
+            " and on the workers"
+        )
+
+
+def job_from_json(text: str | bytes) -> JobSpec:
+    """Read a job that was checked against an allow-list elsewhere, as the jobs topic holds it.
+
+    Raises:
+        UserError: As `parse_job`.
+    """
+    try:
+        return JobSpec.model_validate_json(text)
+    except ValidationError as error:
+        told = complaint(error, allowed=partial(field_names, JobSpec))
+        raise UserError(f"job file: {told}") from error
+
+
+def check_streams(spec: JobSpec, log: Log) -> None:
+    """Refuse a job whose datastreams do not exist.
+
+    Raises:
+        UserError: Naming the stream and how to make it.
+    """
+    for stream in spec.streams:
+        try:
+            log.partitions(stream)
+        except UnknownTopicError as error:
+            raise UserError(
+                f'job file: streams: there is no topic "{stream}" in this Kafka; create it, for'
+                f" example with `doll produce SOURCE --topic {stream} --create-partitions 4`"
+            ) from error

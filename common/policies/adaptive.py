@@ -1,0 +1,253 @@
+"""The adaptive policy of section V-C: Theorems 4 and 5 again and again, with what is left.
+
+As in the paper it begins with all workers on spot and solves anew when a price changes, with
+running estimates of rates and availability. Three things are ours. It also solves anew when an
+estimate or the pace has moved, so that luck is spent and bad luck made good. Workers stay where
+they are unless a move gains something. And it keeps time in reserve: who aims at the deadline
+itself would be late by a hair every second time.
+
+The reserve is what an outage of all spot machines until the next review would cost, and what
+arrivals may be late. So a deadline that on-demand machines can meet now they can still meet at the
+next review, whatever happens; where it gets that close, all workers run on demand.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from common.policies.fixed import FIRST_SPOT, decision, market_of
+from common.policies.policy import NOWHERE, ON_DEMAND
+from common.theory.errors import not_negative, positive
+from common.theory.provisioning import TOLERANCE, as_plan, choose, cost_curve, plan_of
+from common.theory.updates import partial_batches_s
+
+if TYPE_CHECKING:
+    from common.policies.policy import Decision, Places, Situation
+    from common.theory.plan import Plan
+    from common.theory.provisioning import Order
+    from common.theory.work import Market, Work
+
+Values: TypeAlias = npt.NDArray[np.float64]
+
+BEGINNING = "all on spot, until the first review"
+
+# How late records may be, in standard deviations of a Poisson stream: 1 in 700 is later.
+LATE = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What has to change before it is worth solving anew.
+
+    Raises:
+        ParameterError: If one is below 0.
+    """
+
+    # Of the price. Prices that differ by less hardly change N_s: it follows from the deadline.
+    price: float = 0.01
+    # Of alpha itself. N_s goes with 1 / (1 - alpha): at 0.9 this is a tenth of all spot workers.
+    availability: float = 0.01
+    # Sum of all changes over the sum of rates. Rates counted for a minute at 100 per second differ
+    # by 1 % by chance alone; their sum is looked at by the pace.
+    rates: float = 0.05
+    # Of the time left. At alpha = 0.9 and 64 workers this is 3 workers from spot to on demand.
+    pace: float = 0.005
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            not_negative(name, getattr(self, name))
+
+
+def moved(
+    before: Situation,
+    now: Situation,
+    places: Places,
+    time_s: float,
+    thresholds: Thresholds,
+) -> str:
+    """Say why to solve anew what was decided on `before`; empty if there is no reason.
+
+    Args:
+        before: What the decision in force was made on.
+        now: What is known now.
+        places: Where the workers run.
+        time_s: What may be planned with: the time left without the reserve.
+        thresholds: What is too small to matter.
+    """
+    changed = _estimates_moved(before, now, thresholds)
+    return changed or _pace_moved(now, places, time_s, thresholds)
+
+
+def _estimates_moved(before: Situation, now: Situation, thresholds: Thresholds) -> str:
+    if [pool.name for pool in before.pools] != [pool.name for pool in now.pools]:
+        return "other pools are on offer"
+    for was, pool in zip(before.pools, now.pools, strict=True):
+        if abs(pool.usd_per_hour - was.usd_per_hour) > thresholds.price * was.usd_per_hour:
+            return f"price of {pool.name} from ${was.usd_per_hour:g} to ${pool.usd_per_hour:g}"
+        if abs(pool.availability - was.availability) > thresholds.availability:
+            return f"availability of {pool.name} {was.availability:.3f} to {pool.availability:.3f}"
+    old, new = before.work.rates_per_s, now.work.rates_per_s
+    change = float(np.abs(new - old).sum() / old.sum())
+    if change > thresholds.rates:
+        return f"rates changed by {100 * change:.2g} %"
+    return ""
+
+
+def _pace_moved(now: Situation, places: Places, time_s: float, thresholds: Thresholds) -> str:
+    takes_s, needs_s = runtime_of_s(places, now), now.work.undisturbed_s
+    if needs_s > time_s and (places > ON_DEMAND).any():
+        return f"close: on-demand machines alone need {needs_s:,.6g} s of {time_s:,.6g} s"
+    if abs(takes_s - time_s) > thresholds.pace * max(time_s, 0.0):
+        word = "behind" if takes_s > time_s else "ahead"
+        return f"{word}: what is left would take {takes_s:,.6g} s of {time_s:,.6g} s"
+    return ""
+
+
+def runtime_of_s(places: Places, situation: Situation) -> float:
+    """Give the mean runtime of what is left with workers in these places: equation 21 for any."""
+    shares = np.array([pool.availability for pool in situation.pools])
+    up = np.where(places == NOWHERE, 0.0, shares[places])
+    rate = float(situation.work.rates_per_s @ up)
+    if not situation.work.records:
+        return 0.0
+    return situation.work.records / rate if rate else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """Solves anew at every price change and review; pools are compared, the cheapest is used.
+
+    Raises:
+        ParameterError: If a time is out of range.
+    """
+
+    # Outages last minutes, deadlines hours: half a minute is soon enough for both, and the reserve
+    # that it asks for is a fourth of a per cent of the paper's 6,400 s with half the workers spot.
+    review_s: float = 30.0
+    reserve_s: float | None = None  # time not to be planned with; None: a review and late arrivals
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+    def __post_init__(self) -> None:
+        positive("review_s", self.review_s)
+        if self.reserve_s is not None:
+            not_negative("reserve_s", self.reserve_s)
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return "adaptive"
+
+    @property
+    def watches_outages(self) -> bool:
+        """A review is soon enough."""
+        return False
+
+    def reserve_of_s(self, situation: Situation, lost: float | Values) -> float | Values:
+        """Give the time not to be planned with, if spot machines have this share of all arrivals.
+
+        Raises:
+            ParameterError: If a number is out of range.
+        """
+        if self.reserve_s is not None:
+            return self.reserve_s
+        work = situation.work
+        late_s = partial_batches_s(work.rates_per_s, work.batch_size)
+        late_s += LATE * math.sqrt(work.records) / float(work.rates_per_s.sum())
+        return late_s + lost * (self.review_s + situation.pools[ON_DEMAND].start_up_s)
+
+    def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
+        """Solve anew where something has moved.
+
+        Raises:
+            ParameterError: If there is no spot pool.
+        """
+        if last is None:
+            return self._begin(situation)
+        why = self._why(last, situation)
+        if not why:
+            return last
+        best, pool = self._solve(situation, last)
+        decided = decision(situation, best, pool, f"{why}: {best.reason}")
+        return last if np.array_equal(decided.places, last.places) else decided
+
+    def _begin(self, situation: Situation) -> Decision:
+        work = situation.work
+        best, pool = self._solve(situation, None)
+        all_out_s = work.undisturbed_s + float(self.reserve_of_s(situation, 1.0))
+        if not best.spot or all_out_s > work.deadline_s:
+            return decision(situation, best, pool, best.reason)
+        market = market_of(situation.pools, pool)
+        most = work.workers
+        if market.spot.capacity is not None:
+            most = min(most, market.spot.capacity)
+        return decision(situation, plan_of(work, market, most), pool, BEGINNING)
+
+    def _why(self, last: Decision, now: Situation) -> str:
+        if now.work.updates == 0:
+            return ""
+        if last.reason == BEGINNING and now.now_s > last.basis.now_s:
+            return "first review"
+        rates = now.work.rates_per_s
+        lost = float(rates[last.places > ON_DEMAND].sum() / rates.sum())
+        time_s = now.work.deadline_s - float(self.reserve_of_s(now, lost))
+        return moved(last.basis, now, last.places, time_s, self.thresholds)
+
+    def _solve(self, situation: Situation, last: Decision | None) -> tuple[Plan, int]:
+        """Give the cheapest plan and its pool; a pool in use stays unless another saves enough."""
+        used = ON_DEMAND if last is None else int(last.places.max())
+        order = self._order(situation, last)
+        market_of(situation.pools)  # there must be one
+        plans = {
+            pool: self._plan(situation, market_of(situation.pools, pool), order)
+            for pool in range(FIRST_SPOT, len(situation.pools))
+        }
+
+        def price(pool: int) -> float:
+            return plans[pool].expected_cost_usd * (1 - self.thresholds.price * (pool == used))
+
+        pool = min(plans, key=price)
+        return plans[pool], pool
+
+    def _plan(self, situation: Situation, market: Market, order: Order | None) -> Plan:
+        """Theorem 5 with the time that each N_s leaves after its own reserve."""
+        work = situation.work
+        curve = cost_curve(work, market, order)
+        first = np.concatenate(([0.0], np.cumsum(work.rates_per_s[curve.order])))
+        kept_s = self.reserve_of_s(situation, first / first[-1]) + np.zeros(work.workers + 1)
+        in_time = curve.runtimes_s + kept_s <= work.deadline_s * (1 + TOLERANCE)
+        if work.updates:  # else nothing is needed, and nothing is late
+            curve = replace(curve, feasible=curve.feasible & in_time)
+        spot, binding = choose(curve, market)
+        if binding == "infeasible":
+            return replace(plan_of(work, market, 0), reason=_all_on_demand(work, kept_s[0]))
+        reason = (
+            f"{spot} of {work.workers} workers on spot, limited by {binding}, take "
+            f"{curve.runtimes_s[spot]:,.6g} s of {work.deadline_s:,.6g} s on average, "
+            f"{kept_s[spot]:,.3g} s are kept in reserve"
+        )
+        return as_plan(curve, spot, binding, reason)
+
+    def _order(self, situation: Situation, last: Decision | None) -> Order | None:
+        """Put the lowest rates first, those on spot before others of about the same rate.
+
+        Estimates of equal rates differ by chance, and a worker that moves for it moves for nothing.
+        Of spot workers the ones that are out leave first: the stream runs again at once.
+        """
+        if last is None:
+            return None
+        on_spot = last.places > ON_DEMAND
+        running = on_spot & situation.up
+        bonus = (1 + self.thresholds.rates) ** (on_spot.astype(np.float64) + running)
+        return np.argsort(situation.work.rates_per_s / bonus, kind="stable")
+
+
+def _all_on_demand(work: Work, kept_s: float) -> str:
+    needs_s, left_s = work.undisturbed_s, work.deadline_s
+    if needs_s > left_s:
+        return f"all on demand, and still about {needs_s - left_s:,.6g} s late"
+    return f"all on demand: {needs_s:,.6g} s of {left_s:,.6g} s, {kept_s:,.3g} s kept in reserve"

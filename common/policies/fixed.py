@@ -1,0 +1,113 @@
+"""Policies that decide once: on-demand machines alone, and the paper's static split (section V-B).
+
+Both use the first spot pool where there are several; `common.policies.adaptive` compares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.policies.policy import ON_DEMAND, Decision, Situation, place
+from common.theory.errors import ParameterError
+from common.theory.provisioning import plan, plan_of
+from common.theory.work import Market
+
+if TYPE_CHECKING:
+    from common.theory.plan import Plan
+    from common.theory.work import Pool
+
+FIRST_SPOT = 1  # index of the first pool that may be preempted
+
+
+def market_of(pools: tuple[Pool, ...], spot: int = FIRST_SPOT) -> Market:
+    """Give the paper's market of on-demand machines and one of the spot pools.
+
+    Raises:
+        ParameterError: If there is no such pool.
+    """
+    if not ON_DEMAND < spot < len(pools):
+        problem = f"there are {len(pools)}, the first on-demand; pool {spot} is to be a spot pool"
+        raise ParameterError("pools", problem)
+    return Market(pools[ON_DEMAND], pools[spot])
+
+
+def decision(situation: Situation, best: Plan, pool: int, reason: str) -> Decision:
+    """Make a plan a decision: its spot workers in a pool, nobody stands in for them."""
+    return Decision(
+        places=place(situation.work, best, pool),
+        stand_ins=np.zeros(situation.work.workers, np.bool_),
+        plan=best,
+        reason=reason,
+        basis=situation,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OnDemandOnly:
+    """Every worker on demand: what all costs are compared with."""
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return "on-demand"
+
+    @property
+    def review_s(self) -> None:
+        """It never changes its mind."""
+        return
+
+    @property
+    def watches_outages(self) -> bool:
+        """There are none."""
+        return False
+
+    def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
+        """Put every worker on demand, whether or not the deadline is met."""
+        if last is not None:
+            return last
+        alone = situation.pools[ON_DEMAND]
+        best = plan_of(situation.work, Market(alone, alone), 0)
+        return decision(situation, best, ON_DEMAND, "every worker on demand, as asked")
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """The paper's a-priori split: N_s by Theorems 4 and 5, or as given, and never changed.
+
+    Where the deadline cannot be met, all workers run on demand, which comes nearest.
+    """
+
+    spot: int | None = None  # N_s; None: the optimum
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return "static"
+
+    @property
+    def review_s(self) -> None:
+        """It never changes its mind."""
+        return
+
+    @property
+    def watches_outages(self) -> bool:
+        """Outages are left to pass."""
+        return False
+
+    def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
+        """Plan once.
+
+        Raises:
+            ParameterError: If there is no spot pool, or fewer workers than the given number.
+        """
+        if last is not None:
+            return last
+        market = market_of(situation.pools)
+        if self.spot is None:
+            best = plan(situation.work, market)
+        else:
+            best = plan_of(situation.work, market, self.spot)
+        return decision(situation, best, FIRST_SPOT, f"planned once: {best.reason}")

@@ -1,0 +1,272 @@
+"""Reassign: streams of a preempted worker move to the others, so machines are bought for gradients.
+
+Kafka keeps what arrives, whoever runs. What a preemption takes is compute capacity, and as long as
+there is enough of it (Proposition 1) the runtime is theta_0. How many machines there are at all
+becomes a choice, and it may be far below one per stream.
+
+    arrivals, sum(lambda) / (K b) ──▶ backlog ──▶ updates, capacity(N_o + machines on spot that run)
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtr
+
+from common.policies.outages import effective_availability
+from common.theory.errors import ParameterError, not_negative, positive
+from common.theory.plan import Plan
+from common.theory.preemption import distribution_of_running, variance_of_uptime_s2
+
+if TYPE_CHECKING:
+    from common.theory.plan import Binding
+    from common.theory.work import Market, Pool, Work
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+WINDOWS = 32  # of each plan; twice as many change no plan that was tried
+ROUNDING = 1e-9  # 20 / (20 / 3) is 3 rounds, not 4
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """What gradients take, and how sure the plan shall be.
+
+    Raises:
+        ParameterError: If a number is out of range.
+    """
+
+    gradient_s: float  # mu_C, of one batch on the first pool
+    round_overhead_s: float = 0.0  # of an update: trigger, model and gradients on their way
+    probability: float = 0.95  # of the deadline
+    # Capacity over arrivals. At a load of 1 / 1.25 = 0.8 an update waits for about two others
+    # (M/D/1: load / (2 (1 - load))), and a gradient time underestimated by a fifth is no harm.
+    headroom: float = 1.25
+
+    def __post_init__(self) -> None:
+        positive("gradient_s", self.gradient_s)
+        not_negative("round_overhead_s", self.round_overhead_s)
+        if not 0 < self.probability < 1:
+            raise ParameterError("probability", f"must lie in (0, 1), got {self.probability:g}")
+        if not self.headroom >= 1:
+            raise ParameterError("headroom", f"must be at least 1, got {self.headroom:g}")
+
+
+def update_capacity_per_s(
+    machines: Array, group_size: int, gradient_s: float, round_overhead_s: float
+) -> Array:
+    """Give how many updates a second machines can make: 1 / (ceil(K / m) mu_C + overhead).
+
+    The K gradients of an update are spread evenly; a machine computes its share one after the
+    other, and the update waits for the last. No machine makes no update. Theirs are mean times: the
+    slowest of K random ones takes longer, which is for the headroom.
+
+    Args:
+        machines: Any shape; not necessarily integers, but sums of speeds.
+        group_size: K.
+        gradient_s: mu_C.
+        round_overhead_s: Of each update.
+    """
+    busy = machines > 0
+    rounds = np.ceil(
+        np.divide(group_size, machines, out=np.ones(machines.shape), where=busy) - ROUNDING
+    )
+    return np.where(busy, 1 / (rounds * gradient_s + round_overhead_s), 0.0)
+
+
+def machines_for_stability(work: Work, computing: Computing) -> int | None:
+    """Give the machines of speed 1 with which updates keep up with arrivals (Proposition 1).
+
+    K b / sum(lambda), the time from one group to the next, must be at least `headroom` times
+    ceil(K / m) mu_C + overhead. None: not even a machine for each of the K gradients does.
+    """
+    interval_s = work.group_size * work.batch_size / float(work.rates_per_s.sum())
+    left_s = interval_s / computing.headroom - computing.round_overhead_s
+    rounds = math.floor(left_s / computing.gradient_s + ROUNDING)
+    return math.ceil(work.group_size / rounds) if rounds >= 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a number of machines comes to."""
+
+    capacity_per_s: float  # mean, of updates
+    stable: bool  # capacity above arrivals with the headroom
+    probability: float  # that the updates are made by theta
+
+
+class Prospect:
+    """Says of any numbers of machines how likely they meet the deadline.
+
+    With arrivals A and capacity C the updates made by theta are the least, over s, of A(s) +
+    C(s, theta): the backlog was empty last at s. They reach J if for every window u = theta - s
+    before the deadline C(theta - u, theta) >= J - A(theta - u). Three approximations:
+
+    - the least probable of the windows stands for all of them (its *dominant time scale*);
+    - C over a window is normal, with the mean and variance that the stationary binomial law of the
+      running machines gives, and covariance falling as exp(-t / tau), tau = alpha (1 - alpha)
+      cycle. For a linear capacity that is exact, the bends of any other one forget faster;
+    - with no on-demand machine at all, stretches without any machine that outlast the slack are
+      added on top: the normal law does not know them.
+    """
+
+    def __init__(self, work: Work, market: Market, computing: Computing, backlog: float) -> None:
+        self._work = work
+        self._computing = computing
+        self._spot = market.spot
+        self._speed = market.spot.speed
+        self._availability = effective_availability(market.spot)
+        self.arrivals_per_s = float(work.rates_per_s.sum()) / (work.group_size * work.batch_size)
+        self.arrived_s = max((work.updates - backlog) / self.arrivals_per_s, 0.0)
+        self.slack_s = work.deadline_s - self.arrived_s
+        shortest = max(min(self.slack_s, work.deadline_s), 1e-3)
+        self._windows_s = np.geomspace(shortest, max(work.deadline_s, shortest), WINDOWS)
+        missing = work.updates - backlog - self.arrivals_per_s * (work.deadline_s - self._windows_s)
+        missing[-1] = work.updates
+        self._missing = missing
+        per_update = work.group_size * work.batch_size
+        before_s = np.maximum(work.deadline_s - self._windows_s, 0.0)
+        self._arrival_variance = float(work.rates_per_s.sum()) * before_s / per_update**2
+        cycle_s = market.spot.cycle_s
+        scatter = self._availability * (1 - self._availability)
+        self._correlated_s2 = np.zeros(WINDOWS)  # 2 tau (u - tau (1 - exp(-u / tau)))
+        if scatter:
+            self._correlated_s2[:] = [
+                variance_of_uptime_s2(float(window), self._availability, cycle_s) / scatter
+                for window in self._windows_s
+            ]
+
+    def of(self, on_demand: int, spot: int) -> Outlook:
+        """Look at so many machines of each kind."""
+        running = distribution_of_running(spot, self._availability)
+        machines = on_demand + self._speed * np.arange(spot + 1.0)
+        made = self._computing
+        capacity = update_capacity_per_s(
+            machines, self._work.group_size, made.gradient_s, made.round_overhead_s
+        )
+        mean = float(running @ capacity)
+        variance = max(float(running @ capacity**2) - mean**2, 0.0)
+        stable = mean >= made.headroom * self.arrivals_per_s * (1 - ROUNDING)
+        if self.slack_s < 0:
+            return Outlook(mean, stable, 0.0)
+        spread = np.sqrt(variance * self._correlated_s2 + self._arrival_variance)
+        ahead = mean * self._windows_s - self._missing
+        sure = np.where(ahead >= 0, np.inf, -np.inf)
+        quantiles = np.divide(ahead, spread, out=sure, where=spread > 0)
+        probability = float(ndtr(quantiles.min())) - self._blackout(on_demand, spot)
+        return Outlook(mean, stable, max(probability, 0.0))
+
+    def enough(self, on_demand: int, spot: int) -> bool:
+        """Tell whether so many machines do."""
+        outlook = self.of(on_demand, spot)
+        return outlook.stable and outlook.probability >= self._computing.probability
+
+    def _blackout(self, on_demand: int, spot: int) -> float:
+        """Bound the probability of a stretch without any machine that outlasts the slack."""
+        if on_demand or not spot or self._availability == 1:
+            return 0.0 if on_demand or spot else 1.0
+        none = (1 - self._availability) ** spot
+        ends_per_s = spot / (
+            (1 - self._spot.availability) * self._spot.cycle_s + self._spot.start_up_s
+        )
+        stretches = none * (1 + ends_per_s * self._work.deadline_s)
+        return min(stretches * math.exp(-ends_per_s * self.slack_s), 1.0)
+
+
+def plan_reassign(work: Work, market: Market, computing: Computing, backlog: float = 0.0) -> Plan:
+    """Find the cheapest N_o + N_s <= N_tot that keep up with arrivals and meet the deadline.
+
+    For every N_o the fewest N_s are looked for by halving, as far as they could be cheaper than the
+    best so far: a machine more makes no deadline less likely. The runtime is theta_0 then, less
+    what the backlog took to arrive. Whose machines they are is no matter: the first workers are on
+    demand, the last on spot.
+
+    Args:
+        work: What is left.
+        market: Of both kinds; a capacity is respected.
+        computing: What gradients take.
+        backlog: Updates whose records wait already.
+    """
+    prospect = Prospect(work, market, computing, backlog)
+    most = most_spot(work, market)
+    spot_usd = market.spot.availability * market.spot.usd_per_s
+    best, least_usd = None, math.inf
+    for on_demand in reversed(range(_most(work, market.on_demand) + 1)):
+        usd_per_s = on_demand * market.on_demand.usd_per_s
+        limit = min(most, work.workers - on_demand)
+        if spot_usd and math.isfinite(least_usd):
+            limit = min(limit, math.floor((least_usd - usd_per_s) / spot_usd))
+        if limit < 0 or not prospect.enough(on_demand, limit):
+            continue
+        spot = bisect_left(range(limit), x=True, key=partial(prospect.enough, on_demand))
+        if usd_per_s + spot * spot_usd < least_usd:
+            best, least_usd = (on_demand, spot), usd_per_s + spot * spot_usd
+    return _as_plan(work, market, prospect, best)
+
+
+def plan_of_machines(
+    work: Work, market: Market, computing: Computing, backlog: float, machines: tuple[int, int]
+) -> Plan:
+    """Say what machines come to of which it is known that they do, on demand and on spot."""
+    return _as_plan(work, market, Prospect(work, market, computing, backlog), machines)
+
+
+def _most(work: Work, pool: Pool) -> int:
+    """Limit machines: one for each of the K gradients and each slot, and as many as there are."""
+    useful = min(work.workers, math.ceil(work.group_size / pool.speed))
+    return useful if pool.capacity is None else min(useful, pool.capacity)
+
+
+def most_spot(work: Work, market: Market) -> int:
+    """Limit spot machines likewise, with so many that K of them run almost always."""
+    spot, alpha = market.spot, effective_availability(market.spot)
+    if not alpha or spot.usd_per_s >= market.on_demand.usd_per_s * spot.speed:
+        return 0
+    needed = work.group_size / spot.speed / alpha
+    most = min(work.workers, math.ceil(needed + 10 * math.sqrt(needed * (1 - alpha) / alpha)) + 10)
+    return most if spot.capacity is None else min(most, spot.capacity)
+
+
+def _as_plan(work: Work, market: Market, prospect: Prospect, best: tuple[int, int] | None) -> Plan:
+    on_demand, spot = best or (max(_most(work, market.on_demand), 1), 0)
+    outlook = prospect.of(on_demand, spot)
+    # What waits already need not arrive any more.
+    runtime_s = max(prospect.arrived_s, work.updates / outlook.capacity_per_s)
+    spot_usd_per_s = market.spot.availability * market.spot.usd_per_s
+    usd = runtime_s * (on_demand * market.on_demand.usd_per_s + spot * spot_usd_per_s)
+    alone_usd = work.workers * work.undisturbed_s * market.on_demand.usd_per_s
+    binding = _binding(work, market, prospect, best)
+    nearest = "" if best else "no number of machines will do; "
+    machines = f"{nearest}{on_demand} on demand and {spot} on spot for {work.workers} streams"
+    likely = f"on time with probability {outlook.probability:.4g}"
+    capacity = f"{outlook.capacity_per_s:.4g} of {prospect.arrivals_per_s:.4g} updates/s"
+    return Plan(
+        feasible=best is not None,
+        spot=spot,
+        on_demand=on_demand,
+        spot_workers=np.arange(work.workers - spot, work.workers),
+        expected_cost_usd=usd,
+        expected_runtime_s=runtime_s,
+        cost_ratio_to_on_demand=usd / alone_usd if alone_usd else 1.0,
+        binding=binding,
+        reason=f"{machines}: {capacity}, {likely}",
+    )
+
+
+def _binding(
+    work: Work, market: Market, prospect: Prospect, best: tuple[int, int] | None
+) -> Binding:
+    """Name what keeps it from fewer machines."""
+    if best is None:
+        return "infeasible"
+    on_demand, spot = best
+    if on_demand and not most_spot(work, market):
+        return "availability" if not market.spot.availability else "price"
+    fewer = prospect.of(on_demand, spot - 1) if spot else prospect.of(on_demand - 1, 0)
+    return "deadline" if fewer.stable else "stability"

@@ -1,0 +1,41 @@
+"""All policies by name: the paper's three, then those that go beyond it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from common.policies.adaptive import Adaptive
+from common.policies.backfill import Backfill
+from common.policies.chance import Chance
+from common.policies.fixed import OnDemandOnly, Static
+from common.policies.pools import Pools
+from common.policies.reassign_policy import Reassign
+
+if TYPE_CHECKING:
+    from common.policies.policy import Policy, PolicyName
+
+
+def policy_of(
+    name: PolicyName,
+    probability: float = 0.95,
+    spot: int | None = None,
+    on_preemption: Literal["hold", "reassign"] = "hold",
+) -> Policy:
+    """Make a policy.
+
+    Args:
+        name: Which.
+        probability: Of meeting the deadline, where a policy promises one.
+        spot: N_s, static only: as given instead of the optimum.
+        on_preemption: Pools only: what becomes of a preempted worker's stream.
+    """
+    policies: dict[PolicyName, Policy] = {
+        "on-demand": OnDemandOnly(),
+        "static": Static(spot),
+        "adaptive": Adaptive(),
+        "chance": Chance(probability),
+        "backfill": Backfill(),
+        "reassign": Reassign(probability),
+        "pools": Pools(on_preemption),
+    }
+    return policies[name]

@@ -1,0 +1,679 @@
+"""What the product asks of the outside, as protocols.
+
+A log, a board, a blob store, notices; those of rented machines are in `common.ports.machines`.
+`common.adapters` fulfils them with Kafka, Redis, S3, a directory and EC2, `common.testing` in
+memory; one contract suite per port (tests/contract) holds all of them to the same behaviour.
+Nothing here is thread-safe unless it says so: each object belongs to the thread that made it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
+
+from common.core.events import Assigned, Revoked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from common.core.messages import (
+        ModelId,
+        Positions,
+        Reply,
+        Standing,
+        TriggerId,
+        UpdateTrigger,
+        WorkerId,
+    )
+    from common.core.spans import LogPosition, Partition, Span
+    from common.core.spread import JobDemand, WorkerPlacement
+    from common.errors import DeliveryError
+
+# --- Kafka -----------------------------------------------------------------------------------
+
+WRITER_BYTES = 16 << 20  # a topic that takes nothing holds no more memory; a job needs far less
+
+
+class Bounds(NamedTuple):
+    """First retained offset and the offset after the last record that a reader may see."""
+
+    start: int
+    end: int
+
+
+MESSAGE_BYTES = 1_048_588  # that a topic takes by Kafka's default: our largest record and more
+
+
+class NewTopic(NamedTuple):
+    """A topic that shall be there."""
+
+    name: str
+    partitions: int = 1
+    kept_forever: bool = False  # no record expires
+    compacted: bool = False  # of each key, the newest record stays
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What whoever makes it relies on, by Kafka's names; all else is as the cluster has it."""
+        if not (self.kept_forever or self.compacted):
+            return {}
+        return {
+            "cleanup.policy": "compact" if self.compacted else "delete",
+            "retention.ms": "-1",
+            "retention.bytes": "-1",
+            "max.message.bytes": str(MESSAGE_BYTES),
+        }
+
+
+class FoundTopic(NamedTuple):
+    """A topic that is there."""
+
+    # In its text form; of one created anew it is another. Empty where the broker gives none (before
+    # Kafka 2.8, and the built-in one).
+    topic_id: str
+    partitions: int  # numbered from 0
+
+
+class LogRecord(NamedTuple):
+    """One record of a topic that is read from a position."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None  # None is a tombstone
+    timestamp_s: float = 0.0  # Kafka's, since 1970; 0: nobody knows
+    epoch: int = -1  # Kafka's leader epoch of the record; -1: not known
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Consecutive records of one partition, in offset order (offsets may have holes)."""
+
+    partition: Partition
+    offsets: list[int]
+    values: list[bytes | None]
+    first_arrival_s: float  # Kafka timestamp of the first record
+    last_arrival_s: float
+    epochs: list[int]  # of each record, Kafka's leader epoch; -1: not known
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfRange:
+    """The position lies below the partition's log; nothing is read until placed again."""
+
+    partition: Partition
+    bounds: Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """The log is not any more the one known below the position; nothing is read until placed again.
+
+    Either it lost its last records, or its topic was deleted and created anew. What was read and
+    not returned yet is dropped.
+    """
+
+    partition: Partition
+    divergent_offset: int  # from here on the log is another one; 0 for a topic created anew
+    recreated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EndReached:
+    """All records were returned, and the log ends above the last one: its last offsets hold none.
+
+    Such are the markers of transactions, and the records of those that were aborted.
+    """
+
+    partition: Partition
+    position: int  # the log's end: of records that come later, none lies below it
+
+
+StreamEvent: TypeAlias = Assigned | Revoked | Fetched | OutOfRange | Truncated | EndReached
+
+
+class StreamReader(Protocol):
+    """One member of the job's consumer group."""
+
+    def poll(
+        self, max_records: int, timeout_s: float, run: int | None = None
+    ) -> tuple[StreamEvent, ...]:
+        """Wait for something to happen; order of events, and within a partition, is the broker's.
+
+        Rebalances happen inside this call alone. Records of a partition that is revoked, or not yet
+        placed, are never returned after the event that says so. Partitions that wait with records
+        are returned in turn, by what each lags: see `common.core.reading`.
+
+        Args:
+            max_records: Return no more than these, over all partitions.
+            timeout_s: Wait no longer.
+            run: Records of one partition in a row, at most, while others wait with some; where it
+                is not said, as many as fit.
+
+        Raises:
+            UnavailableError: If the broker is away; call again.
+        """
+
+    def place(self, positions: Mapping[Partition, int | LogPosition]) -> None:
+        """Read these partitions from these positions on, whatever was read or fetched before.
+
+        The first record returned of each is the first one that exists at or after its position.
+        What a `LogPosition` knows of the log below is checked before that. Later on, a log that
+        loses records is noticed before one of those is returned that took their place; a topic
+        that is created anew, where the position names its id, within some seconds.
+        """
+
+    def pause(self) -> None:
+        """Return no records of any partition until `resume`; `poll` keeps the membership."""
+
+    def resume(self) -> None:
+        """Undo `pause`; nothing that was fetched is lost."""
+
+    def commit(self, positions: Mapping[Partition, int]) -> None:
+        """Tell lag tools where the job stands; never read back. Does not wait, does not raise."""
+
+    def lag(self) -> dict[Partition, int]:
+        """Records between this member's position and the end, by the client's latest statistics."""
+
+    def close(self) -> None:
+        """Leave the group at once."""
+
+
+class SpanReader(Protocol):
+    """Reads addresses back, apart from the group; for gradients that another worker announced."""
+
+    def read(self, span: Span, timeout_s: float) -> Fetched:
+        """All records of a span that exist, in order.
+
+        Raises:
+            ExpiredError: If the log starts above `span.start`.
+            UnavailableError: If they did not come within `timeout_s`.
+        """
+
+    def close(self) -> None:
+        """Let go of the connection."""
+
+
+class Tail(Protocol):
+    """Reads one partition from a position on: the control, updates and jobs topics."""
+
+    def read(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+        """Wait up to `timeout_s` for at least one record; empty when none came.
+
+        Also empty, and at once, where the position moved over offsets that hold no record.
+
+        Raises:
+            ExpiredError: If the position is below the log's start.
+            TruncatedError: If the log ends below the position, or has lost records below it; if it
+                lost them after they were read, before one is returned that took their place.
+            RecreatedError: If the position names the id of another topic than has the name now;
+                if it was created anew after reading began, within some seconds.
+            UnknownTopicError: If there is no such partition, or it was deleted; so it stays.
+            UnavailableError: If the broker is away; call again.
+        """
+
+    def position(self) -> int:
+        """Where it stands: no record lies between the last one returned and this offset.
+
+        A log may end with offsets that hold none, such as the marker of a transaction, so the end
+        of a log is reached where this is it; the last record may lie far below.
+        """
+
+    def close(self) -> None:
+        """Read no more; other tails of the log go on."""
+
+
+class Writer(Protocol):
+    """An idempotent producer, acks from all in-sync replicas; order per partition is kept.
+
+    All writers of a log share one connection, yet each waits for its own records only, fails by
+    its own only, and runs its own callbacks, in its own thread.
+    """
+
+    def append(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        partition: int | None = 0,  # None: by the key, or spread evenly without one
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+        on_delivered: Callable[[int | None], None] | None = None,
+        on_failed: Callable[[DeliveryError], None] | None = None,
+    ) -> None:
+        """Queue one record; asks about a topic at its first use.
+
+        Args:
+            topic: Where to.
+            value: None is a tombstone.
+            partition: None: by the key, or spread evenly without one.
+            key: Its key.
+            headers: Its headers.
+            on_delivered: Gets the record's offset; None: it is there, and nobody has said where. So
+                a broker answers what it is sent again and has taken already.
+            on_failed: Gets to know why this record's delivery failed for good, and the writer goes
+                on; without it the writer fails.
+
+        Raises:
+            RecordTooLargeError: If no topic takes so large a record; nothing was queued, and the
+                writer may go on. What only this topic does not take is told to `on_failed` later.
+            DeliveryError: If an earlier record's delivery failed for good; a `BrokenWriterError`
+                where another writer of the log can go on.
+            UnknownTopicError: If there is no such topic.
+            UnavailableError: If the broker is away and the topic has never been seen, or if the
+                writer does not wait and its queue is full. Nothing was queued.
+        """
+
+    def poll(self) -> None:
+        """Run the delivery callbacks that are due, in this thread, without waiting.
+
+        Raises:
+            DeliveryError: If a record's delivery failed for good.
+        """
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all of its own is delivered and its callbacks ran; False if it took too long.
+
+        Raises:
+            DeliveryError: If a record's delivery failed for good.
+        """
+
+    def close(self) -> None:
+        """Flush, and forget what does not arrive soon: it may arrive later, or never."""
+
+
+class Log(Protocol):
+    """Kafka. May be shared between threads; what it makes belongs to one thread each."""
+
+    def create_topics(self, wanted: Sequence[NewTopic]) -> None:
+        """Create those that are not there, and wait until all can be used.
+
+        Raises:
+            UnavailableError: If the broker is away.
+            OutsideError: If it refuses; the message says how to make them by hand.
+        """
+
+    def settings(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
+        """All settings of topics, by Kafka's names, in one request.
+
+        Topics that do not exist, or of which the broker tells nobody or not us, are missing.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+
+    def partitions(self, topic: str) -> tuple[Partition, ...]:
+        """All partitions of a topic.
+
+        Raises:
+            UnknownTopicError: If there is no such topic. It is never created by asking.
+        """
+
+    def bounds(self, partition: Partition) -> Bounds:
+        """What the log of a partition holds now."""
+
+    def ends(self, partitions: Collection[Partition]) -> Positions:
+        """The offset after the last record that a reader may see, of all partitions at once.
+
+        Those of which nobody can tell it now, or that do not exist, are missing: `partitions` of
+        their topic says which. So none of them keeps the others from being known.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+
+    def end_positions(
+        self, partitions: Collection[Partition], topics: Mapping[str, FoundTopic] | None = None
+    ) -> dict[Partition, LogPosition]:
+        """The same, and what is known of the logs below: such positions agree now.
+
+        Args:
+            partitions: Whose ends.
+            topics: What `describe` just found; asked for by default. Positions in others have no
+                id.
+        """
+
+    def starts(self, partitions: Collection[Partition]) -> Positions:
+        """The first retained offset of all partitions at once; otherwise as `ends`."""
+
+    def describe(self, topics: Collection[str]) -> dict[str, FoundTopic]:
+        """What topics are, in one request; those that do not exist are missing.
+
+        Raises:
+            UnavailableError: If the broker is away.
+        """
+
+    def agrees(
+        self,
+        positions: Mapping[Partition, LogPosition],
+        ends: Mapping[Partition, LogPosition] | None = None,
+    ) -> dict[Partition, int]:
+        """Where logs are not any more what these positions know of them.
+
+        A position agrees if the topic has its id, and if records of leader epochs no later than
+        its own reach up to its offset, at least. What it does not know is not checked. A log that
+        has expired above a position agrees.
+
+        Args:
+            positions: To compare.
+            ends: What `end_positions` just found; asked for by default.
+
+        Returns:
+            For each that does not agree the offset where both part: 0 if it is another topic;
+            where later leader epochs begin; the log's end. Missing are those that agree.
+
+        Raises:
+            UnknownTopicError: If there is no such partition.
+            UnavailableError: If it cannot be told now of all of them.
+        """
+
+    def position_at(self, partition: Partition, timestamp_s: float) -> int:
+        """The first offset whose record is not older than `timestamp_s`; the end if none is."""
+
+    def stream(
+        self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
+    ) -> StreamReader:
+        """Join a consumer group.
+
+        Args:
+            group: The consumer group's name.
+            topics: The datastreams.
+            member: This member's stable name.
+            hold: A static member: its partitions wait for its return (`on_preemption: hold`).
+        """
+
+    def spans(self) -> SpanReader:
+        """Make a reader of addresses."""
+
+    def tail(
+        self,
+        partition: Partition,
+        position: int | LogPosition,
+        on_ready: Callable[[], None] | None = None,
+    ) -> Tail:
+        """Make a reader of one partition from a position on; all of them share a connection.
+
+        Args:
+            partition: Which.
+            position: The first offset to read, and what is known of the log below.
+            on_ready: Called by a thread of the log's, perhaps before this returns, each time that
+                `read(n, 0.0)` comes to have something to return or to raise after it had nothing;
+                perhaps more often. So whoever is called reads until nothing comes. It must be
+                quick, and must not raise.
+        """
+
+    def writer(
+        self,
+        *,
+        waits: bool = True,
+        max_bytes: int = WRITER_BYTES,
+        on_ready: Callable[[], None] | None = None,
+    ) -> Writer:
+        """Make a writer; all of them share a connection.
+
+        Args:
+            waits: Whether `append` waits while the writer's queue is full; else it raises.
+            max_bytes: Records that are not delivered yet, however many, take no more; a single
+                record may always be queued.
+            on_ready: As of `tail`: each time that `poll` comes to have something to do.
+        """
+
+    def close(self) -> None:
+        """Let go of all connections that its tails and writers share, and of what is not sent."""
+
+
+# --- Redis -----------------------------------------------------------------------------------
+
+
+class Board(Protocol):
+    """One job's notice board: fast, shared, and allowed to be wiped at any moment.
+
+    May be shared between threads. Every call may raise `UnavailableError` when the server is away.
+    What does not parse is left out, logged and counted in `rejected`.
+    """
+
+    @property
+    def rejected(self) -> int:
+        """Messages read so far that did not parse."""
+
+    def put_model(self, model: ModelId, weights: bytes | memoryview) -> None:
+        """Publish a model; older versions than the last few are forgotten."""
+
+    def get_model(self, model: ModelId) -> bytes | None:
+        """Fetch a model, or None where it is gone."""
+
+    def offer_model(self, model: ModelId, weights: bytes | memoryview) -> None:
+        """Leave a model for whoever judges models; it takes the place of the one before."""
+
+    def offered_model(self, known: ModelId | None = None) -> tuple[ModelId, bytes] | None:
+        """The model that was left last; None where there is none, or it is the `known` one.
+
+        So whoever looks often fetches each only once.
+        """
+
+    def post_trigger(self, trigger: UpdateTrigger, stream: str = "") -> bool:
+        """Append to a stream of triggers; False where something else keeps this id out.
+
+        That is a leader's that came later, or anything at all that somebody put there: whoever
+        leads goes on in another stream, and says in its standing which one.
+
+        Args:
+            trigger: Its id is above those that this leader posted before.
+            stream: Its name; empty: the first one of the job.
+        """
+
+    def triggers(self, after: TriggerId, timeout_s: float, stream: str = "") -> list[UpdateTrigger]:
+        """Wait for triggers of a stream with an id above `after`, oldest first; else empty."""
+
+    def push_reply(self, reply: Reply, to: str) -> None:
+        """Send a gradient, a failure or a farewell to the replica of this name: see `Replies`."""
+
+    def put_standing(self, standing: Standing) -> bool:
+        """Write the leader's standing; False where none was there."""
+
+    def get_standing(self) -> Standing | None:
+        """Read the standing, or None where there is none."""
+
+    def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
+        """Say that a worker lives, for `ttl_s`: status "alive" or "leaving".
+
+        A board that is closed, or whose process dies, takes its beats with it where the server
+        notices; what ends without a sign, such as a machine, is missed when the time has run out.
+        """
+
+    def alive(self) -> dict[WorkerId, str]:
+        """Status of every worker whose beat has not run out, and whose process is there."""
+
+    def hold_lease(self, holder: str, ttl_s: float) -> bool:
+        """Take or prolong the lease that says who may try to lead; False if another holds it.
+
+        One that would last for ever, or far longer than `ttl_s`, is no replica's, and is taken.
+        """
+
+    def release_lease(self, holder: str) -> None:
+        """Give the lease back, if it is still this holder's."""
+
+    def is_leased(self) -> bool:
+        """Whether anybody holds the lease: what somebody who only looks may know of leaders."""
+
+    def put_unable(self, replica: str, reason: str, ttl_s: float) -> None:
+        """Say, for so long, why this replica cannot lead the job: others may be able to."""
+
+    def unable(self) -> dict[str, str]:
+        """Why replicas cannot lead the job, by their names."""
+
+    def put_snapshot(self, epoch: int, data: bytes) -> None:
+        """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
+
+    def snapshots(self) -> list[bytes]:
+        """All hot snapshots that are there."""
+
+    def wipe(self) -> None:
+        """Forget everything of this job."""
+
+    def close(self) -> None:
+        """Let go of all connections."""
+
+
+class Replies(Protocol):
+    """What workers of all jobs sent to one replica of the coordinator. For one thread at a time.
+
+    What does not parse is left out, logged and counted in `rejected`.
+    """
+
+    @property
+    def rejected(self) -> int:
+        """Messages read so far that did not parse."""
+
+    def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
+        """Take replies, each with the job that it is about; waits for the first one only.
+
+        The vectors of gradients are read-only views of the bytes received.
+
+        Raises:
+            UnavailableError: If the server is away.
+        """
+
+
+class Exchange(Protocol):
+    """What the leaders of many jobs ask again and again, in few packets. Shared between threads.
+
+    Each call returns at once. Its answer, or why there is none, is told later, perhaps before the
+    call returns, by a thread that must not be held up; what was asked of one job is answered in
+    that order. Of two that ask the same of one job before the first is sent, the later one alone is
+    sent and answered: it asks for what counts now.
+
+    Args of all:
+        job: The job's id.
+        tell: Gets the answer of the board's method of the same name.
+        soon: Send it at once. Otherwise it waits a little, for others to go in the same packet.
+    """
+
+    def hold_lease(
+        self,
+        job: str,
+        holder: str,
+        ttl_s: float,
+        tell: Callable[[bool | Exception], None],
+        *,
+        soon: bool,
+    ) -> None:
+        """See `Board`."""
+
+    def release_lease(self, job: str, holder: str) -> None:
+        """See `Board`; nobody is told, and it is always sent soon."""
+
+    def put_standing(
+        self, job: str, standing: Standing, tell: Callable[[bool | Exception], None], *, soon: bool
+    ) -> None:
+        """See `Board`."""
+
+    def alive(
+        self, job: str, tell: Callable[[dict[WorkerId, str] | Exception], None], *, soon: bool
+    ) -> None:
+        """See `Board`."""
+
+    def close(self) -> None:
+        """Send what waits, then end."""
+
+
+class Roster(Protocol):
+    """Small records about all jobs and workers; fast, shared, and allowed to be wiped.
+
+    May be shared between threads. Every call may raise `UnavailableError` when the server is away.
+    What does not parse is left out, logged and counted in `rejected`.
+    """
+
+    @property
+    def rejected(self) -> int:
+        """Records read so far that did not parse."""
+
+    def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
+        """Publish records, each in the place of the one before of its job or its worker."""
+
+    def read(self) -> list[JobDemand | WorkerPlacement]:
+        """All records that there are, however old."""
+
+    def remove(self, jobs: Collection[str] = (), workers: Collection[str] = ()) -> None:
+        """Take the records of these away; nothing happens where there is none."""
+
+
+class Boards(Protocol):
+    """The boards of all jobs, over connections that they share. May be shared between threads."""
+
+    def board(self, job: str) -> Board:
+        """Open a job's board; to close it lets go of its own only."""
+
+    def replies(self, replica: str) -> Replies:
+        """Open what is sent to a replica."""
+
+    def exchange(self) -> Exchange:
+        """Open an exchange."""
+
+    def roster(self) -> Roster:
+        """Open the records of all jobs and workers."""
+
+    def close(self) -> None:
+        """Let go of all connections."""
+
+
+# --- object storage --------------------------------------------------------------------------
+
+
+class Blobs(Protocol):
+    """Named immutable bytes, and a few small names that move. May be shared between threads.
+
+    Every call may raise `UnavailableError` when the store is away.
+    """
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        """Write whole or not at all; a reader never sees a part."""
+
+    def get(self, name: str) -> bytes | None:
+        """Read whole, or None where there is no such name."""
+
+    def names(self, prefix: str) -> list[str]:
+        """All names that begin so, sorted."""
+
+    def delete(self, name: str) -> None:
+        """Delete; nothing happens where there is no such name."""
+
+    def get_tagged(self, name: str) -> tuple[bytes, str] | None:
+        """Read together with a tag that changes whenever the content does."""
+
+    def replace(self, name: str, data: bytes, tag: str | None) -> bool:
+        """Write only if the content still has this tag (None: only if there is none yet).
+
+        False where somebody else was faster.
+        """
+
+
+# --- the machine's own end -------------------------------------------------------------------
+
+
+class Notice(NamedTuple):
+    """Whoever lends this machine says that it will be taken back, or that it may well be."""
+
+    kind: Literal["interruption", "rebalance"]
+    at_s: float  # since 1970: when the machine goes; of a rebalance, when it was recommended
+    detail: str  # of an interruption what becomes of the machine: terminate, stop, hibernate
+
+
+class Notices(Protocol):
+    """Where a preemptible machine hears that its end is near. For one thread at a time.
+
+    What does not parse is left out, logged and counted in `rejected`.
+    """
+
+    @property
+    def rejected(self) -> int:
+        """Notices read so far that did not parse."""
+
+    def look(self) -> Notice | None:
+        """The most urgent notice that stands: an interruption before a rebalance; None for none.
+
+        A notice stands from when it is given on: whoever looks again finds it again.
+
+        Raises:
+            UnavailableError: If the source is away or slow; look again.
+            OutsideError: If it refuses, or is no such source at all.
+        """

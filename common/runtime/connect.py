@@ -1,0 +1,257 @@
+"""Opens the outside that the settings name: the one place that knows the adapter behind a URL.
+
+An adapter is imported when it is first wanted: each client library takes a good part of a second to
+load, no process needs all of them, and a command line that is wrong needs none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+import time
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from common.config.servers import Outside
+from common.errors import UserError
+from common.telemetry.logging import event_logger
+from common.telemetry.tracing import NoTracer
+from common.traces.spec import TraceSpec
+
+if TYPE_CHECKING:
+    from common.adapters.redis.access import RedisAccess
+    from common.config.market_file import Market
+    from common.config.settings import Settings
+    from common.ports.machines import Fleet, Prices
+    from common.ports.servers import Blobs, Board, Boards, Log, Notices
+    from common.telemetry.tracing import Tracer
+
+# A worker waits for its gradients for DOLL_LEAVE_S, and then says goodbye.
+_MORE_LEAVE_S = 10.0
+
+
+def connect(settings: Settings) -> Outside:
+    """Say how to open what the settings name; all who open Kafka or Redis so share its clients."""
+    boards = cache(partial(open_boards, settings))
+    return Outside(
+        settings,
+        open_log=cache(partial(open_log, settings)),
+        open_board=lambda job: boards().board(job),
+        open_blobs=partial(open_blobs, settings),
+    )
+
+
+def open_log(settings: Settings, client_id: str = "doll") -> Log:
+    """Open Kafka; a real broker is not asked before the first call.
+
+    Raises:
+        UnavailableError: If the settings name an embedded broker that is gone.
+    """
+    from common.adapters.kafka import KafkaLog, KafkaSettings  # noqa: PLC0415 -- see above
+
+    if settings.embedded_kafka:
+        from common.embedded.kafka import embedded_settings  # noqa: PLC0415 -- see above
+
+        embedded = embedded_settings(settings.embedded_kafka)
+        return KafkaLog(replace(embedded, client_id=client_id))
+    return KafkaLog(
+        KafkaSettings(
+            bootstrap=settings.kafka,
+            client_id=client_id,
+            group_protocol=settings.kafka_group_protocol,
+            replication_factor=settings.kafka_replication,
+            security=settings.kafka_security,
+        )
+    )
+
+
+def open_board(settings: Settings, job: str) -> Board:
+    """Open a job's notice board in Redis; the server is not asked before the first call.
+
+    Raises:
+        UserError: If the settings name a file that cannot be used.
+    """
+    from common.adapters.redis.board import RedisBoard  # noqa: PLC0415 -- see above
+
+    return RedisBoard(settings.redis, job, access=_redis_access(settings))
+
+
+def open_boards(settings: Settings) -> Boards:
+    """Open the notice boards of all jobs in Redis, over connections that they share.
+
+    Raises:
+        UserError: If the settings name a file that cannot be used.
+    """
+    from common.adapters.redis.exchange import RedisBoards  # noqa: PLC0415 -- see above
+
+    return RedisBoards(settings.redis, access=_redis_access(settings))
+
+
+def _redis_access(settings: Settings) -> RedisAccess:
+    from common.adapters.redis.access import RedisAccess  # noqa: PLC0415 -- see above
+
+    return RedisAccess(
+        username=settings.redis_username,
+        password=settings.redis_password,
+        ca=settings.redis_ca,
+        cert=settings.redis_cert,
+        key=settings.redis_key,
+    )
+
+
+def open_blobs(settings: Settings) -> Blobs:
+    """Open object storage.
+
+    Raises:
+        UserError: If the settings name none.
+        UnavailableError: If it is a directory that cannot be used.
+    """
+    url = urlsplit(settings.blobs)
+    if url.scheme == "file":
+        from common.adapters.blobs.disk import DiskBlobs  # noqa: PLC0415 -- see above
+
+        return DiskBlobs(Path(unquote(url.path)))
+    if url.scheme == "s3":
+        from common.adapters.blobs.s3 import S3Blobs  # noqa: PLC0415 -- see above
+
+        prefix = unquote(url.path).strip("/")
+        return S3Blobs(url.netloc, f"{prefix}/" if prefix else "", settings.s3_endpoint or None)
+    raise UserError(
+        "no object storage is named: set DOLL_BLOBS to file:///directory or s3://bucket/prefix"
+    )
+
+
+def open_notices(settings: Settings) -> Notices | None:
+    """Open where this machine hears of its end, or None; it is not asked before the first look."""
+    if settings.notices == "none":
+        return None
+    from common.adapters.ec2.notice import Ec2Notices  # noqa: PLC0415 -- see above
+
+    return Ec2Notices(settings.metadata_endpoint)
+
+
+def open_tracer(settings: Settings, service: str, name: str) -> Tracer:
+    """Open where spans are told; the collector is not asked before there are some.
+
+    Args:
+        settings: They name the collector, or none.
+        service: Which one tells: `worker`, `coordinator`.
+        name: Of this process.
+
+    Raises:
+        UserError: If a collector is named and what speaks to it is not installed.
+    """
+    if not settings.traces:
+        return NoTracer()
+    try:
+        from common.adapters.otlp import OtlpTracer  # noqa: PLC0415 -- see above
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "DOLL_TRACES: OpenTelemetry is not installed here: pip install 'doll[tracing]', or"
+            " leave DOLL_TRACES empty"
+        ) from error
+    logger = event_logger(service)
+
+    def changed(trouble: str) -> None:
+        if trouble:
+            logger.warning("traces_lost", reason=trouble)
+        else:
+            logger.info("traces_sent_again")
+
+    return OtlpTracer(settings.traces, settings.traces_ratio, service, name, changed)
+
+
+def open_fleet(settings: Settings, market: Market, job: str) -> Fleet:
+    """Open the machines that a job rents.
+
+    Args:
+        settings: They name the market file; machines that are processes get the same settings.
+        market: What that file holds.
+        job: Its name.
+
+    Raises:
+        UserError: If a recorded series that the market names makes no sense, or the directory
+            that is used unless one is named is somebody else's.
+        UnavailableError: If the directory of processes cannot be used.
+    """
+    if market.fleet == "ec2" and market.ec2 is not None:
+        from common.adapters.ec2.fleet import Ec2Fleet  # noqa: PLC0415 -- see above
+
+        return Ec2Fleet(market, market.ec2, job)
+    from common.adapters.local.fleet import ProcessFleet  # noqa: PLC0415 -- see above
+    from common.adapters.local.market import weather_of  # noqa: PLC0415 -- see above
+    from common.embedded.services import start_machine  # noqa: PLC0415 -- see above
+
+    directory = _fleet_directory(settings)
+    return ProcessFleet(
+        market,
+        job,
+        directory,
+        weather_of(market.process, Path(settings.market).parent),
+        partial(start_machine, job, settings, directory / job),
+        settings.leave_s + _MORE_LEAVE_S,
+        time.time,
+    )
+
+
+def open_prices(settings: Settings, market: Market) -> Prices:
+    """Open what machines cost, all pools of a market together.
+
+    Args:
+        settings: They name the market file.
+        market: What that file holds.
+
+    Raises:
+        UserError: If a recorded series makes no sense, or the market file is no longer there.
+    """
+    from common.adapters.prices import (  # noqa: PLC0415 -- see above
+        FixedPrices,
+        PricesTogether,
+        TracePrices,
+    )
+
+    asked = {pool.name: pool.usd_per_hour for pool in market.spot}
+    fixed = {name: usd for name, usd in asked.items() if isinstance(usd, float)}
+    fixed[market.on_demand.name] = market.on_demand.usd_per_hour
+    replayed = {name: usd for name, usd in asked.items() if isinstance(usd, TraceSpec)}
+    history = {pool.name: pool for pool in market.spot if pool.usd_per_hour == "history"}
+    sources: list[Prices] = [FixedPrices(fixed)]
+    if replayed:
+        path = Path(settings.market)
+        origin_s = market.replayed_from_s
+        if origin_s is None:
+            origin_s = _changed_s(path)
+        sources.append(TracePrices(replayed, path.parent, origin_s, time.time))
+    if history and market.ec2 is not None:
+        from common.adapters.ec2.prices import Ec2Prices  # noqa: PLC0415 -- see above
+
+        sources.append(Ec2Prices(market.ec2, history))
+    return PricesTogether(sources)
+
+
+def _fleet_directory(settings: Settings) -> Path:
+    """Where processes that are machines keep records and logs.
+
+    A name of a job is its own on one Kafka only, so that each has a directory.
+    """
+    if settings.fleet_directory:
+        return Path(settings.fleet_directory).resolve()
+    kafka = hashlib.sha256(settings.kafka.encode()).hexdigest()[:12]
+    path = Path(tempfile.gettempdir()).resolve() / f"doll-fleet-{os.getuid()}-{kafka}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()  # the folder above is everybody's
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise UserError(f"{path}: is not our directory; set DOLL_FLEET_DIRECTORY to another")
+    return path
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError as error:
+        raise UserError(f"DOLL_MARKET: {path}: {error}") from error

@@ -1,0 +1,301 @@
+"""Logging: an event's name and its fields, one line each, as text or as JSON.
+
+    2026-01-31T12:00:00.123Z info update_applied service=coordinator job=digits version=17
+
+`set_up_logging` is called by a process's `__main__` alone. Events are for state changes, not for
+iterations: `Changes` keeps a reason from being told again at each tick.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from datetime import UTC, datetime
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Literal
+
+import structlog
+from structlog.dev import Column, ConsoleRenderer, KeyValueColumnFormatter, plain_traceback
+from structlog.processors import JSONRenderer
+from structlog.stdlib import PositionalArgumentsFormatter, ProcessorFormatter, filter_by_level
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import TextIO
+
+    from structlog.typing import EventDict, Processor, WrappedLogger
+
+    from common.config.settings import Settings
+
+
+_FIELDS = "doll_fields"  # where a log record carries the keys and values of an event
+_BELOW = ("exception", "stack")
+_INDENT = "    "  # of a traceback: no line of an exception's text begins as an event does
+
+
+def to_record(
+    _logger: WrappedLogger, _method: str, event: EventDict
+) -> tuple[tuple[str], dict[str, object]]:
+    """End structlog's chain: the arguments for a method of the standard library's logger."""
+    fields = dict(event)
+    name, error = fields.pop("event"), fields.pop("exc_info", None)
+    return (name,), {"exc_info": error, "extra": {_FIELDS: fields}}
+
+
+def fields_of(record: logging.LogRecord) -> Mapping[str, object]:
+    """What an event carries; of a record that is none of ours, who told it."""
+    fields: Mapping[str, object] | None = getattr(record, _FIELDS, None)
+    return {"logger": record.name} if fields is None else fields
+
+
+def line_formatter(
+    form: Literal["console", "json"], bound: Mapping[str, object], *, colours: bool
+) -> logging.Formatter:
+    """Make what turns a record into a line.
+
+    Args:
+        form: How.
+        bound: What every line of the process carries.
+        colours: Whether a console's lines have them.
+    """
+    chain: list[Processor] = [_Entry(bound)]
+    if form == "json":
+        chain += [JSONRenderer(_json)]
+    else:
+        chain += [_readable, _traceback_below, _console(colours=colours)]
+    return ProcessorFormatter(processors=chain)
+
+
+class _Entry:
+    """All that a line tells, in its order; no field replaces the time, the level or the event."""
+
+    def __init__(self, bound: Mapping[str, object]) -> None:
+        self._bound = dict(bound)
+
+    def __call__(self, _logger: WrappedLogger, level: str, event: EventDict) -> EventDict:
+        record: logging.LogRecord = event["_record"]
+        head = {"time": _time(record.created), "level": level, "event": event["event"]}
+        entry = head | self._bound | dict(fields_of(record)) | head
+        if (error := event.get("exc_info")) and error[0] is not None:
+            entry["traceback"] = "".join(traceback.format_exception(*error)).rstrip()
+        return entry
+
+
+def _time(created_s: float) -> str:
+    instant = datetime.fromtimestamp(created_s, UTC)
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _json(entry: EventDict, **_: object) -> str:
+    """Write a line; as text what is nothing in JSON, a loss of NaN say: it must not spoil its line.
+
+    Nor must a mapping by pairs, deep in what a task tells of itself.
+    """
+    try:
+        return json.dumps(entry, default=str, allow_nan=False)
+    except (TypeError, ValueError):
+        plain = {key: _told(value) for key, value in entry.items()}
+        return json.dumps(plain, default=str)
+
+
+def _told(value: object) -> object:
+    try:
+        json.dumps(value, default=str, allow_nan=False)
+    except (TypeError, ValueError):
+        return str(value)
+    return value
+
+
+def _readable(_logger: WrappedLogger, _method: str, entry: EventDict) -> EventDict:
+    """Names of fields are as plain as their values; two of them mean lines below to structlog."""
+    return {f"{key}_" if key in _BELOW else _line(key): value for key, value in entry.items()}
+
+
+def _traceback_below(_logger: WrappedLogger, _method: str, entry: EventDict) -> EventDict:
+    if "traceback" in entry:
+        lines = entry.pop("traceback").splitlines()
+        entry["exception"] = "\n".join(f"{_INDENT}{_line(line)}" for line in lines)
+    return entry
+
+
+def _console(*, colours: bool) -> ConsoleRenderer:
+    styles = ConsoleRenderer.get_default_column_styles(colours)
+    levels = ConsoleRenderer.get_default_level_styles(colours)
+
+    def level(key: str, value: object) -> str:  # noqa: ARG001 -- structlog's signature, its names too
+        return f"{levels.get(str(value), '')}{value}{styles.reset}"
+
+    def plain(style: str) -> KeyValueColumnFormatter:
+        return KeyValueColumnFormatter(None, style, styles.reset, _line)
+
+    columns = [
+        Column("time", plain(styles.timestamp)),
+        Column("level", level),
+        Column("event", plain(styles.bright)),
+        Column("", KeyValueColumnFormatter(styles.kv_key, "", styles.reset, _quoted)),
+    ]
+    return ConsoleRenderer(columns=columns, sort_keys=False, exception_formatter=plain_traceback)
+
+
+def _line(value: object) -> str:
+    text = str(value)
+    return text if text.isprintable() else json.dumps(text)[1:-1]
+
+
+def _quoted(value: object) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    plain = text and text.isprintable() and not set(text) & set(' "=')
+    return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+# At `debug` these tell each request with its headers: a flood, and tokens of a session in it.
+_TELLTALES = ("boto3", "botocore", "httpcore2", "httpx2", "s3transfer", "urllib3")
+
+
+class EventLogger(structlog.BoundLoggerBase):
+    """Writes events, each with what was bound: job, worker, version. Immutable.
+
+    Whether a level is on is asked of the standard library's logger at each event, not settled
+    when a logger is made: one that was made before `set_up_logging`, or bound, goes by it too.
+    """
+
+    def debug(self, event: str, **fields: object) -> None:
+        """Something that only helps to find a fault."""
+        self._write(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        """A state changed, as it should."""
+        self._write(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Something went wrong that the process copes with."""
+        self._write(logging.WARNING, event, fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        """Something went wrong that a person should see to."""
+        self._write(logging.ERROR, event, fields)
+
+    def exception(self, event: str, **fields: object) -> None:
+        """As `error`, with the traceback of the exception at hand."""
+        self._write(logging.ERROR, event, {**fields, "exc_info": True})
+
+    def _write(self, level: int, event: str, fields: Mapping[str, object]) -> None:
+        logger: logging.Logger = self._logger
+        if logger.isEnabledFor(level):
+            told, carried = self._process_event("log", event, dict(fields))
+            logger.log(level, *told, **carried)
+
+
+def event_logger(name: str, **bound: object) -> EventLogger:
+    """Make a logger.
+
+    Args:
+        name: Of the standard library's logger that its events go to: the service or the module.
+        **bound: What each event carries besides its own fields.
+    """
+    return EventLogger(logging.getLogger(name), (to_record,), bound)
+
+
+def set_up_logging(settings: Settings, stream: TextIO | None = None, **bound: object) -> None:
+    """Send what this process tells to a stream, as the settings say: all of it, in one form.
+
+    Args:
+        settings: The level and the form.
+        stream: Where to; standard error if None.
+        **bound: What every line carries, be it ours or a library's: service, replica, worker.
+    """
+    stream = stream or sys.stderr
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(line_formatter(settings.log_format, bound, colours=stream.isatty()))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    for name in _TELLTALES:
+        logging.getLogger(name).setLevel(max(logging.INFO, logging.root.level))
+    logging.captureWarnings(capture=True)
+    structlog.configure(  # for whoever else tells by it, as the code of a task may
+        processors=[filter_by_level, PositionalArgumentsFormatter(), to_record],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+
+
+class Changes:
+    """Tells a value apart from the one before: `if changes("round", reason): log.info(...)`."""
+
+    def __init__(self) -> None:
+        self._last = dict[str, object]()
+
+    def __call__(self, topic: str, value: object) -> bool:
+        """Whether `value` is another than at the last call for `topic`; True at the first."""
+        changed = topic not in self._last or self._last[topic] != value
+        self._last[topic] = value
+        return changed
+
+
+SETTLED_S = 3.0  # of quiet end an outage: Kafka's client tries again, and complains, every second
+
+
+class Outage:
+    """Trouble with one server: logged when it begins, changes and ends, not each time it is met.
+
+    Args:
+        logger: Where to tell.
+        what: The server: its events are `<what>_away` and `<what>_back`.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self, logger: EventLogger, what: str, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._logger = logger
+        self._away, self._back = f"{what}_away", f"{what}_back"
+        self._clock = clock
+        self._reason = ""
+        self._met_at = 0.0
+
+    def met(self, error: Exception) -> None:
+        """The server did not answer."""
+        self._met_at = self._clock()
+        if str(error) != self._reason:
+            self._reason = str(error)
+            self._logger.warning(self._away, reason=self._reason)
+
+    def over(self) -> None:
+        """The server answered."""
+        if self._reason:
+            self._reason = ""
+            self._logger.info(self._back)
+
+    def quiet(self) -> None:
+        """Nothing was heard, not of trouble either, as a reader sees it whose server is away."""
+        if self._reason and self._clock() - self._met_at >= SETTLED_S:
+            self.over()
+
+
+class StageTimes:
+    """Where a loop's time goes: a sum and a count for each stage, told once, when the loop ends.
+
+    Cheap enough to be always on: under a microsecond for each time that is added.
+    """
+
+    def __init__(self) -> None:
+        self._sums_s = dict[str, float]()
+        self._counts = dict[str, int]()
+
+    def add(self, stage: str, since: float) -> float:
+        """Count one pass of a stage that began at `since`, on the clock `perf_counter`.
+
+        Returns:
+            How long it took, in seconds.
+        """
+        took_s = perf_counter() - since
+        self._sums_s[stage] = self._sums_s.get(stage, 0.0) + took_s
+        self._counts[stage] = self._counts.get(stage, 0) + 1
+        return took_s
+
+    def tell(self, logger: EventLogger) -> None:
+        """Log `stage_times`: for each stage its passes, and the mean of one in milliseconds."""
+        means_ms = {f"{name}_ms": 1e3 * s / self._counts[name] for name, s in self._sums_s.items()}
+        logger.info("stage_times", **self._counts, **means_ms)

@@ -1,0 +1,80 @@
+"""What an admin service tells: of its requests and streams of events, and how each job is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.telemetry.metrics import catalogue
+from common.telemetry.metrics.meters import Meters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+_METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+
+
+class ShownJob(NamedTuple):
+    """How a job is; None is what nobody knows."""
+
+    job: str
+    state: str
+    lag: int | None
+    skipped: int
+    quarantined: int
+    expired: int
+
+
+class ApiMetrics:
+    """The metrics of one admin process; may be shared between threads.
+
+    Args:
+        streams_open: Asked at each scrape.
+        jobs: Likewise; those that are not stopped, as far as they are known.
+    """
+
+    def __init__(
+        self, streams_open: Callable[[], int], jobs: Callable[[], Iterable[ShownJob]]
+    ) -> None:
+        self.meters = Meters("admin")
+        self._jobs = jobs
+        self.meters.registry.register(self)
+        self._requests = self.meters.counter(catalogue.API_REQUESTS)
+        self._seconds = self.meters.histogram(catalogue.API_SECONDS)
+        self.meters.gauge(catalogue.API_STREAMS).set_function(streams_open)
+
+    def answered(self, route: str, method: str, status: int, seconds: float | None) -> None:
+        """Count a request.
+
+        Args:
+            route: Its path with the names of parameters: as many as there are routes.
+            method: Of HTTP; what we do not know is another.
+            status: Of the answer.
+            seconds: Until the answer began; None: a stream of events, whose length is no latency.
+        """
+        known = method if method in _METHODS else "other"
+        self._requests.labels(route, known, str(status)).inc()
+        if seconds is not None:
+            self._seconds.labels(route, known).observe(seconds)
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """What the registry asks at each scrape."""
+        state, lag, skipped, quarantined, expired = map(self.meters.family, _OF_JOBS)
+        for shown in self._jobs():
+            state.add_metric([shown.job, shown.state], 1)
+            if shown.lag is not None:
+                lag.add_metric([shown.job], shown.lag)
+            skipped.add_metric([shown.job], shown.skipped)
+            quarantined.add_metric([shown.job], shown.quarantined)
+            expired.add_metric([shown.job], shown.expired)
+        yield from (state, lag, skipped, quarantined, expired)
+
+
+_OF_JOBS = (
+    catalogue.JOB_STATE,
+    catalogue.JOB_LAG,
+    catalogue.JOB_SKIPPED,
+    catalogue.JOB_QUARANTINED,
+    catalogue.JOB_EXPIRED,
+)

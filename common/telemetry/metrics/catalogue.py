@@ -1,0 +1,436 @@
+"""Every metric of the product, in one place: name, kind, unit, labels, meaning, and who tells it.
+
+The classes beside this file make their instruments from these lines and from nothing else; so do
+`docs/metrics.md` and the tests that ask whether what a dashboard or an alert names exists. A job is
+labelled `job_name`, as `job` is Prometheus's own word for what it scrapes.
+"""
+
+from __future__ import annotations
+
+from common.telemetry.metrics.metric import AGES_S, SECONDS, VERSIONS, Metric, counter, gauge
+
+_JOB = ("job_name",)
+_STREAM = ("job_name", "stream")
+
+# --- every process ---------------------------------------------------------------------------
+
+BUILD = gauge(
+    "doll_build_info",
+    "1",
+    ("service", "version"),
+    "Always 1: which service and version answers.",
+    *("worker", "coordinator", "provisioner", "evaluator", "admin"),
+)
+
+# --- processes that have many jobs: what is said of each, whatever becomes of it ---------------
+
+JOB_FAULTS = counter(
+    "doll_job_faults_total",
+    "faults",
+    ("job_name", "kind"),
+    "That ended this process's part in a job, which it then began anew: an exception (fault), or a"
+    " server that was away (unavailable).",
+    *("coordinator", "worker", "provisioner", "evaluator"),
+)
+SLOW_TURNS = counter(
+    "doll_slow_turns_total",
+    "turns",
+    _JOB,
+    "In which a job had one of the process's few threads for longer than it should.",
+    *("coordinator", "provisioner", "evaluator"),
+)
+LONGEST_TURN = gauge(
+    "doll_longest_turn_seconds",
+    "seconds",
+    _JOB,
+    "The longest of these turns since the process began with the job.",
+    *("coordinator", "provisioner", "evaluator"),
+)
+
+# --- workers: records to batches, batches to gradients ---------------------------------------
+
+RECORDS_READ = counter(
+    "doll_records_read_total", "records", _STREAM, "Decoded and put into a batch.", "worker"
+)
+RECORDS_SKIPPED = counter(
+    "doll_records_skipped_total", "records", _STREAM, "Did not decode.", "worker"
+)
+RECORDS_EXPIRED = counter(
+    "doll_records_expired_total",
+    "records",
+    _STREAM,
+    "Deleted by retention before anybody read them: lost to training.",
+    "worker",
+)
+BATCHES_ANNOUNCED = counter(
+    "doll_batches_announced_total", "batches", _JOB, "Claimed in the control topic.", "worker"
+)
+BATCHES_READ_BACK = counter(
+    "doll_batches_read_back_total",
+    "batches",
+    _JOB,
+    "Not in the memory of who computed them, so read from Kafka by their address.",
+    "worker",
+)
+WORKER_READING = gauge(
+    "doll_worker_reading",
+    "0 or 1",
+    _JOB,
+    "1: polls its streams; 0: paused, as enough of its batches wait or nobody leads.",
+    "worker",
+)
+STREAM_BEHIND = gauge(
+    "doll_stream_behind_seconds",
+    "seconds",
+    _STREAM,
+    "How much older than the median of the worker's other partitions the newest record is that was"
+    " read of the partition furthest behind; 0 where nothing waits.",
+    "worker",
+)
+WORKER_STAGE = Metric(
+    "doll_worker_stage_seconds",
+    "histogram",
+    "seconds",
+    ("job_name", "stage"),
+    "indicator: a claim, until Kafka has it; fetch: a model; gradient: of one order, computing"
+    " alone; push: a gradient to the leader.",
+    ("worker",),
+    SECONDS,
+)
+GRADIENTS_SENT = counter(
+    "doll_gradients_sent_total", "messages", _JOB, "Gradients, one for each order.", "worker"
+)
+GRADIENTS_FAILED = counter(
+    "doll_gradients_failed_total",
+    "messages",
+    ("job_name", "reason"),
+    "Orders that gave none: model_missing, unreadable, expired, raised, not_finite or task.",
+    "worker",
+)
+
+# --- the coordinator: told by the replica that leads the job, by no other --------------------
+
+LEADING = gauge(
+    "doll_leading", "0 or 1", _JOB, "1: this replica leads the job; told by all.", "coordinator"
+)
+EPOCH = gauge("doll_epoch", "number", _JOB, "Of the leader: each has a higher one.", "coordinator")
+VERSION = gauge("doll_model_version", "updates", _JOB, "J, updates of the model.", "coordinator")
+UPDATES = counter("doll_updates_total", "updates", _JOB, "Applied.", "coordinator")
+UPDATE_BATCHES = counter(
+    "doll_update_batches_total", "batches", _JOB, "In updates applied.", "coordinator"
+)
+UPDATE_RECORDS = counter(
+    "doll_update_records_total", "records", _JOB, "In updates applied.", "coordinator"
+)
+SHORT_UPDATES = counter(
+    "doll_short_updates_total",
+    "updates",
+    ("job_name", "why"),
+    "Of fewer than K batches: linger or missing.",
+    "coordinator",
+)
+LOSS = gauge(
+    "doll_loss",
+    "loss per record",
+    _JOB,
+    "Of the newest update, at the weights before it (prequential).",
+    "coordinator",
+)
+TRAINING_METRIC = gauge(
+    "doll_training_metric",
+    "mean per record",
+    ("job_name", "metric"),
+    "The task's metrics of the newest update, likewise: accuracy and the like.",
+    "coordinator",
+)
+ROUND_STAGE = Metric(
+    "doll_round_seconds",
+    "histogram",
+    "seconds",
+    ("job_name", "stage"),
+    "wait: from an update until the next round begins, for K batches; gradients: from its trigger"
+    " to its last gradient; apply: the optimizer's step until the new model is published.",
+    ("coordinator",),
+    SECONDS,
+)
+STALENESS = Metric(
+    "doll_gradient_staleness_versions",
+    "histogram",
+    "updates",
+    ("job_name", "counted"),
+    "How many updates older than the model a gradient was when it came; counted: yes or no.",
+    ("coordinator",),
+    VERSIONS,
+)
+RECORD_AGE = Metric(
+    "doll_record_age_seconds",
+    "histogram",
+    "seconds",
+    _JOB,
+    "From the arrival of a batch's newest record in Kafka until its update is applied.",
+    ("coordinator",),
+    AGES_S,
+)
+CLAIMS_ACCEPTED = counter(
+    "doll_claims_accepted_total", "batches", _JOB, "Batches that count.", "coordinator"
+)
+CLAIMS_REFUSED = counter(
+    "doll_claims_refused_total",
+    "claims",
+    _JOB,
+    "Twice, late, of a ghost or unreadable: without effect.",
+    "coordinator",
+)
+REPLIES_REFUSED = counter(
+    "doll_replies_refused_total",
+    "messages",
+    ("job_name", "kind"),
+    "gradient, failed, farewell: of another round or counted already; malformed: not readable.",
+    "coordinator",
+)
+REDISPATCHED = counter(
+    "doll_batches_redispatched_total",
+    "batches",
+    _JOB,
+    "Asked of somebody else: their worker left, died, failed or was late.",
+    "coordinator",
+)
+QUARANTINED = counter(
+    "doll_batches_quarantined_total",
+    "batches",
+    ("job_name", "reason"),
+    "Given up for ever: poison or expired.",
+    "coordinator",
+)
+DEAD_LETTERS = counter(
+    "doll_dead_letters_total", "records", _JOB, "Written to dead-letter topics.", "coordinator"
+)
+BATCHES_WAITING = gauge(
+    "doll_batches_waiting", "batches", _JOB, "Accepted and in no update yet.", "coordinator"
+)
+WORKERS_LIVE = gauge("doll_workers_live", "workers", _JOB, "That the leader sees.", "coordinator")
+JOB_HELD = gauge(
+    "doll_job_held", "0 or 1", _JOB, "1: waits for a person; the reason is logged.", "coordinator"
+)
+JOB_PAUSED = gauge(
+    "doll_job_paused", "0 or 1", _JOB, "1: a person lets it rest: no updates.", "coordinator"
+)
+CHECKPOINT_AGE = gauge(
+    "doll_checkpoint_age_seconds",
+    "seconds",
+    _JOB,
+    "Since the newest checkpoint was made.",
+    "coordinator",
+)
+CHECKPOINT_FAILURES = counter(
+    "doll_checkpoint_failures_total",
+    "attempts",
+    _JOB,
+    "To write one that failed; each is repeated, unless a newer one comes meanwhile.",
+    "coordinator",
+)
+TAKEOVERS = counter(
+    "doll_takeovers_total", "leaderships", _JOB, "That this replica began.", "coordinator"
+)
+STREAM_RECORDS = gauge(
+    "doll_stream_records",
+    "records",
+    _STREAM,
+    "Arrived in Kafka since the job's first position; its rate is that of arrivals.",
+    "coordinator",
+)
+STREAM_LAG = gauge(
+    "doll_stream_lag_records",
+    "records",
+    _STREAM,
+    "Arrived and claimed by nobody yet; what waits is in doll_batches_waiting.",
+    "coordinator",
+)
+ARRIVAL_RATE = gauge(
+    "doll_arrival_rate",
+    "records/s",
+    _JOB,
+    "Of all streams, over the last minute.",
+    "coordinator",
+)
+STABILITY = gauge(
+    "doll_stability_ratio",
+    "1",
+    ("job_name", "bound"),
+    "Work that arrives over work that can be done (Proposition 1). sufficient: below 1 it is stable"
+    " however unevenly batches lie; necessary: from 1 on nothing helps but more or faster workers.",
+    "coordinator",
+)
+
+# --- the provisioner: told by the replica in charge, by no other -----------------------------
+
+PROVISIONING = gauge(
+    "doll_provisioning", "0 or 1", _JOB, "1: this replica rents; told by all.", "provisioner"
+)
+MACHINES_RUNNING = gauge(
+    "doll_machines_running", "machines", ("job_name", "pool"), "Paid for now.", "provisioner"
+)
+MACHINES_WANTED = gauge(
+    "doll_machines_wanted",
+    "machines",
+    ("job_name", "kind"),
+    "By the plan that stands: spot or on_demand.",
+    "provisioner",
+)
+MACHINES_ENDED = counter(
+    "doll_machines_ended_total",
+    "machines",
+    ("job_name", "cause"),
+    "preempted, released, failed, refused or lost.",
+    "provisioner",
+)
+PLANS = counter(
+    "doll_plans_total", "plans", ("job_name", "feasible"), "Made: yes or no.", "provisioner"
+)
+PRICE = gauge(
+    "doll_price_usd_per_hour",
+    "USD/h",
+    ("job_name", "pool"),
+    "Of one machine, now.",
+    "provisioner",
+)
+COST_PER_HOUR = gauge(
+    "doll_cost_usd_per_hour", "USD/h", _JOB, "Of all machines that run.", "provisioner"
+)
+SPENT = gauge("doll_spent_usd", "USD", _JOB, "Since the job began.", "provisioner")
+ON_DEMAND_ONLY = gauge(
+    "doll_on_demand_only_usd",
+    "USD",
+    _JOB,
+    "What the updates made so far would have cost on demand alone.",
+    "provisioner",
+)
+COST_PER_UPDATE = gauge(
+    "doll_cost_usd_per_update", "USD", _JOB, "Spent over updates made.", "provisioner"
+)
+COST_PER_MILLION = gauge(
+    "doll_cost_usd_per_million_records",
+    "USD",
+    _JOB,
+    "Spent over records in updates.",
+    "provisioner",
+)
+ESTIMATE = gauge(
+    "doll_estimate",
+    "as its name says",
+    ("job_name", "quantity", "bound"),
+    "What is believed: arrivals_per_s (lambda_A of one worker), gradient_s (mu_C), availability by"
+    " pool (alpha) and the like; bound: value, low or high (it lies between them with 90 %).",
+    "provisioner",
+)
+CAPACITY = gauge(
+    "doll_fleet_capacity_ratio",
+    "1",
+    _JOB,
+    "What the machines can do over what arrives; below 1 they cannot keep up (Proposition 1).",
+    "provisioner",
+)
+DEADLINE_LEFT = gauge(
+    "doll_deadline_left_seconds", "seconds", _JOB, "Until the job's deadline.", "provisioner"
+)
+PLANNED_LEFT = gauge(
+    "doll_planned_time_left_seconds",
+    "seconds",
+    _JOB,
+    "That the job takes yet, by the plan that stands.",
+    "provisioner",
+)
+
+# --- the evaluator ---------------------------------------------------------------------------
+
+TEST_METRIC = gauge(
+    "doll_test_metric",
+    "mean per record",
+    ("job_name", "metric"),
+    "On the test set, of the version evaluated last: loss, accuracy and the like.",
+    "evaluator",
+)
+EVALUATED_VERSION = gauge(
+    "doll_evaluated_version", "updates", _JOB, "J of the version evaluated last.", "evaluator"
+)
+EVALUATIONS = counter(
+    "doll_evaluations_total",
+    "versions",
+    ("job_name", "outcome"),
+    "done, or skipped: a newer one came meanwhile, or a leader took it back.",
+    "evaluator",
+)
+EVALUATION_SECONDS = Metric(
+    "doll_evaluation_seconds",
+    "histogram",
+    "seconds",
+    _JOB,
+    "Of one version, on the test set.",
+    ("evaluator",),
+    SECONDS,
+)
+PREQUENTIAL = gauge(
+    "doll_prequential_metric",
+    "mean per record",
+    ("job_name", "stream", "metric"),
+    "Of a stream's records just before the model learned from them.",
+    "evaluator",
+)
+DRIFTS = counter(
+    "doll_drifts_total", "drifts", _STREAM, "Detected by ADWIN in a stream's errors.", "evaluator"
+)
+
+# --- the admin service -----------------------------------------------------------------------
+
+API_REQUESTS = counter(
+    "doll_api_requests_total",
+    "requests",
+    ("route", "method", "status"),
+    "Answered; route `none`: there is no such.",
+    "admin",
+)
+API_SECONDS = Metric(
+    "doll_api_request_seconds",
+    "histogram",
+    "seconds",
+    ("route", "method"),
+    "Until the answer began; streams of events apart.",
+    ("admin",),
+    SECONDS[:-1],
+)
+API_STREAMS = gauge("doll_api_streams_open", "streams", (), "Of events, open now.", "admin")
+JOB_STATE = gauge(
+    "doll_job_state",
+    "always 1",
+    ("job_name", "state"),
+    "The job's state, in the words of operating.md; of each job that is not stopped there is one.",
+    "admin",
+)
+JOB_LAG = gauge(
+    "doll_job_lag_records",
+    "records",
+    _JOB,
+    "In the job's streams and in no update yet, whether it is led or not.",
+    "admin",
+)
+JOB_SKIPPED = gauge(
+    "doll_job_skipped_records", "records", _JOB, "Did not decode, since the job began.", "admin"
+)
+JOB_QUARANTINED = gauge(
+    "doll_job_quarantined_batches",
+    "batches",
+    _JOB,
+    "Given up since the job began, and not taken back by an operator.",
+    "admin",
+)
+JOB_EXPIRED = gauge(
+    "doll_job_expired_records",
+    "records",
+    _JOB,
+    "Deleted from Kafka before they were trained, read or not, since the job began.",
+    "admin",
+)
+
+CATALOGUE: tuple[Metric, ...] = tuple(
+    value for value in dict(globals()).values() if isinstance(value, Metric)
+)

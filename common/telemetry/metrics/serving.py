@@ -1,0 +1,187 @@
+"""Answers scrapes, and whether the process is well, from a thread of its own.
+
+    GET /metrics    for Prometheus
+    GET /healthz    200, or 503 and the reason once a loop of the process has stopped turning
+
+A server that is away makes no process ill: it waits for it, and would not wait better after having
+been started again.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer, ThreadingMixIn
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from common.errors import UserError
+from common.telemetry.logging import event_logger
+from common.telemetry.metrics.meters import EXPOSITION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.telemetry.metrics.meters import Meters
+
+# Connections, each a thread: who scrapes and who asks for health are a handful.
+MOST_OPEN = 32
+STILL_S = 60.0  # without a turn of its loop a process is ill: longer than any wait of one turn
+
+
+class Pulse:
+    """When a loop of this process turned last; may be shared between threads.
+
+    Args:
+        clock: Seconds that never go back.
+        what: Names the loop.
+        limit_s: Without a turn for so long it is ill.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = monotonic,
+        what: str = "the loop",
+        limit_s: float = STILL_S,
+    ) -> None:
+        self._clock = clock
+        self._what = what
+        self._limit_s = limit_s
+        self._beat_at = clock()
+
+    def beat(self) -> None:
+        """Say that the loop has turned."""
+        self._beat_at = self._clock()
+
+    def complaint(self) -> str:
+        """Why it is ill; empty: it is well."""
+        still_s = self._clock() - self._beat_at
+        return f"{self._what} has not turned for {still_s:.0f} s" * (still_s >= self._limit_s)
+
+
+class Pulses:
+    """Those of a process with several loops; may be shared between threads.
+
+    Args:
+        clock: Seconds that never go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._pulses = list[Pulse]()
+
+    def begin(self, what: str, limit_s: float = STILL_S) -> Pulse:
+        """Expect beats of a loop from now on, until `end`."""
+        pulse = Pulse(self._clock, what, limit_s)
+        self.watch(pulse)
+        return pulse
+
+    def watch(self, pulse: Pulse) -> None:
+        """As `begin`, with a pulse that was made before; its first beat is now."""
+        pulse.beat()
+        with self._lock:
+            self._pulses.append(pulse)
+
+    def end(self, pulse: Pulse) -> None:
+        """Expect none of it any more, as the loop has come to its end; may be told twice."""
+        with self._lock, suppress(ValueError):
+            self._pulses.remove(pulse)
+
+    def complaint(self) -> str:
+        """Why the process is ill; empty: it is well."""
+        with self._lock:
+            pulses = tuple(self._pulses)
+        return "; ".join(filter(None, (pulse.complaint() for pulse in pulses)))
+
+
+def serve(meters: Meters, pulse: Pulse | Pulses, host: str, port: int) -> int:
+    """Answer until the process ends; returns the port.
+
+    Args:
+        meters: What scrapes get.
+        pulse: Of the loop, or of all loops.
+        host: The address.
+        port: 0 for any that is free.
+
+    Raises:
+        UserError: If the address cannot be had.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        """One request."""
+
+        timeout = 10.0  # of a client that says nothing
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path == "/metrics":
+                self._answer(200, meters.exposed(), EXPOSITION)
+            elif path == "/healthz":
+                ill = pulse.complaint()
+                told = f"{ill or 'well'}\n".encode()
+                self._answer(503 if ill else 200, told, "text/plain; charset=utf-8")
+            else:
+                self._answer(404, b"/metrics or /healthz\n", "text/plain; charset=utf-8")
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- its name
+            """Scrapes are not logged."""
+
+        def _answer(self, status: int, body: bytes, media_type: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", media_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    try:
+        server = _Server(host, port, Handler)
+    except OSError as error:
+        raise UserError(
+            f"metrics cannot be served on {host}:{port}: {error}; set DOLL_METRICS_PORT and"
+            " DOLL_METRICS_HOST, one port for each process of a machine"
+        ) from error
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return int(server.server_address[1])
+
+
+class _Server(ThreadingMixIn, TCPServer):
+    """A thread for each connection; of too many the oldest goes, so that health is always told.
+
+    Not Python's own HTTPServer, which asks the DNS for the host's name before it listens.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = MOST_OPEN
+
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        found = {each[0] for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        if socket.AF_INET not in found:
+            self.address_family = socket.AF_INET6  # of :: that takes IPv4 too
+        self._lock = threading.Lock()
+        self._open = dict[socket.socket, None]()  # in the order in which they came
+        super().__init__((host, port), handler)
+
+    def process_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]  # also of datagrams
+        with self._lock:
+            if len(self._open) >= MOST_OPEN:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with suppress(OSError):  # it may have gone by itself
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread hears of it and ends
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: socket.socket) -> None:  # type: ignore[override]  # as above
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 -- its names
+        """Who hangs up is no news; a fault of ours is told as all others are."""
+        if not isinstance(sys.exception(), OSError):
+            event_logger("metrics").exception("scrape_failed")

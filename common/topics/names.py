@@ -1,0 +1,123 @@
+"""Names of everything a job has in Kafka, and what is wrong with the settings of its topics."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from common.ports.servers import NewTopic
+
+JOBS = "doll.jobs"  # compacted: key is the job's name, value its newest record
+KEYS = "doll.keys"  # compacted: key is an API key's name, value its newest record
+RESERVED_PREFIX = "doll."  # no datastream may be called so
+STREAM = re.compile(r"[A-Za-z0-9._-]{1,245}")  # Kafka's 249, less ".dlq"
+
+
+def check_stream(name: str) -> None:
+    """Refuse what no datastream can be called.
+
+    Raises:
+        ValueError: If no datastream can be called so.
+    """
+    if not STREAM.fullmatch(name) or name in {".", ".."}:
+        raise ValueError(
+            f"{name!r} cannot be a Kafka topic: up to 245 letters, digits, dots, underscores and"
+            " hyphens can"
+        )
+    if name.startswith(RESERVED_PREFIX):
+        raise ValueError(f"{name!r}: names with {RESERVED_PREFIX} are reserved")
+
+
+def control_topic(job: str) -> str:
+    """Where workers claim batches; one partition, kept for ever."""
+    return f"doll.{job}.control"
+
+
+def updates_topic(job: str) -> str:
+    """Where leaders decide, the audit trail; one partition, kept for ever."""
+    return f"doll.{job}.updates"
+
+
+def plans_topic(job: str) -> str:
+    """Where provisioners decide: plans, machines, prices; one partition, kept for ever."""
+    return f"doll.{job}.plans"
+
+
+def dead_letter_topic(stream: str) -> str:
+    """Where records of a datastream go that nobody can use."""
+    return f"{stream}.dlq"
+
+
+def group_name(job: str) -> str:
+    """The consumer group of a job's workers."""
+    return f"doll.{job}"
+
+
+# --- settings that somebody else chose ------------------------------------------------------------
+
+# A record of ours, with what Kafka adds: what clients write is a megabyte at most.
+LEAST_MESSAGE_BYTES = 1_000_012
+
+
+class Difference(NamedTuple):
+    """A setting of a topic that is not as whoever uses it needs it."""
+
+    topic: str
+    setting: str
+    found: str
+    wanted: str
+    loses: bool  # records are deleted, or refused, with it
+
+    def __str__(self) -> str:
+        return f"{self.topic} has {self.setting}={self.found}, not {self.wanted}"
+
+
+def differences(
+    wanted: Iterable[NewTopic], found: Mapping[str, Mapping[str, str]]
+) -> tuple[Difference, ...]:
+    """What differs from how we would have made topics, as far as it matters.
+
+    Args:
+        wanted: Topics that nobody but us writes to.
+        found: Their settings; of one that is missing, nothing is known to differ.
+    """
+    return tuple(
+        Difference(topic.name, name, found[topic.name][name], topic.settings[name], loses)
+        for topic in wanted
+        if topic.name in found
+        for name, loses in _differing(topic, found[topic.name])
+    )
+
+
+def _differing(topic: NewTopic, found: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
+    """Names of settings that differ, and whether records are lost with each."""
+    policies = {policy.strip() for policy in found.get("cleanup.policy", "").split(",")} - {""}
+    for name, wanted in topic.settings.items():
+        if name not in found or found[name] == wanted:
+            continue
+        if name == "cleanup.policy":
+            # Records without a key are refused where it compacts, and of each key all but one go.
+            # A topic that only the newest of each key is read of merely grows where it does not.
+            loses = "compact" in policies and not topic.compacted
+            if loses or "compact" not in policies:
+                yield name, loses
+        elif name == "max.message.bytes":
+            if int(found[name]) < LEAST_MESSAGE_BYTES:
+                yield name, True
+        elif "delete" in policies:
+            yield name, True
+
+
+def remedy(differing: Iterable[Difference]) -> str:
+    """The commands that set right what differs."""
+    by_topic = dict[str, list[str]]()
+    for each in differing:
+        by_topic.setdefault(each.topic, []).append(f"{each.setting}={each.wanted}")
+    return "; ".join(
+        "kafka-configs.sh --bootstrap-server $DOLL_KAFKA --alter --entity-type topics"
+        f" --entity-name {topic} --add-config {','.join(settings)}"
+        for topic, settings in by_topic.items()
+    )

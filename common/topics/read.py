@@ -1,0 +1,80 @@
+"""Reads a job's own topics whole, as they stand now."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, TypeVar
+
+from common.core.spans import LogPosition, Partition
+from common.errors import FutureFormatError, UnavailableError, WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.ports.servers import Log, LogRecord
+
+T = TypeVar("T")
+
+_READ_RECORDS = 5000
+_READ_S = 0.5
+_PATIENCE_S = 30.0  # without a single record
+
+
+def read_decoded(
+    log: Log, topic: str, decode: Callable[[bytes], T], last: int | None = None, start: int = 0
+) -> list[tuple[int, T | None]]:
+    """All messages of a topic by offset, or the newest; None stands for what does not parse.
+
+    Args:
+        log: Where the topic is.
+        topic: Its first partition is read.
+        decode: Raises WireError on what does not parse.
+        last: Offsets to go back from the end; None: to the beginning.
+        start: Leave out what is below this offset.
+
+    Raises:
+        FutureFormatError: If a newer program wrote one of them.
+        UnavailableError: If Kafka stops answering.
+        ExpiredError: If retention deletes what is being read.
+    """
+    decoded = list[tuple[int, T | None]]()
+    for record in _records(log, topic, last, start):
+        try:
+            decoded.append((record.offset, decode(record.value or b"")))
+        except FutureFormatError as error:
+            raise FutureFormatError(
+                f"{topic}, offset {record.offset}: {error}; run a newer doll"
+            ) from error
+        except WireError:
+            decoded.append((record.offset, None))
+    return decoded
+
+
+def identified(log: Log, partition: Partition, offset: int) -> LogPosition:
+    """A position that names its topic: whoever reads on from it notices a topic created anew.
+
+    Raises:
+        UnavailableError: If Kafka is away.
+    """
+    found = log.describe([partition.topic]).get(partition.topic)
+    return LogPosition(offset, "" if found is None else found.topic_id)
+
+
+def _records(log: Log, topic: str, last: int | None, start: int) -> Iterator[LogRecord]:
+    partition = Partition(topic, 0)
+    bounds = log.bounds(partition)
+    start = max(bounds.start, start, 0 if last is None else bounds.end - last)
+    tail = log.tail(partition, start)
+    last_s = monotonic()
+    try:
+        while tail.position() < bounds.end:
+            records = tail.read(_READ_RECORDS, _READ_S)
+            for record in records:
+                if record.offset < bounds.end:
+                    yield record
+            if records:
+                last_s = monotonic()
+            elif monotonic() > last_s + _PATIENCE_S:
+                raise UnavailableError(f"{topic} cannot be read beyond {tail.position()}")
+    finally:
+        tail.close()

@@ -1,0 +1,556 @@
+"""Messages to bytes and back: the one door through which bytes of another process come in.
+
+Kafka carries JSON, which any Kafka tool shows; Redis carries msgpack; a gradient's vector travels
+behind its header as raw little-endian float32. Both directions check that a message makes sense: a
+nonsense record in the audit trail would be there for ever.
+
+What is decided stays in Kafka for programs yet to be written. Fields that older programs may ignore
+are simply added; a record that they must not ignore, or would misread, carries a later `"format"`.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+import struct
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+
+from common.core.messages import (
+    MOST_TRACEBACK,
+    AuditRecord,
+    Batch,
+    BatchReady,
+    ControlRecord,
+    Drifted,
+    Evaluated,
+    Failed,
+    Farewell,
+    Gradient,
+    Lead,
+    ModelId,
+    Opened,
+    Quarantined,
+    Replayed,
+    Reply,
+    Requeued,
+    SpanExpired,
+    Standing,
+    UpdateApplied,
+    UpdateTrigger,
+    Vector,
+)
+from common.core.spans import Address, Partition, address_of
+from common.core.spread import JobDemand, WorkerPlacement
+from common.errors import FutureFormatError, WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+
+_LONGEST_S = 1e9  # decades; a sum of such durations is finite
+_FASTEST_PER_S = 1e12  # records; products with it are finite
+_NAME = 64  # characters of a name that we make: 16
+_EPOCHS = 2**31  # Kafka's leader epochs are signed 32-bit
+_POSITIONS = 2**63  # Kafka's offsets are signed 64-bit, and msgpack ends there too
+
+
+def _need(holds: bool, field: str, found: object, expected: str) -> None:  # noqa: FBT001 -- a condition
+    if not holds:
+        raise WireError(f"{field} is {reprlib.repr(found)}, expected {expected}")
+
+
+def _check_count(field: str, value: int, least: int = 0) -> None:
+    _need(least <= value < _POSITIONS, field, value, f"a whole number from {least} to 2^63 - 1")
+
+
+def _check_epoch(field: str, value: int) -> None:
+    _need(-1 <= value < _EPOCHS, field, value, "a leader epoch from 0 to 2^31 - 1, or -1")
+
+
+def _check_finite(field: str, value: float) -> None:
+    _need(math.isfinite(value), field, value, "a finite number")
+
+
+def _check_seconds(field: str, value: float) -> None:
+    _need(0 <= value <= _LONGEST_S, field, value, f"a duration, at most {_LONGEST_S:g} s")
+
+
+def _check_metrics(field: str, metrics: Mapping[str, float]) -> None:
+    for name, value in metrics.items():
+        _check_finite(f"{field}[{name!r}]", value)
+
+
+def _check_worker(worker: str) -> None:
+    _need(bool(worker), "worker", worker, "a name")
+
+
+def check_model(field: str, model: ModelId) -> None:
+    """Refuse a name that no model can have."""
+    _check_count(f"{field}.epoch", model.epoch, -1)
+    _check_count(f"{field}.version", model.version)
+    _need(model.epoch >= 0 or model.version == 0, field, model, "version 0 where nobody led yet")
+
+
+def _check_address(address: Address) -> None:
+    """Look at speed whether all is well: an update is looked at some 160 times on its way."""
+    last, well = ("", 0), bool(address)
+    for topic, partition, start, end, generation, before, known, epoch in address:
+        place = (topic, partition)
+        inside = 0 <= partition < _POSITIONS and 0 <= start < end < _POSITIONS
+        inside = inside and 0 <= generation < _POSITIONS and -1 <= known <= end
+        inside = inside and -1 <= before < _EPOCHS and -1 <= epoch < _EPOCHS
+        well = well and inside and last < place and bool(topic)
+        last = place
+    if not well:
+        _refuse_address(address)
+
+
+def _refuse_address(address: Address) -> NoReturn:
+    """Say what is wrong with an address."""
+    for span in address:
+        _need(bool(span.topic), "address.topic", span, "a span of a named topic")
+        _check_count("address.partition", span.partition)
+        _check_count("address.end", span.end)
+        _check_count("address.generation", span.generation)
+        _need(-1 <= span.known <= span.end, "address.known", span, "at most its end, or -1")
+        _check_epoch("address.before", span.before)
+        _check_epoch("address.epoch", span.epoch)
+    try:
+        address_of(address)
+    except ValueError as error:
+        raise WireError(f"address is {reprlib.repr(address)}: {error}") from error
+    raise WireError(
+        f"address is {reprlib.repr(address)}, expected spans sorted by topic and partition"
+    )
+
+
+def _check_batch(batch: BatchReady | Batch) -> None:
+    _check_worker(batch.worker)
+    _check_address(batch.address)
+    left_out = _check_skipped(batch) if batch.skipped else 0
+    room = sum(span.end - span.start for span in batch.address) - left_out
+    _need(0 <= batch.samples <= room, "samples", batch.samples, f"0 to {room}, what its spans hold")
+
+
+def _check_skipped(batch: BatchReady | Batch) -> int:
+    """Look at the bad records of a batch; returns how many they are."""
+    spans = {span.place: span for span in batch.address}
+    seen = set[tuple[Partition, int]]()
+    records = 0
+    for skipped in batch.skipped:
+        place = Partition(skipped.topic, skipped.partition)
+        span = spans.get(place)
+        forward = all(gap > 0 for gap in skipped.gaps)
+        _need(forward, "skipped", skipped, "gaps of at least 1 between its offsets")
+        last = skipped.offset + sum(skipped.gaps)
+        inside = span is not None and span.start <= skipped.offset <= last < span.end
+        _need(inside, "skipped", skipped, "offsets inside the batch's own spans")
+        records += skipped.records
+        seen.update((place, offset) for offset in skipped.offsets)
+        _need(len(seen) == records, "skipped", skipped, "each offset once")
+    return records
+
+
+def check_control(record: ControlRecord) -> None:
+    """Refuse a claim whose address, samples or skipped records cannot be, or such an opening."""
+    match record:
+        case BatchReady():
+            _check_batch(record)
+            _check_finite("first_arrival_s", record.first_arrival_s)
+            _check_finite("last_arrival_s", record.last_arrival_s)
+        case SpanExpired():
+            _check_worker(record.worker)
+            _check_address(record.address)
+        case Opened():
+            _check_opened(record)
+
+
+def _check_opened(record: Opened, least: int = 1) -> None:
+    _need(bool(record.partition.topic), "partition.topic", record.partition, "of a named topic")
+    _check_count("partition.index", record.partition.index)
+    if record.after is not None:
+        _check_count("after", record.after)
+    _check_count("generation", record.generation, least)
+    _check_count("start", record.start)
+    _check_epoch("epoch", record.epoch)
+
+
+def _check_offsets(offsets: Iterable[int]) -> None:
+    listed = tuple(offsets)
+    for offset in listed:
+        _check_count("batches.offset", offset)
+    _need(bool(listed), "batches", listed, "at least one batch")
+    _need(len(set(listed)) == len(listed), "batches", listed, "each batch once")
+
+
+def _check_batches(batches: tuple[Batch, ...]) -> None:
+    _check_offsets(batch.offset for batch in batches)
+    for batch in batches:
+        _check_batch(batch)
+
+
+def check_audit(record: AuditRecord) -> None:
+    """Refuse a decision that nobody can have made, and an evaluation of nothing."""
+    match record:
+        case Lead():
+            _check_count("after", record.after, -1)
+            check_model("base", record.base)
+            _need(bool(record.candidate), "candidate", record.candidate, "a unique name")
+            _check_count("epoch", record.epoch, -1)
+            _check_count("after_loss", record.after_loss)
+            later = record.epoch < 0 or record.epoch > record.after
+            _need(later, "epoch", record.epoch, f"above {record.after}, the one before")
+        case UpdateApplied():
+            _check_count("epoch", record.epoch)
+            _check_count("version", record.version, 1)
+            _check_count("number", record.number)
+            _check_batches(record.batches)
+            _check_count("samples", record.samples)
+            _check_finite("loss", record.loss)
+            _check_metrics("metrics", record.metrics)
+            _check_count("revision", record.revision)
+            _check_seconds("gradient_s", record.gradient_s)
+            for stream, records in record.skipped.items():
+                _check_count(f"skipped[{stream!r}]", records)
+        case Quarantined():
+            _check_count("epoch", record.epoch)
+            _check_count("number", record.number)
+            _check_batches((record.batch,))
+        case Requeued() | Replayed():
+            _check_batches((record.batch,))
+            _need(bool(record.by), "by", record.by, "who asked for it")
+            _check_finite("at_s", record.at_s)
+        case Evaluated():
+            check_model("model", record.model)
+            _check_finite("at_s", record.at_s)
+            _check_count("records", record.records)
+            _check_metrics("test", record.test)
+            for stream, metrics in record.prequential.items():
+                _check_metrics(f"prequential[{stream!r}]", metrics)
+        case Drifted():
+            check_model("model", record.model)
+            _need(bool(record.stream), "stream", record.stream, "a name")
+            for field in ("at_s", "before", "after"):
+                _check_finite(field, getattr(record, field))
+
+
+def check_standing(standing: Standing) -> None:
+    """Refuse positions that no leader can have reached."""
+    for field in ("epoch", "cpos", "horizon", "waiting", "live"):
+        _check_count(field, getattr(standing, field))
+    _need(len(standing.triggers) <= _NAME, "triggers", standing.triggers, f"<= {_NAME} characters")
+    _need(standing.horizon <= standing.cpos, "horizon", standing.horizon, f"<= {standing.cpos}")
+    for field in ("claimed", "settled"):
+        for partition, position in getattr(standing, field).items():
+            if not 0 <= position < _POSITIONS:
+                _check_count(f"{field}[{partition}]", position)
+    for partition, openings in standing.opened.items():
+        for opened in openings:
+            _check_opened(opened, least=0)  # 0: as the job was submitted
+            _need(opened.partition == partition, f"opened[{partition}]", opened, "its own openings")
+    for partition, position in standing.known.items():
+        _check_count(f"known[{partition}].offset", position.offset)
+        _check_epoch(f"known[{partition}].epoch", position.epoch)
+
+
+def check_trigger(trigger: UpdateTrigger) -> None:
+    """Refuse orders that nobody could carry out."""
+    _check_count("id.epoch", trigger.id.epoch)
+    _check_count("id.number", trigger.id.number, 1)
+    check_model("model", trigger.model)
+    for order in trigger.orders:
+        _check_worker(order.worker)
+        _check_batches(order.batches)
+    if trigger.weights is not None:
+        _need(len(trigger.weights) % 4 == 0, "weights", len(trigger.weights), "4 bytes per number")
+
+
+def check_reply(reply: Reply) -> None:
+    """Refuse a reply that is about nothing or is not finite."""
+    _check_worker(reply.worker)
+    check_model("model", reply.model)
+    if isinstance(reply, Farewell):
+        for offset in reply.finishing:
+            _check_count("finishing", offset)
+        return
+    _check_offsets(reply.batches)
+    if isinstance(reply, Gradient):
+        _check_count("samples", reply.samples)
+        _check_finite("loss_sum", reply.loss_sum)
+        _check_metrics("metric_sums", reply.metric_sums)
+        _check_seconds("seconds", reply.seconds)
+    if isinstance(reply, Failed):
+        length = len(reply.traceback)
+        _need(length <= MOST_TRACEBACK, "traceback", length, f"at most {MOST_TRACEBACK} characters")
+
+
+def check_demand(demand: JobDemand) -> None:
+    """Refuse a need that no job can have: it would take workers from all others."""
+    _need(bool(demand.job), "job", demand.job, "a name")
+    for field in ("number", "backlog", "target"):
+        _check_count(field, getattr(demand, field))
+    _check_count("most_workers", demand.most_workers, 1)
+    for field in ("arrivals_per_s", "worker_records_per_s"):
+        value = getattr(demand, field)
+        _need(0 <= value <= _FASTEST_PER_S, field, value, f"at most {_FASTEST_PER_S:g} a second")
+    _check_seconds("unserved_s", demand.unserved_s)
+    _need(0 < demand.weight <= _FASTEST_PER_S, "weight", demand.weight, "a positive number")
+
+
+def check_placement(placement: WorkerPlacement) -> None:
+    """Refuse a placement of nobody."""
+    _check_worker(placement.worker)
+    _check_count("number", placement.number)
+    _check_seconds("stay_s", placement.stay_s)
+
+
+T = TypeVar("T")
+_Encoder: TypeAlias = msgspec.json.Encoder | msgspec.msgpack.Encoder
+_Decoder: TypeAlias = msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]
+
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what msgspec raises
+
+# --- how it is written ---------------------------------------------------------------------------
+
+
+class _Tagged(msgspec.Struct):
+    """What all messages of a union have in common, whatever else a later format puts in them."""
+
+    type: str
+    format: int = 1
+
+
+FORMAT = 3  # of the records in Kafka: the latest that this program knows
+
+
+def format_of(message: object) -> int:
+    """The oldest format of which a program must be to read a record in Kafka.
+
+    Format 2 names bad records together by reason, and updates leave them to the claims; it takes
+    batches out of quarantine, or makes it final. Format 3 numbers epochs, and the updates and
+    quarantines of each leader; it says of spans what the log was when they were read, and opens
+    partitions.
+    """
+    match message:
+        case Lead(epoch=epoch) if epoch >= 0:
+            return 3
+        case BatchReady() | SpanExpired() | Opened():
+            return 3
+        case UpdateApplied() | Quarantined() | Requeued() | Replayed():
+            return 3
+        case _:
+            return 1
+
+
+class Codec(Generic[T]):
+    """One kind of message: its decoder knows the types, its check what they cannot say."""
+
+    def __init__(
+        self,
+        kind: str,
+        decoder: _Decoder[T],
+        check: Callable[[T], None],
+        tags: tuple[str, ...] = (),
+    ) -> None:
+        self._json = json = isinstance(decoder, msgspec.json.Decoder)
+        self._kind = kind
+        self._check = check
+        self._tags = tags
+        self._encoder: _Encoder = msgspec.json.Encoder() if json else msgspec.msgpack.Encoder()
+        self._decoder = decoder
+        self._tagged: _Decoder[_Tagged] = (
+            msgspec.json.Decoder(_Tagged) if json else msgspec.msgpack.Decoder(_Tagged)
+        )
+
+    def encode(self, message: T) -> bytes:
+        """Write a message.
+
+        Raises:
+            WireError: If it makes no sense, so that no reader could accept it.
+        """
+        self._examine(message)
+        try:
+            data = self._encoder.encode(message)
+        except UnicodeEncodeError as error:
+            raise WireError(f"{self._kind}: a text is not Unicode: {error}") from error
+        if self._json and (needed := format_of(message)) > 1:
+            return data[:-1] + b',"format":%d}' % needed
+        return data
+
+    def decode(self, data: bytes | memoryview) -> T:
+        """Read a message.
+
+        Raises:
+            WireError: If the bytes are not such a message, or it makes no sense.
+            FutureFormatError: If a newer program wrote it.
+        """
+        if self._json and b'"format"' in bytes(data):
+            self._check_format(data)
+        try:
+            message = self._decoder.decode(data)
+        except _MALFORMED as error:
+            raise WireError(f"{self._kind}: {self._unknown_tag(data) or error}") from error
+        self._examine(message)
+        return message
+
+    def _examine(self, message: T) -> None:
+        try:
+            self._check(message)
+        except WireError as error:
+            raise WireError(f"{self._kind}: {type(message).__name__}.{error}") from error
+
+    def _check_format(self, data: bytes | memoryview) -> None:
+        try:
+            found = self._tagged.decode(data)
+        except _MALFORMED:
+            return  # it will not be read as a message either
+        if found.format > FORMAT:
+            raise FutureFormatError(
+                f"{self._kind}: {reprlib.repr(found.type)} of format {found.format},"
+                f" expected at most {FORMAT}"
+            )
+
+    def _unknown_tag(self, data: bytes | memoryview) -> str:
+        try:
+            tag = self._tagged.decode(data).type
+        except _MALFORMED:
+            return ""
+        if not self._tags or tag in self._tags:
+            return ""
+        known = ", ".join(self._tags)
+        return f"type is {reprlib.repr(tag)}, expected {known}"
+
+
+_CONTROL = Codec(
+    "claim", msgspec.json.Decoder(ControlRecord), check_control, ("batch", "expired", "opened")
+)
+_AUDIT = Codec(
+    "audit",
+    msgspec.json.Decoder(AuditRecord),
+    check_audit,
+    ("lead", "update", "quarantined", "requeued", "replayed", "evaluated", "drifted"),
+)
+_STANDING = Codec("standing", msgspec.msgpack.Decoder(Standing), check_standing)
+_TRIGGER = Codec("trigger", msgspec.msgpack.Decoder(UpdateTrigger), check_trigger)
+_REPLY = Codec(
+    "reply", msgspec.msgpack.Decoder(Reply), check_reply, ("gradient", "failed", "farewell")
+)
+_DEMAND = Codec("job demand", msgspec.msgpack.Decoder(JobDemand), check_demand)
+_PLACEMENT = Codec("worker placement", msgspec.msgpack.Decoder(WorkerPlacement), check_placement)
+
+encode_claim, decode_claim = _CONTROL.encode, _CONTROL.decode  # and openings
+encode_audit, decode_audit = _AUDIT.encode, _AUDIT.decode
+encode_standing, decode_standing = _STANDING.encode, _STANDING.decode
+encode_trigger, decode_trigger = _TRIGGER.encode, _TRIGGER.decode
+encode_demand, decode_demand = _DEMAND.encode, _DEMAND.decode
+encode_placement, decode_placement = _PLACEMENT.encode, _PLACEMENT.decode
+
+
+class _Addressed(msgspec.Struct, frozen=True, array_like=True):
+    """The header of a reply: one list takes those of all jobs that a replica leads."""
+
+    job: str
+    reply: msgspec.Raw
+
+
+_ADDRESSED = msgspec.msgpack.Decoder(_Addressed)
+
+
+def encode_reply(job: str, reply: Reply) -> bytes:
+    """Write a reply to a job's leader; a gradient's vector is copied once.
+
+    Raises:
+        WireError: If it makes no sense, or its vector is not one of float32.
+    """
+    if not isinstance(reply, Gradient):
+        return frame(_addressed(job, reply), b"")
+    vector = reply.vector
+    if not (isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.ndim == 1):
+        found = f"{getattr(vector, 'dtype', type(vector))} of shape {getattr(vector, 'shape', '?')}"
+        raise WireError(f"reply: Gradient.vector is {found}, expected float32 of one dimension")
+    header = _addressed(job, msgspec.structs.replace(reply, vector=None))
+    return frame(header, np.ascontiguousarray(vector, dtype="<f4").data)
+
+
+def _addressed(job: str, reply: Reply) -> bytes:
+    return msgspec.msgpack.encode(_Addressed(job, msgspec.Raw(_REPLY.encode(reply))))
+
+
+def decode_reply(data: bytes | memoryview) -> tuple[str, Reply]:
+    """Read a job's name and the reply; a gradient's vector is a read-only, aligned view of `data`.
+
+    Raises:
+        WireError: If the bytes are none, or make no sense.
+    """
+    header, body = unframe(data)
+    try:
+        addressed = _ADDRESSED.decode(header)
+    except _MALFORMED as error:
+        raise WireError(f"reply: {error}") from error
+    reply: Reply = _REPLY.decode(addressed.reply)
+    if not isinstance(reply, Gradient):
+        if body:
+            kind = type(reply).__name__
+            raise WireError(f"reply: {kind} is followed by {len(body)} bytes, expected none")
+        return addressed.job, reply
+    if len(body) % 4 or not body:
+        raise WireError(f"reply: Gradient.vector is {len(body)} bytes, expected 4 for each number")
+    vector: Vector = np.frombuffer(body, dtype="<f4")
+    return addressed.job, msgspec.structs.replace(reply, vector=vector)
+
+
+# --- a model that is offered: its name, of a fixed length, and its weights ------------------------
+
+_OFFER_NAME = struct.Struct("<qq")
+OFFER_NAME_BYTES = _OFFER_NAME.size  # whoever knows the name need not fetch the rest
+
+
+def encode_offer(model: ModelId, weights: bytes | memoryview) -> bytes:
+    """Write a model's name and then its weights."""
+    return _OFFER_NAME.pack(*model) + memoryview(weights).cast("B")
+
+
+def decode_offer(data: bytes) -> tuple[ModelId, bytes]:
+    """Read a model's name and its weights.
+
+    Raises:
+        WireError: If it is none.
+    """
+    if len(data) <= OFFER_NAME_BYTES:
+        raise WireError(f"offer: {len(data)} bytes, expected a name and weights")
+    model = ModelId(*_OFFER_NAME.unpack_from(data))
+    check_model("offer: model", model)
+    return model, data[OFFER_NAME_BYTES:]
+
+
+# --- a header in front of large raw bytes --------------------------------------------------------
+
+_LENGTH = struct.Struct("<I")  # of the header
+_ALIGNMENT = (
+    16  # of the body inside the frame: numpy is slow on unaligned floats, torch refuses them
+)
+
+
+def frame(header: bytes, body: bytes | memoryview) -> bytes:
+    """Put a header in front of a body: length, header, zeros up to the alignment, body."""
+    padding = bytes(-(_LENGTH.size + len(header)) % _ALIGNMENT)
+    return b"".join((_LENGTH.pack(len(header)), header, padding, body))
+
+
+def unframe(data: bytes | memoryview) -> tuple[memoryview, memoryview]:
+    """Take a frame apart into read-only views of its header and its body.
+
+    Raises:
+        WireError: If the data end before the body begins.
+    """
+    view = memoryview(data).toreadonly()
+    if len(view) < _LENGTH.size:
+        raise WireError(f"frame: {len(view)} bytes, expected at least {_LENGTH.size}")
+    header_end = _LENGTH.size + _LENGTH.unpack_from(view)[0]
+    body_start = header_end + -header_end % _ALIGNMENT
+    if len(view) < body_start:
+        raise WireError(f"frame: ends after {len(view)} bytes, its body begins at {body_start}")
+    return view[_LENGTH.size : header_end], view[body_start:]

@@ -1,0 +1,100 @@
+"""Records of the plans topic to bytes and back, as JSON; both ways they must make sense.
+
+What is decided stays in Kafka for programs yet to be written; `common.wire.messages` says how
+formats grow.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from common.errors import WireError
+from common.provisioning.records import Planned, PlanRecord, Priced, Reviewed
+from common.wire.messages import Codec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from common.provisioning.records import Believed
+
+_LIMIT = 2**63  # Kafka's offsets are signed 64-bit
+
+# What a field may be, by its name, which means the same in all records.
+_LEAST = {"after": -1, "answers": -1, "launch": 1, "number": 1}
+_COUNTS = {"term", "slot", "spot", "on_demand", "version", "running", "wanted", *_LEAST}
+_NUMBERS = {
+    *("at_s", "updates_left", "deadline_left_s", "spent_usd", "expected_cost_usd", "stability"),
+    *("expected_runtime_s", "on_demand_only_usd", "predicted_usd"),
+}
+_WORDS = {"candidate", "policy", "why", "pool", "worker", "machine", "by"}
+
+
+def _need(holds: bool, field: str, found: object, expected: str) -> None:  # noqa: FBT001 -- a condition
+    if not holds:
+        raise WireError(f"{field} is {reprlib.repr(found)}, expected {expected}")
+
+
+def _check_number(field: str, value: float) -> None:
+    _need(math.isfinite(value) and value >= 0, field, value, "a number of at least 0")
+
+
+def _check_field(field: str, value: object) -> None:
+    if field in _COUNTS and isinstance(value, int):
+        least = _LEAST.get(field, 0)
+        expected = f"a whole number from {least} to 2^63 - 1"
+        _need(least <= value < _LIMIT, field, value, expected)
+    elif field in _NUMBERS and isinstance(value, (int, float)):
+        _check_number(field, value)
+    elif field in _WORDS:
+        _need(bool(value), field, value, "a text that is not empty")
+
+
+def _check_prices(prices: Mapping[str, float]) -> None:
+    for pool, usd_per_hour in prices.items():
+        _need(bool(pool), "usd_per_hour", pool, "a pool's name")
+        _check_number(f"usd_per_hour[{pool!r}]", usd_per_hour)
+
+
+def _check_believed(believed: Mapping[str, Believed]) -> None:
+    for name, belief in believed.items():
+        for field in ("value", "std", "low", "high"):
+            _check_number(f"believed[{name!r}].{field}", getattr(belief, field))
+
+
+def _check_planned(planned: Planned) -> None:
+    _need(bool(planned.reason), "reason", planned.reason, "why this plan")
+    _need(bool(planned.pools), "pools", planned.pools, "at least the on-demand one")
+    known, slots = len(planned.pools), len(planned.places)
+    for place in planned.places:
+        _need(-1 <= place < known, "places", place, f"-1 or the index of one of {known} pools")
+    for slot in planned.stand_ins:
+        _need(0 <= slot < slots, "stand_ins", slot, f"one of {slots} slots")
+
+
+def check_plan(record: PlanRecord) -> None:
+    """Refuse what no provisioner can have decided, and nobody can have asked."""
+    for field in record.__struct_fields__:
+        _check_field(field, getattr(record, field))
+    match record:
+        case Planned():
+            _check_planned(record)
+            _check_prices(record.usd_per_hour)
+            _check_believed(record.believed)
+        case Priced():
+            _need(bool(record.usd_per_hour), "usd_per_hour", {}, "at least one pool")
+            _check_prices(record.usd_per_hour)
+        case Reviewed():
+            _check_believed(record.believed)
+
+
+_TAGS = (
+    *("taken", "priced", "planned", "ordered", "started", "ended", "reviewed", "replan"),
+    "settled",
+)
+_PLAN = Codec("plan", msgspec.json.Decoder(PlanRecord), check_plan, _TAGS)
+
+encode_plan, decode_plan = _PLAN.encode, _PLAN.decode

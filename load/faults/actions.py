@@ -1,0 +1,142 @@
+"""How each kind of fault is done to the stack, and undone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from common.core.messages import ModelId, TriggerId, UpdateTrigger
+from common.core.spans import Partition
+from common.embedded.redis import EmbeddedRedis
+from common.runtime.connect import open_log
+from common.topics.names import control_topic, updates_topic
+from common.wire import messages as wire
+from load.faults.fleet import Fleet, Slot
+from load.harness.outside import Outside
+from load.harness.proxy import Proxy
+from load.harness.stack import freeze, thaw
+from load.harness.transactions import Transactions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from common.ports.servers import Log
+    from load.harness.counting import CountingJob
+    from load.harness.producers import Producers
+
+_HIGHEST, _NOBODYS = 2**64 - 1, 2**60  # epochs: no id is above the first one's
+_LATENCY_S = 0.15  # each way: a bad path between continents
+
+T = TypeVar("T")
+
+
+class Action(NamedTuple):
+    """Beginning and end of a kind of fault, each for one of its targets by number."""
+
+    begin: Callable[[int], None]
+    end: Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Everything that can be struck."""
+
+    outside: Outside
+    workers: Fleet
+    coordinators: Fleet
+    job: CountingJob
+    producers: Producers
+    transactions: Transactions
+    log: Log
+
+    def grow(self) -> None:
+        """Give the smallest stream of the job one more partition, and let somebody write to it."""
+
+        def grown() -> None:
+            sizes = Counter(place.topic for place in self.job.places)
+            place = self.job.grow(min(sizes, key=lambda stream: sizes[stream]))
+            self.producers.write_to(open_log(self.outside.settings, "chaos-added"), place)
+
+        self.outside.in_turn(grown)
+
+    def forge_trigger(self, epoch: int) -> None:
+        """Put a trigger that nobody made where workers read, under an id of this epoch."""
+        standing = self.job.board.get_standing()
+        stream = f":{standing.triggers}" if standing and standing.triggers else ""
+        trigger = UpdateTrigger(TriggerId(_NOBODYS, 1), ModelId(_NOBODYS, 1), ())
+        self.outside.append_to_redis(
+            f"doll:{{{self.job.name}}}:triggers{stream}",
+            f"{epoch}-1",
+            {"trigger": wire.encode_trigger(trigger)},
+        )
+
+    def cut(self, *topics: Callable[[str], str]) -> None:
+        """Let Kafka lose the last records of topics of the job's own."""
+        places = [Partition(topic(self.job.name), 0) for topic in topics]
+        self.outside.cut_tails(self.log, places)
+
+
+def actions_on(targets: Targets) -> dict[str, Action]:
+    """All actions, by the name of their kind."""
+    outside, workers, coordinators = targets.outside, targets.workers, targets.coordinators
+    actions = {
+        "all workers killed": _each([workers], Fleet.kill_all, Fleet.bring_back_in_turn),
+        "Redis killed": _each([outside.redis], EmbeddedRedis.kill, EmbeddedRedis.restart),
+        "Redis frozen": _each([outside.redis], freeze, thaw),
+        "Redis a replica": _each([outside], Outside.demote_redis, Outside.promote_redis),
+        "Redis out of memory": _each([outside], Outside.fill_redis, Outside.empty_redis),
+        "Redis evicting": _each([outside], Outside.squeeze_redis, Outside.empty_redis),
+        "Redis flushed": _each([outside], Outside.flush_redis, _nothing),
+        "highest trigger forged": _each([_HIGHEST], targets.forge_trigger, _nothing),
+        "epoch of a trigger forged": _each([_NOBODYS], targets.forge_trigger, _nothing),
+        "broker killed": _each([outside], Outside.kill_broker, Outside.restart_broker),
+        "broker stopped": _each([outside], Outside.stop_broker, Outside.restart_broker),
+        "broker frozen": _each([outside], Outside.freeze_broker, Outside.thaw_broker),
+        "partition added": _each([targets], Targets.grow, _nothing),
+        "storage cut off": _each([outside.storage_link], Proxy.cut, Proxy.heal),
+        "storage refuses": _each([outside.storage_link], Proxy.refuse, Proxy.heal),
+    }
+    writes = [targets.transactions]
+    actions |= {
+        "transaction committed": _each(writes, Transactions.begin, Transactions.commit),
+        "transaction aborted": _each(writes, Transactions.begin_again, Transactions.abort),
+        "transactional producer lost": _each(writes, Transactions.begin_again, Transactions.vanish),
+    }
+    for name, topics in (
+        ("control topic", [control_topic]),
+        ("updates topic", [updates_topic]),
+        ("own topics", [control_topic, updates_topic]),
+    ):
+        actions[f"{name} cut"] = _each(
+            [topics], lambda topics: targets.cut(*topics), lambda _: outside.restart_broker()
+        )
+    for name, fleet in (("worker", workers), ("coordinator", coordinators)):
+        actions |= {
+            f"{name} killed": _each(fleet.slots, Slot.kill, Slot.bring_back),
+            f"{name} frozen": _each(fleet.slots, Slot.freeze, Slot.thaw),
+            f"{name} given notice": _each(fleet.slots, Slot.give_notice, Slot.bring_back),
+        }
+    slow = partial(Proxy.slow, latency_s=_LATENCY_S)
+    for name, links in (("Redis", outside.redis_links), ("Kafka", outside.kafka_links)):
+        actions |= {
+            f"worker-{name} cut": _each(links, Proxy.cut, Proxy.heal),
+            f"worker-{name} reset": _each(links, Proxy.refuse, Proxy.heal),
+            f"worker-{name} slow": _each(links, slow, Proxy.heal),
+        }
+    return actions
+
+
+def _nothing(_: object) -> None:
+    pass
+
+
+def _each(targets: Sequence[T], begin: Callable[[T], object], end: Callable[[T], object]) -> Action:
+    def begun(number: int) -> None:
+        begin(targets[number])
+
+    def ended(number: int) -> None:
+        end(targets[number])
+
+    return Action(begun, ended)

@@ -1,0 +1,215 @@
+"""A job on real processes that is disturbed on purpose, and put in order again each time.
+
+The counting model with a timed wait as its gradient, K of its batches always waiting: what a round
+takes is known, and what it takes longer is what the disturbance costs.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from common.config.yaml_file import as_json
+from common.embedded.services import Service, stop_all
+from common.jobs.build import codec_of
+from common.jobs.spec import job_from_json
+from common.jobs.store import JobBook
+from common.runtime.connect import open_board, open_log
+from common.testing.counting import ENTRYPOINT
+from load.harness.stack import await_until, check
+from load.harness.witness import SeenRound, Witness
+from load.throughput.backlog import check_left, produce
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from common.jobs.spec import JobSpec
+    from load.harness.stack import Servers
+
+_BATCH_SIZE = 8  # b: what is measured is the protocol, not how fast records are moved
+_IDS = 64  # the model's weights: it travels inside the trigger
+_WAITING_GROUPS = 5  # batches that a worker may hold, in K: with the default of 2 some queue runs
+# dry every thirty rounds, and another worker is asked for two batches
+_CALM_ROUNDS = 10  # with one trigger each, evenly shared, everybody in one at least: all is well
+_TIMEOUT_S = 120.0  # for processes that load torch on a busy machine
+_ROUND_S = 30.0  # no round takes longer, whatever happens
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Under which a job is disturbed; all of them are stated with a result."""
+
+    workers: int = 4
+    group_size: int = 4  # K
+    gradient_s: float = 0.05  # of one batch, a timed wait
+    deadline_floor_s: float = 0.5  # the default of a job
+    partitions: int = 8
+
+    @property
+    def share(self) -> int:
+        """Batches of a round in the fullest hands, where all workers take part evenly."""
+        return -(-self.group_size // self.workers)
+
+    def job(self, name: str, topic: str) -> JobSpec:
+        """The job."""
+        task = {"entrypoint": ENTRYPOINT, "records": _IDS, "seconds": self.gradient_s}
+        return job_from_json(
+            as_json(
+                {
+                    "name": name,
+                    "streams": [topic],
+                    "records": {"codec": "tensor", "fields": {"id": {"dtype": "int64"}}},
+                    "task": task,
+                    "batch_size": _BATCH_SIZE,
+                    "group_size": self.group_size,
+                    "waiting_batches": _WAITING_GROUPS * self.group_size,
+                    "reduction": "sum",
+                    "optimizer": {"name": "sgd", "learning_rate": 1.0},
+                    "deadline_floor_s": self.deadline_floor_s,
+                }
+            )
+        )
+
+    def records_in(self, seconds: float) -> int:
+        """How many records the job can use in a time."""
+        return int(seconds / self.gradient_s * self.group_size * _BATCH_SIZE)
+
+    def as_data(self) -> dict[str, Any]:
+        """For the JSON file."""
+        waiting = _WAITING_GROUPS * self.group_size
+        return {**asdict(self), "batch_size": _BATCH_SIZE, "waiting_batches": waiting}
+
+
+class Drill:
+    """A job, its coordinators and workers, and a witness of its rounds.
+
+    Args:
+        on: The servers.
+        name: The job's name; its stream is `<name>-records`.
+        conditions: Under which it runs.
+        folder: For the services' logs.
+        seconds: How long the backlog lasts at least.
+        coordinators: How many replicas.
+    """
+
+    def __init__(
+        self,
+        on: Servers,
+        name: str,
+        conditions: Conditions,
+        folder: Path,
+        *,
+        seconds: float,
+        coordinators: int = 1,
+    ) -> None:
+        self.conditions = conditions
+        self.job = name
+        self._log = open_log(on.settings, "load")
+        self._board = open_board(on.settings, name)
+        self._records = conditions.records_in(seconds)
+        topic = f"{name}-records"
+        spec = conditions.job(name, topic)
+        ids = np.arange(_IDS)
+        produce(
+            self._log,
+            topic,
+            conditions.partitions,
+            codec_of(spec).encode({"id": ids}),
+            self._records,
+        )
+        with closing(JobBook(self._log)) as book:
+            book.submit(spec)
+        self.witness = Witness(self._board, self._log, name)
+        self.coordinators = [
+            Service("coordinator", f"{name}-coordinator-{n}", on.settings, folder)
+            for n in range(coordinators)
+        ]
+        self.workers = [
+            Service("worker", f"{name}-worker-{n}", on.settings, folder, ("--job", name))
+            for n in range(conditions.workers)
+        ]
+        self._since = dict.fromkeys((worker.name for worker in self.workers), 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.witness.close()
+        stop_all([*self.workers, *self.coordinators])
+
+    def await_calm(self) -> list[SeenRound]:
+        """Wait until everybody takes part in rounds that nothing disturbs; gives the last of them.
+
+        Raises:
+            NotMeasuredError: If it does not come to that, or the backlog ends.
+        """
+        last = list[SeenRound]()
+
+        def calm() -> bool:
+            check([*self.coordinators, *self.workers])
+            last[:] = self.witness.rounds()[-_CALM_ROUNDS - 1 : -1]
+            return self._calm(last)
+
+        await_until(calm, _TIMEOUT_S, "all workers take part in undisturbed rounds")
+        check_left(self._board, self._records)
+        return last
+
+    def await_order(self, worker: Service) -> SeenRound:
+        """Wait for the next round that asks something of a worker."""
+        return self.witness.await_begun(
+            lambda round_: bool(round_.asked_of(worker.name)), _ROUND_S, f"work for {worker.name}"
+        )
+
+    def await_leader(self, after: int) -> SeenRound:
+        """Wait for the first round of a later epoch."""
+        return self.witness.await_begun(
+            lambda round_: round_.model.epoch > after, _ROUND_S, "a trigger of another leader"
+        )
+
+    def await_applied(self, *rounds: SeenRound) -> None:
+        """Wait until these rounds are over."""
+        self.witness.await_applied(list(rounds), _ROUND_S)
+
+    def bring_back(self, worker: Service) -> None:
+        """Start a worker again; `await_calm` awaits batches that it announces from now on."""
+        standing = self._board.get_standing()
+        self._since[worker.name] = standing.cpos if standing is not None else 0
+        worker.restart()
+
+    def pids(self) -> list[int]:
+        """Process ids of the services."""
+        return [service.pid for service in (*self.coordinators, *self.workers)]
+
+    def _calm(self, last: list[SeenRound]) -> bool:
+        if len(last) < _CALM_ROUNDS:
+            return False
+        if any(each.applied_at is None or len(each.triggers) > 1 for each in last):
+            return False
+        if any(each.most_asked() > self.conditions.share for each in last):
+            return False
+        return all(
+            any(_takes_part(name, since, each) for each in last)
+            for name, since in self._since.items()
+        )
+
+
+def _takes_part(worker: str, since: int, round_: SeenRound) -> bool:
+    """Whether a worker was asked for a batch that it announced in its present life."""
+    return any(b.worker == worker and b.offset >= since for b in round_.asked_of(worker))
+
+
+def said(service: Service, event: str) -> list[dict[str, Any]]:
+    """All events of a name in a service's log, oldest first."""
+    lines = service.log.read_text(errors="replace").splitlines()
+    entries = (json.loads(line) for line in lines if f'"event": "{event}"' in line)
+    return list(entries)

@@ -1,0 +1,182 @@
+"""The counting job: numbered records in, and the proof that each was used exactly once."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from common.checkpoints.snapshot_file import from_bytes
+from common.config.yaml_file import as_json
+from common.core.audit import Audit, audit
+from common.core.messages import GENESIS, ModelId
+from common.core.spans import Partition
+from common.errors import UnavailableError
+from common.jobs.spec import job_from_json
+from common.jobs.store import JobBook
+from common.learning.checkpoint import unpack
+from common.ports.servers import NewTopic
+from common.runtime.connect import open_board
+from common.testing.counting import ENTRYPOINT
+from common.topics.names import control_topic, updates_topic
+from common.topics.read import read_decoded
+from common.wire import messages as wire
+from load.harness.stack import await_until
+
+if TYPE_CHECKING:
+    from common.config.settings import Settings
+    from common.core.messages import Vector
+    from common.jobs.spec import JobSpec
+    from common.ports.servers import Log
+
+_SNAPSHOT_S = 60.0
+_GROW_S = 30.0
+
+
+def counting_job(name: str, records: int, gradient_s: float) -> JobSpec:
+    """A job that drains by itself, and is quick to notice what is overdue.
+
+    Args:
+        name: Of the job; its streams are `<name>-a` and `<name>-b`.
+        records: Ids from 0; the model has a weight for each.
+        gradient_s: How long the gradient of a batch takes, by a timed wait.
+    """
+    task = {"entrypoint": ENTRYPOINT, "records": records, "seconds": gradient_s}
+    return job_from_json(
+        as_json(
+            {
+                "name": name,
+                "streams": [f"{name}-a", f"{name}-b"],
+                "records": {"codec": "tensor", "fields": {"id": {"dtype": "int64"}}},
+                "task": task,
+                "batch_size": 8,
+                "group_size": 4,
+                "reduction": "sum",
+                "optimizer": {"name": "sgd", "learning_rate": 1.0},
+                "batch_linger_s": 0.3,
+                "group_linger_s": 0.5,
+                "deadline_floor_s": 0.3,
+                "hot_snapshot": {"every_s": 0.3},
+                "checkpoint": {"every_updates": 25},
+                "strikes": 1000,  # no batch is poison here, however many hold it when they die
+            }
+        )
+    )
+
+
+class Unlearned(NamedTuple):
+    """A weight that is not what it must be."""
+
+    record: int
+    weight: float  # 0 where it must be -1: lost; -2: used twice
+
+
+class CountingJob:
+    """One job on a cluster, seen from outside; submitted when this is made.
+
+    Args:
+        spec: See `counting_job`.
+        settings: Of the servers.
+        log: Kafka.
+        partitions: Of each stream.
+    """
+
+    def __init__(self, spec: JobSpec, settings: Settings, log: Log, partitions: int) -> None:
+        for stream in spec.streams:
+            log.create_topics([NewTopic(stream, partitions)])
+        with closing(JobBook(log)) as book:
+            self.record = book.submit(spec)
+        self.name = spec.name
+        self.places = list(self.record.first)  # those included that `grow` added
+        self._settings = settings
+        self._log = log
+        self.board = open_board(settings, spec.name)
+
+    def drained(self) -> bool:
+        """Whether everything that was produced is settled; False while a server is away."""
+        try:
+            standing = self.board.get_standing()
+            return (
+                standing is not None
+                and standing.waiting == 0
+                and standing.claimed.keys() >= set(self.places)
+                and all(at == self._log.bounds(p).end for p, at in standing.claimed.items())
+            )
+        except UnavailableError:
+            return False
+
+    def settled(self) -> bool:
+        """Whether the log alone proves that; False while it is away."""
+        try:
+            proof = self.audit()
+            return not proof.unsettled and all(
+                proof.settled.get(place) == self._log.bounds(place).end for place in self.places
+            )
+        except UnavailableError:
+            return False
+
+    def grow(self, stream: str) -> Partition:
+        """Give a stream one more partition.
+
+        Raises:
+            KafkaException: If the broker refuses.
+        """
+        admin = AdminClient({"bootstrap.servers": self._settings.kafka, "log_level": 2})
+        place = Partition(stream, sum(place.topic == stream for place in self.places))
+        admin.create_partitions([NewPartitions(stream, place.index + 1)])[stream].result(_GROW_S)
+        self.places.append(place)
+        return place
+
+    def is_led(self) -> bool:
+        """Whether a leader has said where it stands."""
+        return self.board.get_standing() is not None
+
+    def behind(self) -> str:
+        """What is not settled, for a report."""
+        standing = self.board.get_standing()
+        if standing is None:
+            return "there is no standing: nobody leads"
+        unclaimed = {
+            str(partition): f"{standing.claimed.get(partition)} of {end}"
+            for partition in self.places
+            if standing.claimed.get(partition) != (end := self._log.bounds(partition).end)
+        }
+        return f"{standing.waiting} batches wait, {standing.live} workers; claimed: {unclaimed}"
+
+    def audit(self) -> Audit:
+        """What both topics prove."""
+        control = read_decoded(self._log, control_topic(self.name), wire.decode_claim)
+        updates = read_decoded(self._log, updates_topic(self.name), wire.decode_audit)
+        return audit(self.record.first, control, updates, known=self.record.known)
+
+    def weights(self, proof: Audit) -> Vector:
+        """(records,) the weights after the last update, from its hot snapshot.
+
+        Raises:
+            NotMeasuredError: If none comes.
+        """
+        last = proof.updates[-1] if proof.updates else None
+        model = ModelId(last.epoch, last.version) if last else GENESIS
+        found = list[bytes]()
+
+        def there() -> bool:
+            saved = [from_bytes(data) for data in self.board.snapshots()]
+            found.extend(each.trainer for each in saved if each.snapshot.made == model)
+            return bool(found)
+
+        await_until(there, _SNAPSHOT_S, f"a hot snapshot of {model}")
+        return unpack(found[-1])[0]["weights"]
+
+    def unlearned(self, proof: Audit, produced: int) -> list[Unlearned]:
+        """Weights that are wrong: -1 is right for what was produced, 0 for what was not.
+
+        Raises:
+            NotMeasuredError: If there is no snapshot of the last update.
+        """
+        weights = self.weights(proof)
+        right = np.where(np.arange(len(weights)) < produced, -1.0, 0.0)
+        wrong = np.flatnonzero(weights != right).tolist()
+        return [Unlearned(record, float(weights[record])) for record in wrong]

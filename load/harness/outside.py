@@ -1,0 +1,225 @@
+"""Servers and a network that can be broken: Kafka, Redis, object storage, proxies before them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from urllib.parse import urlsplit
+
+import boto3
+import redis
+from botocore.exceptions import BotoCoreError
+
+from common.config.settings import Settings
+from common.embedded.apache_kafka import ApacheKafka, resolve
+from common.embedded.process import Child
+from common.embedded.redis import EmbeddedRedis
+from load.harness.proxy import Network
+from load.harness.stack import freeze, thaw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from types import TracebackType
+
+    from redis.typing import EncodableT, FieldT
+
+    from common.core.spans import Partition
+    from common.ports.servers import Log
+
+_BUCKET = "checkpoints"
+_REGION = "us-east-1"
+_STORAGE_START_S = 30.0
+_ROOM_BYTES = 100_000  # in a Redis that evicts: a model and a snapshot or two
+_LOST_S = 2.0  # a log whose broker loses power loses what it took so long before
+# Of our own S3 server, which believes everybody; its clients want to be told something.
+_CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "chaos",
+    "AWS_SECRET_ACCESS_KEY": "chaos",
+    "AWS_DEFAULT_REGION": _REGION,
+}
+
+
+class Outside:
+    """Everything that services talk to, all of it real; ends with its context.
+
+    Coordinators reach Kafka and Redis directly, each worker through proxies of its own; object
+    storage lies behind one proxy for all.
+
+    Args:
+        folder: For data and logs.
+        workers: How many pairs of proxies there are.
+        tasks: Entrypoints that jobs may name.
+    """
+
+    def __init__(self, folder: Path, workers: int, tasks: tuple[str, ...]) -> None:
+        os.environ.update(_CREDENTIALS)  # boto3 looks for them there, in our services too
+        with ExitStack() as stack:
+            network = stack.enter_context(Network())
+            self.redis_links = tuple(network.proxy() for _ in range(workers))
+            self.kafka_links = tuple(network.proxy() for _ in range(workers))
+            self.storage_link = network.proxy()
+            self.storage_link.pass_on_to(_storage(stack, folder))
+
+            binary = shutil.which("redis-server")
+            self.redis = EmbeddedRedis(Path(binary) if binary else None, tcp=True)
+            stack.callback(self.redis.close)
+            redis_port = urlsplit(self.redis.url).port or 0
+            for link in self.redis_links:
+                link.pass_on_to(redis_port)
+
+            # A broker takes seconds to come back. One thread, so that all is done in its order; it
+            # stays to the end, since the kernel ends a child with the thread that made it.
+            self._operator = stack.enter_context(ThreadPoolExecutor(1, "broker"))
+            self._operations = list[Future[None]]()
+            proxies = [link.port for link in self.kafka_links]
+            self._kafka = ApacheKafka(resolve(), folder / "kafka", proxies=proxies)
+            stack.callback(lambda: self._operator.submit(self._kafka.stop).result())
+            for link, port in zip(self.kafka_links, self._kafka.proxied, strict=True):
+                link.pass_on_to(port)
+
+            self.settings = Settings(
+                kafka=self._kafka.settings.bootstrap,
+                kafka_group_protocol="consumer",
+                redis=self.redis.url,
+                blobs=f"s3://{_BUCKET}/jobs",
+                s3_endpoint=f"http://127.0.0.1:{self.storage_link.port}",
+                tasks=tasks,
+                threads=1,
+            )
+            self._ends = stack.pop_all()
+
+    def worker_settings(self, number: int) -> Settings:
+        """The settings of the worker behind the proxies of this number."""
+        return self.settings.model_copy(
+            update={
+                "kafka": f"127.0.0.1:{self.kafka_links[number].port}",
+                "redis": f"redis://127.0.0.1:{self.redis_links[number].port}/0",
+            }
+        )
+
+    def demote_redis(self) -> None:
+        """Make Redis a replica of a server that is away, as in the middle of a fail-over."""
+        self._redis_admin().replicaof("127.0.0.1", "1")
+
+    def promote_redis(self) -> None:
+        """Make it one that is written to again."""
+        self._redis_admin().replicaof("NO", "ONE")
+
+    def fill_redis(self) -> None:
+        """Let it refuse whatever takes memory."""
+        self._redis_admin().config_set("maxmemory", "1")
+
+    def squeeze_redis(self) -> None:
+        """Let it throw away what it likes, to make room for what is written."""
+        admin = self._redis_admin()
+        admin.config_set("maxmemory-policy", "allkeys-lru")
+        admin.config_set("maxmemory", admin.info("memory")["used_memory"] + _ROOM_BYTES)
+
+    def empty_redis(self) -> None:
+        """Let it take and keep everything again."""
+        admin = self._redis_admin()
+        admin.config_set("maxmemory", "0")
+        admin.config_set("maxmemory-policy", "noeviction")
+
+    def flush_redis(self) -> None:
+        """Let it forget everything."""
+        self._redis_admin().flushall()
+
+    def append_to_redis(self, key: str, entry: str, content: dict[str, bytes]) -> None:
+        """Append to a stream under an id, unless a higher one stands there."""
+        with suppress(redis.ResponseError):
+            fields: dict[FieldT, EncodableT] = dict(content.items())
+            self._redis_admin().xadd(key, fields, entry)
+
+    def in_turn(self, do: Callable[[], None]) -> None:
+        """Do something to the broker, or with it, after all that was asked of it before."""
+        self._operations.append(self._operator.submit(do))
+
+    def kill_broker(self) -> None:
+        """End Kafka as a crash would."""
+        self.in_turn(self._kafka.kill)
+
+    def stop_broker(self) -> None:
+        """Shut Kafka down in order."""
+        self.in_turn(self._kafka.stop)
+
+    def restart_broker(self) -> None:
+        """Bring Kafka back with its data."""
+        self.in_turn(self._kafka.restart)
+
+    def freeze_broker(self) -> None:
+        """Let Kafka do nothing."""
+        self.in_turn(lambda: freeze(self._kafka))
+
+    def thaw_broker(self) -> None:
+        """Let Kafka go on."""
+        self.in_turn(lambda: thaw(self._kafka))
+
+    def cut_tails(self, log: Log, places: Collection[Partition]) -> None:
+        """Kill Kafka and take from some logs what they took last, as the loss of power does."""
+
+        def cut() -> None:
+            since = time.time() - _LOST_S
+            ends = {place: log.position_at(place, since) for place in places}
+            self._kafka.kill()
+            for place, end in ends.items():
+                with suppress(ValueError):  # nothing came so late
+                    self._kafka.cut(*place, end)
+
+        self.in_turn(cut)
+
+    def await_broker(self) -> None:
+        """Wait until everything that was asked of the broker is done.
+
+        Raises:
+            UnavailableError: If it did not start again.
+        """
+        for operation in self._operations:
+            operation.result()
+        self._operations.clear()
+
+    def heal(self) -> None:
+        """Make the network whole."""
+        for link in (*self.redis_links, *self.kafka_links, self.storage_link):
+            link.heal()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ends.close()
+
+    def _redis_admin(self) -> redis.Redis:
+        return redis.Redis.from_url(self.redis.url)
+
+
+def _storage(stack: ExitStack, folder: Path) -> int:
+    """Start an S3 server with one bucket, as a process; returns its port."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = Child(command, folder / "storage.log")
+    stack.callback(server.stop)
+    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}")
+
+    def has_bucket() -> bool:
+        try:
+            client.create_bucket(Bucket=_BUCKET)
+        except BotoCoreError:  # not there yet
+            return False
+        return True
+
+    server.await_ready(has_bucket, _STORAGE_START_S)
+    return port

@@ -1,0 +1,116 @@
+"""A transactional producer: what it commits counts once, what it aborts or leaves open never."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Self
+
+from confluent_kafka import KafkaException, Producer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from common.core.spans import Partition
+    from load.harness.producers import Producers
+
+_RECORDS = 60  # of a transaction: some batches
+_CALL_S = 5.0  # for one attempt; Kafka may be away
+_PROPERTIES = {"transactional.id": "chaos", "log_level": 2}
+
+
+class Transactions:
+    """Writes one transaction after the other, in a thread of its own; ends with its context.
+
+    Args:
+        bootstrap: Kafka's address.
+        places: Partitions that it writes to.
+        producers: Know which ids come next, and which were written already.
+    """
+
+    def __init__(self, bootstrap: str, places: Sequence[Partition], producers: Producers) -> None:
+        self._properties = {**_PROPERTIES, "bootstrap.servers": bootstrap}
+        self._places = tuple(places)
+        self._producers = producers
+        self._open = list[bytes]()
+        self._thread = ThreadPoolExecutor(1, "transactions")
+        self._operations = list[Future[None]]()
+        self._then(self._join)
+
+    def begin(self) -> None:
+        """Write new records; nobody reads on behind them."""
+        self._then(lambda: self._write(self._producers.take(_RECORDS)))
+
+    def commit(self) -> None:
+        """Let them count."""
+        self._then(self._commit)
+
+    def begin_again(self) -> None:
+        """Write records that were written before: they would count twice."""
+        self._then(lambda: self._write(self._producers.again(_RECORDS)))
+
+    def abort(self) -> None:
+        """Let them never count."""
+        self._then(lambda: self._persist(self._producer.abort_transaction))
+
+    def vanish(self) -> None:
+        """Die with a transaction open; who comes back under its name aborts that."""
+        self._then(self._join)
+
+    def await_all(self) -> None:
+        """Wait until everything that was asked for is done.
+
+        Raises:
+            KafkaException: If Kafka refused it for good.
+        """
+        for operation in self._operations:
+            operation.result()
+        self._operations.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def _join(self) -> None:
+        self._producer = Producer(self._properties)
+        self._persist(self._producer.init_transactions)
+
+    def _write(self, values: list[bytes]) -> None:
+        self._open = values
+        self._producer.begin_transaction()
+        for number, value in enumerate(values):
+            stream, partition = self._places[number % len(self._places)]
+            self._producer.produce(stream, value, partition=partition)
+
+    def _commit(self) -> None:
+        while True:
+            try:
+                self._persist(self._producer.commit_transaction)
+            except KafkaException as raised:
+                if not raised.args[0].txn_requires_abort():
+                    raise
+                self._persist(self._producer.abort_transaction)
+                self._write(self._open)
+            else:
+                return
+
+    def _persist(self, call: Callable[[float], object]) -> None:
+        """Call until Kafka, which may be away, has answered."""
+        while True:
+            try:
+                call(_CALL_S)
+            except KafkaException as raised:
+                if not raised.args[0].retriable():
+                    raise
+            else:
+                return
+
+    def _then(self, do: Callable[[], None]) -> None:
+        self._operations.append(self._thread.submit(do))

@@ -1,0 +1,119 @@
+"""Counts what a job has learned, in its updates topic: the audit that anybody may read."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.core.messages import Lead, UpdateApplied
+from common.core.spans import Partition
+from common.topics.names import updates_topic
+from common.wire import messages as wire
+from load.harness.stack import NotMeasuredError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from common.ports.servers import Log
+
+_READ_RECORDS = 1000
+_READ_S = 0.1
+
+
+class Pace(NamedTuple):
+    """What was applied between the first update and the last one of a measurement."""
+
+    updates: int
+    samples: int
+    seconds: float
+
+    @property
+    def updates_per_s(self) -> float:
+        """Rate of updates."""
+        return self.updates / self.seconds
+
+    @property
+    def samples_per_s(self) -> float:
+        """Rate of records that became part of an update."""
+        return self.samples / self.seconds
+
+
+class UpdatesMeter:
+    """Reads a job's updates as they are applied; belongs to one thread.
+
+    Args:
+        log: Kafka.
+        job: The job's name.
+    """
+
+    def __init__(self, log: Log, job: str) -> None:
+        self._job = job
+        self._tail = log.tail(Partition(updates_topic(job), 0), 0)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._tail.close()
+
+    def await_quiet(self, quiet_s: float, timeout_s: float) -> None:
+        """Read on until no update has come for `quiet_s`.
+
+        Raises:
+            NotMeasuredError: If there was no such time.
+        """
+        deadline = time.monotonic() + timeout_s
+        quiet_until = time.monotonic() + quiet_s
+        while time.monotonic() < quiet_until:
+            if self._read():
+                quiet_until = time.monotonic() + quiet_s
+            if time.monotonic() > deadline:
+                raise NotMeasuredError(f"{self._job} did not come to rest in {timeout_s:g} s")
+
+    def await_workers(self, names: Iterable[str], decided: int, timeout_s: float) -> None:
+        """Read on until every worker's batches have been used that came after some point.
+
+        Args:
+            names: The workers.
+            decided: Control offset; earlier batches do not matter.
+            timeout_s: How long to wait.
+
+        Raises:
+            NotMeasuredError: If it took longer; names the workers.
+        """
+        deadline = time.monotonic() + timeout_s
+        still = set(names)
+        while still:
+            for update in self._read():
+                still.difference_update(b.worker for b in update.batches if b.offset >= decided)
+            if still and time.monotonic() > deadline:
+                missing = ", ".join(sorted(still))
+                raise NotMeasuredError(f"{self._job}: no batch of {missing} in {timeout_s:g} s")
+
+    def measure(self, seconds: float) -> Pace:
+        """Count from the next update on, which is not counted itself.
+
+        Raises:
+            NotMeasuredError: If no two came.
+        """
+        started = ended = time.monotonic()
+        deadline = started + seconds
+        updates, samples, begun = 0, 0, False
+        while time.monotonic() < deadline:
+            read = self._read()
+            if not read:
+                continue
+            ended = time.monotonic()
+            if begun:
+                updates += len(read)
+                samples += sum(update.samples for update in read)
+            else:
+                started, begun, deadline = ended, True, ended + seconds
+        if not updates:
+            raise NotMeasuredError(f"{self._job} made no two updates in {seconds:g} s")
+        return Pace(updates, samples, ended - started)
+
+    def _read(self) -> list[UpdateApplied]:
+        records = self._tail.read(_READ_RECORDS, _READ_S)
+        audit = [wire.decode_audit(record.value) for record in records if record.value is not None]
+        if any(isinstance(record, Lead) and record.after >= 0 for record in audit):
+            raise NotMeasuredError(f"the leader of {self._job} changed: its updates are void")
+        return [record for record in audit if isinstance(record, UpdateApplied)]

@@ -1,0 +1,188 @@
+"""Sees a job's rounds from outside as they happen: who was asked for what, and when it was applied.
+
+A trigger is seen when a reader of the board has it in hand, an update when a reader of the updates
+topic has: about a millisecond after the one, two after the other. All times are of `monotonic`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from common.core.messages import ModelId, TriggerId, UpdateApplied
+from common.core.spans import Partition
+from common.errors import DollError
+from common.topics.names import updates_topic
+from common.wire import messages as wire
+from load.harness.stack import NotMeasuredError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.core.messages import Batch, UpdateTrigger
+    from common.ports.servers import Board, Log
+
+_WAIT_S = 0.2  # of one read: how soon a thread notices that it is over
+_READ_RECORDS = 100
+
+
+@dataclass(slots=True)
+class SeenRound:
+    """One update in flight: the triggers for its model, and its update once there is one."""
+
+    model: ModelId
+    triggers: list[tuple[float, UpdateTrigger]] = field(default_factory=list)  # when seen, which
+    applied_at: float | None = None
+
+    @property
+    def began_at(self) -> float:
+        """When its first trigger was seen."""
+        return self.triggers[0][0]
+
+    @property
+    def seconds(self) -> float:
+        """From its first trigger to its update.
+
+        Raises:
+            ValueError: If it was not applied.
+        """
+        if self.applied_at is None:
+            raise ValueError(f"the round of {tuple(self.model)} was not applied")
+        return self.applied_at - self.began_at
+
+    def asked_of(self, worker: str) -> tuple[Batch, ...]:
+        """What its first trigger put into a worker's hands."""
+        orders = self.triggers[0][1].orders
+        return tuple(b for order in orders if order.worker == worker for b in order.batches)
+
+    def most_asked(self) -> int:
+        """Batches that one worker was asked for: so many gradients one after the other."""
+        asked = Counter[str]()
+        for _, trigger in self.triggers:
+            for order in trigger.orders:
+                asked[order.worker] += len(order.batches)
+        return max(asked.values())
+
+    def given_again_at(self, batches: tuple[Batch, ...], away_from: str) -> float | None:
+        """When somebody else was asked for one of these batches, None if nobody was."""
+        offsets = {batch.offset for batch in batches}
+        for at, trigger in self.triggers[1:]:
+            for order in trigger.orders:
+                if order.worker != away_from and any(b.offset in offsets for b in order.batches):
+                    return at
+        return None
+
+
+class Witness:
+    """Follows a job's board and its updates topic with threads of its own, from the job's begin.
+
+    Args:
+        board: The job's board.
+        log: Kafka.
+        job: The job's name.
+    """
+
+    def __init__(self, board: Board, log: Log, job: str) -> None:
+        self._board = board
+        self._tail = log.tail(Partition(updates_topic(job), 0), 0)
+        self._rounds = list[SeenRound]()
+        self._by_model = dict[ModelId, SeenRound]()
+        self._news = threading.Condition()
+        self._over = False
+        self._fault: Exception | None = None
+        self._heard = TriggerId(-1, 0)
+        self._threads = [
+            threading.Thread(target=self._follow, args=(read,), daemon=True)
+            for read in (self._read_triggers, self._read_updates)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._over = True
+        for thread in self._threads:
+            thread.join()
+        self._tail.close()
+
+    def rounds(self) -> list[SeenRound]:
+        """All rounds so far, in the order in which they began."""
+        with self._news:
+            return list(self._rounds)
+
+    def await_begun(
+        self, fits: Callable[[SeenRound], bool], timeout_s: float, what: str
+    ) -> SeenRound:
+        """Wait for a round that begins from now on and fits.
+
+        Raises:
+            NotMeasuredError: If there was none in time.
+        """
+        found = list[SeenRound]()
+        with self._news:
+            looked_at = len(self._rounds)
+
+            def begun() -> bool:
+                nonlocal looked_at
+                found.extend(filter(fits, self._rounds[looked_at:]))
+                looked_at = len(self._rounds)
+                return bool(found)
+
+            self._wait_for(begun, timeout_s, what)
+        return found[0]
+
+    def await_applied(self, rounds: list[SeenRound], timeout_s: float) -> None:
+        """Wait until these rounds are over.
+
+        Raises:
+            NotMeasuredError: If they were not in time.
+        """
+        with self._news:
+            self._wait_for(
+                lambda: all(each.applied_at is not None for each in rounds),
+                timeout_s,
+                "the update in flight",
+            )
+
+    def _wait_for(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+        came = self._news.wait_for(lambda: self._fault is not None or condition(), timeout_s)
+        if self._fault is not None:
+            raise NotMeasuredError(f"the witness is blind: {self._fault}") from self._fault
+        if not came:
+            raise NotMeasuredError(f"waited {timeout_s:g} s in vain: {what}")
+
+    def _follow(self, read: Callable[[], None]) -> None:
+        try:
+            while not self._over:
+                read()
+        except DollError as fault:
+            with self._news:
+                self._fault = fault
+                self._news.notify_all()
+
+    def _read_triggers(self) -> None:
+        triggers = self._board.triggers(self._heard, _WAIT_S)
+        at = monotonic()
+        with self._news:
+            for trigger in triggers:
+                self._heard = trigger.id
+                if trigger.model not in self._by_model:
+                    self._by_model[trigger.model] = SeenRound(trigger.model)
+                    self._rounds.append(self._by_model[trigger.model])
+                self._by_model[trigger.model].triggers.append((at, trigger))
+            self._news.notify_all()
+
+    def _read_updates(self) -> None:
+        records = self._tail.read(_READ_RECORDS, _WAIT_S)
+        at = monotonic()
+        with self._news:
+            for record in records:
+                audit = wire.decode_audit(record.value or b"")
+                if isinstance(audit, UpdateApplied):
+                    round_ = self._by_model.get(ModelId(audit.epoch, audit.version - 1))
+                    if round_ is not None and round_.applied_at is None:
+                        round_.applied_at = at
+            self._news.notify_all()

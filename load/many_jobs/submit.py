@@ -1,0 +1,117 @@
+"""Many jobs submitted: how long `doll job submit` takes, its process's start not counted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from statistics import median
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from common.embedded.services import environment_of
+from common.jobs.spec import parse_job
+from common.jobs.store import JobBook
+from common.ports.servers import NewTopic
+from common.runtime.connect import open_log
+from load.harness import report
+from load.harness.stack import NotMeasuredError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from load.harness.stack import Servers
+
+SUBMITTED_S = 0.2  # the last of all jobs, by the command
+_COMMANDS = 5  # the last jobs are submitted by processes of their own
+_STREAM = "submitted"
+_PARTITIONS = 4
+_SPEC = f"""
+name: {{name}}
+streams: [{_STREAM}]
+records:
+  fields: {{{{features: {{{{dtype: float32, shape: [41]}}}}, label: {{{{dtype: int64}}}}}}}}
+task: {{{{name: tabular-mlp, classes: 2}}}}
+batch_size: 256
+group_size: 20
+optimizer: {{{{name: adam, learning_rate: 1.0e-3}}}}
+stop: {{{{deadline_s: 86400}}}}
+"""
+# Its start is what every command takes: the interpreter, the libraries, the command line's parser.
+_COMMAND = """\
+import sys
+from time import monotonic
+import typer.main
+import common.adapters.kafka, services.cli.system.direct
+from common.runtime.connect import connect
+from services.cli.app import app
+from services.cli.system.outside import Ways
+command = typer.main.get_command(app)
+began = monotonic()
+command(["job", "submit", *sys.argv[1:]], obj=Ways(connect), standalone_mode=False)
+print(f"took {monotonic() - began}")
+"""
+
+
+@dataclass(frozen=True)
+class SubmitFound:
+    """What was measured."""
+
+    jobs: int
+    here_s: tuple[float, ...]  # each job that one process submitted, in order
+    commands_s: tuple[float, ...]  # each of the last, by a process of its own
+
+    def short(self) -> list[str]:
+        """What falls short of what is required."""
+        took_s = median(self.commands_s)
+        if took_s <= SUBMITTED_S:
+            return []
+        return [f"`doll job submit` took {took_s:.2f} s, required {SUBMITTED_S:.1f} s"]
+
+    def as_data(self) -> dict[str, Any]:
+        """For scripts."""
+        return asdict(self)
+
+    def print(self, kafka: str) -> None:
+        """For people."""
+        rows = [
+            ("`doll job submit`, median, s", f"{median(self.commands_s):.3f}"),
+            ("`doll job submit`, longest, s", f"{max(self.commands_s):.3f}"),
+            ("one process for many, median, s", f"{median(self.here_s):.3f}"),
+            ("one process for many, its last, s", f"{self.here_s[-1]:.3f}"),
+        ]
+        report.draw(f"The last of {self.jobs} jobs submitted; {kafka}", ("", ""), rows)
+
+
+def measure_submit(on: Servers, folder: Path, jobs: int = 100) -> SubmitFound:
+    """Submit jobs, most of them by this process, the last ones by commands.
+
+    Raises:
+        NotMeasuredError: If a command failed.
+    """
+    here_s = list[float]()
+    with closing(open_log(on.settings, "load")) as log:
+        log.create_topics([NewTopic(_STREAM, _PARTITIONS)])
+        with closing(JobBook(log)) as book:
+            for number in range(jobs - _COMMANDS):
+                began = monotonic()
+                book.submit(parse_job(_SPEC.format(name=f"submit-{number}")))
+                here_s.append(monotonic() - began)
+    commands_s = tuple(
+        _submitted(on, folder, f"submit-{number}") for number in range(jobs - _COMMANDS, jobs)
+    )
+    return SubmitFound(jobs, tuple(here_s), commands_s)
+
+
+def _submitted(on: Servers, folder: Path, name: str) -> float:
+    """How long the command took for a job, in seconds."""
+    file = folder / f"{name}.yaml"
+    file.write_text(_SPEC.format(name=name))
+    command = (sys.executable, "-c", _COMMAND, str(file))
+    environment = environment_of(on.settings)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 -- our own command line
+    *_, last = done.stdout.splitlines() or [""]
+    if done.returncode or not last.startswith("took "):
+        raise NotMeasuredError(f"`doll job submit` failed: {done.stderr[-500:]}")
+    return float(last.removeprefix("took "))

@@ -1,0 +1,164 @@
+"""A small demo that Prometheus watches: all services on this machine, and something of everything.
+
+Two streams of digits, now and then a record that does not decode; a coordinator and its standby;
+two workers started by hand, and those that a provisioner rents; an evaluator with a test set.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import ExitStack, contextmanager
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from common.config.settings import Settings
+from common.config.yaml_file import as_json, load_text
+from common.datasets.digits import load_digits
+from common.embedded.redis import free_port
+from common.embedded.services import Service, stop_all
+from common.embedded.stack import EmbeddedStack
+from common.jobs.build import codec_of
+from common.jobs.spec import job_from_json
+from common.jobs.store import JobBook
+from common.ports.servers import NewTopic
+from common.runtime.connect import open_log
+from load.monitoring.prometheus import Prometheus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from common.embedded.services import Kind
+    from common.jobs.spec import JobSpec
+    from common.ports.servers import Log
+
+ALERTS = Path(__file__).parents[2] / "deploy/prometheus/alerts.yml"
+
+_JOB = """
+name: digits
+streams: [clinic-a, clinic-b]
+records:
+  codec: tensor
+  fields: {image: {dtype: uint8, shape: [1, 8, 8]}, label: {dtype: int64}}
+task: {name: image-classifier, classes: 10}
+batch_size: 16
+group_size: 4
+optimizer: {name: adam, learning_rate: 4.0e-3}
+stop: {updates: 4000, deadline_s: 1200}
+checkpoint: {every_s: 5}
+batch_linger_s: 1.0
+group_linger_s: 1.0
+evaluation: {every_updates: 20, stream: clinic-test, records: 300, sample: 32}
+provisioning: {workers: 2, review_s: 2}
+"""
+_MARKET = """
+fleet: process
+on_demand: {usd_per_hour: 0.239, start_up_s: 4}
+spot:
+  - {name: spot, usd_per_hour: 0.08, availability: 0.8, cycle_s: 40, start_up_s: 4}
+process: {availability: 0.8, cycle_s: 40}
+"""
+_PARTITIONS = 4
+_TICK_S = 0.05
+_GARBAGE_EVERY = 500  # records
+
+
+class Demo(NamedTuple):
+    """What runs."""
+
+    job: str
+    prometheus: Prometheus
+    workers: Sequence[Service]
+
+
+@contextmanager
+def watched_demo(
+    program: str, folder: Path, records_per_s: float, coordinators: int = 2
+) -> Iterator[Demo]:
+    """Start it all, and end it.
+
+    Args:
+        program: Prometheus.
+        folder: For logs and data; there is none of this name yet, or it is empty.
+        records_per_s: Of both streams together.
+        coordinators: One leads.
+
+    Raises:
+        UnavailableError: If something does not start.
+    """
+    logs = folder / "logs"
+    logs.mkdir(parents=True)
+    (folder / "market.yaml").write_text(_MARKET)
+    with ExitStack() as parts:
+        stack = parts.enter_context(EmbeddedStack(Settings(threads=1), blobs=folder / "blobs"))
+        settings = stack.settings.model_copy(
+            update={
+                "market": str(folder / "market.yaml"),
+                "fleet_directory": str(folder / "machines"),
+                "owner_pid": os.getpid(),
+                "api_port": free_port(),
+            }
+        )
+        log = open_log(settings)
+        spec = job_from_json(as_json(load_text(_JOB)))
+        feeder = _Feeder(log, spec, records_per_s)
+        JobBook(log).submit(spec)
+        parts.callback(feeder.stop)
+        wanted: tuple[tuple[Kind, int], ...] = (
+            *(("coordinator", coordinators), ("worker", 2), ("provisioner", 1)),
+            *(("evaluator", 1), ("admin", 1)),
+        )
+        ports = dict[str, list[int]]()
+        services = list[Service]()
+        parts.callback(stop_all, services)
+        for kind, count in wanted:
+            for number in range(1, count + 1):
+                port = free_port()
+                ports.setdefault(kind, []).append(port)
+                own = settings.model_copy(update={"metrics_port": port})
+                services.append(Service(kind, f"{kind}-{number}", own, logs))
+        prometheus = Prometheus(program, folder / "prometheus", ports, ALERTS)
+        parts.enter_context(prometheus)
+        workers = [service for service in services if service.name.startswith("worker")]
+        yield Demo(spec.name, prometheus, workers)
+
+
+class _Feeder:
+    """Writes digits into the streams at a rate until it is stopped; the test set first."""
+
+    def __init__(self, log: Log, spec: JobSpec, records_per_s: float) -> None:
+        digits, codec = load_digits(), codec_of(spec)
+        self._values = list(codec.encode(digits.train))
+        self._places = [(stream, n) for stream in spec.streams for n in range(_PARTITIONS)]
+        self._records_per_s = records_per_s
+        self._writer = log.writer()
+        for stream in spec.streams:
+            log.create_topics([NewTopic(stream, _PARTITIONS)])
+        if spec.evaluation is not None:
+            log.create_topics([NewTopic(spec.evaluation.stream)])
+            for value in codec.encode(digits.held_out):
+                self._writer.append(spec.evaluation.stream, value, partition=0)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write no more."""
+        self._stopped.set()
+        self._thread.join()
+        self._writer.close()
+
+    def _run(self) -> None:
+        values, places, written, due = cycle(self._values), cycle(self._places), 0, 0.0
+        random = np.random.default_rng(0)
+        while not self._stopped.wait(_TICK_S):
+            due += random.poisson(self._records_per_s * _TICK_S)
+            while written < due:
+                (stream, partition), value = next(places), next(values)
+                self._writer.append(stream, value, partition=partition)
+                written += 1
+                if written % _GARBAGE_EVERY == 0:
+                    self._writer.append(stream, b"no digit", partition=partition)

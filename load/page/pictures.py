@@ -1,0 +1,123 @@
+"""Takes the pictures of docs/page.md, in a real Chromium, of a made-up job.
+
+    python -m load.page.pictures             # writes docs/page-laptop.png and docs/page-phone.png
+    python -m load.page.pictures --dark --out out    # as those see it whose screen is dark
+
+Exit status: 0 taken; 2 there is no Chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import FloatRect, ViewportSize, sync_playwright
+
+from load.page.service import PageService, served
+from load.page.world import make_record, make_world
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser
+
+    from load.page.world import World
+
+_DOCS = Path(__file__).parents[2] / "docs"
+_OPTIONS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--force-color-profile=srgb",
+)
+_SIZES = {
+    "laptop": (ViewportSize(width=1280, height=800), 1.0),
+    "phone": (ViewportSize(width=390, height=844), 2.0),
+}
+_CARDS = {"laptop": 7, "phone": 3}  # that a picture shows, each of them whole
+_MARGIN = 8  # below the last one
+
+
+def chromium() -> str | None:
+    """Where the system's Chromium is."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@contextmanager
+def browser(executable: str) -> Iterator[Browser]:
+    """A Chromium that calls nobody but whom its pages do."""
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=executable, args=list(_OPTIONS))
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+def some_jobs(now_s: float) -> dict[str, World]:
+    """A job on rented machines and two others, so that a list is one."""
+    by_hand = make_world("clicks", now_s, seed=3, rented=False)
+    by_hand.record = make_record(
+        "clicks", now_s, "paused", "until the schema of clicks-eu is repaired", rented=False
+    )
+    done = make_world("spam-2026-10", now_s, seed=5)
+    done.record = done.record._replace(
+        wanted="stopped", reason="reached stop.loss: 0.144 is below 0.145"
+    )
+    return {"clicks": by_hand, "fraud": make_world("fraud", now_s), "spam-2026-10": done}
+
+
+def main() -> int:
+    """Take them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=_DOCS, help="default: docs")
+    parser.add_argument("--dark", action="store_true")
+    parser.add_argument("--whole", action="store_true", help="the page to its end, and the list")
+    given = parser.parse_args()
+    executable = chromium()
+    if executable is None:
+        print("there is no Chromium", file=sys.stderr)
+        return 2
+    service = PageService(some_jobs(time.time()))
+    with served(service) as address, browser(executable) as opened, service.training("fraud"):
+        for name, (size, scale) in _SIZES.items():
+            context = opened.new_context(
+                viewport=size,
+                device_scale_factor=scale,
+                is_mobile=name == "phone",
+                has_touch=name == "phone",
+                color_scheme="dark" if given.dark else "light",
+                timezone_id="Europe/Berlin",
+                http_credentials={"username": "me", "password": service.key},
+            )
+            page = context.new_page()
+            page.on("console", lambda message: print(message.text))
+            page.goto(f"{address}/#/jobs/fraud")
+            page.locator(".chart.lanes").scroll_into_view_if_needed()
+            for chart in page.locator(".chart").all():
+                chart.scroll_into_view_if_needed()
+                chart.locator(".main-svg").first.wait_for()
+            page.evaluate("scrollTo(0, 0)")
+            page.wait_for_timeout(12_000)  # rates are those of the last 10 s
+            last = page.locator(".card").nth(_CARDS[name] - 1)
+            bottom: float = last.evaluate("card => card.getBoundingClientRect().bottom")
+            clip = FloatRect(x=0, y=0, width=size["width"], height=bottom + _MARGIN)
+            page.screenshot(
+                path=given.out / f"page-{name}.png",
+                full_page=True,
+                clip=None if given.whole else clip,
+            )
+            if given.whole:
+                page.goto(f"{address}/#/")
+                page.locator(".jobs a").nth(2).wait_for()
+                page.screenshot(path=given.out / f"page-{name}-list.png", full_page=True)
+            context.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

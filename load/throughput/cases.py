@@ -1,0 +1,89 @@
+"""What the pipeline is measured with: a model, its records, and the job that trains it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.config.yaml_file import as_json
+from common.datasets.readers import read_records
+from common.jobs.spec import job_from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from common.datasets.records import Records
+    from common.jobs.spec import JobSpec
+
+_RECORDS = 16_384  # in memory; speed does not depend on how many there are once no cache holds them
+_IMAGES = "mnist-train-00000-47999-images-idx3-ubyte.gz"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model and its records."""
+
+    name: str
+    task: str
+    options: Mapping[str, object]  # the task's, sizes included
+    fields: Mapping[str, Mapping[str, object]]
+    learning_rate: float = 1e-3  # Adam's
+    batch_size: int = 256  # b
+    group_size: int = 4  # K
+
+    def job(self, name: str, topic: str) -> JobSpec:
+        """The job that trains it from a topic."""
+        return job_from_json(
+            as_json(
+                {
+                    "name": name,
+                    "streams": [topic],
+                    "records": {"codec": "tensor", "fields": dict(self.fields)},
+                    "task": {"name": self.task, "classes": self.options["classes"]},
+                    "batch_size": self.batch_size,
+                    "group_size": self.group_size,
+                    "optimizer": {"name": "adam", "learning_rate": self.learning_rate},
+                }
+            )
+        )
+
+
+CASES = {
+    "cnn": Case(
+        "cnn",
+        "image-classifier",
+        {"classes": 10, "channels": 1, "height": 28, "width": 28},
+        {"image": {"dtype": "uint8", "shape": [1, 28, 28]}, "label": {"dtype": "int64"}},
+    ),
+    "logistic": Case(
+        "logistic",
+        "logistic-regression",
+        {"classes": 2, "features": 41},
+        {"features": {"dtype": "float32", "shape": [41]}, "label": {"dtype": "int64"}},
+    ),
+}
+
+
+def find_records(case: Case, data: Path | None, seed: int) -> Records:
+    """The case's records: handwritten digits from a folder that holds MNIST, else random numbers.
+
+    Args:
+        case: Which.
+        data: The folder. A gradient takes as long for noise as for digits.
+        seed: Which records, and in which order.
+    """
+    rng = np.random.default_rng(seed)
+    if case.name == "cnn" and data is not None:
+        digits = read_records(data / _IMAGES)
+        rows = rng.permutation(len(digits["label"]))[:_RECORDS]
+        # Copied to have the strides that decoded records have: numpy's choice for the one channel
+        # would let torch take it for its channels-last format, with gradients 25 % faster.
+        return {name: column[rows].copy() for name, column in digits.items()}
+    labels = rng.integers(0, 2, _RECORDS)
+    if case.name == "cnn":
+        images = rng.integers(0, 256, (_RECORDS, 1, 28, 28), np.uint8)
+        return {"image": images, "label": labels}
+    return {"features": rng.standard_normal((_RECORDS, 41), np.float32), "label": labels}

@@ -1,0 +1,134 @@
+"""What the pipeline's speed is held against; each runs for a while and else stands still."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from common.core.events import Assigned
+from common.ports.servers import Fetched
+from load.harness.processor import Block, Processor
+from load.harness.stack import NotMeasuredError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from common.core.spans import Partition
+    from common.learning.codecs import Codec
+    from common.ports.servers import Bounds, Log, StreamReader
+
+_BASELINE = Path(__file__).with_name("baseline.py")
+_POLL_RECORDS = 2000  # as the workers ask for
+_POLL_S = 0.05  # likewise
+_JOIN_S = 30.0
+
+
+class Reference(Protocol):
+    """Something with a speed."""
+
+    name: str
+
+    def run(self, seconds: float) -> Block:
+        """Run for a while."""
+
+
+class PlainLoops:
+    """Processes of one thread that train on records in memory, side by side.
+
+    Args:
+        case: Name of the case.
+        data: Folder of its records, or None.
+        processes: How many.
+    """
+
+    def __init__(self, case: str, data: Path | None, processes: int) -> None:
+        self.name = f"{processes} plain PyTorch loops"
+        self._processes = [
+            subprocess.Popen(  # noqa: S603 -- our own command line, no shell
+                [sys.executable, str(_BASELINE), case, str(data or "")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                bufsize=1,
+            )
+            for _ in range(processes)
+        ]
+        self._pids = {f"loop-{n}": process.pid for n, process in enumerate(self._processes)}
+        self.run(0.1)  # all have loaded what they need
+
+    def run(self, seconds: float) -> Block:
+        """Let all train at once."""
+        processor = Processor(self._pids)
+        for process in self._processes:
+            assert process.stdin is not None  # noqa: S101 -- opened above
+            process.stdin.write(f"{seconds}\n")
+        records_per_s = sum(map(_answer, self._processes))
+        return Block(records_per_s, processor.cores())
+
+    def close(self) -> None:
+        """End them."""
+        for process in self._processes:
+            process.communicate()
+
+
+class LoneReader:
+    """One consumer that reads and decodes all partitions from the start, and does nothing else.
+
+    Args:
+        log: Kafka.
+        topic: What it reads.
+        codec: Decodes.
+    """
+
+    name = "one consumer that reads and decodes"
+
+    def __init__(self, log: Log, topic: str, codec: Codec) -> None:
+        self._log = log
+        self._topic = topic
+        self._codec = codec
+
+    def run(self, seconds: float) -> Block:
+        """Join a group of its own, read until the time or the topic is over, leave.
+
+        The clock runs from the first records, which are not counted, to the last.
+        """
+        places = self._log.partitions(self._topic)
+        bounds = {place: self._log.bounds(place) for place in places}
+        left = sum(bound.end - bound.start for bound in bounds.values())
+        reader = self._log.stream("load-reader", [self._topic], "reader")
+        try:
+            left -= self._read(reader, bounds, time.perf_counter() + _JOIN_S)
+            processor, started = Processor({"reader": os.getpid()}), time.perf_counter()
+            records, ended = 0, started
+            while left > records and ended < started + seconds:
+                records += self._read(reader, bounds, ended + _JOIN_S)
+                ended = time.perf_counter()
+            return Block(records / (ended - started), processor.cores())
+        finally:
+            reader.close()
+
+    def _read(self, reader: StreamReader, bounds: Mapping[Partition, Bounds], until: float) -> int:
+        """Wait for records, decode them, and say how many they are."""
+        found = 0
+        while not found:
+            for event in reader.poll(_POLL_RECORDS, _POLL_S):
+                if isinstance(event, Assigned):
+                    reader.place({place: bounds[place].start for place in event.partitions})
+                elif isinstance(event, Fetched):
+                    self._codec.decode(event.values)
+                    found += len(event.values)
+            if not found and time.perf_counter() > until:
+                raise NotMeasuredError(f"a reader of {self._topic} got nothing for {_JOIN_S:g} s")
+        return found
+
+
+def _answer(process: subprocess.Popen[str]) -> float:
+    assert process.stdout is not None  # noqa: S101 -- opened with it
+    words = process.stdout.readline().split()
+    if len(words) != 2:
+        raise NotMeasuredError("a baseline process has ended")
+    return int(words[0]) / float(words[1])

@@ -1,0 +1,145 @@
+"""What evaluators told of a job's versions: the newest, and how it went, in bounded memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.api.answers import (
+    DriftAnswer,
+    EvaluationAnswer,
+    EvaluationCurves,
+    PrequentialCurve,
+)
+from common.core.messages import Drifted, Evaluated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from common.core.messages import ModelId
+
+TESTS = 2000  # kept; of more, every second one goes
+PREDICTIONS = 400  # likewise, of each stream
+DRIFTS = 200  # the last
+
+
+class Point(NamedTuple):
+    """How good one version is."""
+
+    model: ModelId
+    at_s: float
+    records: int
+    means: dict[str, float]
+
+
+class Series:
+    """Points by version, ascending; several evaluators may tell the same one.
+
+    Args:
+        capacity: Points kept, at most.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self.points = list[Point]()
+
+    @property
+    def newest(self) -> Point | None:
+        """The last one."""
+        return self.points[-1] if self.points else None
+
+    def add(self, point: Point) -> None:
+        """Take in one more; it is passed over where a later version is there."""
+        version = point.model.version
+        if self.points and self.points[-1].model.version >= version:
+            return
+        self.points.append(point)
+        if len(self.points) > self._capacity:
+            self.points = self.points[self._capacity % 2 :: 2]  # the newest stays
+
+    def take_back(self, version: int) -> None:
+        """Forget all versions above one."""
+        while self.points and self.points[-1].model.version > version:
+            self.points.pop()
+
+    def columns(self) -> dict[str, tuple[float | None, ...]]:
+        """The values of each metric, one for each point."""
+        names = sorted({name for point in self.points for name in point.means})
+        return {name: tuple(point.means.get(name) for point in self.points) for name in names}
+
+
+class Evaluations:
+    """All that was told of effective versions.
+
+    Args:
+        streams: The job's.
+    """
+
+    def __init__(self, streams: Iterable[str]) -> None:
+        self._tests = Series(TESTS)
+        self._predictions = {stream: Series(PREDICTIONS) for stream in streams}
+        self._drifts = deque[Drifted](maxlen=DRIFTS)
+
+    def feed(self, record: Evaluated | Drifted) -> None:
+        """Take in what was told of an effective version."""
+        if isinstance(record, Drifted):
+            self._drifts.append(record)
+            return
+        if record.test:
+            self._tests.add(Point(record.model, record.at_s, record.records, record.test))
+        for stream, means in record.prequential.items():
+            if stream in self._predictions:
+                self._predictions[stream].add(Point(record.model, record.at_s, 0, means))
+
+    def take_back(self, version: int) -> None:
+        """Forget all that was told of versions above one."""
+        for series in (self._tests, *self._predictions.values()):
+            series.take_back(version)
+        while self._drifts and self._drifts[-1].model.version > version:
+            self._drifts.pop()
+
+    def latest(self) -> EvaluationAnswer | None:
+        """The newest; None: nothing was told yet."""
+        test = self._tests.newest
+        by_stream = {name: series.newest for name, series in self._predictions.items()}
+        found = {name: point for name, point in by_stream.items() if point is not None}
+        if test is None and not found:
+            return None
+        return EvaluationAnswer(
+            version=None if test is None else test.model.version,
+            at_s=None if test is None else test.at_s,
+            records=0 if test is None else test.records,
+            test={} if test is None else test.means,
+            prequential={name: point.means for name, point in found.items()},
+            predicted=max((point.model.version for point in found.values()), default=None),
+            drifts=len(self._drifts),
+        )
+
+    def curves(self) -> EvaluationCurves:
+        """Everything over time."""
+        tests = self._tests.points
+        return EvaluationCurves(
+            at_s=tuple(point.at_s for point in tests),
+            version=tuple(point.model.version for point in tests),
+            test=self._tests.columns(),
+            prequential=tuple(
+                PrequentialCurve(
+                    stream=stream,
+                    at_s=tuple(point.at_s for point in series.points),
+                    version=tuple(point.model.version for point in series.points),
+                    metrics=series.columns(),
+                )
+                for stream, series in self._predictions.items()
+                if series.points
+            ),
+            drifts=tuple(
+                DriftAnswer(
+                    stream=drift.stream,
+                    version=drift.model.version,
+                    at_s=drift.at_s,
+                    before=drift.before,
+                    after=drift.after,
+                )
+                for drift in self._drifts
+            ),
+        )

@@ -1,0 +1,187 @@
+"""What is known of one job: a pure fold over its topics, and looks at the rest.
+
+`common.jobs.progress` says how it is and how far. What only this service tells is here: curves over
+time, machines and money, verdicts of evaluators. Memory is bounded however long the job runs, but
+for what `FleetLedger` keeps of each machine. Times are arguments.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.api.answers import (
+    CurvesAnswer,
+    LagCurve,
+    Progress,
+    StreamAnswer,
+    StreamsAnswer,
+    UpdateAnswer,
+    UpdatesPage,
+    WorkersAnswer,
+)
+from common.core.messages import Drifted, Evaluated, UpdateApplied
+from common.jobs.progress import KEPT, JobProgress
+from common.provisioning.ledger import FleetLedger
+from services.admin.live.course import Course
+from services.admin.live.evaluations import Evaluations
+from services.admin.live.machines import lives_of, workers_of
+from services.admin.live.thinned import Thinned
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from common.core.messages import AuditRecord
+    from common.jobs.progress import Look
+    from common.jobs.store import JobRecord
+    from common.provisioning.records import PlanRecord
+
+
+class LagSample(NamedTuple):
+    """All streams at one time, in their order."""
+
+    at_s: float
+    lag: tuple[int | None, ...]
+
+
+class JobView:
+    """One job. For one thread at a time.
+
+    Attributes:
+        job: How it is, and how far.
+        ledger: Its machines.
+
+    Args:
+        record: The job, as it is now.
+        updates_start: Offset of the first record of its updates topic that is still there.
+        control_start: Likewise of its control topic.
+        minimum_billing_s: What a machine costs at least, by pool.
+        kept: Updates that are kept singly; of older ones curves and sums remain.
+    """
+
+    def __init__(
+        self,
+        record: JobRecord,
+        updates_start: int = 0,
+        control_start: int = 0,
+        minimum_billing_s: Mapping[str, float] | None = None,
+        kept: int = KEPT,
+    ) -> None:
+        self.job = JobProgress(record, updates_start, control_start, kept)
+        self.ledger = FleetLedger(minimum_billing_s)
+        self._course = Course()
+        self._lags = Thinned[LagSample]()
+        self._evaluations = Evaluations(record.spec.streams)
+
+    # --- what happens ----------------------------------------------------------------------------
+
+    def feed_update(
+        self, offset: int, record: AuditRecord | None, written_s: float | None, seen_s: float
+    ) -> bool:
+        """Fold a record of the updates topic (None: does not parse); True where it counts.
+
+        Args:
+            offset: Its own.
+            record: What it says.
+            written_s: Its timestamp; None: nobody knows.
+            seen_s: When it came, or for records from before we looked, when it was written.
+
+        Raises:
+            ValueError: If `offset` was fed before.
+        """
+        before = self.job.version
+        if not self.job.feed_update(offset, record, written_s, seen_s):
+            if not isinstance(record, Evaluated | Drifted) or not self.job.holds(record.model):
+                return False
+            self._evaluations.feed(record)
+            return True
+        if self.job.version < before:
+            self._take_back(self.job.version)
+        row = self.job.newest() if isinstance(record, UpdateApplied) else None
+        if row is not None:
+            if row.version != before + 1:  # whom the first records showed to lead did not
+                self._course = Course()
+            self._course.append(row)
+        return True
+
+    def feed_plan(self, offset: int, record: PlanRecord | None) -> bool:
+        """Fold a record of the plans topic (None: does not parse); True where it counts.
+
+        Raises:
+            ValueError: If `offset` was fed before.
+        """
+        return self.ledger.feed(offset, record)
+
+    def look(self, look: Look) -> None:
+        """Take in what the board and the streams said."""
+        self.job.look(look)
+        lags = tuple(stream.lag for stream in self.job.streams())
+        self._lags.add(LagSample(look.at_s, lags))
+
+    # --- what is told ----------------------------------------------------------------------------
+
+    def progress(self, now: float) -> Progress:
+        """How far the job is."""
+        record = self.job.record
+        return Progress(
+            **self.job.numbers(now)._asdict(),
+            done=record.reason if record.wanted == "stopped" else "",
+            evaluation=self._evaluations.latest(),
+        )
+
+    def page(self, after: int, limit: int) -> UpdatesPage:
+        """Effective updates above a version, at most so many."""
+        columns = self.job.columns
+        first = max(after + 1, columns.oldest or 1)
+        rows = list(columns.rows(first, first + limit - 1))
+        more = bool(rows) and rows[-1].version < columns.newest
+        return UpdatesPage(
+            updates=tuple(UpdateAnswer(**row._asdict()) for row in rows),
+            next=rows[-1].version if more else None,
+            newest=self.job.version,
+            oldest=columns.oldest,
+        )
+
+    def workers(self, now: float) -> WorkersAnswer:
+        """Who works, and which machines give no sign of life."""
+        look = self.job.seen
+        workers = workers_of(self.ledger, look.statuses, self.job.samples_of(now))
+        return WorkersAnswer(workers=workers, board_away=look.board_away)
+
+    def streams(self) -> StreamsAnswer:
+        """The datastreams as of the last look."""
+        return StreamsAnswer(
+            streams=tuple(StreamAnswer(**stream._asdict()) for stream in self.job.streams())
+        )
+
+    def curves(self, now: float) -> CurvesAnswer:
+        """Everything over time, thinned."""
+        points = self._course.points()
+        lags = self._lags.samples()
+        reviews = list(self.ledger.reviews)
+        if self.ledger.review is not None and self.ledger.review not in reviews[-1:]:
+            reviews.append(self.ledger.review)
+        return CurvesAnswer(
+            now_s=now,
+            update_at_s=tuple(points.at_s),
+            version=tuple(points.version),
+            loss=tuple(points.loss),
+            metrics={name: tuple(values) for name, values in points.metrics.items()},
+            updates_per_s=tuple(points.updates_per_s),
+            lag_at_s=tuple(sample.at_s for sample in lags),
+            lag=tuple(
+                LagCurve(stream=name, lag=tuple(sample.lag[index] for sample in lags))
+                for index, name in enumerate(self.job.record.spec.streams)
+            ),
+            lives=lives_of(self.ledger),
+            cost_at_s=tuple(review.at_s for review in reviews),
+            spent_usd=tuple(review.spent_usd for review in reviews),
+            on_demand_only_usd=tuple(review.on_demand_only_usd for review in reviews),
+            stability=tuple(review.stability for review in reviews),
+            running=tuple(review.running for review in reviews),
+            evaluation=self._evaluations.curves(),
+        )
+
+    def _take_back(self, version: int) -> None:
+        self._evaluations.take_back(version)
+        left = self.job.columns.rows(self._course.first_of(version), version)
+        self._course.take_back(version, left)

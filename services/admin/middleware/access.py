@@ -1,0 +1,126 @@
+"""Who may do what: API keys in the Authorization header, roles on every route.
+
+A key comes as `Authorization: Bearer KEY`, or as the password of Basic, so that a browser can open
+the page: it asks its user once, whatever the name. Nothing but health is open.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
+from urllib.parse import urlsplit
+
+from fastapi import Depends, HTTPException, Request, Security
+from fastapi.security.http import HTTPBase
+
+from common.api.keys import KeyRecord, Role
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.datastructures import Headers
+    from starlette.types import Scope
+
+OPEN = frozenset({"/healthz", "/readyz"})
+# Basic alone: Chromium takes a header for one challenge, and asks nobody where it names two.
+CHALLENGE = {"WWW-Authenticate": 'Basic realm="doll", charset="UTF-8"'}
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # change nothing
+_CALLER = "doll.caller"  # where a request carries whose key it came with
+_LONGEST = 1000  # characters of a header that is looked at
+
+
+def presented(headers: Headers) -> str | None:
+    """The key that a request came with, valid or not."""
+    scheme, _, rest = headers.get("authorization", "")[:_LONGEST].partition(" ")
+    rest = rest.strip()
+    if scheme.lower() == "bearer":
+        return rest or None
+    if scheme.lower() != "basic":
+        return None
+    try:
+        _, _, password = b64decode(rest, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError, ValueError):
+        return None
+    return password or None
+
+
+def from_another_site(method: str, headers: Headers) -> bool:
+    """Whether a page of another site made a browser send what would change something.
+
+    A browser adds a key that it remembers to whatever any page makes it send, and the page's origin
+    to all that may change something. Programs send no origin.
+    """
+    origin = headers.get("origin")
+    if method in _SAFE or origin is None:
+        return False
+    try:
+        return urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+    except ValueError:  # no origin that a browser would send
+        return True
+
+
+def let_in(scope: Scope, caller: KeyRecord) -> None:
+    """Note whose key a request came with."""
+    scope[_CALLER] = caller
+
+
+def caller_of(scope: Mapping[str, object]) -> KeyRecord | None:
+    """Whose key a request came with; None: it was not let in, or not yet."""
+    return cast("KeyRecord | None", scope.get(_CALLER))
+
+
+class _Scheme(HTTPBase):
+    """A way to present a key, for the OpenAPI document; the gate has read the header already."""
+
+    async def __call__(self, request: Request) -> None:  # type: ignore[override]
+        """Nothing is left to do."""
+
+
+_BEARER = _Scheme(scheme="bearer", scheme_name="Bearer", description="An API key.")
+_BASIC = _Scheme(
+    scheme="basic", scheme_name="Basic", description="An API key as the password; any name."
+)
+
+
+async def viewer(
+    request: Request,
+    _bearer: Annotated[None, Security(_BEARER)],
+    _basic: Annotated[None, Security(_BASIC)],
+) -> KeyRecord:
+    """Whose key a request came with: any valid one will do.
+
+    Raises:
+        HTTPException: 401 without one.
+    """
+    return _needed(request, "viewer")
+
+
+async def operator(
+    request: Request,
+    _bearer: Annotated[None, Security(_BEARER)],
+    _basic: Annotated[None, Security(_BASIC)],
+) -> KeyRecord:
+    """Whose key a request came with: it must be an operator's.
+
+    Raises:
+        HTTPException: 401 without one, 403 if its role is too small.
+    """
+    return _needed(request, "operator")
+
+
+VIEWER = Depends(viewer)  # for routes, and routers, that need not know whose key it was
+OPERATOR = Depends(operator)
+Viewer: TypeAlias = Annotated[KeyRecord, VIEWER]
+Operator: TypeAlias = Annotated[KeyRecord, OPERATOR]
+
+
+def _needed(request: Request, role: Role) -> KeyRecord:
+    caller = caller_of(request.scope)
+    if caller is None:
+        raise HTTPException(401, "needs an API key", CHALLENGE)
+    if not caller.may(role):
+        raise HTTPException(
+            403, f'needs the role {role}; the key "{caller.name}" has the role {caller.role}'
+        )
+    return caller

@@ -1,0 +1,180 @@
+"""Everything that is not a success, as application/problem+json (RFC 9457)."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from common.config.validation import problems_of
+from common.errors import (
+    ConflictError,
+    DollError,
+    GivenError,
+    NotFoundError,
+    OutsideError,
+    UnavailableError,
+    UserError,
+)
+from common.telemetry.logging import event_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fastapi import FastAPI, Request
+
+Responses: TypeAlias = dict[int | str, dict[str, Any]]  # as FastAPI wants a route's answers
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_S = 2  # what Retry-After says while a server is away: they come back in seconds, or not soon
+
+_log = event_logger(__name__)
+_STATUSES: tuple[tuple[type[DollError], int], ...] = (  # the first that fits
+    (NotFoundError, 404),
+    (ConflictError, 409),
+    (UserError, 422),
+    (UnavailableError, 503),
+    (OutsideError, 502),
+)
+_ALWAYS = (400, 401, 403, 408, 413, 422, 429, 503)
+_MEANINGS = {
+    400: "What was sent is no HTTP or no JSON that can be read.",
+    401: "There is no key with the request, or none that is valid.",
+    403: "The key's role is too small, or the request comes from another site.",
+    404: "There is no such thing.",
+    408: "The request did not come whole in time.",
+    409: "It contradicts what is there, or what somebody else did meanwhile.",
+    413: "The body is larger than this service takes.",
+    422: "Fields make no sense; `errors` names each with its path.",
+    429: "Too many requests, or too many streams of events; `Retry-After` says how long to wait.",
+    502: "A server behind this one did not do what was asked.",
+    503: "A server behind this one is away; `Retry-After` says when to ask again.",
+}
+
+
+class FieldProblem(BaseModel):
+    """What is wrong with one field."""
+
+    model_config = ConfigDict(frozen=True)
+
+    field: str = Field(description="Its path in what was sent.", examples=["body.group_size"])
+    detail: str = Field(examples=["must be at least 1, got -3"])
+
+
+class Problem(BaseModel):
+    """Why a request was not fulfilled."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        json_schema_extra={
+            "example": {
+                "type": "about:blank",
+                "title": "Not Found",
+                "status": 404,
+                "detail": 'there is no job "digits"',
+                "instance": "/v1/jobs/digits",
+            }
+        },
+    )
+
+    type: str = "about:blank"
+    title: str = Field(description="Of the status.")
+    status: int = Field(ge=400, le=599)
+    detail: str = Field(description="What was wrong, where, and what to do.")
+    instance: str = Field(description="The path that was asked for.")
+    errors: tuple[FieldProblem, ...] | None = Field(default=None, description="With 422.")
+
+
+def documented(*statuses: int) -> Responses:
+    """The answers of a route that are no success: those of all routes, and these."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {
+        status: {"description": _MEANINGS[status], "content": content}
+        for status in sorted({*_ALWAYS, *statuses})
+    }
+
+
+def problem(
+    status: int,
+    detail: str,
+    instance: str,
+    *,
+    errors: Sequence[FieldProblem] = (),
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """An answer that says what is wrong."""
+    told = Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=_sendable(detail),
+        instance=instance,
+        errors=tuple(
+            FieldProblem(field=_sendable(each.field), detail=_sendable(each.detail))
+            for each in errors
+        )
+        or None,
+    )
+    return Response(told.model_dump_json(exclude_none=True), status, headers, media_type=MEDIA_TYPE)
+
+
+def _sendable(text: str) -> str:
+    """A text without halves of characters: JSON may hold them, what is sent may not."""
+    return text.encode(errors="replace").decode()
+
+
+def problem_of(error: DollError, instance: str) -> Response:
+    """An answer that tells an error of ours; what nobody expected is logged and not told."""
+    status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        return failure(error, instance)
+    headers = {"Retry-After": str(RETRY_S)} if error.retriable else None
+    given = error if isinstance(error, GivenError) else GivenError((), "")
+    fields = [FieldProblem(field=f"body.{each}", detail=given.problem) for each in given.fields]
+    return problem(status, str(error), instance, errors=fields, headers=headers)
+
+
+def failure(error: Exception, instance: str) -> Response:
+    """The answer to a fault of ours that is being handled: the log has it whole, the answer not."""
+    _log.exception("request_failed", path=instance, kind=type(error).__name__)
+    return problem(500, "a fault of this service; its log says more", instance)
+
+
+def install(app: FastAPI) -> None:
+    """Let an application answer so."""
+    app.add_exception_handler(DollError, _doll_error)
+    app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+
+
+async def _doll_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, DollError):
+        raise error
+    return problem_of(error, request.url.path)
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    """What the router, FastAPI and our own routes raise by status."""
+    if not isinstance(error, HTTPException):
+        raise error
+    detail = error.detail
+    if error.status_code == HTTPStatus.NOT_FOUND and detail == HTTPStatus.NOT_FOUND.phrase:
+        detail = f"there is nothing at {request.url.path}"
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        detail = f"{request.method} is not offered here"
+    return problem(error.status_code, detail, request.url.path, headers=error.headers)
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    found = error.errors()
+    if any(details["type"] == "json_invalid" for details in found):
+        return problem(400, "the body is no JSON", request.url.path)
+    fields = [FieldProblem(field=path, detail=said) for path, said in problems_of(found)]
+    detail = "; ".join(f"{each.field}: {each.detail}" for each in fields[:3])
+    more = f" (and {len(fields) - 3} more)" if len(fields) > 3 else ""
+    return problem(422, detail + more, request.url.path, errors=fields)

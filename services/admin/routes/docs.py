@@ -1,0 +1,92 @@
+"""The OpenAPI document, and Swagger UI to read it with, both behind a key."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from starlette.responses import JSONResponse, Response
+
+from common.errors import NotFoundError
+from services.admin.middleware.problems import Problem
+
+router = APIRouter(include_in_schema=False)
+
+_TYPES = {"css": "text/css", "js": "text/javascript", "png": "image/png"}
+_ASSETS = frozenset({"swagger-ui-bundle.js", "swagger-ui.css", "favicon.png"})
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline';"
+    " img-src 'self' data:; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>DOLL: API</title>
+<link rel="icon" href="/docs/favicon.png">
+<link rel="stylesheet" href="/docs/swagger-ui.css">
+</head>
+<body>
+<div id="api"></div>
+<script src="/docs/swagger-ui-bundle.js"></script>
+<script src="/docs/begin.js"></script>
+</body>
+</html>
+"""
+_BEGIN = """SwaggerUIBundle({
+  url: "/openapi.json", dom_id: "#api", deepLinking: true, validatorUrl: null,
+  presets: [SwaggerUIBundle.presets.apis], layout: "BaseLayout", tryItOutEnabled: true,
+});
+"""
+
+
+class Api(FastAPI):
+    """An application whose OpenAPI document knows how problems are told."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The document; made once."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            told = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+            parts = told.pop("$defs", {})
+            document.setdefault("components", {}).setdefault("schemas", {}).update(
+                {**parts, "Problem": told}
+            )
+            self.openapi_schema = document
+        return self.openapi_schema
+
+
+@router.get("/openapi.json")
+async def openapi(request: Request) -> Response:
+    """Answer with the document."""
+    return JSONResponse(request.app.openapi(), headers={"Cache-Control": "private, no-cache"})
+
+
+@router.get("/docs")
+async def docs() -> Response:
+    """Answer with a page that shows the document and lets people try it."""
+    headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
+    return Response(_PAGE, media_type="text/html", headers=headers)
+
+
+@router.get("/docs/{name}")
+async def asset(name: str) -> Response:
+    """Answer with a file that the page loads.
+
+    Raises:
+        NotFoundError: If there is none of this name.
+    """
+    if name == "begin.js":
+        return Response(_BEGIN, media_type=_TYPES["js"])
+    if name not in _ASSETS:
+        raise NotFoundError(f'there is no file "{name}"')
+    kept = {"Cache-Control": "private, max-age=86400", "X-Content-Type-Options": "nosniff"}
+    return Response(_file(name), media_type=_TYPES[name.rpartition(".")[2]], headers=kept)
+
+
+@cache
+def _file(name: str) -> bytes:
+    return (files("fastapi_offline") / "static" / name).read_bytes()

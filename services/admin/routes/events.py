@@ -1,0 +1,189 @@
+"""`/v1/jobs/{job}/events`: what happens, as server-sent events.
+
+| event      | when                                               | data                           |
+| ---------- | -------------------------------------------------- | ------------------------------ |
+| job        | at first; when it is changed; when updates were    | `JobAnswer`                    |
+|            | taken back                                         |                                |
+| update     | the model was updated, at most 20 times a second   | `UpdateTold`: the newest, and  |
+|            |                                                    | how many it stands for         |
+| evaluation | an evaluator judged a version                      | `EvaluatedTold`                |
+| drift      | a stream's errors have risen                       | `DriftTold`                    |
+| member     | a worker is alive, leaving or gone                 | `MemberTold`                   |
+| machine    | one was ordered, runs, or has ended                | `MachineTold`                  |
+| plan       | the policy decided                                 | `PlanInForce`                  |
+| review     | cost and stability were reckoned                   | `ReviewTold`                   |
+
+Each event is made once, by the job's follower; a stream only sends what the ring holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Header, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from services.admin.middleware.access import VIEWER, Viewer
+from services.admin.middleware.problems import documented
+from services.admin.routes.parameters import JobName  # noqa: TC001 -- FastAPI reads it when run
+from services.admin.service import service_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import Receive, Scope, Send
+
+    from services.admin.live.follower import Follower
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+PING_S = 15.0  # without an event: proxies close connections on which nothing happens
+SEND_S = 10.0  # that a reader may take for what the connection's buffers do not hold
+RETRY_MS = 2000  # what a browser waits before it comes back
+
+_PING = b": nothing new\n\n"
+_EXAMPLE = (
+    'id: 5f0c9a1be0a7c3d2-411\nevent: update\ndata: {"version":412,"epoch":3,"at_s":1767225600.0,'
+    '"samples":5120,"batches":20,"loss":0.412,"gradient_s":0.021,"revision":0,"short":"",'
+    '"metrics":{"accuracy":0.88},"count":1}\n\n'
+)
+
+
+class EventStream(Response):
+    """Sends a job's events until the reader goes or may no longer have them, or there are no more.
+
+    There are no more when the job is deleted or the service ends.
+
+    A reader that is too slow is sent away: with the last id that it had it may go on, as long as
+    what follows is still in the ring.
+
+    Args:
+        follower: Of the job; it knows all that had happened before.
+        last_event_id: What a reader that comes back had last; empty: it begins.
+        allowed: Whether the reader still may have them: a key may be revoked meanwhile.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        follower: Follower,
+        last_event_id: str = "",
+        allowed: Callable[[], bool] = lambda: True,
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._follower = follower
+        self._last_event_id = last_event_id
+        self._allowed = allowed
+        self._news = asyncio.Event()
+        self._gone = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, as ASGI wants it.
+
+        Raises:
+            ClientDisconnect: If the reader is too slow.
+        """
+        del scope
+        feed, loop = self._follower.feed, asyncio.get_running_loop()
+        headers = self.raw_headers
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        listening = loop.create_task(self._await_end(receive))
+        feed.listen(loop, self._news)
+        try:
+            if await self._send_all(send):
+                await _sent(send, b"", more=False)
+        finally:
+            feed.unlisten(loop, self._news)
+            listening.cancel()
+            with suppress(asyncio.CancelledError):
+                await listening
+
+    async def _send_all(self, send: Send) -> bool:
+        """Send until there is no more; whether the reader is still there.
+
+        Raises:
+            ClientDisconnect: If the reader is too slow.
+        """
+        feed = self._follower.feed
+        begin, number = self._beginning()
+        await _sent(send, begin)
+        while not self._gone and not feed.closed and self._allowed():
+            self._news.clear()
+            found = feed.since(number)
+            if found is None:
+                break  # it lost some; when it comes back it begins anew
+            data, number = found
+            if not data:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PING_S):
+                        await self._news.wait()
+                    continue
+            await _sent(send, data or _PING)
+        return not self._gone
+
+    def _beginning(self) -> tuple[bytes, int]:
+        """What comes first, and the number of the event that comes after it."""
+        feed, retry = self._follower.feed, b"retry: %d\n\n" % RETRY_MS
+        number = feed.after(self._last_event_id)
+        if number is not None:
+            return retry, number
+        number = feed.end
+        return retry + feed.event("job", self._follower.told(), number - 1), number
+
+    async def _await_end(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._news.set()
+
+
+async def _sent(send: Send, data: bytes, *, more: bool = True) -> None:
+    """Send a part.
+
+    Raises:
+        ClientDisconnect: If the reader does not take it in time.
+    """
+    try:
+        async with asyncio.timeout(SEND_S):
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+    except TimeoutError as error:
+        raise ClientDisconnect from error
+
+
+@router.get(
+    "/{job}/events",
+    response_class=EventStream,
+    status_code=200,  # the document needs it said where the response class has no such parameter
+    responses={
+        **documented(404),
+        200: {
+            "description": "Events `job` (first), `update`, `evaluation`, `drift`, `member`,"
+            " `machine`, `plan`, `review`.",
+            "content": {"text/event-stream": {"example": _EXAMPLE}},
+        },
+    },
+    dependencies=[VIEWER],
+)
+async def events(
+    request: Request,
+    caller: Viewer,
+    job: JobName,
+    last_event_id: Annotated[
+        str,
+        Header(
+            max_length=100,
+            description="Of the last event that was had: what came since is sent, if it is still"
+            " known; else the stream begins with `job`.",
+            examples=["5f0c9a1be0a7c3d2-411"],
+        ),
+    ] = "",
+) -> EventStream:
+    """Follow a job: updates, workers, machines, plans, as they come."""
+    service = service_of(request)
+    follower = await service.followers.ready(job)
+    return EventStream(follower, last_event_id, lambda: caller in service.keys)

@@ -1,0 +1,352 @@
+"""`/v1/jobs`: create, list, show, change and delete jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
+
+from fastapi import APIRouter, Body, Header, Query, Request
+from pydantic import ConfigDict, Field, with_config
+from starlette.responses import Response
+from typing_extensions import TypedDict  # pydantic asks for this one before Python 3.12
+
+from common.api.answers import JobAnswer, JobList, JobSummary, UnreadableRecord
+from common.api.keys import fingerprint
+from common.core.events import Wanted  # noqa: TC001 -- FastAPI reads it when run
+from common.errors import ConflictError, UnavailableError, UserError
+from common.jobs.check import check_submission
+from common.jobs.edit import CHANGEABLE, changed_spec
+from common.jobs.progress import UNREAD, resting
+from common.jobs.spec import JobSpec, check_options
+from common.planning.replan import check_given_back, read_ledger
+from services.admin.live.followers import followed
+from services.admin.live.view import JobView
+from services.admin.middleware.access import OPERATOR, VIEWER, Operator
+from services.admin.middleware.problems import documented
+from services.admin.routes.bodies import strictly
+from services.admin.routes.examples import JOB
+from services.admin.routes.parameters import JobName, Limit  # noqa: TC001 -- FastAPI reads them when run
+from services.admin.service import service_of
+
+if TYPE_CHECKING:
+    from fastapi.openapi.models import Example
+
+    from common.jobs.edit import Value
+    from common.jobs.store import JobBook, JobRecord
+    from common.ports.servers import Log
+    from services.admin.live.follower import Follower
+    from services.admin.service import Service
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+_EXAMPLES: Final[dict[str, Example]] = {
+    "digits": {"summary": "Handwritten digits from two clinics", "value": JOB}
+}
+_MOST: Final = 2**31 - 1  # of what counts records and batches
+_LONGEST_DEADLINE_S: Final = 10 * 365 * 86_400.0
+
+
+@with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
+class JobPatch(TypedDict, total=False):
+    """What to change of a job; what is left out stays as it is."""
+
+    wanted: Annotated[
+        Wanted, Field(description="A stopped job goes on where it was.", examples=["paused"])
+    ]
+    reason: Annotated[str, Field(max_length=500, description="Why.", examples=["prices are high"])]
+    after_loss: Annotated[
+        bool,
+        Field(
+            description="With wanted: running, of a job that is held since Kafka lost records: of"
+            " its own topics, go on from the best snapshot that they still cover; of a stream, read"
+            " on from where it was cut.",
+            examples=[False],
+        ),
+    ]
+    from_start: Annotated[
+        bool,
+        Field(description="With after_loss: version 0 will do, if none is left.", examples=[False]),
+    ]
+    read_from: Annotated[
+        Literal["earliest", "latest"],
+        Field(
+            description="With after_loss: from where streams' topics are read that were deleted and"
+            " created anew.",
+            examples=["earliest"],
+        ),
+    ]
+    deadline_s: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=_LONGEST_DEADLINE_S,
+            description="Seconds from when the job was submitted; null: it has none.",
+            examples=[6720.0],
+        ),
+    ]
+    group_size: Annotated[
+        int, Field(ge=1, le=_MOST, description="K, batches per update.", examples=[20])
+    ]
+    batch_size: Annotated[
+        int, Field(ge=1, le=_MOST, description="b, records per batch.", examples=[256])
+    ]
+    learning_rate: Annotated[float, Field(gt=0, le=1e6, examples=[0.001])]
+    revision: Annotated[
+        int,
+        Field(
+            ge=0, le=_MOST, description="Refuse (409) unless the job is at this one.", examples=[0]
+        ),
+    ]
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=JobAnswer,
+    responses={
+        **documented(409, 502),
+        201: {"headers": {"Location": {"schema": {"type": "string"}}}},
+    },
+    dependencies=[OPERATOR],
+)
+async def create(
+    request: Request,
+    caller: Operator,
+    spec: Annotated[JobSpec, strictly(JobSpec), Body(openapi_examples=_EXAMPLES)],
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1,
+            max_length=200,
+            description="The same key with the same job answers the same job again, whoever of us"
+            " is asked; with another job it is refused (422). Keys of one API key.",
+            examples=["3f1c2b9e-6a55-4a63-9d3e-0f7a2b1c4d5e"],
+        ),
+    ] = None,
+) -> Response:
+    """Submit a job; coordinators take it up from there."""
+    service = service_of(request)
+    settings = service.settings
+    check_options(spec)  # before anybody waits for a turn
+    await service.tasks.run(lambda: check_submission(spec, settings.tasks, settings.max_model_mb))
+    asked = "" if idempotency_key is None else _fingerprint(caller.name, idempotency_key, spec)
+    record, new = await service.write(lambda book: _submit(book, spec, asked))
+    if new:
+        told = _told_new(service, record)
+    else:
+        told = _told_job(service, record, await service.followers.ready(spec.name))
+    location = {"Location": f"/v1/jobs/{spec.name}"}
+    return Response(told, 201, location, media_type="application/json")
+
+
+@router.get("", responses=documented(), dependencies=[VIEWER])
+async def list_jobs(
+    request: Request,
+    wanted: Annotated[Wanted | None, Query(description="Only those.", examples=["running"])] = None,
+    limit: Limit = 100,
+    after: Annotated[
+        str, Query(max_length=100, description="Only names after this one.", examples=["digits"])
+    ] = "",
+) -> JobList:
+    """List jobs by name, each with its state."""
+    service = service_of(request)
+    jobs = service.jobs
+    names = sorted(
+        name for name, record in jobs.items() if name > after and wanted in (None, record.wanted)
+    )
+    shown = names[:limit]
+    followers = await service.followers.known(shown)
+    now = service.clock()
+    unreadable = () if after else sorted(service.unreadable.items())
+    return JobList(
+        jobs=tuple(_summary(jobs[name], followers.get(name), now) for name in shown),
+        unreadable=tuple(
+            UnreadableRecord(id=name, offset=record.offset, reason=record.reason)
+            for name, record in unreadable
+        ),
+        next=names[limit - 1] if len(names) > limit else None,
+    )
+
+
+@router.get("/{job}", response_model=JobAnswer, responses=documented(404), dependencies=[VIEWER])
+async def show(request: Request, job: JobName) -> Response:
+    """Show a job and how far it is."""
+    service = service_of(request)
+    follower = await service.followers.ready(job)
+    told = _told_job(service, service.job(job), follower)
+    return Response(told, media_type="application/json")
+
+
+@router.patch(
+    "/{job}",
+    response_model=JobAnswer,
+    responses=documented(404, 409, 502),
+    dependencies=[OPERATOR],
+)
+async def change(
+    request: Request,
+    caller: Operator,
+    job: JobName,
+    patch: Annotated[JobPatch, strictly(JobPatch), Body()],
+) -> Response:
+    """Pause, resume or stop a job, or change its settings: at the next boundary of an update."""
+    service = service_of(request)
+    reason = patch.get("reason", "") or f"by the API key {caller.name}"
+    record = await service.write(lambda book: _change(book, job, patch, reason))
+    try:
+        follower = await service.followers.ready(job)
+    except UnavailableError:  # the change was made, so tell what is known of the rest
+        follower = service.followers.of(job)
+    return Response(_told_job(service, record, follower), media_type="application/json")
+
+
+@router.delete(
+    "/{job}", status_code=204, responses=documented(404, 409, 502), dependencies=[OPERATOR]
+)
+async def delete(request: Request, job: JobName) -> Response:
+    """Take a stopped job out of the list; its history and its checkpoints stay."""
+    service = service_of(request)
+    await service.write(lambda book: _delete(book, service.log(), job))
+    return Response(status_code=204)
+
+
+def _fingerprint(caller: str, key: str, spec: JobSpec) -> str:
+    """What recognises a request that comes twice: who asked under which key, and for what."""
+    return f"{fingerprint(f'{caller} {key}')}:{fingerprint(spec.model_dump_json())}"
+
+
+def _submit(book: JobBook, spec: JobSpec, asked: str) -> tuple[JobRecord, bool]:
+    """Submit a job, unless this very request has done so; True where it had not.
+
+    Raises:
+        ConflictError: If the name is taken.
+        UserError: If a stream does not exist, or the idempotency key stands for another job.
+        UnavailableError: If Kafka is away for long.
+    """
+    before = _made_by(book, asked)
+    if before is not None:
+        return before, False
+    try:
+        return book.submit(spec, request=asked), True
+    except ConflictError:
+        meanwhile = _made_by(book, asked)  # by another replica, for the same client
+        if meanwhile is None:
+            raise
+        return meanwhile, False
+
+
+def _made_by(book: JobBook, asked: str) -> JobRecord | None:
+    """The job that a request made, None if it made none yet.
+
+    Raises:
+        UserError: If its key stands for another job.
+        UnavailableError: If Kafka is away for long.
+    """
+    if not asked:
+        return None
+    key = asked.partition(":")[0]
+    for name, record in book.read().items():
+        if record.request.partition(":")[0] == key:
+            if record.request == asked:
+                return record
+            raise UserError(
+                f'Idempotency-Key: it has made the job "{name}" from another body; a new job needs'
+                " a new key"
+            )
+    return None
+
+
+def _change(book: JobBook, job: str, patch: JobPatch, reason: str) -> JobRecord:
+    """Change settings first, then what is wanted; what cannot be done whole is not begun.
+
+    Raises:
+        NotFoundError: If there is no such job.
+        UserError: Naming the field that cannot be changed so.
+        ConflictError: If the job is at another revision, or somebody else wrote it meanwhile.
+        UnavailableError: If Kafka is away for long.
+    """
+    record = book.get(job)
+    if patch.get("revision", record.revision) != record.revision:
+        raise ConflictError(
+            f'the job "{job}" is at revision {record.revision}, not {patch["revision"]}: look at it'
+            " again"
+        )
+    given = {name: value for name, value in patch.items() if name in CHANGEABLE}
+    changed = cast("dict[str, Value]", given)
+    if changed:
+        changed_spec(record.spec, changed)
+        record = book.change(job, changed, reason)
+    if patch.get("after_loss"):
+        if patch.get("wanted") != "running":
+            raise UserError('after_loss: goes with "wanted": "running"')
+        record = book.resume_after_loss(
+            job,
+            reason,
+            from_start=patch.get("from_start", False),
+            read_from=patch.get("read_from", ""),
+        )
+    elif alone := [field for field in ("from_start", "read_from") if patch.get(field)]:
+        raise UserError(f'{alone[0]}: goes with "after_loss": true')
+    elif "wanted" in patch and patch["wanted"] != record.wanted:
+        record = book.want(job, patch["wanted"], reason)
+    return record
+
+
+def _delete(book: JobBook, log: Log, job: str) -> None:
+    """Delete a job that runs no more, nor its machines.
+
+    Raises:
+        NotFoundError: If there is no such job.
+        ConflictError: If it is not stopped, or machines of it are not given back.
+        UnavailableError: If Kafka is away for long.
+    """
+    if book.get(job).spec.provisioning is not None:
+        check_given_back(job, read_ledger(log, job))
+    book.delete(job)
+
+
+def _summary(record: JobRecord, follower: Follower | None, now: float) -> JobSummary:
+    spec, state = record.spec, resting(record)
+    lag = skipped = quarantined = expired = None
+    whole = True
+    if follower is not None and followed(record):
+        with follower.view() as view:
+            state = state or view.job.state_at_work(now)
+            numbers = view.job.numbers(now)
+        lag, whole = numbers.lag, numbers.whole
+        skipped, quarantined, expired = numbers.skipped, numbers.quarantined, numbers.expired
+    state = state or UNREAD
+    return JobSummary(
+        id=spec.name,
+        wanted=record.wanted,
+        reason=record.reason,
+        submitted_s=record.submitted_s,
+        streams=spec.streams,
+        task=spec.task.name or spec.task.entrypoint or "",
+        batch_size=spec.batch_size,
+        group_size=spec.group_size,
+        provisioned=spec.provisioning is not None,
+        state=state.word,
+        why=state.why,
+        lag=lag,
+        skipped=skipped,
+        quarantined=quarantined,
+        expired=expired,
+        whole=whole,
+    )
+
+
+def _told_new(service: Service, record: JobRecord) -> bytes:
+    """A job that has just been made, a `JobAnswer` as JSON."""
+    return service.heads.told(JobView(record), record, service.clock())
+
+
+def _told_job(service: Service, record: JobRecord, follower: Follower) -> bytes:
+    """A job and how far it is, a `JobAnswer` as JSON.
+
+    Args:
+        service: Of this process.
+        record: The job; its follower may not have heard yet of a change that was made here.
+        follower: Knows the rest.
+    """
+    with follower.view() as view:
+        return service.heads.told(view, record, service.clock())

@@ -1,0 +1,269 @@
+"""`doll job`: submit a job, look at jobs, say what is wanted of them, change and delete them."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from common.errors import UserError
+from common.jobs.store import encode_job
+from common.topics import names as topics
+from services.cli.commands.requeue import replay, requeue
+from services.cli.commands.watch import watch
+from services.cli.commands.watching import at_least, number, printable
+from services.cli.system.outside import system_of
+
+if TYPE_CHECKING:
+    from common.core.events import Wanted
+    from common.jobs.edit import Value
+
+app = typer.Typer(
+    no_args_is_help=True, help="Submit jobs, look at them, change, pause and stop them."
+)
+
+_TOLD: dict[Wanted, str] = {
+    "running": "is resumed",
+    "paused": "is paused",
+    "stopped": "is stopped",
+}
+
+
+class ReadFrom(StrEnum):
+    """From where a topic is read that was created anew."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+Reason = Annotated[str, typer.Option(help="Why; kept with the job.")]
+Name = Annotated[str, typer.Argument(help="The job's name.")]
+
+
+@app.command()
+def submit(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(help="The job as YAML or JSON; - reads standard input.")],
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="JOB[@VERSION]",
+            help="Begin with another job's checkpoint: the newest, @best, or one @NUMBER.",
+        ),
+    ] = "",
+) -> None:
+    """Check a job whole and post it; the coordinators take it up from there.
+
+    Example: [bold]doll job submit digits.yaml --from letters@best[/]
+    """
+    record, beginning = system_of(context).submit(_read(file), source)
+    spec = record.spec
+    typer.echo(
+        f"job {spec.name} submitted: {len(record.first)} partitions of"
+        f" {', '.join(spec.streams)}, from {spec.start_at} on"
+    )
+    if beginning:
+        typer.echo(beginning)
+
+
+@app.command("list")
+def list_jobs(context: typer.Context) -> None:
+    """List all jobs: how each is, how far behind, what it could not use.
+
+    Lag, skipped and expired are records, quarantined are batches; "-" is not known, or the job is
+    stopped.
+
+    Example: [bold]doll job list[/]
+    """
+    jobs = system_of(context).jobs()
+    # A name is for copying, and a state is a word: never cut them, however narrow the terminal.
+    name_width = max((len(line.name) for line in jobs.lines), default=0)
+    state_width = max((len(line.state.word) for line in jobs.lines), default=0)
+    table = Table(
+        Column("job", min_width=name_width),
+        Column("state", min_width=state_width),
+        *(
+            Column(name, justify="right", min_width=len(name))
+            for name in ("lag", "skipped", "quarantined", "expired")
+        ),
+        *("task", "streams"),
+        box=None,
+    )
+    for line in jobs.lines:
+        unused = line.skipped, line.quarantined, line.expired
+        counts = (at_least(each, whole=line.whole) for each in unused)
+        cells = (
+            *(line.name, line.state.word, number(line.lag), *counts),
+            *(line.task, ", ".join(line.streams)),
+        )
+        table.add_row(*map(Text, cells))
+    if jobs.lines:
+        Console().print(table)
+        for line in jobs.lines:  # below: too long for a column of a terminal
+            if why := line.state.why or line.reason:
+                typer.echo(f"{line.name}: {line.state.word}: {printable(why)}")
+    elif not jobs.unreadable:
+        typer.echo("no jobs yet; submit one with `doll job submit FILE`")
+    for each in jobs.unreadable:
+        typer.echo(
+            f"unreadable: the record of {each.name!r} at offset {each.offset} of {topics.JOBS}:"
+            f" {each.reason}"
+        )
+
+
+@app.command()
+def show(context: typer.Context, job: Name) -> None:
+    """Show a job as JSON: its specification with all defaults, what is wanted, where it began.
+
+    Of a job that is held, the reason and its traceback come behind, on standard error.
+
+    Example: [bold]doll job show digits[/]
+    """
+    record = system_of(context).job(job)
+    typer.echo(msgspec.json.format(encode_job(record), indent=2).decode())
+    if record.held:
+        typer.echo(f"{job} is held: {printable(record.reason)}", err=True)
+        typer.echo(printable(record.detail), err=True)
+
+
+@app.command()
+def pause(context: typer.Context, job: Name, reason: Reason = "paused by a person") -> None:
+    """Let a job rest: its streams wait in Kafka, `resume` goes on where it stood.
+
+    Example: [bold]doll job pause digits --reason "prices are high"[/]
+    """
+    _want(context, job, "paused", reason)
+
+
+@app.command()
+def resume(
+    context: typer.Context,
+    job: Name,
+    after_loss: Annotated[  # noqa: FBT002 -- a flag
+        bool,
+        typer.Option(
+            "--after-loss",
+            help="Kafka lost records: of the job's own topics, go on from the best snapshot that"
+            " they still cover; of a stream, read on from where it was cut.",
+        ),
+    ] = False,
+    from_start: Annotated[  # noqa: FBT002 -- a flag
+        bool,
+        typer.Option("--from-start", help="With --after-loss: version 0 will do, if none is left."),
+    ] = False,
+    read_from: Annotated[
+        ReadFrom | None,
+        typer.Option(
+            "--from",
+            help="A stream's topic was deleted and created anew: read the new one from its"
+            " beginning, or only what comes from now on. Goes on after other losses, too.",
+        ),
+    ] = None,
+    reason: Reason = "resumed by a person",
+) -> None:
+    """Go on with a job that was paused or stopped, exactly where it was.
+
+    Of a job that is held, the reason says what to give here, and what it will cost.
+
+    Example: [bold]doll job resume digits --after-loss[/]
+    """
+    if after_loss or read_from:
+        system_of(context).resume_after_loss(
+            job, reason, from_start=from_start, read_from=read_from.value if read_from else ""
+        )
+        typer.echo(f"job {job} {_TOLD['running']} after a loss: {reason}")
+        return
+    if from_start:
+        raise UserError("--from-start goes with --after-loss")
+    _want(context, job, "running", reason)
+
+
+@app.command()
+def stop(context: typer.Context, job: Name, reason: Reason = "stopped by a person") -> None:
+    """End a job with a last checkpoint; its workers are free, its model and its audit stay.
+
+    Example: [bold]doll job stop digits[/]
+    """
+    _want(context, job, "stopped", reason)
+
+
+@app.command()
+def change(  # noqa: PLR0913, PLR0917 -- the options of a command
+    context: typer.Context,
+    job: Name,
+    deadline: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Stop then, counted from submission.")
+    ] = None,
+    no_deadline: Annotated[bool, typer.Option("--no-deadline", help="Take its time.")] = False,  # noqa: FBT002 -- a flag
+    group_size: Annotated[int | None, typer.Option(help="K, batches per update.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="b, records per batch.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of the optimizer's steps.")] = None,
+    reason: Reason = "changed by a person",
+) -> None:
+    """Change a job, running or not: K, the deadline and the rate count from its next update on.
+
+    A new b counts from each worker's next batch on.
+
+    Example: [bold]doll job change digits --group-size 10 --deadline 7200 --reason "it is late"[/]
+    """
+    given = {
+        "deadline_s": deadline,
+        "group_size": group_size,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+    }
+    changed: dict[str, Value] = {n: value for n, value in given.items() if value is not None}
+    if no_deadline:
+        if deadline is not None:
+            raise UserError("either --deadline or --no-deadline, not both")
+        changed["deadline_s"] = None
+    if not changed:
+        raise UserError(
+            "nothing to change: give --deadline, --no-deadline, --group-size, --batch-size or"
+            " --learning-rate"
+        )
+    system = system_of(context)
+    before = system.job(job).revision
+    record = system.change(job, changed, reason)
+    if record.revision == before:
+        typer.echo(f"job {job} is so already: nothing was changed")
+        return
+    told = ", ".join(f"{n} {'none' if v is None else f'{v:g}'}" for n, v in changed.items())
+    typer.echo(f"job {job} is to have {told} (revision {record.revision}): {reason}")
+
+
+@app.command()
+def delete(context: typer.Context, job: Name) -> None:
+    """Take a stopped job out of the list; its history in Kafka and its checkpoints stay.
+
+    Example: [bold]doll job delete digits[/]
+    """
+    system_of(context).delete(job)
+    typer.echo(f"job {job} is deleted: its history in Kafka and its checkpoints stay")
+
+
+app.command()(watch)
+app.command()(requeue)
+app.command()(replay)
+
+
+def _want(context: typer.Context, job: str, wanted: Wanted, reason: str) -> None:
+    system_of(context).want(job, wanted, reason)
+    typer.echo(f"job {job} {_TOLD[wanted]}: {reason}")
+
+
+def _read(file: str) -> str:
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError(f"{file}: there is no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read as text: {error}") from error

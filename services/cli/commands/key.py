@@ -1,0 +1,80 @@
+"""`doll key`: who may use the admin service, and as what."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from common.api.keys import KeyBook, Role
+from services.cli.system.outside import outside_of
+
+app = typer.Typer(no_args_is_help=True, help="Make and revoke keys of the admin service.")
+
+Name = Annotated[str, typer.Argument(help="What the key is called; it is no secret.")]
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    name: Name,
+    role: Annotated[Role, typer.Option(help="What its holder may do: look, or change things too.")],
+    note: Annotated[str, typer.Option(help="Who has it, what for; kept with the key.")] = "",
+) -> None:
+    """Make a key and print it, once: only its hash is kept.
+
+    The key alone goes to standard output, so that a script can put it where it belongs.
+
+    Example: [bold]doll key create page --role viewer > page.key[/]
+    """
+    with closing(_book(context)) as book:
+        key, record = book.create(name, role, note)
+    typer.echo(key)
+    typer.echo(
+        f'key "{record.name}", {record.role}: send it as `Authorization: Bearer KEY`. It cannot be'
+        f" shown again; `doll key revoke {record.name}` makes it invalid",
+        err=True,
+    )
+
+
+@app.command("list")
+def list_keys(context: typer.Context) -> None:
+    """List all keys by name: role, when it was made, note; never the key itself or its hash.
+
+    Example: [bold]doll key list[/]
+    """
+    with closing(_book(context)) as book:
+        keys = book.read()
+    if not keys:
+        typer.echo("no keys yet; make one with `doll key create NAME --role viewer`")
+        return
+    # A name is for copying: never cut it, however narrow the terminal.
+    name_width = max(map(len, keys))
+    table = Table(Column("key", min_width=name_width), "role", "created", "note", box=None)
+    for name, record in sorted(keys.items()):
+        table.add_row(name, record.role, _time(record.created_s), escape(record.note))
+    Console().print(table)
+
+
+@app.command()
+def revoke(context: typer.Context, name: Name) -> None:
+    """Make a key invalid for good; admin services hear of it within seconds.
+
+    Example: [bold]doll key revoke page[/]
+    """
+    with closing(_book(context)) as book:
+        book.revoke(name)
+    typer.echo(f'key "{name}" is revoked')
+
+
+def _book(context: typer.Context) -> KeyBook:
+    return KeyBook(outside_of(context).open_log())
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

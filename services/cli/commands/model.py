@@ -1,0 +1,43 @@
+"""`doll model`: take a trained model out, as safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 -- typer reads it when run
+from typing import Annotated
+
+import typer
+
+from common.checkpoints.find import wish_of
+from common.errors import UserError
+from services.cli.system.outside import system_of
+
+app = typer.Typer(no_args_is_help=True, help="Take trained models out.")
+
+
+@app.command()
+def pull(
+    context: typer.Context,
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="FILE.safetensors")],
+    version: Annotated[str, typer.Option(help="A number, newest or best.")] = "newest",
+) -> None:
+    """Write a model's weights to a file that `safetensors.torch.load_file` reads.
+
+    Of what checkpoints and hot snapshots hold, only what counts by the audit is taken. The best is
+    the one that had the lowest mean loss over its last updates, each before it was made.
+
+    Example: [bold]doll model pull digits -o digits.safetensors --version best[/]
+    """
+    model = system_of(context).model(job, wish_of(version), _tell)
+    try:
+        output.write_bytes(model.data)
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written: {error}") from error
+    typer.echo(
+        f"{job} version {model.version} (made by leader {model.epoch}): {output},"
+        f" {len(model.data):,} B"
+    )
+
+
+def _tell(what: str) -> None:
+    typer.echo(what, err=True)

@@ -1,0 +1,83 @@
+"""`doll job submit --from`: a checkpoint of another job becomes what a new one begins with.
+
+It is copied into the new job's folder, since the other job goes on deleting its own: so version 0
+of the new job can always be made again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import typer
+
+from common.checkpoints.find import in_storage, pick, wish_of
+from common.checkpoints.store import CheckpointStore
+from common.errors import CorruptError, UserError
+from common.jobs.store import Origin
+from common.learning.torch_here import need_torch
+from common.topics import names as topics
+from common.topics.read import read_decoded
+from common.wire.messages import decode_audit
+
+if TYPE_CHECKING:
+    from common.config.servers import Outside
+    from common.jobs.spec import JobSpec
+    from common.jobs.store import JobBook
+
+
+class Beginning(NamedTuple):
+    """What a job begins with, kept in its folder, and a sentence about it."""
+
+    origin: Origin
+    told: str
+
+
+def begin_with(source: str, spec: JobSpec, book: JobBook, outside: Outside) -> Beginning:
+    """Find a checkpoint that counts, see that it fits, and copy it.
+
+    Args:
+        source: JOB or JOB@VERSION, where the version is a number, `newest` or `best`.
+        spec: The new job.
+        book: The jobs topic.
+        outside: The outside.
+
+    Raises:
+        UserError: If there is no such job, no such checkpoint, no object storage or no PyTorch, or
+            if the model is another.
+        FutureFormatError: If a newer program wrote a checkpoint of that job.
+        UnavailableError: If Kafka or object storage is away.
+    """
+    need_torch(f"--from {source}")
+    from common.jobs.build import trainer_of  # noqa: PLC0415 -- torch takes seconds to load
+
+    job, _, version = source.partition("@")
+    wish = wish_of(version) if "@" in source else "newest"
+    book.get(job)
+    if not outside.settings.blobs:
+        raise UserError(
+            f"--from {source}: checkpoints are in object storage, and none is named: set DOLL_BLOBS"
+        )
+    blobs = outside.open_blobs()
+    updates = read_decoded(outside.open_log(), topics.updates_topic(job), decode_audit)
+    found, data = pick(in_storage(blobs, job, _tell), updates, wish, _tell)
+    trainer = trainer_of(spec, outside.settings.tasks, outside.settings.max_model_mb)()
+    try:
+        other = trainer.adopt(data)
+    except CorruptError as error:
+        raise UserError(
+            f"--from {source}: {found.title} of {job} does not fit: {error}; give the new job the"
+            " same task, with the same options"
+        ) from error
+    sha256 = CheckpointStore(blobs, spec.name).put_origin(trainer.snapshot())
+    origin = Origin(job, found.snapshot.by, found.snapshot.made.version, sha256)
+    own = spec.optimizer.name
+    what = (
+        f"weights and optimizer state ({own})"
+        if other == own
+        else f"weights alone, for the optimizer was {other} and is {own} now"
+    )
+    return Beginning(origin, f"it begins with {found.title} of {job}: {what}")
+
+
+def _tell(what: str) -> None:
+    typer.echo(what, err=True)

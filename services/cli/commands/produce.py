@@ -1,0 +1,197 @@
+"""`doll produce`: a data set becomes a datastream."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from common.datasets.records import count
+from common.errors import UnavailableError, UnknownTopicError, UserError
+from common.jobs.store import JobBook
+from common.ports.servers import NewTopic
+from common.topics.names import check_stream
+from services.cli.commands import sources
+from services.cli.commands.bounded_topic import BoundedTopic
+from services.cli.commands.producing import Backlog, Patient, send_all, unbounded
+from services.cli.commands.schedule import Schedule
+from services.cli.system.outside import outside_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.config.servers import Outside
+    from common.ports.servers import Log, Writer
+
+_FLUSH_S = 30.0
+
+
+def produce(  # noqa: PLR0913 -- the options of a command
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help="`digits`, or a .csv, .npz, IDX or CIFAR file.")],
+    *,
+    topic: Annotated[str, typer.Option(help="Where records go.")],
+    rate: Annotated[float, typer.Option(min=0, help="Records per second; 0: all at once.")] = 0,
+    poisson: Annotated[
+        bool, typer.Option("--poisson/--steady", help="How arrivals are spaced.")
+    ] = False,
+    records: Annotated[int, typer.Option(min=0, help="Stop after so many; 0: all.")] = 0,
+    repeat: Annotated[bool, typer.Option("--repeat", help="Begin again at the end.")] = False,
+    in_order: Annotated[bool, typer.Option("--in-order", help="Do not shuffle.")] = False,
+    warp: Annotated[bool, typer.Option("--warp", help="Warp each image anew.")] = False,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="digits: those that nobody trains on, for a test.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of order, warps and arrivals.")] = 0,
+    create_partitions: Annotated[
+        int, typer.Option(min=0, help="Create the topic, if it is not there, with so many.")
+    ] = 0,
+    codec: Annotated[str, typer.Option(help="tensor or json.")] = "tensor",
+    label: Annotated[str, typer.Option(help="CSV: the label's column, else the last.")] = "",
+    leave_out: Annotated[
+        list[str] | None, typer.Option(help="CSV: a column to leave out; may be repeated.")
+    ] = None,
+    job: Annotated[str, typer.Option(help="The job that --max-lag is about.")] = "",
+    max_lag: Annotated[
+        int, typer.Option(min=0, help="Hold back while --job is so many records behind.")
+    ] = 0,
+) -> None:
+    """Send a data set to a topic, once or for ever, at a rate that is caught up after any stall.
+
+    Example: [bold]doll produce digits --topic clinic-a --rate 500 --poisson --repeat --warp
+    --create-partitions 4[/]
+    """
+    if bool(job) != bool(max_lag):
+        raise UserError("--job and --max-lag go together")
+    data = sources.load(source, label=label or None, leave_out=leave_out or [], held_out=held_out)
+    order, arrivals = np.random.default_rng(seed).spawn(2)
+    stream = sources.stream(data, codec, order, repeat=repeat, in_order=in_order, warp=warp)
+    outside = outside_of(context)
+    log = outside.open_log()
+    _find_topic(log, topic, create_partitions)
+    backlog = Backlog(log, outside.open_board(job), topic, max_lag) if job else None
+    console = Console(stderr=True)
+    _say(console, sources.describe(codec, sources.fields_of(data)))
+    here = count(data)
+    total = records or None if repeat else min(records or here, here)
+    if not repeat and records > here:
+        again = "--repeat begins again at the end"
+        _say(
+            console, f"{source} has {here:,} records, fewer than the {records:,} asked for: {again}"
+        )
+    writer = log.writer(waits=bool(outside.settings.embedded_kafka))
+    try:
+        bounded = _bounded(outside, log, writer, topic, partial(_say, console))
+        if bounded is not None and total is not None and (one := next(stream, None)) is not None:
+            bounded.check(total, len(one))
+            stream = chain([one], stream)
+        _send(
+            islice(stream, total),
+            writer,
+            topic,
+            bounded,
+            console,
+            schedule=Schedule(rate, arrivals if poisson else None) if rate else None,
+            room=backlog.room if backlog else unbounded,
+            total=total,
+        )
+    finally:
+        writer.close()
+
+
+def _bounded(
+    outside: Outside, log: Log, writer: Writer, topic: str, say: Callable[[str], None]
+) -> BoundedTopic | None:
+    """Where Kafka is the built-in one, what keeps it from dropping records unread."""
+    if not outside.settings.embedded_kafka:
+        return None
+    from common.embedded.kafka import KEPT_BYTES  # noqa: PLC0415 -- loads Kafka's client
+
+    return BoundedTopic(
+        log,
+        writer,
+        topic,
+        keeps_bytes=KEPT_BYTES,
+        book=JobBook(log),
+        open_board=outside.open_board,
+        wait=time.sleep,
+        say=say,
+    )
+
+
+def _send(  # noqa: PLR0913 -- what `produce` has found out
+    stream: Iterator[bytes],
+    writer: Writer,
+    topic: str,
+    bounded: BoundedTopic | None,
+    console: Console,
+    *,
+    schedule: Schedule | None,
+    room: Callable[[int], int],
+    total: int | None,
+) -> None:
+    sent, ended, start_s = 0, "", time.monotonic()
+
+    say = partial(_say, console)
+    way = bounded or Patient(writer, topic, time.monotonic, time.sleep, say)
+
+    def send(value: bytes) -> None:
+        nonlocal sent
+        way.send(value)
+        sent += 1
+
+    with Progress(
+        TextColumn(f"[bold]{topic}[/]"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]:,.0f}/s, {task.fields[behind]:,} behind"),
+        TimeElapsedColumn(),
+        console=console,
+    ) as progress:
+        bar = progress.add_task(topic, total=total, rate=0.0, behind=0)
+        try:
+            for _, behind in send_all(
+                stream,
+                send,
+                schedule=schedule,
+                room=room,
+                clock=time.monotonic,
+                wait=time.sleep,
+            ):
+                writer.poll()
+                rate = sent / max(time.monotonic() - start_s, 1e-3)
+                progress.update(bar, completed=sent, rate=rate, behind=behind)
+        except KeyboardInterrupt:  # the usual end of an endless stream
+            ended = f"; interrupted, {total - sent:,} were not sent" if total else ""
+    if not writer.flush(_FLUSH_S):
+        raise UnavailableError(f"Kafka has not taken all of the {sent:,} records of {topic}")
+    if bounded is not None:
+        bounded.verify()
+    took_s = time.monotonic() - start_s
+    pace = f"in {took_s:.1f} s ({sent / took_s:,.0f}/s)"
+    _say(console, f"sent {sent:,} records to {topic} {pace}{ended}")
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _find_topic(log: Log, topic: str, create_partitions: int) -> None:
+    try:
+        check_stream(topic)
+    except ValueError as error:
+        raise UserError(f"--topic: {error}") from error
+    try:
+        log.partitions(topic)
+    except UnknownTopicError as error:
+        if not create_partitions:
+            raise UserError(
+                f'there is no topic "{topic}"; create it with --create-partitions 4'
+            ) from error
+        log.create_topics([NewTopic(topic, create_partitions)])

@@ -1,0 +1,151 @@
+"""Sends a stream of records at the pace of a schedule, and tells how it goes.
+
+The pace is held against due times, not by sleeping between records: after a stall (the broker, this
+machine, a full queue) what is due is sent at once, and the rate over time is the one asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.ports.servers import Board, Log, Writer
+    from services.cli.commands.schedule import Schedule
+
+_BURST = 1000  # records between two reports, so that a bar moves and Ctrl-C is heard
+_LONGEST_WAIT_S = 0.05  # likewise
+SILENCE_S = 5.0  # that a command stands still before it says why: an election takes less
+
+
+class Sent(NamedTuple):
+    """How far it is."""
+
+    records: int
+    behind: int  # records that are due and not sent
+
+
+def send_all(
+    records: Iterator[bytes],
+    send: Callable[[bytes], None],
+    *,
+    schedule: Schedule | None,
+    room: Callable[[int], int],
+    clock: Callable[[], float],
+    wait: Callable[[float], None],
+) -> Iterator[Sent]:
+    """Send until there are no more records; yields after each burst and each wait.
+
+    Args:
+        records: What to send.
+        send: Sends one record.
+        schedule: When records are due; None: at once.
+        room: How many records may go now, after so many sent, whatever is due.
+        clock: Seconds that never go back.
+        wait: Waits so many seconds.
+    """
+    start_s, sent, due = clock(), 0, 0
+    while True:
+        elapsed_s = clock() - start_s
+        due = sent + _BURST if schedule is None else schedule.due(elapsed_s)
+        wanted = min(due - sent, _BURST)
+        burst = min(wanted, room(sent)) if wanted else 0
+        if burst > 0:
+            before = sent
+            for record in itertools.islice(records, burst):
+                send(record)
+                sent += 1
+            yield Sent(sent, due - sent if schedule else 0)
+            if sent - before < burst:
+                return
+        else:
+            yield Sent(sent, due - sent if schedule else 0)
+            soon_s = schedule.next_s(elapsed_s) - elapsed_s if schedule and not wanted else 1.0
+            wait(min(soon_s, _LONGEST_WAIT_S))
+
+
+def unbounded(sent: int) -> int:  # noqa: ARG001 -- one of several rules for `room`
+    """Room for as many records as are due."""
+    return _BURST
+
+
+class Backlog:
+    """Keeps what a job has not settled of a topic below a limit, where Kafka cannot keep it all.
+
+    Args:
+        log: Where the topic is.
+        board: The job's.
+        topic: What is written to.
+        limit: Records.
+    """
+
+    def __init__(self, log: Log, board: Board, topic: str, limit: int) -> None:
+        self._log = log
+        self._board = board
+        self._partitions = log.partitions(topic)
+        self._limit = limit
+        self._first_end = sum(log.bounds(partition).end for partition in self._partitions)
+
+    def room(self, sent: int) -> int:
+        """How many records may go now; none while the job's standing cannot be read."""
+        try:
+            standing = self._board.get_standing()
+            bounds = {partition: self._log.bounds(partition) for partition in self._partitions}
+        except UnavailableError:
+            return 0
+        settled = standing.settled if standing else {}
+        below = sum(settled.get(place, bound.start) for place, bound in bounds.items())
+        # Our own records may still be on their way, those of others are counted by the log alone.
+        end = max(sum(bound.end for bound in bounds.values()), self._first_end + sent)
+        return self._limit - (end - below)
+
+
+class Patient:
+    """Writes to one topic, and says once why nothing goes on while Kafka takes nothing.
+
+    Args:
+        writer: One that does not wait.
+        topic: What is written to; partitions take turns.
+        clock: Seconds that never go back.
+        wait: Waits so many seconds.
+        say: Shows a line to people.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        topic: str,
+        clock: Callable[[], float],
+        wait: Callable[[float], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._writer = writer
+        self._topic = topic
+        self._clock = clock
+        self._wait = wait
+        self._say = say
+
+    def send(self, value: bytes) -> None:
+        """Send a record, once there is room for it.
+
+        Raises:
+            DeliveryError: If an earlier record can not be delivered.
+            UnknownTopicError: If the topic is not there any more.
+        """
+        due_s = self._clock() + SILENCE_S
+        while True:
+            try:
+                self._writer.append(self._topic, value, partition=None)
+            except UnavailableError as error:
+                if self._clock() >= due_s:
+                    self._say(f"waiting: {error}")
+                    due_s = inf
+                self._wait(_LONGEST_WAIT_S)
+                self._writer.poll()
+            else:
+                return

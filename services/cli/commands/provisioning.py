@@ -1,0 +1,133 @@
+"""`doll provisioning` and `doll prices`: how a job's machines are rented, and what they cost."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console, Group
+from rich.table import Column, Table
+from rich.text import Text
+
+from services.cli.system.outside import system_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from common.api.provisioning import ToldCost, ToldPlanned, ToldProvisioning
+    from common.provisioning.records import Believed
+
+app = typer.Typer(no_args_is_help=True, help="See how a job's machines are rented.")
+
+Name = Annotated[str, typer.Argument(help="The job's name.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One object, as JSON.")]
+
+
+@app.command()
+def show(
+    context: typer.Context,
+    job: Name,
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Plans of its history.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Show the plan in force and why, estimates, and what was spent so far, against what.
+
+    Example: [bold]doll provisioning show digits[/]
+    """
+    told = system_of(context).provisioning(job, limit)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+    else:
+        Console().print(draw(job, told))
+
+
+@app.command()
+def replan(
+    context: typer.Context,
+    job: Name,
+    reason: Annotated[str, typer.Option(help="Why; kept with the question.")] = "",
+) -> None:
+    """Ask the policy anew; what it decides is in the history a little later.
+
+    Example: [bold]doll provisioning replan digits --reason "the deadline moved"[/]
+    """
+    system_of(context).replan(job, reason)
+    typer.echo(f"a new plan for {job} was asked for; see `doll provisioning show {job}`")
+
+
+def prices(context: typer.Context, *, as_json: AsJson = False) -> None:
+    """Tell what machines of the market cost now, pool by pool.
+
+    Example: [bold]doll prices[/]
+    """
+    told = system_of(context).prices()
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+        return
+    table = Table("pool", "kind", Column("USD per hour", justify="right"), "", box=None)
+    for pool in told.pools:
+        price = "-" if pool.usd_per_hour is None else f"{pool.usd_per_hour:.4f}"
+        table.add_row(pool.name, pool.kind, price, pool.reason)
+    Console().print(table)
+
+
+def draw(job: str, told: ToldProvisioning) -> Group:
+    """Draw the plan in force, what it costs, and the plans before it."""
+    table = Table(Column(style="bold", no_wrap=True), Column(), box=None, show_header=False)
+    rows = {"policy": f"{told.policy}, for {told.workers} workers; {told.running} machines run"}
+    if told.plan is None:
+        rows["plan"] = "none yet: is a provisioner running?"
+    else:
+        rows |= _plan_rows(told.plan)
+    if told.cost is not None:
+        rows["cost"] = _cost(told.cost)
+    if told.stability is not None:
+        rows["stability"] = f"{told.stability:.2f} (below 1 updates cannot keep up)"
+    if told.believed:
+        rows["believed"] = _believed(told.believed)
+    rows |= {"warning": told.warning} if told.warning else {}
+    rows |= {"over": told.settled} if told.settled else {}
+    for name, value in rows.items():
+        table.add_row(name, Text(value, "bold red" if name == "warning" else ""))
+    if not told.plans:
+        return Group(Text(job, "bold"), table)
+    history = Table("plan", "when", "spot", "on demand", "predicted", "because", box=None)
+    for plan in told.plans:
+        when = datetime.fromtimestamp(plan.at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        sizes = str(plan.number), when, str(plan.spot), str(plan.on_demand)
+        history.add_row(*sizes, f"${plan.predicted_usd:,.4g}", plan.why)
+    return Group(Text(job, "bold"), table, Text(), history)
+
+
+def _plan_rows(plan: ToldPlanned) -> dict[str, str]:
+    places = ", ".join(f"{count} on {pool}" for pool, count in plan.places.items())
+    feasible = "" if plan.feasible else "infeasible; what comes nearest: "
+    return {
+        "plan": f"{feasible}{places} (number {plan.number})",
+        "limited by": plan.binding,
+        "because": plan.reason,
+        "decided when": plan.why,
+        "expected": f"${plan.expected_cost_usd:,.4g} and {plan.expected_runtime_s:,.0f} s more for"
+        f" {plan.updates_left:,.0f} updates",
+    }
+
+
+def _cost(cost: ToldCost) -> str:
+    told = f"${cost.spent_usd:,.4g} so far"
+    if cost.ratio_to_on_demand is not None:
+        told += f", {100 * cost.ratio_to_on_demand:.1f} % of on demand only"
+    if cost.predicted_usd is not None:
+        told += f"; ${cost.predicted_usd:,.4g} predicted in all"
+    if cost.ratio_to_prediction is not None:
+        told += f", {100 * cost.ratio_to_prediction:.1f} % of that in the end"
+    return f"{told}; ${cost.usd_per_hour:,.4g} an hour now"
+
+
+def _believed(believed: Mapping[str, Believed]) -> str:
+    return ", ".join(
+        f"{name} {each.value:.4g} ({each.low:.4g} to {each.high:.4g})"
+        for name, each in sorted(believed.items())
+    )

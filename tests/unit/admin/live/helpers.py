@@ -1,0 +1,151 @@
+"""Jobs and audit records for tests of what the admin service follows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from common.core.messages import (
+    GENESIS,
+    Batch,
+    BatchReady,
+    Lead,
+    ModelId,
+    Quarantined,
+    Skipped,
+    UpdateApplied,
+    WorkerId,
+)
+from common.core.spans import Partition, Span
+from common.jobs.spec import parse_job
+from common.jobs.store import JobRecord
+from common.ports.servers import NewTopic
+from common.topics import names as topics
+from common.wire.messages import encode_audit, encode_claim
+from common.wire.plans import encode_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.core.events import Wanted
+    from common.core.messages import AuditRecord
+    from common.provisioning.records import PlanRecord
+    from common.testing.log import MemoryLog
+
+JOB = "digits"
+STREAMS = ("clicks", "views")
+PATIENCE_S = 20.0  # for what must happen: a test that waits so long has failed
+BATCH = 10  # records of a batch
+
+SPEC = f"""
+name: {JOB}
+streams: [{", ".join(STREAMS)}]
+records:
+  codec: tensor
+  fields: {{features: {{dtype: float32, shape: [4]}}, label: {{dtype: int64}}}}
+task: {{name: logistic-regression, classes: 2}}
+batch_size: {BATCH}
+group_size: 2
+optimizer: {{name: sgd, learning_rate: 0.1}}
+"""
+
+
+def job(wanted: Wanted = "running", name: str = JOB) -> JobRecord:
+    """A job on two streams of two partitions each, which begins at 100 everywhere."""
+    spec = parse_job(SPEC.replace(f"name: {JOB}", f"name: {name}"))
+    first = {Partition(stream, index): 100 for stream in STREAMS for index in (0, 1)}
+    return JobRecord(spec, wanted, first, "submitted", 1000.0)
+
+
+def batch(
+    number: int, worker: str = "w0", skipped: int = 0, samples: int = BATCH, stream: str = "clicks"
+) -> Batch:
+    """The batch with this control offset."""
+    span = Span(stream, 0, 100 + number * 20, 100 + number * 20 + BATCH)
+    left_out = tuple(Skipped(stream, 0, span.start + index, "torn") for index in range(skipped))
+    return Batch(number, WorkerId(worker), (span,), samples, left_out)
+
+
+def update(
+    epoch: int,
+    version: int,
+    *batches: Batch,
+    loss: float = 0.5,
+    metrics: dict[str, float] | None = None,
+    short: str = "",
+) -> UpdateApplied:
+    """An update of one batch, unless it is said of which."""
+    made = batches or (batch(version),)
+    samples = sum(each.samples for each in made)
+    accuracy = {"accuracy": 0.25} if metrics is None else metrics
+    return UpdateApplied(epoch, version, made, samples, loss, accuracy, short)
+
+
+def lead(after: int = -1, base: ModelId = GENESIS, candidate: str = "c") -> Lead:
+    """A candidacy."""
+    return Lead(after, base, candidate)
+
+
+def quarantine(epoch: int, number: int, reason: str = "poison: it raised") -> Quarantined:
+    """A batch that can never be used."""
+    return Quarantined(epoch, batch(number), reason)
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until something is so.
+
+    Raises:
+        AssertionError: If it is not for long.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+async def happens(holds: Callable[[], bool]) -> None:
+    """Wait until something is so, and let others go on meanwhile.
+
+    Raises:
+        AssertionError: If it is not for long.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < until
+        await asyncio.sleep(0.005)
+
+
+class Topics:
+    """The topics of a job in a log in memory."""
+
+    def __init__(self, log: MemoryLog, name: str = JOB, partitions: int = 2) -> None:
+        self.log = log
+        self.name = name
+        for stream in STREAMS:
+            log.create_topics([NewTopic(stream, partitions)])
+        own = (topics.control_topic(name), topics.updates_topic(name))
+        log.create_topics([NewTopic(topic, kept_forever=True) for topic in own])
+        self._writer = log.writer()
+
+    def audit(self, *records: AuditRecord) -> None:
+        """Append to the updates topic."""
+        for record in records:
+            self._writer.append(topics.updates_topic(self.name), encode_audit(record))
+
+    def claim(self, *batches: Batch) -> None:
+        """Append to the control topic: the batches' worker holds them."""
+        for each in batches:
+            claim = BatchReady(each.worker, each.address, each.samples, each.skipped)
+            self._writer.append(topics.control_topic(self.name), encode_claim(claim))
+
+    def plan(self, *records: PlanRecord) -> None:
+        """Append to the plans topic, which begins to be then."""
+        self.log.create_topics([NewTopic(topics.plans_topic(self.name))])
+        for record in records:
+            self._writer.append(topics.plans_topic(self.name), encode_plan(record))
+
+    def arrive(self, stream: str, count: int) -> None:
+        """Append records to a stream's first partition."""
+        for _ in range(count):
+            self._writer.append(stream, b"record")

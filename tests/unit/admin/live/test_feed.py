@@ -1,0 +1,77 @@
+"""The ring of events: one copy of bytes, any number of readers, each at its own pace."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from services.admin.live.feed import Feed
+
+
+def test_a_reader_gets_what_came_since() -> None:
+    feed = Feed("life")
+    feed.publish("update", b'{"version":1}')
+    feed.publish("update", b'{"version":2}')
+    found = feed.since(1)
+    assert found == (b'id: life-1\nevent: update\ndata: {"version":2}\n\n', 2)
+    assert feed.since(2) == (b"", 2)
+
+
+def test_who_is_overtaken_has_lost_events() -> None:
+    feed = Feed("life", capacity=3)
+    for number in range(5):
+        feed.publish("update", b"%d" % number)
+    assert feed.since(1) is None
+    found = feed.since(2)
+    assert found is not None
+    assert found[0].count(b"event: update") == 3
+
+
+def test_an_id_resumes_while_its_successor_is_in_the_ring() -> None:
+    feed = Feed("life", capacity=3)
+    for _ in range(5):
+        feed.publish("update", b"{}")
+    assert [feed.after(f"life-{number}") for number in range(6)] == [None, 2, 3, 4, 5, None]
+    for strange in ("", "other-3", "life", "life-", "life-x", "life--1", "life-²", "x" * 10_000):
+        assert feed.after(strange) is None
+
+
+def test_streams_of_several_loops_are_woken_and_ended() -> None:
+    feed, woken = Feed("life"), list[str]()
+    listening = threading.Barrier(3)
+
+    async def read() -> None:
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        feed.listen(loop, news)
+        await asyncio.to_thread(listening.wait, 10)
+        async with asyncio.timeout(10):
+            await news.wait()
+            woken.append("event")
+            news.clear()
+            while not feed.closed:
+                await news.wait()
+        feed.unlisten(loop, news)
+
+    threads = [threading.Thread(target=asyncio.run, args=(read(),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    listening.wait(10)
+    assert feed.listeners == 2
+    feed.publish("update", b"{}")
+    feed.close()
+    feed.publish("update", b"{}")  # to nobody
+    for thread in threads:
+        thread.join(10)
+    assert woken == ["event", "event"]
+    assert (feed.listeners, feed.end) == (0, 1)
+
+
+def test_a_loop_that_is_gone_is_forgotten() -> None:
+    feed = Feed("life")
+
+    async def come_and_go() -> None:
+        feed.listen(asyncio.get_running_loop(), asyncio.Event())
+
+    asyncio.run(come_and_go())
+    feed.publish("update", b"{}")
+    assert feed.listeners == 0

@@ -1,0 +1,310 @@
+"""The thread that follows a job: what it knows, what it tells, what it survives."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from common.core.messages import GENESIS, Drifted, Evaluated, ModelId, WorkerId
+from common.core.spans import Partition
+from common.errors import UnavailableError
+from common.provisioning.records import Ended, Ordered, Started, Taken
+from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.log import MemoryLog
+from common.topics import names as topics
+from services.admin.live.follower import Follower, Sources
+from tests.unit.admin.live.helpers import JOB, Topics, eventually, job, lead, update
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.jobs.store import JobRecord
+
+UPDATES = Partition(topics.updates_topic(JOB), 0)
+
+
+class Rig:
+    """A job in memory, and whoever follows it."""
+
+    def __init__(self) -> None:
+        self.log = MemoryLog()
+        self.redis = MemoryRedis()
+        self.topics = Topics(self.log)
+        self.board = MemoryBoard(self.redis, JOB)
+        self.jobs: dict[str, JobRecord] = {JOB: job()}
+        self.sources = Sources(
+            lambda: self.log,
+            lambda name: MemoryBoard(self.redis, name),
+            lambda: self.jobs,
+            time.time,
+        )
+        self.follower = Follower(self.jobs[JOB], self.sources)
+        self._read = 0
+
+    def begin(self) -> Follower:
+        """Follow, and wait until all is known."""
+        self.follower.start()
+        eventually(lambda: self.follower.ready)
+        return self.follower
+
+    def progress(self) -> Any:  # noqa: ANN401 -- JSON
+        """As it is told."""
+        return json.loads(self.follower.told())["progress"]
+
+    def heard(self) -> list[tuple[str, Any]]:
+        """Events since the last call."""
+        found = self.follower.feed.since(self._read)
+        assert found is not None
+        data, self._read = found
+        events = list[tuple[str, Any]]()
+        for event in data.decode().split("\n\n")[:-1]:
+            _, name, told = event.split("\n")
+            events.append((name.removeprefix("event: "), json.loads(told.removeprefix("data: "))))
+        return events
+
+    def hear(self, name: str) -> Any:  # noqa: ANN401 -- JSON
+        """The data of the next event of this name."""
+        found = list[Any]()
+
+        def came() -> bool:
+            found.extend(data for each, data in self.heard() if each == name)
+            return bool(found)
+
+        eventually(came)
+        return found[0]
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    made.follower.stop()
+    if made.follower.ended_s is None and made.follower.ready:
+        made.follower.join(10)
+
+
+def test_what_had_happened_is_known_and_not_told(rig: Rig) -> None:
+    rig.topics.audit(lead(), *(update(0, version) for version in range(1, 1301)))
+    follower = rig.begin()
+    with follower.view() as view:
+        assert view.job.version == 1300
+    assert follower.feed.end == 0
+    assert rig.progress()["version"] == 1300
+
+
+def test_new_updates_are_told_the_newest_for_all(rig: Rig) -> None:
+    rig.begin()
+    rig.topics.audit(lead(), *(update(0, version) for version in range(1, 51)))
+    count, version = 0, 0
+    while version < 50:
+        told = rig.hear("update")
+        count, version = count + told["count"], told["version"]
+    assert count == 50
+    assert told["metrics"] == {"accuracy": 0.25}
+    assert told["at_s"] == pytest.approx(time.time(), abs=60)
+
+
+def test_what_an_evaluator_tells_is_told_if_its_version_counts(rig: Rig) -> None:
+    before = Evaluated(ModelId(0, 1), 7.0, 100, {"accuracy": 0.5})
+    rig.topics.audit(lead(), update(0, 1), before)
+    rig.begin()
+    assert rig.progress()["evaluation"]["test"] == {"accuracy": 0.5}
+    rig.topics.audit(
+        Evaluated(ModelId(0, 9), 8.0, 100, {"accuracy": 0.1}),  # of a version that nobody made
+        update(0, 2),
+        Evaluated(ModelId(0, 2), 9.0, 100, {"accuracy": 0.9}, {"clicks": {"accuracy": 0.8}}),
+        Drifted(ModelId(0, 2), 9.5, "clicks", 0.1, 0.4),
+    )
+    heard = list[tuple[str, Any]]()
+
+    def all_told() -> bool:
+        heard.extend(rig.heard())
+        return "drift" in dict(heard)
+
+    eventually(all_told)
+    told = {"version": 2, "epoch": 0, "at_s": 9.0, "records": 100, "test": {"accuracy": 0.9}}
+    told["prequential"] = {"clicks": {"accuracy": 0.8}}
+    drift = {"stream": "clicks", "version": 2, "at_s": 9.5, "before": 0.1, "after": 0.4}
+    assert [each for each in heard if each[0] in ("evaluation", "drift")] == [
+        ("evaluation", told),
+        ("drift", drift),
+    ]
+    assert rig.progress()["evaluation"]["prequential"] == {"clicks": {"accuracy": 0.8}}
+
+
+def test_a_takeover_is_told_by_the_job_anew(rig: Rig) -> None:
+    rig.topics.audit(lead(), update(0, 1), update(0, 2))
+    rig.begin()
+    rig.topics.audit(lead(0, ModelId(0, 1), "other"))
+    assert rig.hear("job")["progress"]["version"] == 1
+
+
+def test_members_come_leave_and_go(rig: Rig) -> None:
+    rig.board.beat(WorkerId("w1"), "alive", 60.0)
+    rig.begin()
+    rig.board.beat(WorkerId("w2"), "alive", 60.0)
+    told = rig.hear("member")
+    assert (told["worker"], told["status"]) == ("w2", "alive")
+    rig.board.beat(WorkerId("w2"), "leaving", 60.0)
+    assert rig.hear("member")["status"] == "leaving"
+    rig.board.close()
+    assert rig.hear("member")["status"] == "gone"
+
+
+def test_a_plans_topic_may_come_later(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.admin.live.follower.PLANS_S", 0.01)
+    follower = rig.begin()
+    rig.topics.plan(
+        Taken(-1, "p", 1.0),
+        Ordered(0, 1, 2.0, 0, "spot", "m1"),
+        Started(0, 1, 3.0, "i-1"),
+        Ended(7, 1, 4.0, "lost"),  # of nobody's term
+    )
+    eventually(lambda: _running(follower) == 1)
+    rig.topics.plan(Ended(0, 1, 5.0, "preempted", "taken back"))
+    told = rig.hear("machine")
+    while told["state"] != "ended":
+        told = rig.hear("machine")
+    assert (told["worker"], told["cause"], told["slot"]) == ("m1", "preempted", 0)
+    with follower.view() as view:
+        [life] = view.curves(9.0).lives
+    assert (life.from_s, life.to_s, life.cause) == (3.0, 5.0, "preempted")
+
+
+def _running(follower: Follower) -> int:
+    with follower.view() as view:
+        return len(view.ledger.running)
+
+
+def test_a_machine_without_signs_of_life_is_silent(rig: Rig) -> None:
+    rig.topics.plan(
+        Taken(-1, "p", 1.0),
+        Ordered(0, 1, 2.0, 3, "spot", "m1"),
+        Started(0, 1, 3.0, "i-1"),
+    )
+    rig.board.beat(WorkerId("by-hand"), "alive", 60.0)
+    with rig.begin().view() as view:
+        told = {each.name: each for each in view.workers(9.0).workers}
+    assert (told["m1"].status, told["m1"].slot, told["m1"].since_s) == ("silent", 3, 3.0)
+    assert (told["by-hand"].status, told["by-hand"].slot) == ("alive", None)
+
+
+def test_a_change_of_the_job_is_told(rig: Rig) -> None:
+    rig.begin()
+    rig.jobs = {JOB: rig.jobs[JOB]._replace(wanted="paused", reason="prices are high")}
+    told = rig.hear("job")
+    assert (told["wanted"], told["reason"]) == ("paused", "prices are high")
+
+
+def test_without_kafka_what_was_known_stays_and_news_come_later(rig: Rig) -> None:
+    rig.topics.audit(lead(), update(0, 1))
+    rig.begin()
+    rig.log.go_away()
+    eventually(lambda: rig.progress()["version"] == 1)
+    rig.log.come_back()
+    rig.topics.audit(update(0, 2))
+    eventually(lambda: rig.progress()["version"] == 2)
+
+
+def test_before_kafka_answers_nothing_is_known(rig: Rig) -> None:
+    rig.log.go_away()
+    rig.follower.start()
+    with pytest.raises(UnavailableError, match=r"plays a broker that is away|still being read"):
+        rig.follower.check()
+    rig.log.come_back()
+    eventually(lambda: rig.follower.ready)
+    rig.follower.check()
+
+
+def test_without_redis_updates_come_all_the_same(rig: Rig) -> None:
+    rig.board.hold_lease("c", 60.0)
+    rig.begin()
+    assert rig.progress()["led"] is True
+    rig.redis.kill()
+    eventually(lambda: rig.progress()["led"] is None)
+    rig.topics.audit(lead(), update(0, 1))
+    assert rig.hear("update")["version"] == 1
+    with rig.follower.view() as view:
+        assert view.workers(1.0).board_away
+    rig.redis.restart()
+    eventually(lambda: rig.progress()["led"] is False)
+
+
+def test_a_topic_whose_beginning_goes_is_read_anew(rig: Rig) -> None:
+    rig.topics.audit(lead(), *(update(0, version) for version in range(1, 6)))
+    rig.begin()
+    rig.log.go_away()
+    eventually(lambda: "away" in rig.follower._away)  # noqa: SLF001 -- no records are read now
+    rig.log.come_back()
+    with rig.log.anyway():
+        for version in range(6, 9):
+            rig.log.append(UPDATES.topic, 0, None, _encoded(version))
+        rig.log.expire(UPDATES, 8)
+    eventually(lambda: rig.progress()["version"] == 8)
+    with rig.follower.view() as view:
+        assert view.page(0, 10).newest == 8
+
+
+def test_a_topic_that_is_created_anew_is_read_anew_however_long_it_is(rig: Rig) -> None:
+    rig.topics.audit(lead(), *(update(0, version) for version in range(1, 4)))
+    rig.begin()
+    eventually(lambda: rig.progress()["version"] == 3)
+    rig.log.recreate(UPDATES.topic)
+    rig.topics.audit(lead(), *(update(0, version) for version in range(1, 8)))
+    eventually(lambda: rig.progress()["version"] == 7)
+    with rig.follower.view() as view:
+        assert len(view.page(0, 10).updates) == 7
+
+
+def _encoded(version: int) -> bytes:
+    from common.wire.messages import encode_audit  # noqa: PLC0415 -- of this test alone
+
+    return encode_audit(update(0, version))
+
+
+def test_garbage_is_passed_over(rig: Rig) -> None:
+    rig.topics.audit(lead())
+    with rig.log.anyway():
+        rig.log.append(UPDATES.topic, 0, None, b"\xff{")
+        rig.log.append(UPDATES.topic, 0, None, None)
+    rig.topics.audit(update(0, 1))
+    rig.begin()
+    assert rig.progress()["version"] == 1
+
+
+def test_what_a_newer_program_wrote_is_said(rig: Rig) -> None:
+    with rig.log.anyway():
+        rig.log.append(UPDATES.topic, 0, None, b'{"type":"update","format":4}')
+    rig.follower.start()
+    eventually(lambda: rig.follower.ended_s is not None)
+    with pytest.raises(UnavailableError, match="run a newer program"):
+        rig.follower.check()
+
+
+def test_a_deleted_job_is_followed_no_longer(rig: Rig) -> None:
+    follower = rig.begin()
+    rig.jobs = {}
+    eventually(lambda: follower.ended_s is not None)
+    assert follower.feed.closed
+    with pytest.raises(UnavailableError, match="it was deleted"):
+        follower.check()
+
+
+def test_no_thread_is_left_behind(rig: Rig) -> None:
+    before = set(threading.enumerate())
+    follower = rig.begin()
+    assert len(set(threading.enumerate()) - before) == 1
+    follower.stop()
+    follower.join(10)
+    assert set(threading.enumerate()) <= before
+
+
+def test_the_genesis_is_no_update(rig: Rig) -> None:
+    rig.topics.audit(lead(-1, GENESIS))
+    rig.begin()
+    told = rig.progress()
+    assert (told["version"], told["loss"], told["updates_per_s"]) == (0, None, None)

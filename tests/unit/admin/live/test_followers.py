@@ -1,0 +1,136 @@
+"""Which jobs a process follows, and how a request waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.errors import NotFoundError, UnavailableError
+from common.testing.board import MemoryBoard, MemoryRedis
+from common.testing.log import MemoryLog
+from services.admin.live.follower import Sources
+from services.admin.live.followers import Followers
+from tests.unit.admin.live.helpers import JOB, Topics, eventually, happens, job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.jobs.store import JobRecord
+
+
+class Rig:
+    """Two jobs in memory, one of them stopped, and whoever follows them."""
+
+    def __init__(self) -> None:
+        self.log = MemoryLog()
+        redis = MemoryRedis()
+        self.jobs: dict[str, JobRecord] = {JOB: job(), "old": job("stopped", "old")}
+        for name in self.jobs:
+            Topics(self.log, name)
+        self.before = set(threading.enumerate())
+        self.ending = threading.Event()
+        self.sources = Sources(
+            lambda: self.log, lambda name: MemoryBoard(redis, name), lambda: self.jobs, time.time
+        )
+        self.followers = Followers(self.sources, self.ending, idle_s=60.0, ready_s=5.0)
+
+    def followed(self) -> set[str]:
+        """Jobs that have a thread."""
+        names = {thread.name for thread in set(threading.enumerate()) - self.before}
+        return {name.removeprefix("follow ") for name in names if name.startswith("follow ")}
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    made.followers.close()
+    assert set(threading.enumerate()) <= made.before
+
+
+def test_jobs_that_run_are_followed_from_the_start_and_no_others(rig: Rig) -> None:
+    rig.followers.start()
+    eventually(lambda: rig.followed() == {JOB})
+    Topics(rig.log, "new")
+    rig.jobs = {**rig.jobs, "new": job(name="new")}
+    eventually(lambda: rig.followed() == {JOB, "new"})
+
+
+def test_a_question_begins_to_follow(rig: Rig) -> None:
+    follower = asyncio.run(rig.followers.ready("old"))
+    assert follower.ready
+    assert follower is rig.followers.of("old")
+    assert "old" in rig.followed()
+
+
+def test_nobody_follows_a_job_that_is_not_there(rig: Rig) -> None:
+    with pytest.raises(NotFoundError, match='there is no job "other"'):
+        rig.followers.of("other")
+
+
+def test_a_request_waits_no_longer_than_it_may(rig: Rig) -> None:
+    rig.log.go_away()
+    followers = Followers(rig.sources, rig.ending, ready_s=0.05)
+    with pytest.raises(UnavailableError, match=f'not all of the job "{JOB}" is known'):
+        asyncio.run(followers.ready(JOB))
+    rig.log.come_back()
+    followers.close()
+
+
+def test_jobs_nobody_asks_about_are_left_unless_they_run(rig: Rig) -> None:
+    followers = Followers(rig.sources, rig.ending, idle_s=0.0)
+    old, running = followers.of("old"), followers.of(JOB)
+    eventually(lambda: old.ended_s is not None)
+    assert running.ended_s is None
+    assert followers.of("old") is not old
+    followers.close()
+
+
+def test_a_stream_of_events_keeps_a_job_followed(rig: Rig) -> None:
+    followers = Followers(rig.sources, rig.ending, idle_s=0.3)
+
+    async def listen() -> None:
+        follower = followers.of("old")
+        other = followers.of(JOB)
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        follower.feed.listen(loop, news)
+        rig.jobs = {**rig.jobs, JOB: job("stopped")}
+        await happens(lambda: other.ended_s is not None)  # which nobody listens to
+        assert follower.ended_s is None
+        follower.feed.unlisten(loop, news)
+        await happens(lambda: follower.ended_s is not None)
+
+    asyncio.run(listen())
+    followers.close()
+
+
+def test_a_deleted_job_is_forgotten(rig: Rig) -> None:
+    follower = rig.followers.of(JOB)
+    rig.jobs = {}
+    eventually(lambda: follower.ended_s is not None)
+    with pytest.raises(NotFoundError):
+        rig.followers.of(JOB)
+
+
+def test_another_follower_tries_where_one_has_failed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.admin.live.followers.FAILED_S", 0.0)
+    follower = rig.followers.of("old")
+    follower.stop()
+    eventually(lambda: follower.ended_s is not None)
+    eventually(lambda: rig.followers.of("old") is not follower)
+
+
+def test_the_end_ends_all_streams_and_threads_at_once(rig: Rig) -> None:
+    followers = [rig.followers.of(name) for name in rig.jobs]
+    rig.ending.set()
+    eventually(lambda: all(follower.feed.closed for follower in followers))
+    rig.followers.close()
+    assert set(threading.enumerate()) <= rig.before
+    with pytest.raises(UnavailableError, match="about to end"):
+        rig.followers.of(JOB)

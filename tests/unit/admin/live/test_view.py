@@ -1,0 +1,240 @@
+"""The view of a job: the same as a naive recomputation from the records that count."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.core.history import History
+from common.core.messages import (
+    AuditRecord,
+    Lead,
+    ModelId,
+    Quarantined,
+    UpdateApplied,
+)
+from common.jobs.progress import SHOWN_UPDATES, WINDOW_S, Look
+from services.admin.live.view import JobView
+from tests.unit.admin.live.helpers import BATCH, batch, job, lead, quarantine, update
+
+STEP_S = 0.5  # between records
+COURSE = st.lists(
+    st.one_of(
+        st.tuples(st.just("update"), st.integers(0, 2), st.sampled_from([0, 0, 0, 1, -1])),
+        st.tuples(st.just("update"), st.just(0), st.just(0)),
+        st.tuples(st.just("lead"), st.integers(0, 1), st.integers(0, 12)),
+        st.tuples(st.just("quarantine"), st.integers(0, 1), st.integers(1000, 1003)),
+        st.tuples(st.just("garbage"), st.just(0), st.just(0)),
+    ),
+    max_size=80,
+)
+
+
+def written(course: list[tuple[str, int, int]]) -> list[AuditRecord | None]:
+    """What several leaders, dead ones with them, wrote.
+
+    Args:
+        course: What was written; by the leader so many leads ago; how far from the right version,
+            or how far a new leader goes back, or which batch.
+    """
+    history, epochs, records = History(), [-1], list[AuditRecord | None]()
+    for offset, (what, ago, number) in enumerate([("lead", 0, 0), *course]):
+        epoch = epochs[max(0, len(epochs) - 1 - ago)]
+        record: AuditRecord | None = None
+        if what == "update":
+            version = max(1, history.head.version + 1 + number)
+            made = [batch(offset * 2, f"w{offset % 3}"), batch(offset * 2 + 1)]
+            name = "accuracy" if offset % 3 else "recall"
+            record = update(epoch, version, *made, loss=offset / 7, metrics={name: offset / 100})
+        elif what == "lead":
+            back = history.path[-min(len(history.path), 1 + number)]
+            record = lead(epoch, back)
+        elif what == "quarantine":
+            record = quarantine(epoch, number)
+        if history.feed(offset, record) and isinstance(record, Lead):
+            epochs.append(offset)
+        records.append(record)
+    return records
+
+
+def effective(
+    records: list[AuditRecord | None],
+) -> tuple[list[tuple[float, UpdateApplied]], list[Quarantined]]:
+    """The updates that count with the times of their records, and the quarantined batches."""
+    history, by_name = History(), dict[ModelId, tuple[float, UpdateApplied]]()
+    for offset, record in enumerate(records):
+        if history.feed(offset, record) and isinstance(record, UpdateApplied):
+            by_name[ModelId(record.epoch, record.version)] = offset * STEP_S, record
+    return [by_name[model] for model in history.path[1:]], list(history.quarantined.values())
+
+
+@settings(deadline=None)  # other tests run beside it
+@given(COURSE, st.sets(st.integers(0, 79)))
+def test_the_view_is_what_the_effective_history_says(
+    course: list[tuple[str, int, int]], asked_at: set[int]
+) -> None:
+    records = written(course)
+    view = JobView(job())
+    for offset, record in enumerate(records):
+        view.feed_update(offset, record, offset * STEP_S, offset * STEP_S)
+        if offset in asked_at:
+            view.progress(offset * STEP_S)  # to be asked changes nothing
+            view.workers(offset * STEP_S)
+    now = len(records) * STEP_S
+    made, quarantined = effective(records)
+    updates = [record for _, record in made]
+    last = updates[-SHOWN_UPDATES:]
+
+    progress = view.progress(now)
+    assert progress.version == len(made)
+    assert progress.samples == sum(each.samples for each in updates)
+    assert progress.quarantined == len(quarantined)
+    assert progress.last_update_s == (made[-1][0] if made else None)
+    if updates:
+        samples = sum(each.samples for each in last)
+        mean = sum(each.loss * each.samples for each in last) / samples
+        assert progress.loss == pytest.approx(mean)
+        assert set(progress.metrics) == {name for each in last for name in each.metrics}
+        for name, value in progress.metrics.items():
+            having = [each.metrics[name] for each in last if name in each.metrics]
+            assert value == pytest.approx(sum(having) / len(having))  # all of as many samples
+    else:
+        assert progress.loss is None
+
+    page = view.page(0, 1000)
+    assert [(each.version, each.epoch, each.at_s) for each in page.updates] == [
+        (record.version, record.epoch, at_s) for at_s, record in made
+    ]
+    assert [(each.loss, each.metrics, each.samples) for each in page.updates] == [
+        (record.loss, record.metrics, record.samples) for record in updates
+    ]
+    assert (page.newest, page.next) == (len(made), None)
+
+    told = {each.stream: each.dead_lettered for each in view.streams().streams}
+    assert told == {"clicks": BATCH * len(quarantined), "views": 0}
+
+    curves = view.curves(now)
+    assert list(curves.version) == [record.version for record in updates]
+    assert curves.loss == pytest.approx([record.loss for record in updates])
+    assert list(curves.update_at_s) == [at_s for at_s, _ in made]
+
+
+@settings(deadline=None)  # other tests run beside it
+@given(COURSE)
+def test_rates_are_of_the_updates_of_the_last_ten_seconds_that_still_count(
+    course: list[tuple[str, int, int]],
+) -> None:
+    records = written(course)
+    view = JobView(job())
+    first_s = None
+    for offset, record in enumerate(records):
+        counts = view.feed_update(offset, record, offset * STEP_S, offset * STEP_S)
+        if counts and isinstance(record, UpdateApplied) and first_s is None:
+            first_s = offset * STEP_S
+    now = len(records) * STEP_S
+    recent = [record for at_s, record in effective(records)[0] if at_s >= now - WINDOW_S]
+    progress = view.progress(now)
+    if first_s is None:
+        assert progress.updates_per_s is None
+        return
+    span_s = min(WINDOW_S, max(1.0, now - first_s))
+    assert progress.updates_per_s == pytest.approx(len(recent) / span_s)
+    assert progress.samples_per_s == pytest.approx(sum(each.samples for each in recent) / span_s)
+    samples = Counter[str]()
+    for record in recent:
+        for each in record.batches:
+            samples[each.worker] += each.samples
+    view.look(Look(now, statuses=dict.fromkeys(samples, "alive")))
+    assert {each.name: each.samples for each in view.workers(now).workers} == samples
+
+
+@settings(deadline=None)  # other tests run beside it
+@given(COURSE, st.integers(1, 30))
+def test_of_many_updates_the_newest_are_kept_and_the_sums_of_all(
+    course: list[tuple[str, int, int]], kept: int
+) -> None:
+    records = written(course)
+    view = JobView(job(), kept=kept)
+    for offset, record in enumerate(records):
+        view.feed_update(offset, record, offset * STEP_S, offset * STEP_S)
+    updates = [record for _, record in effective(records)[0]]
+    page = view.page(0, 1000)
+    versions = [each.version for each in page.updates]
+    assert versions == [each.version for each in updates[len(updates) - len(versions) :]]
+    assert len(versions) <= kept + kept // 20
+    assert page.oldest == (versions[0] if versions else None)
+    assert view.progress(0.0).version == len(updates)
+
+
+def test_pages_follow_one_another_without_a_gap() -> None:
+    view = JobView(job())
+    view.feed_update(0, lead(), 1.0, 1.0)
+    for version in range(1, 26):
+        view.feed_update(version, update(0, version), 1.0 + version, 1.0 + version)
+    seen, after = list[int](), 0
+    while True:
+        page = view.page(after, 10)
+        seen += [each.version for each in page.updates]
+        if page.next is None:
+            break
+        after = page.next
+    assert seen == list(range(1, 26))
+    assert view.page(25, 10).updates == ()
+    assert view.page(10**9, 10).next is None
+
+
+def test_updates_are_followed_where_the_beginning_of_the_topic_is_gone() -> None:
+    # Offsets below 500 are gone; whose epoch 480 is in force shows its first update.
+    view = JobView(job(), updates_start=500)
+    assert not view.feed_update(500, None, 1.0, 1.0)
+    assert view.feed_update(501, update(480, 41), 1.0, 1.0)
+    assert not view.feed_update(502, update(300, 41), 1.0, 1.0)  # a ghost
+    assert view.feed_update(503, update(480, 42), 2.0, 2.0)
+    assert view.feed_update(504, lead(480, ModelId(480, 41)), 3.0, 3.0)
+    assert view.feed_update(505, update(504, 42), 4.0, 4.0)
+    page = view.page(0, 10)
+    assert [(each.version, each.epoch) for each in page.updates] == [(41, 480), (42, 504)]
+    assert page.oldest == 41
+
+
+def test_a_ghost_that_is_read_first_is_found_out() -> None:
+    view = JobView(job(), updates_start=500)
+    assert view.feed_update(500, update(300, 17), 1.0, 1.0)  # nobody can know better yet
+    assert view.feed_update(501, update(480, 41), 1.0, 1.0)
+    assert [each.version for each in view.page(0, 10).updates] == [41]
+    assert view.progress(2.0).samples == BATCH
+
+
+def test_what_nobody_knows_is_null() -> None:
+    view = JobView(job())
+    progress = view.progress(5.0)
+    assert (progress.lag, progress.workers, progress.led) == (None,) * 3
+    assert (progress.loss, progress.updates_per_s, progress.last_update_s) == (None,) * 3
+    view.feed_update(0, lead(), None, 1.0)
+    view.feed_update(1, update(0, 1), None, 1.0)
+    [told] = view.page(0, 1).updates
+    assert told.at_s is None
+    assert told.gradient_s is None
+
+
+def test_where_redis_is_away_nobody_is_called_silent() -> None:
+    view = JobView(job())
+    view.look(Look(1.0, {"w1": "alive", "w2": "leaving"}, None, led=True))
+    assert [(each.name, each.status) for each in view.workers(1.0).workers] == [
+        ("w1", "alive"),
+        ("w2", "leaving"),
+    ]
+    assert view.progress(1.0).led
+    view.look(Look(2.0, board_away="connection refused"))
+    assert view.workers(2.0).board_away == "connection refused"
+    assert view.progress(2.0).led is None
+
+
+def test_a_job_that_is_stopped_says_why() -> None:
+    view = JobView(job())
+    assert view.progress(1.0).done == ""
+    view.job.record = view.job.record._replace(wanted="stopped", reason="the loss is reached")
+    assert view.progress(1.0).done == "the loss is reached"

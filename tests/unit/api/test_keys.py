@@ -1,0 +1,213 @@
+"""API keys: whoever holds one gets in by its role, and nobody else, whatever the topic holds."""
+
+from __future__ import annotations
+
+import string
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.api.keys import KeyBook, KeyRecord, Keys, decode_key, fingerprint, new_key
+from common.core.spans import Partition
+from common.errors import ConflictError, NotFoundError, UserError
+from common.testing.log import MemoryLog
+from common.topics import names as topics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KEYS = Partition(topics.KEYS, 0)
+SHA_256_OF_ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-4
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    return MemoryLog()
+
+
+def stored(log: MemoryLog) -> bytes:
+    """All that the keys topic holds, in one piece."""
+    tail = log.tail(KEYS, 0)
+    return b"".join((record.key or b"") + (record.value or b"") for record in tail.read(1000, 0.0))
+
+
+def write(log: MemoryLog, value: bytes | None, key: bytes | None) -> None:
+    writer = log.writer()
+    writer.append(topics.KEYS, value, key=key)
+    assert writer.flush(1.0)
+
+
+def test_a_key_is_a_prefix_and_43_characters_that_are_safe_in_a_header() -> None:
+    key = new_key()
+    assert key.startswith("doll_")
+    assert len(key) == 48
+    assert set(key) <= set(string.ascii_letters + string.digits + "_-")
+
+
+def test_no_two_keys_are_equal() -> None:
+    assert len({new_key() for _ in range(1000)}) == 1000
+
+
+def test_a_fingerprint_is_the_sha_256_of_the_key() -> None:
+    assert fingerprint("abc") == SHA_256_OF_ABC
+
+
+def test_a_created_key_is_known_to_everybody_by_its_fingerprint_alone(log: MemoryLog) -> None:
+    key, record = KeyBook(log, clock=lambda: 1000.0).create("ci", "operator", "for the pipeline")
+    assert record == KeyRecord("ci", "operator", fingerprint(key), 1000.0, "for the pipeline")
+    assert KeyBook(log).read() == {"ci": record}
+    assert key.encode() not in stored(log)
+    assert key not in repr(record)
+
+
+def test_whoever_presents_a_key_has_its_role_and_others_have_none(log: MemoryLog) -> None:
+    book = KeyBook(log)
+    made = {name: book.create(name, "viewer") for name in ("a", "b", "c")}
+    keys = Keys(book.read().values())
+    assert [keys.role_of(key) for key, _ in made.values()] == [
+        record for _, record in made.values()
+    ]
+    assert keys.role_of(new_key()) is None
+    assert Keys([]).role_of(new_key()) is None
+
+
+@given(st.text(max_size=60))
+def test_whatever_is_presented_is_answered(presented: str) -> None:
+    key = "doll_" + 43 * "k"
+    record = KeyRecord("ci", "viewer", fingerprint(key), 0.0)
+    assert Keys([record]).role_of(presented) is None
+    assert Keys([record]).role_of(key) is record
+
+
+def test_a_fingerprint_does_not_let_in(log: MemoryLog) -> None:
+    book = KeyBook(log)
+    _, record = book.create("ci", "operator")
+    assert Keys(book.read().values()).role_of(record.sha256) is None
+
+
+def test_an_operator_may_do_what_a_viewer_may_and_no_other_way_round() -> None:
+    viewer = KeyRecord("v", "viewer", "", 0.0)
+    operator = KeyRecord("o", "operator", "", 0.0)
+    assert (viewer.may("viewer"), viewer.may("operator")) == (True, False)
+    assert (operator.may("viewer"), operator.may("operator")) == (True, True)
+
+
+def test_a_name_in_use_is_refused_until_it_is_revoked(log: MemoryLog) -> None:
+    book = KeyBook(log)
+    first, _ = book.create("ci", "viewer")
+    with pytest.raises(ConflictError, match=r'there is a key "ci" already.*`doll key revoke ci`'):
+        KeyBook(log).create("ci", "operator")
+    book.revoke("ci")
+    second, record = KeyBook(log).create("ci", "operator")
+    keys = Keys(book.read().values())
+    assert keys.role_of(first) is None
+    assert keys.role_of(second) == record
+
+
+def test_a_revoked_key_lets_nobody_in_at_the_next_refresh(log: MemoryLog) -> None:
+    watcher, writer = KeyBook(log), KeyBook(log)
+    key, record = writer.create("ci", "viewer")
+    assert Keys(watcher.refresh(0.0).values()).role_of(key) == record
+    writer.revoke("ci")
+    assert Keys(watcher.refresh(0.0).values()).role_of(key) is None
+
+
+def test_a_key_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog) -> None:
+    book = KeyBook(log)
+    with pytest.raises(NotFoundError, match="keys: none yet, make one with `doll key create NAME`"):
+        book.revoke("ci")
+    book.create("page", "viewer")
+    with pytest.raises(NotFoundError, match='there is no key "ci"; keys: page'):
+        book.revoke("ci")
+
+
+@pytest.mark.parametrize("name", ["", "CI", "-x", "a b", "a/b", "ä", "a" * 101])
+def test_a_key_needs_a_legal_name(log: MemoryLog, name: str) -> None:
+    with pytest.raises(UserError, match="the name of a key must be 1 to 100 lower case letters"):
+        KeyBook(log).create(name, "viewer")
+
+
+@pytest.mark.parametrize("note", ["two\nlines", "\x1b[31m", "n" * 201])
+def test_a_note_is_one_line_of_text(log: MemoryLog, note: str) -> None:
+    with pytest.raises(UserError, match="the note of a key must be at most 200 characters"):
+        KeyBook(log).create("ci", "viewer", note)
+
+
+class RacingLog(MemoryLog):
+    """Lets somebody else act between the look at what is there and the writing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[], object] | None = None
+
+    def partitions(self, topic: str) -> tuple[Partition, ...]:
+        """As ever; the first to ask is the writer, who checks its topic once."""
+        if self.meanwhile:
+            act, self.meanwhile = self.meanwhile, None
+            act()
+        return super().partitions(topic)
+
+
+def test_of_two_who_create_one_name_at_once_the_first_has_the_key() -> None:
+    log, made = RacingLog(), list[str]()
+    book = KeyBook(log)
+    book.read()
+    log.meanwhile = lambda: made.append(KeyBook(log).create("ci", "operator")[0])
+    with pytest.raises(ConflictError, match=r'wrote the key "ci" in the same moment, and theirs'):
+        book.create("ci", "viewer")
+    for each in (book, KeyBook(log)):
+        record = Keys(each.read().values()).role_of(made[0])
+        assert record is not None
+        assert record.role == "operator"
+
+
+def test_a_record_that_does_not_parse_makes_the_key_it_replaces_invalid(log: MemoryLog) -> None:
+    KeyBook(log).create("ci", "operator")
+    KeyBook(log).create("page", "viewer")
+    write(log, b'{"name": "ci", "role": "deputy"}', b"ci")
+    book = KeyBook(log)
+    assert list(book.read()) == ["page"]
+    assert book.rejected == 1
+
+
+def test_what_does_not_parse_is_counted_and_hurts_nobody(log: MemoryLog) -> None:
+    _, record = KeyBook(log).create("ci", "viewer")
+    other = msgspec.json.encode(record)
+    short = other.replace(record.sha256.encode(), b"abc").replace(b'"ci"', b'"z"')
+    late = other.replace(b'"created_s":', b'"created_s":9e99').replace(b'"ci"', b'"z"')
+    for value, key in ((b"", b"x"), (b"\xff", b"x"), (other, b"y")):
+        write(log, value, key)
+    write(log, short, b"z")
+    write(log, late, b"z")
+    book = KeyBook(log)
+    assert book.read() == {"ci": record}
+    assert book.rejected == 5
+
+
+def test_a_field_of_a_later_version_is_no_hindrance() -> None:
+    record = KeyRecord("ci", "viewer", SHA_256_OF_ABC, 1.0)
+    later = msgspec.json.encode(record)[:-1] + b', "expires_s": 2.0}'
+    assert decode_key(b"ci", later) == record
+
+
+def test_compaction_changes_nothing(log: MemoryLog) -> None:
+    book = KeyBook(log)
+    book.create("ci", "viewer")
+    book.revoke("ci")
+    key, _ = book.create("ci", "operator")
+    log.punch(KEYS, 0)
+    log.punch(KEYS, 1)
+    assert KeyBook(log).read() == book.read()
+    assert Keys(KeyBook(log).read().values()).role_of(key)
+
+
+def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
+    late, book = KeyBook(log), KeyBook(log)
+    assert late.read() == {}
+    book.create("a", "viewer")
+    book.create("b", "viewer")
+    log.expire(KEYS, 1)
+    assert list(late.read()) == ["b"]

@@ -1,0 +1,406 @@
+"""Whatever is cut off or altered, the newest checkpoint that is whole is found, byte by byte."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.adapters.blobs.disk import DiskBlobs
+from common.checkpoints.snapshot_file import Saved, from_store, to_parts
+from common.checkpoints.store import CheckpointStore, taken_back
+from common.core.messages import GENESIS, ModelId
+from common.core.snapshots import Snapshot
+from common.errors import CorruptError, FutureFormatError, UnavailableError
+from common.testing.blobs import DyingBlobs, MemoryBlobs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from common.ports.servers import Blobs
+
+OLD, NEW = ModelId(3, 40), ModelId(3, 60)
+FOLDER = "clicks/checkpoints/00000000000000000003-000000000060/"
+
+
+def parts(name: ModelId) -> dict[str, bytes]:
+    return to_parts(Saved(Snapshot(name.epoch, name, 0, 0, {}), bytes(100)))
+
+
+@pytest.fixture(params=["memory", "disk"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
+    return MemoryBlobs() if request.param == "memory" else DiskBlobs(tmp_path)
+
+
+def filled(blobs: Blobs, *names: ModelId) -> CheckpointStore:
+    store = CheckpointStore(blobs, "clicks")
+    for name in names:
+        store.save(name, parts(name), 1234.5)
+    return store
+
+
+def rated(blobs: Blobs, losses: Mapping[ModelId, float | None]) -> CheckpointStore:
+    store = CheckpointStore(blobs, "clicks")
+    for name, loss in losses.items():
+        store.save(name, parts(name), 1234.5, samples=name.version, loss=loss)
+    return store
+
+
+def read(store: CheckpointStore, name: ModelId) -> dict[str, bytes]:
+    checkpoint = store.open(name)
+    return {part: checkpoint.read(part) for part in checkpoint.manifest.parts}
+
+
+def newest(store: CheckpointStore) -> tuple[ModelId | None, dict[ModelId, str]]:
+    """The newest that can be read whole, and what was passed over on the way to it."""
+    readable, unreadable = from_store(store)
+    for name, stored in readable.items():
+        try:
+            stored.trainer()
+        except CorruptError as error:
+            unreadable[name] = str(error)
+        else:
+            assert read(store, name) == parts(name)
+            return name, {other: why for other, why in unreadable.items() if other > name}
+    return None, unreadable
+
+
+# --- when nothing goes wrong ---------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_read_as_it_was_saved(blobs: Blobs) -> None:
+    store = filled(blobs, NEW)
+    assert read(store, NEW) == parts(NEW)
+    with pytest.raises(CorruptError, match=r"does not list optimizer\.bin"):
+        store.open(NEW).read("optimizer.bin")
+
+
+def test_its_manifest_says_what_is_in_it(blobs: Blobs) -> None:
+    rated(blobs, {OLD: None, NEW: 0.5})
+    data = blobs.get(FOLDER + "manifest.json")
+    assert data is not None
+    manifest = json.loads(data)
+    assert (manifest["format"], manifest["epoch"], manifest["version"]) == (1, 3, 60)
+    assert (manifest["created_s"], manifest["samples"], manifest["loss"]) == (1234.5, 60, 0.5)
+    assert manifest["parts"]["trainer.safetensors"] == {
+        "bytes": 100,
+        "sha256": hashlib.sha256(bytes(100)).hexdigest(),
+    }
+
+
+def test_a_later_leader_ranks_above_a_higher_version(blobs: Blobs) -> None:
+    names = [ModelId(3, 60), ModelId(20, 5), ModelId(3, 7), ModelId(100, 0)]
+    store = filled(blobs, *names)
+    assert store.finished() == sorted(names, reverse=True)
+    assert newest(store) == (ModelId(100, 0), {})
+
+
+def test_where_there_is_none_there_is_nothing_to_find_or_to_keep(blobs: Blobs) -> None:
+    store = CheckpointStore(blobs, "clicks")
+    assert newest(store) == (None, {})
+    assert store.latest() is None
+    assert store.best() is None
+    assert store.keep(3) == ()
+
+
+def test_jobs_do_not_see_each_others(blobs: Blobs) -> None:
+    filled(blobs, NEW)
+    assert CheckpointStore(blobs, "click").finished() == []
+
+
+def test_the_weights_are_read_when_they_are_wanted_and_not_before(blobs: Blobs) -> None:
+    filled(blobs, OLD, NEW)
+    # Calls: read hint, list; of each checkpoint, manifest and protocol; the trainer of one.
+    frugal = CheckpointStore(DyingBlobs(blobs, 2 + 2 * 2 + 1), "clicks")
+    readable, _ = from_store(frugal)
+    assert readable[NEW].trainer() == bytes(100)
+    with pytest.raises(UnavailableError):
+        readable[OLD].trainer()
+
+
+def test_the_genesis_is_never_stored(blobs: Blobs) -> None:
+    with pytest.raises(ValueError, match="never stored"):
+        CheckpointStore(blobs, "clicks").save(GENESIS, {}, 0.0)
+
+
+@pytest.mark.parametrize("part", ["manifest.json", "", "a/b", "../a", ".hidden"])
+def test_a_part_needs_a_plain_name(blobs: Blobs, part: str) -> None:
+    with pytest.raises(ValueError, match="no name for a part"):
+        CheckpointStore(blobs, "clicks").save(NEW, {part: b""}, 0.0)
+    assert blobs.names("") == []
+
+
+def test_a_checkpoint_never_changes(blobs: Blobs) -> None:
+    store = filled(blobs, NEW)
+    store.save(NEW, {"state.msgpack": b"another"}, 99.0)
+    assert read(store, NEW) == parts(NEW)
+
+
+def test_the_hint_moves_on_and_never_back(blobs: Blobs) -> None:
+    store = filled(blobs, NEW)
+    assert store.latest() == NEW
+    filled(blobs, OLD)
+    assert store.latest() == NEW
+    filled(blobs, ModelId(9, 1))
+    assert store.latest() == ModelId(9, 1)
+
+
+def test_a_hint_that_makes_no_sense_is_replaced(blobs: Blobs) -> None:
+    blobs.put("clicks/checkpoints/latest", b"\xff")
+    store = CheckpointStore(blobs, "clicks")
+    assert store.latest() is None
+    filled(blobs, OLD)
+    assert store.latest() == OLD
+
+
+@given(st.permutations([ModelId(epoch, version) for epoch in (0, 5, 11) for version in (1, 2)]))
+def test_in_whatever_order_they_come_the_hint_ends_at_the_best(names: list[ModelId]) -> None:
+    store = filled(MemoryBlobs(), *names)
+    assert store.latest() == max(names)
+
+
+# --- cut off at every step -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last_lands", [False, True])
+@pytest.mark.parametrize("calls", range(7))
+def test_a_writer_that_dies_leaves_the_old_or_the_new_one_whole(
+    blobs: Blobs, calls: int, *, last_lands: bool
+) -> None:
+    """Calls of a save: is there a manifest, part, part, manifest, read hint, move hint."""
+    store = filled(blobs, OLD)
+    dying = DyingBlobs(blobs, calls, last_lands=last_lands)
+    try:
+        CheckpointStore(dying, "clicks").save(NEW, parts(NEW), 1234.5)
+    except UnavailableError:
+        assert calls < 6
+    finished = calls + last_lands >= 4
+    assert newest(store) == (NEW if finished else OLD, {})
+    assert store.latest() == (NEW if calls + last_lands >= 6 else OLD)
+
+
+@pytest.mark.parametrize("calls", range(7))
+def test_a_save_that_failed_can_be_repeated(blobs: Blobs, calls: int) -> None:
+    dying = CheckpointStore(DyingBlobs(blobs, calls, last_lands=True), "clicks")
+    if calls < 6:
+        with pytest.raises(UnavailableError):
+            dying.save(NEW, parts(NEW), 1.0)
+    store = filled(blobs, NEW)
+    assert read(store, NEW) == parts(NEW)
+    assert store.latest() == NEW
+
+
+# --- kept ----------------------------------------------------------------------------------------
+
+
+def test_the_newest_few_are_kept(blobs: Blobs) -> None:
+    names = [ModelId(3, version) for version in (10, 20, 30)] + [ModelId(7, 35)]
+    store = filled(blobs, *names)
+    kept = store.keep(2)
+    assert [each.name for each in kept] == [ModelId(7, 35), ModelId(3, 30)]
+    assert store.finished() == [ModelId(7, 35), ModelId(3, 30)]
+    assert all("000010/" not in name for name in blobs.names(""))
+    with pytest.raises(ValueError, match="at least one"):
+        store.keep(0)
+
+
+def test_the_one_of_lowest_loss_is_kept_beside_them_and_hinted_at(blobs: Blobs) -> None:
+    versions = [ModelId(3, version) for version in (10, 20, 30, 40)]
+    store = rated(blobs, dict(zip(versions, (None, 0.2, 0.4, 0.3), strict=True)))
+    assert [each.name.version for each in store.keep(1)] == [40, 20]
+    assert store.finished() == [ModelId(3, 40), ModelId(3, 20)]
+    assert store.best() == ModelId(3, 20)
+    rated(blobs, {ModelId(3, 50): 0.1}).keep(1)
+    assert store.finished() == [ModelId(3, 50)]
+    assert store.best() == ModelId(3, 50)
+
+
+def test_of_two_of_one_loss_the_newer_is_the_best(blobs: Blobs) -> None:
+    store = rated(blobs, {OLD: 0.25, NEW: 0.25, ModelId(3, 70): 0.5})
+    store.keep(1)
+    assert store.finished() == [ModelId(3, 70), NEW]
+    assert store.best() == NEW
+
+
+def test_one_that_a_later_leader_took_back_is_neither_best_nor_kept(blobs: Blobs) -> None:
+    # leader 3   20 ── 40 ── 60
+    # leader 9          └──── 45 : it began with 40, so 60 is taken back
+    losses = {ModelId(3, 20): 0.5, OLD: 0.4, NEW: 0.1, ModelId(9, 45): 0.3}
+    store = rated(blobs, losses)
+    assert [each.name for each in store.keep(2)] == [ModelId(9, 45), OLD]
+    assert store.finished() == [ModelId(9, 45), OLD]
+    assert store.best() == ModelId(9, 45)
+
+
+def test_a_leader_knows_what_it_took_back_before_it_wrote_any(blobs: Blobs) -> None:
+    store = rated(blobs, {OLD: 0.4, NEW: 0.1})
+    assert [each.name for each in store.keep(3, begun=ModelId(9, 40))] == [OLD]
+    assert store.best() == OLD
+
+
+def test_what_a_leader_began_with_is_not_taken_back() -> None:
+    assert not taken_back(OLD, [OLD, NEW, ModelId(9, 40), ModelId(2, 7)])
+    assert taken_back(NEW, [ModelId(9, 40)])
+
+
+def test_a_torn_one_does_not_count_as_kept(blobs: Blobs) -> None:
+    store = filled(blobs, OLD, NEW)
+    blobs.put("clicks/checkpoints/00000000000000000005-000000000070/state.msgpack", b"")
+    store.keep(1)
+    assert store.finished() == [NEW]
+    assert len(blobs.names("")) == 3 + 1 + 1  # somebody may be writing the torn one; the hint
+
+
+def test_an_unreadable_manifest_does_not_count_as_kept(blobs: Blobs) -> None:
+    store = filled(blobs, ModelId(3, 20), OLD, NEW)
+    blobs.put(FOLDER + "manifest.json", b"{")
+    store.keep(1)
+    assert store.finished() == [NEW, OLD]
+
+
+def test_what_a_newer_program_wrote_is_neither_counted_nor_deleted(blobs: Blobs) -> None:
+    store = filled(blobs, ModelId(3, 20), OLD, NEW)
+    blobs.put("clicks/checkpoints/00000000000000000003-000000000020/manifest.json", b'{"format":2}')
+    store.keep(1)
+    assert store.finished() == [NEW, ModelId(3, 20)]
+
+
+@pytest.mark.parametrize("calls", range(22))
+def test_a_deletion_that_was_cut_off_is_finished_by_the_next(blobs: Blobs, calls: int) -> None:
+    store = rated(blobs, {ModelId(3, 10): 0.4, OLD: 0.5, NEW: 0.6})
+    try:
+        CheckpointStore(DyingBlobs(blobs, calls), "clicks").keep(1)
+    except UnavailableError:
+        assert newest(store)[0] == NEW
+    store.keep(1)
+    assert store.finished() == [NEW, ModelId(3, 10)]
+    assert len(blobs.names("")) == 2 * 3 + 2  # two parts and a manifest each, and two hints
+
+
+@given(
+    st.dictionaries(
+        st.builds(ModelId, st.sampled_from((0, 5, 11)), st.integers(0, 9)),
+        st.none() | st.floats(0, 1),
+        min_size=1,
+    ),
+    st.integers(1, 4),
+)
+def test_the_newest_that_counts_and_the_best_that_counts_are_always_kept(
+    losses: dict[ModelId, float | None], count: int
+) -> None:
+    counting = [name for name in losses if not taken_back(name, losses)]
+    known = [(loss, name) for name, loss in losses.items() if loss is not None]
+    lowest = min((loss for loss, name in known if name in counting), default=None)
+    best = [name for loss, name in known if loss == lowest and name in counting]
+
+    store = rated(MemoryBlobs(), losses)
+    kept = [each.name for each in store.keep(count)]
+
+    assert kept[:count] == sorted(counting, reverse=True)[:count]
+    assert set(kept[count:]) <= {max(best)} if best else len(kept) <= count
+    assert store.best() == max(best, default=None)
+    assert store.finished() == kept
+
+
+# --- what a job begins with ----------------------------------------------------------------------
+
+
+def test_what_a_job_begins_with_is_found_again_by_its_checksum(blobs: Blobs) -> None:
+    store = filled(blobs, OLD, NEW)
+    sha256 = store.put_origin(b"weights")
+    assert sha256 == hashlib.sha256(b"weights").hexdigest()
+    store.keep(1)
+    assert CheckpointStore(blobs, "clicks").origin(sha256) == b"weights"
+
+
+def test_what_a_job_begins_with_is_verified(blobs: Blobs) -> None:
+    store = CheckpointStore(blobs, "clicks")
+    sha256 = store.put_origin(b"weights")
+    (name,) = blobs.names("clicks/origin/")
+    blobs.put(name, b"weighty")
+    with pytest.raises(CorruptError, match="has 7 bytes of sha256"):
+        store.origin(sha256)
+    blobs.delete(name)
+    with pytest.raises(CorruptError, match="is missing"):
+        store.origin(sha256)
+
+
+# --- altered -------------------------------------------------------------------------------------
+
+DESCRIBED = b'{"bytes":1,"sha256":""}'
+
+
+@pytest.mark.parametrize(
+    ("part", "data", "reasons"),
+    [
+        (
+            "trainer.safetensors",
+            bytes(99),
+            ["trainer.safetensors has 99 bytes", "expected 100 bytes"],
+        ),
+        ("trainer.safetensors", bytes(99) + b"\1", ["trainer.safetensors has 100 bytes of sha256"]),
+        ("trainer.safetensors", None, ["trainer.safetensors is missing, expected 100 bytes"]),
+        ("manifest.json", None, ["manifest.json is missing"]),
+        ("manifest.json", b"{", ["manifest.json does not parse"]),
+        ("manifest.json", b"\xff", ["manifest.json does not parse"]),
+        ("manifest.json", b"{}", ["manifest.json does not parse", "missing required field"]),
+        ("protocol.msgpack", b"", ["protocol.msgpack has 0 bytes"]),
+        (
+            "manifest.json",
+            b'{"format":1,"epoch":3,"version":61,"created_s":0,"parts":{}}',
+            ["is that of 3-61, expected 3-60"],
+        ),
+        (
+            "manifest.json",
+            b'{"format":1,"epoch":3,"version":60,"created_s":0,"parts":{"../x":%s}}' % DESCRIBED,
+            ["lists '../x'"],
+        ),
+    ],
+)
+def test_what_was_altered_is_named_and_passed_over(
+    blobs: Blobs, part: str, data: bytes | None, reasons: list[str]
+) -> None:
+    store = filled(blobs, OLD, NEW)
+    if data is None:
+        blobs.delete(FOLDER + part)
+    else:
+        blobs.put(FOLDER + part, data)
+    name, passed_over = newest(store)
+    assert name == OLD
+    assert all(reason in passed_over[NEW] for reason in reasons), passed_over
+
+
+@given(data=st.data())
+def test_a_flipped_bit_never_changes_what_is_loaded(data: st.DataObject) -> None:
+    blobs = MemoryBlobs()
+    store = filled(blobs, OLD, NEW)
+    blob = data.draw(st.sampled_from(blobs.names(FOLDER)), label="blob")
+    damaged = bytearray(blobs.content[blob])
+    position = data.draw(st.integers(0, len(damaged) - 1), label="position")
+    damaged[position] ^= 1 << data.draw(st.integers(0, 7), label="bit")
+    blobs.content[blob] = bytes(damaged)
+    try:
+        name, _ = newest(store)  # which compares all that it reads
+    except FutureFormatError:
+        return
+    assert name is not None
+
+
+@pytest.mark.parametrize("manifest", [b'{"format":2}', b'{"format":3,"epoch":"?","parts":[]}'])
+def test_a_newer_programs_checkpoint_is_not_passed_over(blobs: Blobs, manifest: bytes) -> None:
+    store = filled(blobs, OLD, NEW)
+    blobs.put(FOLDER + "manifest.json", manifest)
+    with pytest.raises(FutureFormatError, match=r"checkpoint 3-60 has format [23], expected at"):
+        from_store(store)
+
+
+def test_one_that_vanished_although_the_hint_names_it_cannot_be_read(blobs: Blobs) -> None:
+    store = filled(blobs, OLD, NEW)
+    for name in blobs.names(FOLDER):
+        blobs.delete(name)
+    assert newest(store) == (OLD, {NEW: "manifest.json is missing"})

@@ -1,0 +1,79 @@
+"""A market file says what can be rented, and what is wrong with it by the field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.config.market_file import load_market
+from common.errors import UserError
+from common.traces.spec import TraceSpec
+
+FULL = """
+fleet: process
+on_demand: {usd_per_hour: 0.286}
+spot:
+  - {name: spot, usd_per_hour: {file: prices.csv.gz, speed: 60, start_s: 0}, availability: 0.9}
+process: {availability: 0.9, cycle_s: 60}
+"""
+EC2 = "ec2: {region: eu-central-1, launch_template: doll-worker}"
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "market.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_market_of_local_processes(tmp_path: Path) -> None:
+    market = load_market(written(tmp_path, FULL))
+    assert (market.on_demand.name, market.on_demand.usd_per_hour) == ("on-demand", 0.286)
+    (pool,) = market.spot
+    assert pool.usd_per_hour == TraceSpec(file="prices.csv.gz", speed=60.0, start_s=0.0)
+    assert market.process.cycle_s == 60.0
+    assert market.replayed_from_s is None
+
+
+def test_the_example_is_a_market() -> None:
+    market = load_market(Path(__file__).parents[3] / "docs/examples/market.yaml")
+    assert (market.fleet, [pool.name for pool in market.spot]) == ("process", ["spot"])
+
+
+def test_a_market_of_ec2(tmp_path: Path) -> None:
+    text = f"""
+fleet: ec2
+{EC2}
+on_demand: {{usd_per_hour: 0.286}}
+spot: [{{usd_per_hour: history, instance_types: [c5.xlarge], zones: [eu-central-1a]}}]
+"""
+    market = load_market(written(tmp_path, text))
+    assert market.ec2 is not None
+    assert market.ec2.launch_template_version == "$Default"
+    assert market.spot[0].instance_types == ("c5.xlarge",)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("on_demand: {usd_per_hour: 0}", "on_demand.usd_per_hour"),
+        ("on_demand: {usd_per_hour: 1, zone: a}", "zone"),
+        ("on_demand: {usd_per_hour: 1}\nspot: [{name: on-demand, usd_per_hour: 1}]", "two pools"),
+        ("on_demand: {usd_per_hour: 1}\nspot: [{name: a/b, usd_per_hour: 1}]", "name"),
+        ("on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: cheap}]", "usd_per_hour"),
+        ("fleet: ec2\non_demand: {usd_per_hour: 1}", "ec2: must be given"),
+        ("on_demand: {usd_per_hour: 1}\nspot: [{usd_per_hour: history}]", "ec2: must be given"),
+        (
+            f"{EC2}\non_demand: {{usd_per_hour: 1}}\nspot: [{{usd_per_hour: history}}]",
+            "instance_types",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(UserError, match=rf"market\.yaml.*{problem}"):
+        load_market(written(tmp_path, text))
+
+
+def test_a_market_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere\.yaml"):
+        load_market(tmp_path / "nowhere.yaml")

@@ -1,0 +1,329 @@
+"""Settings come from the environment once, and go back into it for children."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from common.config.settings import Settings, read_settings
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FULL = {
+    "DOLL_KAFKA": "a:9092,b:9092",
+    "DOLL_KAFKA_GROUP_PROTOCOL": "consumer",
+    "DOLL_KAFKA_REPLICATION": "3",
+    "DOLL_KAFKA_SECURITY_PROTOCOL": "SASL_SSL",
+    "DOLL_KAFKA_SASL_USERNAME": "doll",
+    "DOLL_KAFKA_SASL_PASSWORD": "secret",
+    "DOLL_REDIS": "rediss://r:6379/0",
+    "DOLL_REDIS_USERNAME": "doll",
+    "DOLL_REDIS_PASSWORD": "secret",
+    "DOLL_REDIS_CA": "/tls/ca.pem",
+    "DOLL_REDIS_CERT": "/tls/doll.pem",
+    "DOLL_REDIS_KEY": "/tls/doll.key",
+    "DOLL_BLOBS": "s3://bucket/models",
+    "DOLL_S3_ENDPOINT": "http://localhost:9000",
+    "DOLL_TASKS": "a.b:C, d:E",
+    "DOLL_DEVICE": "cpu",
+    "DOLL_THREADS": "2",
+    "DOLL_NOTICES": "ec2",
+    "DOLL_METADATA_ENDPOINT": "http://[fd00:ec2::254]:80",
+    "DOLL_ON_REBALANCE": "stay",
+    "DOLL_LEAVE_S": "7.5",
+    "DOLL_METRICS_PORT": "9464",
+    "DOLL_METRICS_HOST": "::1",
+    "DOLL_LOG_FORMAT": "json",
+    "DOLL_LOG_LEVEL": "debug",
+}
+
+
+def test_every_variable_has_its_place() -> None:
+    settings = read_settings(FULL)
+    assert settings.kafka == "a:9092,b:9092"
+    assert settings.kafka_replication == 3
+    assert settings.kafka_security == {
+        "security.protocol": "SASL_SSL",
+        "sasl.username": "doll",
+        "sasl.password": "secret",
+    }
+    assert settings.tasks == ("a.b:C", "d:E")
+    assert settings.threads == 2
+    assert settings.leave_s == 7.5
+
+
+def test_an_empty_environment_is_one_machine_with_kafka_and_redis() -> None:
+    assert read_settings({}) == Settings()
+    assert read_settings({"DOLL_KAFKA": "", "DOLL_THREADS": "", "PATH": "/bin"}) == Settings()
+
+
+def test_a_child_gets_the_same_settings() -> None:
+    settings = read_settings(FULL)
+    assert read_settings(settings.environ()) == settings
+    assert Settings().environ() == {}
+
+
+def test_an_embedded_broker_is_named_by_its_socket() -> None:
+    assert read_settings({"DOLL_KAFKA": "embedded:/run/k.sock"}).embedded_kafka == "/run/k.sock"
+    assert read_settings({}).embedded_kafka == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("DOLL_THREADS", "many", 'DOLL_THREADS: must be a whole number, got "many"'),
+        ("DOLL_THREADS", "-1", 'DOLL_THREADS: must be at least 0, got "-1"'),
+        ("DOLL_DEVICE", "tpu", "DOLL_DEVICE: must be 'auto', 'cpu' or 'cuda', got \"tpu\""),
+        ("DOLL_BLOBS", "/tmp", "DOLL_BLOBS: must be file:///directory or s3://bucket/prefix, g"),  # noqa: S108 -- only a text
+        ("DOLL_NOTICES", "gce", "DOLL_NOTICES: must be 'none' or 'ec2', got \"gce\""),
+        ("DOLL_ON_REBALANCE", "no", "DOLL_ON_REBALANCE: must be 'leave' or 'stay', got \"no\""),
+        ("DOLL_LEAVE_S", "-1", 'DOLL_LEAVE_S: must be at least 0.0, got "-1"'),
+        ("DOLL_LEAVE_S", "inf", 'DOLL_LEAVE_S: must be a finite number, got "inf"'),
+        ("DOLL_REDIS", "r:6379", "DOLL_REDIS: must be redis://host:port/db, rediss://... or unix"),
+        ("DOLL_REDIS", "redis://:a/b@r:6379", "DOLL_REDIS: is no whole URL: in a password write /"),
+        ("DOLL_REDIS_USERNAME", "doll", "DOLL_REDIS_PASSWORD: is missing; there is a DOLL_REDIS_"),
+        ("DOLL_REDIS_CA", "/ca.pem", "DOLL_REDIS: must begin with rediss:// where there are cert"),
+        ("DOLL_API_TLS_CERT", "/a.pem", "DOLL_API_TLS_KEY: is missing; there is a DOLL_API_TLS_C"),
+        ("DOLL_API_TLS_KEY", "/a.key", "DOLL_API_TLS_CERT: is missing; there is a DOLL_API_TLS_K"),
+        ("DOLL_KAFKA", "u:secret@k:9092", "DOLL_KAFKA: must be host:port,...; a password goes to"),
+        ("DOLL_BLOBS", "s3://u:secret@b", "DOLL_BLOBS: must be file:///directory or s3://bucket/"),
+        ("DOLL_S3_ENDPOINT", "http://u:secret@s", "DOLL_S3_ENDPOINT: must hold no password: S3's"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_by_its_variable(
+    name: str, value: str, message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        read_settings({name: value})
+    assert str(caught.value).startswith(message)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://169.254.169.254", "http://[fd00:ec2::254]/", "http://metadata.local:8080"]
+)
+def test_a_metadata_service_is_named_by_host_and_port(endpoint: str) -> None:
+    assert read_settings({"DOLL_METADATA_ENDPOINT": endpoint}).metadata_endpoint == endpoint
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        *(
+            "169.254.169.254",
+            "https://a",
+            "http://",
+            "http://a/latest",
+            "http://a:0",
+            "http://a..b",
+        ),
+        *(
+            "http://a:70000",
+            "http://u@a",
+            "http://a b",
+            "http://ä",
+            "http://" + 64 * "a",
+            "http://[",
+        ),
+    ],
+)
+def test_what_names_no_metadata_service_is_refused(endpoint: str) -> None:
+    with pytest.raises(UserError, match="DOLL_METADATA_ENDPOINT: "):
+        read_settings({"DOLL_METADATA_ENDPOINT": endpoint})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("redis://r", "redis://r:6379/", "rediss://u:p%2F@r:1/15", "redis://[::1]:6379/0"),
+        *("unix:///run/redis.sock", "unix://u:p@/run/redis.sock?db=2"),
+    ],
+)
+def test_a_redis_is_named_by_a_whole_url(url: str) -> None:
+    assert read_settings({"DOLL_REDIS": url}).redis == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("redis://:a#b@r", "redis://u:12#b@r", "redis://u:12/b@r", "redis://u:12?b@r:6379"),
+        *("redis://:12?b@r", "redis://r:70000", "redis://r:0", "redis://[::1", "redis:///0"),
+        *("unix://:a/b@/run/redis.sock", "unix://:12/b@/run/redis.sock", "unix://u", "redis://r/x"),
+    ],
+)
+def test_a_url_that_a_password_has_cut_is_refused(url: str) -> None:
+    with pytest.raises(UserError, match=r"DOLL_REDIS: is no whole URL.*into DOLL_REDIS_PASSWORD"):
+        read_settings({"DOLL_REDIS": url})
+
+
+def test_a_password_stands_in_one_place() -> None:
+    with pytest.raises(UserError, match="DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS names a user"):
+        read_settings({"DOLL_REDIS": "redis://:a@r", "DOLL_REDIS_PASSWORD": "b"})
+
+
+# --- secrets -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in FULL if not name.endswith("_PROTOCOL")])
+def test_every_variable_may_be_a_file(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "value"
+    path.write_text(FULL[name] + "\n")
+    others = {each: value for each, value in FULL.items() if each != name}
+    assert read_settings({**others, name + "_FILE": str(path)}) == read_settings(FULL)
+
+
+@pytest.mark.parametrize(
+    ("content", "value"),
+    [(b"a", "a"), (b"a\n", "a"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), (b" a\nb \n", " a\nb ")],
+)
+def test_one_newline_at_the_end_of_a_file_is_not_the_value_s(
+    tmp_path: Path, content: bytes, value: str
+) -> None:
+    path = tmp_path / "password"
+    path.write_bytes(content)
+    settings = read_settings({"DOLL_REDIS_PASSWORD_FILE": str(path)})
+    assert settings.redis_password == value
+    assert read_settings(settings.environ()) == settings
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "DOLL_REDIS_PASSWORD_FILE: the file cannot be read: No such file or directory"),
+        (b"", "DOLL_REDIS_PASSWORD_FILE: the file is empty"),
+        (b"\n", "DOLL_REDIS_PASSWORD_FILE: the file is empty"),
+        (b"a\0b", "DOLL_REDIS_PASSWORD_FILE: the file is no text"),
+        (b"\xff", "DOLL_REDIS_PASSWORD_FILE: the file is no text in UTF-8"),
+        (70_000 * b"a", "DOLL_REDIS_PASSWORD_FILE: the file is larger than 65536 bytes"),
+    ],
+)
+def test_a_file_without_a_value_is_refused_by_its_variable(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / "password"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        read_settings({"DOLL_REDIS_PASSWORD_FILE": str(path)})
+    assert str(caught.value) == message
+
+
+def test_a_value_is_given_in_one_way(tmp_path: Path) -> None:
+    path = str(tmp_path / "password")
+    both = {"DOLL_KAFKA_SASL_PASSWORD": "a", "DOLL_KAFKA_SASL_PASSWORD_FILE": path}
+    with pytest.raises(
+        UserError, match=r"^DOLL_KAFKA_SASL_PASSWORD and DOLL_KAFKA_SASL_PASSWORD_FI"
+    ):
+        read_settings(both)
+    (tmp_path / "password").write_text("b")
+    settings = read_settings({**both, "DOLL_KAFKA_SASL_PASSWORD": ""})
+    assert settings.kafka_security == {"sasl.password": "b"}
+
+
+def test_files_that_the_kafka_client_reads_itself_are_left_to_it() -> None:
+    names = {
+        "DOLL_KAFKA_SSL_CA_LOCATION": "/ca.pem",
+        "DOLL_KAFKA_SASL_OAUTHBEARER_ASSERTION_FILE": "/assertion",
+        "DOLL_KAFKA_SASL_OAUTHBEARER_ASSERTION_PRIVATE_KEY_FILE": "/key",
+    }
+    settings = read_settings(names)
+    assert settings.kafka_security == {
+        "ssl.ca.location": "/ca.pem",
+        "sasl.oauthbearer.assertion.file": "/assertion",
+        "sasl.oauthbearer.assertion.private.key.file": "/key",
+    }
+    assert read_settings(settings.environ()) == settings
+
+
+def test_files_of_variables_that_are_not_ours_are_not_read() -> None:
+    assert read_settings({"NEWS_FILE": "/none", "redis_password_FILE": "/none"}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("DOLL_REDIS_URL", 'did you mean "DOLL_REDIS"?'),
+        ("DOLL_KAFKA_SERVERS", 'did you mean "DOLL_KAFKA"?'),
+        ("DOLL_BLOB_FILE", 'did you mean "DOLL_BLOBS"?'),
+        ("DOLL_KAFKA_SECURITY", 'did you mean "DOLL_KAFKA"?'),
+        ("DOLL_XYZZY", "allowed are DOLL_API, "),
+    ],
+)
+def test_an_unknown_variable_is_refused_with_what_was_probably_meant(
+    variable: str, hint: str
+) -> None:
+    with pytest.raises(UserError, match=f"^{variable}: unknown setting ") as caught:
+        read_settings({variable: "secret"})
+    assert hint in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert read_settings({variable: ""}) == Settings()
+
+
+def test_the_content_of_a_file_is_not_told_where_it_makes_no_sense(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_text("hunter2")
+    with pytest.raises(UserError) as caught:
+        read_settings({"DOLL_BLOBS_FILE": str(path)})
+    assert str(caught.value).startswith("DOLL_BLOBS_FILE: the file holds what DOLL_BLOBS cannot be")
+    assert "hunter2" not in all_text(caught.value)
+
+
+def test_passwords_are_not_shown() -> None:
+    assert "secret" not in repr(read_settings(FULL))
+
+
+def all_text(error: BaseException) -> str:
+    """What a traceback may show of an error: of it and of what it came from."""
+    return "".join(traceback.format_exception(error))
+
+
+SIGN = "¤"  # between the letters of a secret; nobody else uses it
+HOLD_SECRETS = {  # where a password is, or ends up by mistake
+    "DOLL_REDIS": "rediss://u:{}@r",
+    "DOLL_REDIS_PASSWORD": "{}",
+    "DOLL_REDIS_PASSWORD_FILE": "{}",
+    "DOLL_KAFKA": "u:{}@k:9092",
+    "DOLL_KAFKA_SASL_PASSWORD": "{}",
+    "DOLL_KAFKA_SASL_PASSWORD_FILE": "{}",
+    "DOLL_KAFKA_SSL_KEY_PEM": "{}",
+    "DOLL_BLOBS": "s3://u:{}@bucket",
+    "DOLL_S3_ENDPOINT": "https://u:{}@s",
+    "DOLL_METADATA_ENDPOINT": "http://u:{}@m",
+    "DOLL_API": "https://u:{}@a",
+    "DOLL_API_KEY": "{}",
+}
+
+
+@given(
+    st.sets(st.sampled_from(sorted(HOLD_SECRETS)), min_size=1),
+    st.text(st.characters(exclude_categories=["C", "Z"]), min_size=2, max_size=40),
+    st.dictionaries(st.sampled_from(["DOLL_THREADS", "DOLL_DEVICE"]), st.just("bad")),
+)
+@example({"DOLL_REDIS"}, "1/2", {})
+@example({"DOLL_REDIS"}, "]/[", {})
+def test_no_piece_of_a_secret_is_shown_by_settings_or_errors(
+    names: set[str], letters: str, others: dict[str, str]
+) -> None:
+    secret = SIGN.join(letters)
+    environ = {**others, **{name: HOLD_SECRETS[name].format(secret) for name in names}}
+    try:
+        shown = repr(read_settings(environ))
+    except UserError as error:
+        shown = str(error) + all_text(error)
+    assert SIGN not in shown
+
+
+@given(st.dictionaries(st.sampled_from(sorted(FULL)), st.text(max_size=10)))
+def test_whatever_the_environment_holds_it_is_settings_or_refused(environ: dict[str, str]) -> None:
+    try:
+        settings = read_settings(environ)
+    except UserError as error:
+        assert "DOLL_" in str(error)  # noqa: PT017 -- both ends are right
+    else:
+        assert read_settings(settings.environ()) == settings

@@ -1,0 +1,194 @@
+"""A job file is refused by the field's path, what was found and what is allowed, or it is a job."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import UserError
+from common.jobs.spec import JobSpec, job_from_json, parse_job
+
+TEXT = """
+name: digits
+streams: [clinic-a, clinic-b]          # one Kafka topic per datastream
+records:
+  codec: tensor
+  fields:
+    image: {dtype: uint8, shape: [1, 28, 28]}
+    label: {dtype: int64}
+task: {name: image-classifier, classes: 10}
+batch_size: 256                        # b
+group_size: 20                         # K
+sync: {mode: k-sync}
+optimizer: {name: adam, learning_rate: 1.0e-3}
+stop: {updates: 10000, loss: 0.35, deadline_s: 6720}
+checkpoint: {every_updates: 200, keep: 3}
+on_preemption: reassign
+provisioning: {workers: 64, instance_type: c5.xlarge, policy: adaptive}
+"""
+
+
+def changed(path: str = "", value: Any = None) -> str:  # noqa: ANN401 -- any JSON
+    """The job file with one value set (or removed: None) at a dotted path."""
+    data = yaml.safe_load(TEXT)
+    *parents, last = path.split(".")
+    place = data
+    for parent in parents:
+        place = place[parent]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    return yaml.safe_dump(data, sort_keys=False)
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(UserError) as caught:
+        parse_job(text)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_design_s_example_is_a_job() -> None:
+    spec = parse_job(TEXT)
+    assert (spec.name, spec.batch_size, spec.group_size) == ("digits", 256, 20)
+    assert spec.streams == ("clinic-a", "clinic-b")
+    assert list(spec.records.fields) == ["image", "label"]
+    assert spec.optimizer.learning_rate == 0.001
+    assert spec.task.options == {"classes": 10}
+    assert (spec.on_missing, spec.start_at, spec.reduction) == ("redispatch", "earliest", "mean")
+
+
+def test_yaml_and_json_give_the_same_job() -> None:
+    spec = parse_job(TEXT)
+    assert parse_job(json.dumps(yaml.safe_load(TEXT), indent="\t")) == spec
+    assert job_from_json(spec.model_dump_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("group_size", -3, "job file: group_size: must be at least 1, got -3"),
+        ("batch_size", "256", 'job file: batch_size: must be a whole number, got "256"'),
+        ("batch_size", True, "job file: batch_size: must be a whole number, got true"),
+        ("name", "Digits", "job file: name: must be 1 to 100 lower case letters"),
+        ("name", "a" * 101, "job file: name: must be 1 to 100 lower case letters"),
+        ("streams", [], "job file: streams: must have at least 1 entries, got []"),
+        ("streams", ["a", "a"], "job file: streams: 'a' is named twice"),
+        ("streams", ["a b"], "job file: streams: 'a b' cannot be a Kafka topic"),
+        ("streams", ["doll.x.control"], "job file: streams: 'doll.x.control': names with doll."),
+        ("sync.mode", "ssp", 'job file: sync.mode: "ssp" is not offered yet; offered: k-sync'),
+        ("sync.mode", "fast", "job file: sync.mode: must be one of k-sync, got 'fast'"),
+        ("records.codec", "avro", 'job file: records.codec: "avro" is not offered yet'),
+        ("records.fields.label.dtype", "int65", "job file: records.fields.label.dtype: must be"),
+        ("records.fields.image.shape", [28, 0], "job file: records.fields.image.shape[1]: must"),
+        ("records.fields.label", None, "job file: records.fields.label: is missing; image-"),
+        ("records.fields.image.shape", [28, 28], "job file: records.fields.image: image-classif"),
+        ("records.fields.label.dtype", "float32", "job file: records.fields.label: image-classif"),
+        ("task.name", "gan", "job file: task.name: must be one of image-classifier, logistic"),
+        ("task.name", None, "job file: task: needs a name or an entrypoint"),
+        ("optimizer.learning_rate", 0, "job file: optimizer.learning_rate: must be above 0"),
+        ("optimizer.momentum", 0.9, "job file: optimizer: adam has no option 'momentum'"),
+        ("optimizer", None, "job file: optimizer: is missing"),
+        ("stop.loss", "low", 'job file: stop.loss: must be a number, got "low"'),
+        ("start_at", "noon", "job file: start_at: must be earliest, latest or a time such as"),
+        ("start_at", "2026-01-31T12:00:00", "job file: start_at: the time '2026-01-31T12:00:00' n"),
+        ("waiting_batches", 3, "job file: waiting_batches: must be at least group_size (20)"),
+        ("evaluation", {"every_updates": 0}, "job file: evaluation.every_updates: must be at"),
+        ("evaluation", {"stream": "a test"}, "job file: evaluation.stream: 'a test' cannot"),
+        ("evaluation", {"stream": "clinic-a"}, "job file: evaluation.stream: the job learns from"),
+        ("on_preemption", "pray", "job file: on_preemption: must be 'reassign' or 'hold', got"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_by_its_path(
+    path: str, value: object, message: str
+) -> None:
+    assert refusal(changed(path, value)).startswith(message)
+
+
+def test_a_misspelt_field_gets_the_one_that_was_meant() -> None:
+    text = TEXT.replace("batch_size:", "batchsize:")
+    assert 'unknown field "batchsize" (did you mean "batch_size"?)' in refusal(text)
+    text = TEXT.replace("workers: 64", "worker: 64")
+    assert 'unknown field "provisioning.worker" (did you mean "workers"?)' in refusal(text)
+    text = TEXT.replace("label: {dtype:", "label: {dtpe:")
+    assert 'unknown field "records.fields.label.dtpe" (did you mean "dtype"?)' in refusal(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "job file: must be a mapping of fields to values, got null"),
+        ("[1]", "job file: must be a mapping"),
+        ("{", "job file: line 1, column 2: "),
+        ("[" * 100_000, "job file: is neither YAML nor JSON"),
+        ("a: &x 1\nb: *x", "job file: line 2, column 4: aliases (*x) are not allowed"),
+        ("a: 1\na: 2", 'job file: line 2, column 1: field "a" is given twice'),
+        ("a: !!binary aGk=", "job file: holds a value that is not plain data"),
+        ("a: !!python/object:os.system x", "job file: line 1, column 4: could not determine"),
+        ("a" * 1_000_001, "job file: 1,000,001 characters are above 1,000,000"),
+    ],
+)
+def test_text_that_is_no_mapping_is_refused_with_its_place(text: str, message: str) -> None:
+    assert refusal(text).startswith(message)
+
+
+def test_numbers_and_words_are_those_of_yaml_1_2() -> None:
+    assert parse_job(TEXT.replace("1.0e-3", "1e-3")).optimizer.learning_rate == 0.001
+    assert parse_job(TEXT.replace("name: digits", "name: no")).name == "no"
+
+
+def test_an_entrypoint_needs_to_be_on_the_allow_list() -> None:
+    text = TEXT.replace("name: image-classifier", "entrypoint: 'tests.tasks:Counting'")
+    assert 'task.entrypoint: "tests.tasks:Counting" is not on the allow-list' in refusal(text)
+    assert parse_job(text, ["tests.tasks:Counting"]).task.entrypoint == "tests.tasks:Counting"
+
+
+def test_a_start_time_is_seconds_since_1970() -> None:
+    spec = parse_job(TEXT + "start_at: 2026-01-31T12:00:00Z\n")
+    assert spec.start_s == datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()
+    assert parse_job(TEXT).start_s is None
+
+
+def test_the_bound_of_waiting_batches_lets_one_survivor_fill_a_group_while_it_computes() -> None:
+    assert parse_job(TEXT).waiting_bound == 40
+    assert parse_job(TEXT + "waiting_batches: 20\n").waiting_bound == 20
+
+
+def test_sizes_of_the_task_are_those_of_the_records_and_no_others() -> None:
+    sizes = {"channels": 1, "height": 28, "width": 28}
+    assert parse_job(TEXT).task_options == {**sizes, "classes": 10}
+    with pytest.raises(UserError, match=r"task\.width: the records have 28, got 30"):
+        parse_job(TEXT.replace("classes: 10", "classes: 10, width: 30"))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(JobSpec.model_fields)), json_values)
+def test_whatever_a_field_holds_it_is_a_job_or_refused_in_one_line(
+    field: str, value: object
+) -> None:
+    data = {**yaml.safe_load(TEXT), field: value}
+    try:
+        spec = parse_job(json.dumps(data))
+    except UserError as error:
+        assert str(error).startswith("job file: ")  # noqa: PT017 -- both ends are right
+    else:
+        assert job_from_json(spec.model_dump_json()) == spec
+
+
+@given(st.text(max_size=40))
+def test_no_text_breaks_the_reader(text: str) -> None:
+    with pytest.raises(UserError):
+        parse_job(text)

@@ -1,0 +1,620 @@
+"""The jobs topic as a fold: what was submitted is there, once, whoever else writes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.core.spans import LogPosition, Partition
+from common.errors import (
+    ConflictError,
+    NotFoundError,
+    UnavailableError,
+    UnknownTopicError,
+    UserError,
+    WireError,
+)
+from common.jobs.spec import parse_job
+from common.jobs.store import (
+    CHANGES_KEPT,
+    Change,
+    JobBook,
+    JobRecord,
+    Origin,
+    decode_job,
+    encode_job,
+    first_positions,
+)
+from common.ports.servers import NewTopic
+from common.testing.clock import HandClock
+from common.testing.log import MemoryLog
+from common.topics import names as topics
+from tests.unit.jobs.test_spec import TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+JOBS = Partition(topics.JOBS, 0)
+ORIGIN = Origin("letters", 12, 400, "a1" * 32)
+LONGEST = "t" * 245  # name of a stream
+A, B = Partition("clinic-a", 0), Partition("clinic-b", 0)
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    return with_streams(MemoryLog())
+
+
+def with_streams(log: MemoryLog) -> MemoryLog:
+    for stream in ("clinic-a", "clinic-b"):
+        log.create_topics([NewTopic(stream)])
+    return log
+
+
+def write(log: MemoryLog, topic: str, value: bytes | None, key: bytes | None = None) -> None:
+    writer = log.writer()
+    writer.append(topic, value, key=key)
+    assert writer.flush(1.0)
+
+
+def test_a_submitted_job_is_there_for_everybody(log: MemoryLog) -> None:
+    spec = parse_job(TEXT)
+    a, b = (each.topic_id for each in log.describe(["clinic-a", "clinic-b"]).values())
+    known = {A: LogPosition(0, a), B: LogPosition(0, b)}
+    record = JobRecord(spec, "running", {A: 0, B: 0}, "submitted", 1000.0, known=known)
+    assert JobBook(log, clock=lambda: 1000.0).submit(spec) == record
+    assert JobBook(log).read() == {"digits": record}
+
+
+def test_a_submitted_job_has_its_topics(log: MemoryLog) -> None:
+    JobBook(log).submit(parse_job(TEXT))
+    for topic in ("doll.digits.control", "doll.digits.updates", "clinic-a.dlq", "clinic-b.dlq"):
+        assert log.partitions(topic) == (Partition(topic, 0),)
+
+
+def test_a_stream_that_is_not_there_is_named_and_nothing_is_made(log: MemoryLog) -> None:
+    spec = parse_job(TEXT.replace("clinic-b", "clinic-x"))
+    with pytest.raises(UserError, match=r'streams: there is no topic "clinic-x".*--create-part'):
+        JobBook(log).submit(spec)
+    assert JobBook(log).read() == {}
+
+
+def test_a_group_whose_update_would_not_fit_into_a_record_is_refused(log: MemoryLog) -> None:
+    large = TEXT.replace("group_size: 20", "group_size: 1000000")
+    with pytest.raises(UserError, match=r"group_size: must be at most \d+, got 1000000"):
+        JobBook(log).submit(parse_job(large))
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    with pytest.raises(UserError, match=r"group_size: must be at most"):
+        book.change("digits", {"group_size": 10**6}, "more at once")
+
+
+def test_a_job_of_more_partitions_than_its_record_can_name_is_refused_and_nothing_is_made() -> None:
+    log = MemoryLog()
+    log.create_topics([NewTopic(LONGEST, 2_800), NewTopic("clinic-b", 1)])
+    with pytest.raises(UserError, match="where its 2801 partitions begin take"):
+        JobBook(log).submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
+    assert JobBook(log).read() == {}
+    with pytest.raises(UnknownTopicError):
+        log.partitions(topics.control_topic("digits"))
+
+
+def test_a_hold_of_any_length_fits_into_the_record_of_the_largest_job() -> None:
+    log = MemoryLog()
+    log.create_topics([NewTopic(LONGEST, 2_600), NewTopic("clinic-b", 1)])
+    book = JobBook(log)
+    book.submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
+    endless = "\x01" * 10**6  # JSON writes six bytes for each
+    for number in range(CHANGES_KEPT + 1):
+        book.change("digits", {"batch_size": 300 + number}, endless)
+    assert book.hold("digits", endless, endless).held
+    assert len(book.get("digits").changes) == CHANGES_KEPT
+
+
+def test_only_a_job_that_is_held_goes_on_after_a_loss(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    with pytest.raises(ConflictError, match='the job "digits" is not held'):
+        book.resume_after_loss("digits", "go on")
+    for times in (1, 2):
+        book.hold("digits", "records were lost")
+        record = book.resume_after_loss("digits", "go on", from_start=times == 2)
+        assert (record.wanted, record.held, record.after_loss) == ("running", False, times)
+    assert JobBook(log).get("digits") == record
+    assert record.from_start
+
+
+def test_a_name_in_use_is_refused_with_the_state_of_its_job(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    with pytest.raises(ConflictError, match='the name "digits" belongs to a job that is running'):
+        JobBook(log).submit(parse_job(TEXT))
+    book.want("digits", "stopped", "done")
+    with pytest.raises(ConflictError, match="a job that is stopped"):
+        JobBook(log).submit(parse_job(TEXT))
+
+
+def test_a_name_whose_history_outlived_its_record_is_refused(log: MemoryLog) -> None:
+    log.create_topics([NewTopic("doll.digits.updates")])
+    write(log, "doll.digits.updates", b"{}")
+    with pytest.raises(ConflictError, match=r"doll.digits.updates holds records of an earlier job"):
+        JobBook(log).submit(parse_job(TEXT))
+
+
+@pytest.mark.parametrize("topic", ["doll.digits.control", "doll.digits.updates", topics.JOBS])
+def test_topics_that_would_lose_records_of_a_job_are_named_with_what_to_run(
+    log: MemoryLog, topic: str
+) -> None:
+    """Somebody made it before us, with the cluster's defaults, or changed it."""
+    log.create_topics([NewTopic(topic)])
+    log.configure(topic, {"cleanup.policy": "compact,delete"})
+    book = JobBook(log)
+    with pytest.raises(ConflictError) as raised:
+        book.submit(parse_job(TEXT))
+    assert f"{topic} has retention.ms=604800000, not -1" in str(raised.value)
+    assert f"--entity-name {topic} --add-config" in str(raised.value)
+    assert book.read() == {}
+    log.configure(
+        topic, NewTopic(topic, kept_forever=True, compacted=topic == topics.JOBS).settings
+    )
+    assert book.submit(parse_job(TEXT)).wanted == "running"
+
+
+def test_what_is_wanted_changes_with_its_reason(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    book.want("digits", "paused", "prices are high")
+    record = JobBook(log).get("digits")
+    assert (record.wanted, record.reason) == ("paused", "prices are high")
+    book.want("digits", "running", "prices are low")
+    assert JobBook(log).get("digits").wanted == "running"
+
+
+def test_a_stopped_job_goes_on_where_it_was(log: MemoryLog) -> None:
+    book = JobBook(log)
+    submitted = book.submit(parse_job(TEXT))
+    book.want("digits", "stopped", "enough")
+    assert book.want("digits", "running", "submitted") == submitted
+
+
+def test_what_a_job_begins_with_stays_with_it(log: MemoryLog) -> None:
+    book = JobBook(log)
+    assert book.submit(parse_job(TEXT), ORIGIN).reason == "submitted, begins with letters@400"
+    book.want("digits", "paused", "enough")
+    assert JobBook(log).get("digits").origin == ORIGIN
+
+
+def test_a_job_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog) -> None:
+    with pytest.raises(NotFoundError, match="jobs: none yet, submit one"):
+        JobBook(log).get("digit")
+    JobBook(log).submit(parse_job(TEXT))
+    with pytest.raises(NotFoundError, match='there is no job "digit"; jobs: digits'):
+        JobBook(log).want("digit", "paused", "")
+
+
+def test_news_come_with_a_refresh(log: MemoryLog) -> None:
+    watcher, writer = JobBook(log), JobBook(log)
+    assert watcher.refresh(0.0) == {}
+    writer.submit(parse_job(TEXT))
+    assert watcher.refresh(0.0)["digits"].wanted == "running"
+    writer.want("digits", "paused", "")
+    assert watcher.refresh(0.0)["digits"].wanted == "paused"
+
+
+def test_what_does_not_parse_is_counted_and_hurts_nobody(log: MemoryLog) -> None:
+    JobBook(log).submit(parse_job(TEXT))
+    for value in (b"", b"{", b"\xff", b'{"spec": {"name": "x"}, "wanted": "running", "first": []}'):
+        write(log, topics.JOBS, value, key=b"x")
+    book = JobBook(log)
+    assert list(book.read()) == ["digits"]
+    assert book.rejected == 4
+
+
+def test_what_does_not_parse_is_kept_with_its_offset_until_it_is_replaced(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    write(log, topics.JOBS, b"{", key=b"digits")
+    write(log, topics.JOBS, b"[]", key=b"x")
+    write(log, topics.JOBS, b"[", key=b"x")
+    assert list(book.read()) == ["digits"]  # as it was
+    assert {name: found.offset for name, found in book.unreadable.items()} == {"digits": 1, "x": 3}
+    assert book.unreadable["x"].reason.startswith("job record: ")
+    write(log, topics.JOBS, None, key=b"x")
+    book.want("digits", "paused", "look at it")
+    assert book.unreadable == {}
+
+
+def test_a_tombstone_takes_a_job_out(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    write(log, topics.JOBS, None, key=b"digits")
+    assert book.read() == {}
+
+
+def test_compaction_changes_nothing(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    book.want("digits", "paused", "first")
+    book.want("digits", "running", "second")
+    log.punch(JOBS, 0)
+    log.punch(JOBS, 1)
+    assert JobBook(log).read() == book.read()
+
+
+def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
+    late, book = JobBook(log), JobBook(log)
+    assert late.read() == {}
+    book.submit(parse_job(TEXT))
+    book.want("digits", "paused", "")
+    log.expire(JOBS, 1)
+    assert late.read()["digits"].wanted == "paused"
+
+
+@pytest.mark.parametrize("others", [0, 5])
+def test_a_reader_of_a_topic_that_was_cut_or_created_anew_begins_anew(
+    log: MemoryLog, others: int
+) -> None:
+    late, book = JobBook(log), JobBook(log)
+    book.submit(parse_job(TEXT))
+    book.want("digits", "paused", "")
+    assert late.read()["digits"].wanted == "paused"
+    log.cut(JOBS, 1)
+    for number in range(others):
+        write(log, JOBS.topic, b"garbage", b"%d" % number)
+    assert late.read()["digits"].wanted == "running"
+    log.recreate(JOBS.topic)
+    for number in range(others):
+        write(log, JOBS.topic, b"garbage", b"%d" % number)
+    assert late.read() == {}
+
+
+def test_a_refresh_never_tells_of_a_part_of_the_topic(log: MemoryLog) -> None:
+    # 0: running | 1 to 2000: others | 2001: stopped | 2002: another, which is lost
+    watcher, book = JobBook(log), JobBook(log)
+    book.submit(parse_job(TEXT))
+    for _ in range(2000):
+        write(log, topics.JOBS, None, key=b"letters")
+    book.want("digits", "stopped", "")
+    write(log, topics.JOBS, None, key=b"letters")
+    assert watcher.refresh(0.0)["digits"].wanted == "stopped"
+    log.cut(JOBS, 2002)
+    write(log, topics.JOBS, None, key=b"letters")
+    assert watcher.refresh(0.0)["digits"].wanted == "stopped"
+    log.recreate(JOBS.topic)
+    assert watcher.refresh(0.0) == {}
+
+
+class RacingLog(MemoryLog):
+    """Lets somebody else act right before a record goes into a topic, once."""
+
+    def __init__(self, topic: str = topics.JOBS) -> None:
+        super().__init__()
+        self._topic = topic
+        self.meanwhile: Callable[[], object] | None = None
+
+    def append(
+        self, topic: str, partition: int | None, key: bytes | None, value: bytes | None
+    ) -> int:
+        """As ever, but the other first."""
+        if topic == self._topic and self.meanwhile:
+            act, self.meanwhile = self.meanwhile, None
+            act()
+        return super().append(topic, partition, key, value)
+
+
+def test_of_two_who_submit_one_name_at_once_the_first_counts_and_the_other_is_told() -> None:
+    log = RacingLog()
+    with_streams(log)
+    other = parse_job(TEXT.replace("batch_size: 256", "batch_size: 8"))
+    log.meanwhile = lambda: JobBook(log).submit(other)
+    with pytest.raises(ConflictError, match=r"in the same moment, and theirs counts"):
+        JobBook(log).submit(parse_job(TEXT))
+    assert JobBook(log).get("digits").spec.batch_size == 8
+
+
+@pytest.mark.parametrize("theirs", ["change", "stop"])
+def test_of_two_who_write_a_job_at_once_the_first_counts_and_the_other_is_told(
+    theirs: str,
+) -> None:
+    log = RacingLog()
+    with_streams(log)
+    JobBook(log).submit(parse_job(TEXT))
+    other = {
+        "change": lambda: JobBook(log).change("digits", {"group_size": 5}, "theirs"),
+        "stop": lambda: JobBook(log).want("digits", "stopped", "theirs"),
+    }
+    log.meanwhile = other[theirs]
+    book = JobBook(log)
+    with pytest.raises(ConflictError, match="theirs counts"):
+        book.want("digits", "paused", "mine")
+    found = JobBook(log).get("digits")
+    assert found == book.get("digits")
+    assert (found.wanted, found.spec.group_size) == (
+        ("running", 5) if theirs == "change" else ("stopped", 20)
+    )
+
+
+@pytest.mark.parametrize("theirs", [None, "mine", "theirs"])
+def test_a_write_of_which_kafka_does_not_say_where_it_is_is_found_by_what_it_says(
+    theirs: str | None,
+) -> None:
+    log = RacingLog()
+    with_streams(log)
+    JobBook(log).submit(parse_job(TEXT))
+    log.tells_no_offsets = True
+    if theirs is not None:
+        log.meanwhile = lambda: JobBook(log).want("digits", "paused", theirs)
+    if theirs == "theirs":
+        with pytest.raises(ConflictError, match="theirs counts"):
+            JobBook(log).want("digits", "paused", "mine")
+    else:
+        JobBook(log).want("digits", "paused", "mine")
+    assert JobBook(log).get("digits").reason == (theirs or "mine")
+
+
+def test_a_deleted_job_does_not_come_back_because_somebody_wrote_it_at_that_moment() -> None:
+    log = RacingLog()
+    with_streams(log)
+    JobBook(log).submit(parse_job(TEXT))
+    JobBook(log).want("digits", "stopped", "enough")
+    log.meanwhile = lambda: JobBook(log).delete("digits")
+    with pytest.raises(ConflictError, match="theirs counts"):
+        JobBook(log).want("digits", "stopped", "4 updates applied")
+    assert JobBook(log).read() == {}
+
+
+def test_a_conflict_is_found_though_another_thread_reads_with_the_same_book_meanwhile() -> None:
+    log = RacingLog()
+    with_streams(log)
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    readers = [threading.Thread(target=book.read) for _ in range(3)]
+
+    def meanwhile() -> None:
+        JobBook(log).change("digits", {"group_size": 5}, "theirs")
+        for reader in readers:
+            reader.start()
+
+    log.meanwhile = meanwhile
+    with pytest.raises(ConflictError, match="theirs counts"):
+        book.want("digits", "paused", "mine")
+    for reader in readers:
+        reader.join()
+    assert book.get("digits").spec.group_size == 5
+
+
+def test_one_book_serves_many_threads(log: MemoryLog) -> None:
+    book, names = JobBook(log), [f"digits-{number}" for number in range(6)]
+    for name in names:
+        book.submit(parse_job(TEXT.replace("name: digits", f"name: {name}")))
+
+    def work(name: str) -> None:
+        for size in range(2, 8):
+            book.change(name, {"group_size": size}, "the test says so")
+            book.hold(name, f"at {size}")
+            assert book.get(name).spec.group_size == size
+            book.want(name, "running", "goes on")
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 20.0
+    while {record.revision for record in book.refresh(1.0).values()} != {6}:
+        assert time.monotonic() < until
+    for thread in threads:
+        thread.join()
+    assert book.read() == JobBook(log).read()
+
+
+def test_who_waits_for_news_is_woken_by_another_thread_that_has_read_them(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.read()
+    seen = list[str]()
+    waiting = threading.Thread(target=lambda: seen.extend(book.refresh(60.0)))
+    waiting.start()
+    JobBook(log).submit(parse_job(TEXT))
+    book.read()
+    waiting.join(20.0)
+    assert seen == ["digits"]
+
+
+def test_whoever_writes_after_me_is_no_conflict() -> None:
+    log = RacingLog()
+    with_streams(log)
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    book.change("digits", {"group_size": 4}, "fewer workers")
+    JobBook(log).change("digits", {"group_size": 5}, "one more")
+    assert book.get("digits").spec.group_size == 5
+
+
+def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
+    clock = HandClock(1000.0)
+    book = JobBook(log, clock=clock)
+    book.submit(parse_job(TEXT))
+    clock.advance(5.0)
+    changed: dict[str, float | int | None] = {
+        "deadline_s": 60.0,
+        "group_size": 4,
+        "batch_size": 16,
+        "learning_rate": 0.5,
+    }
+    record = book.change("digits", changed, "the price has doubled")
+    assert record == JobBook(log).get("digits")
+    assert (record.revision, record.wanted, record.reason) == (1, "running", "submitted")
+    assert record.changes == (Change(1, 1005.0, changed, "the price has doubled"),)
+    spec = record.spec
+    assert (spec.stop.deadline_s, spec.group_size, spec.batch_size) == (60.0, 4, 16)
+    assert spec.optimizer.learning_rate == 0.5
+    record = book.change("digits", {"deadline_s": None, "group_size": 4}, "no hurry")
+    assert (record.revision, record.spec.stop.deadline_s) == (2, None)
+    assert record.changes[-1].changed == {"deadline_s": None}
+
+
+def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog) -> None:
+    book = JobBook(log)
+    record = book.submit(parse_job(TEXT))
+    end = log.bounds(JOBS).end
+    assert book.change("digits", {"group_size": 20}, "again") == record
+    assert book.change("digits", {}, "nothing") == record
+    assert log.bounds(JOBS).end == end
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"group_size": 0}, "group_size: must be at least 1"),
+        ({"group_size": None}, "group_size: must be a whole number"),
+        ({"batch_size": 1.5}, "batch_size: must be a whole number"),
+        ({"learning_rate": 0.0}, "learning_rate: must be above 0"),
+        ({"learning_rate": float("nan")}, "learning_rate: must be a finite number"),
+        ({"deadline_s": -1}, "deadline_s: must be above 0"),
+        ({"seed": 4}, '"seed" cannot be changed; what can is deadline_s, group_size'),
+    ],
+)
+def test_a_change_that_makes_no_sense_is_refused_by_its_name(
+    log: MemoryLog, changed: dict[str, float | int | None], message: str
+) -> None:
+    book = JobBook(log)
+    record = book.submit(parse_job(TEXT))
+    with pytest.raises(UserError) as caught:
+        book.change("digits", changed, "")
+    assert message in str(caught.value)
+    assert book.get("digits") == record
+
+
+def test_a_larger_group_must_fit_what_the_job_file_lets_wait(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.submit(parse_job(f"{TEXT}waiting_batches: 30\n"))
+    with pytest.raises(UserError, match=r"waiting_batches: must be at least group_size \(31\)"):
+        book.change("digits", {"group_size": 31}, "")
+
+
+def test_only_the_last_changes_are_kept(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    for size in range(1, CHANGES_KEPT + 3):
+        book.change("digits", {"batch_size": size}, "")
+    record = JobBook(log).get("digits")
+    assert [change.revision for change in record.changes] == list(range(3, CHANGES_KEPT + 3))
+
+
+def test_only_a_stopped_job_is_deleted_and_may_be_changed_before(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    with pytest.raises(ConflictError, match='the job "digits" is running: stop it first'):
+        book.delete("digits")
+    book.want("digits", "stopped", "enough")
+    assert book.change("digits", {"group_size": 3}, "for when it goes on").revision == 1
+    book.delete("digits")
+    assert JobBook(log).read() == {}
+    for act in (
+        lambda: book.delete("digits"),
+        lambda: book.change("digits", {}, ""),
+        lambda: book.want("digits", "running", ""),
+    ):
+        with pytest.raises(NotFoundError, match='no job "digits"'):
+            act()
+
+
+def test_the_request_that_submitted_a_job_stays_with_it(log: MemoryLog) -> None:
+    book = JobBook(log)
+    book.submit(parse_job(TEXT), request="4f21")
+    book.change("digits", {"group_size": 3}, "")
+    assert book.want("digits", "paused", "").request == "4f21"
+
+
+def test_a_job_begins_where_its_start_says(log: MemoryLog) -> None:
+    clock = HandClock(1_000_000.0)
+    log = with_streams(MemoryLog(clock))
+    for _ in range(3):
+        write(log, "clinic-a", b"record")
+        clock.advance(60.0)
+    log.expire(A, 1)
+    at = {
+        start: first_positions(parse_job(f"{TEXT}start_at: {start}\n"), log)
+        for start in ("earliest", "latest", "1970-01-12T13:48:00Z")  # 120 s after the first
+    }
+    a, b = (each.topic_id for each in log.describe(["clinic-a", "clinic-b"]).values())
+    assert at == {
+        "earliest": {A: LogPosition(1, a), B: LogPosition(0, b)},
+        "latest": {A: LogPosition(3, a, epoch=0), B: LogPosition(0, b, epoch=0)},
+        "1970-01-12T13:48:00Z": {A: LogPosition(2, a), B: LogPosition(0, b)},
+    }
+
+
+def test_a_job_knows_what_its_streams_were_when_it_was_submitted(log: MemoryLog) -> None:
+    for _ in range(3):
+        write(log, "clinic-a", b"record")
+    JobBook(log).submit(parse_job(f"{TEXT}start_at: latest\n"))
+    record = JobBook(log).get("digits")
+    assert {place: at.offset for place, at in record.known.items()} == record.first
+
+    assert log.agrees(record.known) == {}
+    log.cut(A, 2)
+    for _ in range(5):
+        write(log, "clinic-a", b"another record")
+    log.recreate("clinic-b")
+    assert log.agrees(record.known) == {A: 2, B: 0}
+
+
+def test_a_record_survives_the_wire() -> None:
+    record = JobRecord(parse_job(TEXT), "paused", {A: 5, B: 7}, "why", 1000.5)
+    assert decode_job(b"digits", encode_job(record)) == record
+    assert b"origin" not in encode_job(record)
+    assert b"revision" not in encode_job(record)
+    change = Change(3, 1001.0, {"group_size": 4, "deadline_s": None, "learning_rate": 0.5}, "why")
+    record = record._replace(origin=ORIGIN, revision=3, changes=(change,), request="4f21")
+    record = record._replace(known={A: LogPosition(5, "an id", 3), B: LogPosition(7)})
+    assert decode_job(b"digits", encode_job(record)) == record
+
+
+@pytest.mark.parametrize(("old", "new"), [("a1" * 32, "../" * 3), ("400", "-1"), ("12", '"12"')])
+def test_an_origin_that_makes_no_sense_is_refused(old: str, new: str) -> None:
+    record = JobRecord(parse_job(TEXT), "running", {A: 0, B: 0}, "", 0.0, ORIGIN)
+    value = encode_job(record).decode()
+    origin = value[value.index('"origin"') :]
+    with pytest.raises(WireError, match="origin"):
+        decode_job(b"digits", value.replace(origin, origin.replace(old, new)).encode())
+
+
+@pytest.mark.parametrize(
+    ("key", "first", "message"),
+    [
+        (b"other", {A: 0, B: 0}, "stands under the key b'other', its name is 'digits'"),
+        (None, {A: 0, B: 0}, "stands under the key None"),
+        (b"digits", {A: 0}, "first positions are not those of its streams"),
+        (b"digits", {A: 0, B: -1}, "first positions are not those of its streams"),
+        (b"digits", {}, "first positions are not those of its streams"),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_refused(
+    key: bytes | None, first: dict[Partition, int], message: str
+) -> None:
+    record = JobRecord(parse_job(TEXT), "running", first, "", 0.0)
+    with pytest.raises(WireError) as caught:
+        decode_job(key, encode_job(record))
+    assert message in str(caught.value)
+
+
+def test_a_revision_that_is_not_that_of_the_last_change_is_refused() -> None:
+    record = JobRecord(parse_job(TEXT), "running", {A: 0, B: 0}, "", 0.0)
+    record = record._replace(revision=2, changes=(Change(1, 0.0, {"group_size": 4}),))
+    with pytest.raises(WireError, match="revision 2 is not that of its last change"):
+        decode_job(b"digits", encode_job(record))
+
+
+def test_of_a_jobs_topic_that_was_deleted_what_was_read_counts_on(log: MemoryLog) -> None:
+    """Nobody ends for it, and no job does; who reads first makes it anew."""
+    book = JobBook(log)
+    book.submit(parse_job(TEXT))
+    known = book.read()
+    log.delete_topic(topics.JOBS)
+
+    with pytest.raises(UnavailableError):
+        book.refresh(0.0)
+
+    assert book.read() == known

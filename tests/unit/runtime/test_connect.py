@@ -1,0 +1,118 @@
+"""Which adapter stands behind what the settings and the market name."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from common.adapters.ec2.fleet import Ec2Fleet
+from common.adapters.local.fleet import ProcessFleet
+from common.config.market_file import Ec2Lender, Market, OnDemandPool, ProcessLender, SpotPool
+from common.config.settings import Settings
+from common.errors import OutsideError, UserError
+from common.runtime.connect import open_fleet, open_prices
+from common.traces.spec import TraceSpec
+
+ON_DEMAND = OnDemandPool(usd_per_hour=0.3)
+EC2 = Ec2Lender(region="eu-central-1", launch_template="doll-worker")
+PRICES = TraceSpec(file="prices.csv", start_s=0.0)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "prices.csv").write_text("seconds,usd\n0,0.1\n60,0.2\n120,0.3\n")
+    market = tmp_path / "market.yaml"
+    market.write_text("")
+    return Settings(market=str(market), fleet_directory=str(tmp_path / "fleet"))
+
+
+def test_machines_are_rented_where_the_market_says(settings: Settings) -> None:
+    with closing(open_fleet(settings, Market(on_demand=ON_DEMAND), "digits")) as fleet:
+        assert isinstance(fleet, ProcessFleet)
+        assert fleet.machines() == ()
+    market = Market(fleet="ec2", ec2=EC2, on_demand=ON_DEMAND)
+    with closing(open_fleet(settings, market, "digits")) as fleet:
+        assert isinstance(fleet, Ec2Fleet)
+
+
+def test_processes_of_one_kafka_have_a_directory_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    market = Market(on_demand=ON_DEMAND)
+    for kafka in ("one:9092", "other:9092", "one:9092"):
+        open_fleet(Settings(kafka=kafka), market, "digits").close()
+    found = [path.name for path in tmp_path.iterdir()]
+    assert len(found) == 2
+    assert all(name.startswith(f"doll-fleet-{os.getuid()}-") for name in found)
+
+
+def test_a_recorded_availability_lies_beside_the_market_file(settings: Settings) -> None:
+    lender = ProcessLender(availability=PRICES)
+    market = Market(on_demand=ON_DEMAND, process=lender)
+    open_fleet(settings, market, "digits").close()
+    lost = Market(on_demand=ON_DEMAND, process=ProcessLender(availability=TraceSpec(file="no")))
+    with pytest.raises(UserError, match="no"):
+        open_fleet(settings, lost, "digits")
+
+
+def test_every_pool_has_its_price_wherever_that_comes_from(settings: Settings) -> None:
+    replayed = SpotPool(name="replayed", usd_per_hour=PRICES)
+    fixed = SpotPool(name="fixed", usd_per_hour=0.15)
+    market = Market(on_demand=ON_DEMAND, spot=(replayed, fixed))
+    prices = open_prices(settings, market).look()
+    assert prices.keys() == {"on-demand", "replayed", "fixed"}
+    assert (prices["on-demand"], prices["fixed"]) == (0.3, 0.15)
+    assert prices["replayed"] in {0.1, 0.2, 0.3}
+
+
+def test_a_replay_began_when_the_market_file_was_changed_or_when_it_says(
+    settings: Settings,
+) -> None:
+    """Both in the future, where the first price holds, and long past."""
+    pool = SpotPool(usd_per_hour=PRICES.model_copy(update={"start_s": 130.0}))
+    market = Market(on_demand=ON_DEMAND, spot=(pool,))
+    later_s = Path(settings.market).stat().st_mtime + 1e6
+    os.utime(settings.market, (later_s, later_s))
+    assert open_prices(settings, market).look()["spot"] == 0.3
+    told = market.model_copy(update={"replayed_from_s": later_s})
+    os.utime(settings.market, (0.0, 0.0))
+    assert open_prices(settings, told).look()["spot"] == 0.3
+
+
+def test_a_replay_needs_the_market_file_or_its_word(settings: Settings) -> None:
+    market = Market(on_demand=ON_DEMAND, spot=(SpotPool(usd_per_hour=PRICES),))
+    Path(settings.market).unlink()
+    with pytest.raises(UserError, match=r"DOLL_MARKET.*market\.yaml"):
+        open_prices(settings, market)
+    assert open_prices(settings, market.model_copy(update={"replayed_from_s": 0.0})).look()
+
+
+def test_history_is_asked_of_ec2(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, settings.market)  # which holds none
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    pool = SpotPool(usd_per_hour="history", instance_types=("c5.xlarge",))
+    prices = open_prices(settings, Market(on_demand=ON_DEMAND, spot=(pool,), ec2=EC2))
+    with pytest.raises(OutsideError, match=r"'spot' on EC2 in eu-central-1.*credentials"):
+        prices.look()
+
+
+def test_a_directory_that_somebody_else_prepared_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    open_fleet(Settings(), Market(on_demand=ON_DEMAND), "digits").close()
+    (ours,) = tmp_path.iterdir()
+    assert ours.stat().st_mode & 0o777 == 0o700
+    elsewhere = tmp_path / "elsewhere"
+    ours.rename(elsewhere)
+    ours.symlink_to(elsewhere)
+    with pytest.raises(UserError, match="DOLL_FLEET_DIRECTORY"):
+        open_fleet(Settings(), Market(on_demand=ON_DEMAND), "digits")

@@ -1,0 +1,116 @@
+"""The health check of a container: quick to say that its process is well, or why not."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.runtime import healthcheck
+from common.runtime.healthcheck import ILL, USAGE, WELL, main, trouble
+from common.telemetry.metrics.meters import Meters
+from common.telemetry.metrics.serving import Pulse, serve
+from common.testing.clock import HandClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = "127.0.0.1"
+HEAVY = ("pydantic", "urllib.request", "http.client", "prometheus_client", "msgspec", "logging")
+
+
+class _Silent(BaseHTTPRequestHandler):
+    """Answers, but to no purpose."""
+
+    def do_GET(self) -> None:
+        """Say something that is no HTTP."""
+        self.wfile.write(b"\n")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- its name
+        """Nothing."""
+
+
+@pytest.fixture
+def nonsense() -> Iterator[int]:
+    """The port of a server that speaks no HTTP."""
+    with HTTPServer((HERE, 0), _Silent) as server:
+        thread = Thread(target=server.handle_request, daemon=True)
+        thread.start()
+        yield server.server_port
+        thread.join(10.0)
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, port: str, host: str = "0.0.0.0") -> int:  # noqa: S104 -- as containers have it
+    monkeypatch.setenv("DOLL_METRICS_PORT", port)
+    monkeypatch.setenv("DOLL_METRICS_HOST", host)
+    return main([])
+
+
+def test_a_process_is_well_until_its_loop_stands_still(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = HandClock()
+    pulse = Pulse(clock)
+    port = str(serve(Meters("worker"), pulse, HERE, 0))
+    assert ask(monkeypatch, port) == ask(monkeypatch, port, "localhost") == WELL
+    assert capsys.readouterr() == ("", "")
+    clock.advance(61.0)
+    assert ask(monkeypatch, port) == ILL
+    assert capsys.readouterr() == ("", "ill: the loop has not turned for 61 s\n")
+    pulse.beat()
+    assert ask(monkeypatch, port) == WELL
+
+
+def test_a_process_that_takes_connections_and_says_nothing_is_ill() -> None:
+    with socket.create_server((HERE, 0)) as frozen:
+        port = str(frozen.getsockname()[1])
+        assert trouble(HERE, port, timeout_s=0.05) == f"no answer from {HERE}:{port} within 0.05 s"
+
+
+def test_a_process_that_is_gone_or_answers_nonsense_is_ill(nonsense: int) -> None:
+    with socket.create_server((HERE, 0)) as gone:
+        port = str(gone.getsockname()[1])
+    assert "refused" in trouble(HERE, port)
+    assert trouble(HERE, str(nonsense)) == f"{HERE}:{nonsense} answers with status ''"
+
+
+@pytest.mark.parametrize("port", ["", "0", "65536", "x", "-1"])
+def test_without_a_port_nobody_can_be_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], port: str
+) -> None:
+    assert ask(monkeypatch, port) == ILL
+    assert f"DOLL_METRICS_PORT must be the port of the process's metrics, got {port!r}" in (
+        capsys.readouterr().err
+    )
+
+
+def test_help_has_an_example_and_anything_else_is_a_mistake(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--help"]) == WELL
+    assert (
+        "example: DOLL_METRICS_PORT=9102 python -m common.runtime.healthcheck"
+        in capsys.readouterr().out
+    )
+    assert main(["now"]) == USAGE
+    assert "usage: " in capsys.readouterr().err
+
+
+def test_as_a_command_it_loads_next_to_nothing_and_tells_by_its_exit_code() -> None:
+    port = serve(Meters("worker"), Pulse(), HERE, 0)
+    environment = {**os.environ, "DOLL_METRICS_PORT": str(port)}
+    peek = (
+        f"import sys, common.runtime.healthcheck; print([m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    loaded = subprocess.run(  # noqa: S603 -- our own command line
+        [sys.executable, "-S", "-c", peek], capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout == "[]\n"
+    command = [sys.executable, "-m", healthcheck.__name__]
+    assert subprocess.run(command, env=environment, check=False).returncode == WELL  # noqa: S603 -- likewise

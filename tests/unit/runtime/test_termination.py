@@ -1,0 +1,73 @@
+"""A process that is asked to end, whatever its main thread is doing, or whose owner ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROGRAM = """
+import threading
+from common.runtime.termination import on_termination
+asked = threading.Event()
+on_termination(asked.set)
+print("ready", flush=True)
+while not asked.is_set():  # holds the event's lock over and over
+    asked.wait(0.0)
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_that_is_asked_to_end_ends_in_order(asked: signal.Signals) -> None:
+    process = subprocess.Popen(  # noqa: S603 -- our own program
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(asked)
+    said, _ = process.communicate(timeout=60.0)
+    assert (said, process.returncode) == ("ended\n", 0)
+
+
+OWNED = """
+import sys
+from common.runtime.termination import end_with
+end_with(int(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def owned_by(pid: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(  # noqa: S603 -- our own program
+        [sys.executable, "-c", OWNED, str(pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("end", [subprocess.Popen.kill, subprocess.Popen.terminate])
+def test_a_process_ends_with_its_owner_however_that_ends(
+    end: Callable[[subprocess.Popen[bytes]], None],
+) -> None:
+    with subprocess.Popen(["sleep", "600"]) as owner, owned_by(owner.pid) as process:  # noqa: S607 -- any sleep
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert process.poll() is None
+        end(owner)
+        assert process.wait(timeout=20.0) == -signal.SIGKILL
+
+
+def test_a_process_whose_owner_has_ended_before_ends_too() -> None:
+    with subprocess.Popen(["true"]) as owner:  # noqa: S607 -- any that ends
+        owner.wait(timeout=20.0)
+    with owned_by(owner.pid) as process:
+        assert process.wait(timeout=20.0) == -signal.SIGKILL

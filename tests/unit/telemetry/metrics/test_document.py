@@ -1,0 +1,22 @@
+"""docs/metrics.md is what the catalogue says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.telemetry.metrics.__main__ import document
+from common.telemetry.metrics.catalogue import CATALOGUE
+
+DOCUMENT = Path(__file__).parents[4] / "docs/metrics.md"
+
+
+def test_the_document_is_as_the_command_prints_it() -> None:
+    assert DOCUMENT.read_text() == document(), (
+        "python -m common.telemetry.metrics > docs/metrics.md"
+    )
+
+
+def test_every_metric_has_its_line_once() -> None:
+    lines = document().splitlines()
+    for metric in CATALOGUE:
+        assert sum(line.startswith(f"| `{metric.name}` |") for line in lines) == 1

@@ -1,0 +1,107 @@
+"""What a scrape of a provisioner sees: of jobs in its charge, and whose charge the others are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.provisioning.records import Believed, Reviewed
+from common.provisioning.report import report_of
+from common.telemetry.metrics.catalogue import CATALOGUE
+from common.telemetry.metrics.provisioner import ProvisionerMetrics
+from common.testing.clock import HandClock
+from tests.unit.provisioning.examples import (
+    SETTINGS,
+    T0,
+    ended,
+    fold,
+    ordered,
+    planned,
+    priced,
+    started,
+    taken,
+)
+
+if TYPE_CHECKING:
+    from common.provisioning.records import PlanRecord
+
+OWN = {metric.name: metric for metric in CATALOGUE if metric.told_by == ("provisioner",)}
+BELIEVED = {"gradient_s": Believed(2.0, 0.1, 1.5, 2.5)}
+RECORDS: list[PlanRecord] = [
+    *(taken(), priced(), planned(), ordered(1), ordered(2), ordered(3, pool="on-demand")),
+    *(started(1), started(2), started(3), ended(2, T0 + 1800, "preempted")),
+    Reviewed(0, T0 + 1800, 10, 990.0, 2, 4, 0.0, 4.0, 1.25, BELIEVED),
+]
+
+
+class Bench:
+    """A provisioner's metrics at a time that the test says."""
+
+    def __init__(self) -> None:
+        self.clock = HandClock()
+        self.clock.advance(T0 + 3600)
+        self.metrics = ProvisionerMetrics(self.clock)
+
+    def told(self, name: str) -> dict[tuple[str, ...], float]:
+        """Values of a metric, by its labels other than the job's name."""
+        return {
+            tuple(
+                value for label, value in sample.labels.items() if label != "job_name"
+            ): sample.value
+            for family in self.metrics.meters.registry.collect()
+            for sample in family.samples
+            if sample.name == name and sample.labels.get("job_name") == "digits"
+        }
+
+    def take_charge(self) -> None:
+        """Report what the records say, half an hour before now."""
+        ledger = fold(RECORDS)
+        self.metrics.tell("digits", report_of(ledger, SETTINGS, 20, 800, T0 + 1800))
+
+
+def test_who_is_not_in_charge_says_that_and_nothing_more() -> None:
+    bench = Bench()
+    bench.take_charge()
+    bench.metrics.tell("digits", None)
+    assert bench.told("doll_provisioning") == {(): 0.0}
+    assert not any(bench.told(name) for name in OWN if name != "doll_provisioning")
+    bench.metrics.forget("digits")
+    assert not bench.told("doll_provisioning")
+
+
+def test_who_is_in_charge_tells_every_line_of_the_catalogue() -> None:
+    bench = Bench()
+    bench.take_charge()
+    assert [name for name in OWN if not bench.told(name)] == []
+    assert bench.told("doll_provisioning") == {(): 1.0}
+
+
+def test_the_numbers_are_those_of_the_ledger_at_the_moment_of_the_scrape() -> None:
+    # Since T0, 3600 s ago: a spot machine at 0.25 $/h, one of 1800 s, and one on demand at 1 $/h.
+    bench = Bench()
+    bench.take_charge()
+    spent_usd = 0.25 + 0.125 + 1.0
+    expected = {
+        "doll_machines_running": {("on-demand",): 1.0, ("spot",): 1.0},
+        "doll_machines_wanted": {("spot",): 3.0, ("on_demand",): 1.0},
+        "doll_plans_total": {("yes",): 1.0, ("no",): 0.0},
+        "doll_price_usd_per_hour": {("on-demand",): 1.0, ("spot",): 0.25},
+        "doll_cost_usd_per_hour": {(): 1.25},
+        "doll_spent_usd": {(): pytest.approx(spent_usd)},
+        "doll_on_demand_only_usd": {(): 4.0},
+        "doll_cost_usd_per_update": {(): pytest.approx(spent_usd / 20)},
+        "doll_cost_usd_per_million_records": {(): pytest.approx(spent_usd / 800 * 1e6)},
+        "doll_fleet_capacity_ratio": {(): 1.25},
+        "doll_deadline_left_seconds": {(): 6400.0},
+        "doll_planned_time_left_seconds": {(): 4400.0},
+        "doll_estimate": {
+            ("gradient_s", "value"): 2.0,
+            ("gradient_s", "low"): 1.5,
+            ("gradient_s", "high"): 2.5,
+        },
+    }
+    assert {name: bench.told(name) for name in expected} == expected
+    ended_by = bench.told("doll_machines_ended_total")
+    assert {cause: count for cause, count in ended_by.items() if count} == {("preempted",): 1.0}
+    assert len(ended_by) == 5  # a zero to count from for each of the others

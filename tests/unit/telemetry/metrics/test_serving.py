@@ -1,0 +1,133 @@
+"""A process answers scrapes, and says whether its loop turns."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+from http.client import HTTPConnection
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.errors import UserError
+from common.telemetry.metrics.coordinator import CoordinatorMetrics
+from common.telemetry.metrics.serving import MOST_OPEN, STILL_S, Pulse, Pulses, serve
+from common.testing.clock import HandClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = "127.0.0.1"
+
+
+def asked(port: int, path: str, host: str = HERE) -> tuple[int, str]:
+    connection = HTTPConnection(host, port, timeout=10.0)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_metrics_are_served_and_say_what_they_mean() -> None:
+    metrics = CoordinatorMetrics()
+    metrics.follow("digits", lambda: 1.5)
+    status, text = asked(serve(metrics.meters, Pulse(), HERE, 0), "/metrics")
+    assert status == 200
+    assert "# HELP doll_checkpoint_age_seconds Since the newest checkpoint was made.\n" in text
+    assert "# TYPE doll_checkpoint_age_seconds gauge\n" in text
+    assert 'doll_checkpoint_age_seconds{job_name="digits"} 1.5\n' in text
+    assert 'doll_build_info{service="coordinator",version="' in text
+    assert "process_cpu_seconds_total" in text
+
+
+def test_a_process_whose_loop_stands_still_is_ill_until_it_turns_again() -> None:
+    clock = HandClock()
+    pulse = Pulse(clock)
+    port = serve(CoordinatorMetrics().meters, pulse, HERE, 0)
+    assert asked(port, "/healthz") == (200, "well\n")
+    clock.advance(STILL_S)
+    assert asked(port, "/healthz") == (503, "the loop has not turned for 60 s\n")
+    pulse.beat()
+    assert asked(port, "/healthz")[0] == 200
+
+
+def test_each_loop_of_a_process_has_its_own_patience_until_it_ends() -> None:
+    clock = HandClock()
+    pulses = Pulses(clock)
+    port = serve(CoordinatorMetrics().meters, pulses, HERE, 0)
+    assert asked(port, "/healthz") == (200, "well\n")
+    quick, slow = pulses.begin("quick", 1.0), pulses.begin("slow", 3.0)
+    clock.advance(2.0)
+    assert asked(port, "/healthz") == (503, "quick has not turned for 2 s\n")
+    clock.advance(1.0)
+    both = "quick has not turned for 3 s; slow has not turned for 3 s\n"
+    assert asked(port, "/healthz") == (503, both)
+    pulses.end(quick)
+    pulses.end(quick)
+    slow.beat()
+    assert asked(port, "/healthz") == (200, "well\n")
+
+
+def test_what_is_not_there_is_not_found() -> None:
+    port = serve(CoordinatorMetrics().meters, Pulse(), HERE, 0)
+    assert asked(port, "/")[0] == 404
+
+
+def test_an_address_that_is_taken_is_refused_by_name() -> None:
+    port = serve(CoordinatorMetrics().meters, Pulse(), HERE, 0)
+    with pytest.raises(UserError, match=rf"127\.0\.0\.1:{port}: .*; set DOLL_METRICS_PORT"):
+        serve(CoordinatorMetrics().meters, Pulse(), HERE, port)
+
+
+@pytest.mark.parametrize(("host", "at"), [("::1", "::1"), ("::", "::1"), ("::", HERE)])
+def test_health_is_told_where_there_is_ipv6(host: str, at: str) -> None:
+    assert asked(serve(CoordinatorMetrics().meters, Pulse(), host, 0), "/healthz", at)[0] == 200
+
+
+def test_clients_that_say_nothing_keep_nobody_from_asking() -> None:
+    port = serve(CoordinatorMetrics().meters, Pulse(), HERE, 0)
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection((HERE, port), 10.0))
+            for _ in range(MOST_OPEN + 8)
+        ]
+        assert asked(port, "/healthz") == (200, "well\n")
+        assert [each.recv(1) for each in silent[:8]] == [b""] * 8  # the oldest had to go
+        silent[-1].sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert silent[-1].recv(15) == b"HTTP/1.0 200 OK"
+
+
+class Broken:
+    """What fails at a scrape."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def collect(self) -> Iterator[None]:
+        """Fail."""
+        raise self.error
+
+    def describe(self) -> list[None]:
+        """Nothing beforehand."""
+        return []
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(ConnectionResetError("hung up"), 0), (ValueError("ours"), 1)]
+)
+def test_of_a_scrape_that_fails_our_own_faults_alone_are_logged(
+    error: Exception,
+    told: int,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    metrics = CoordinatorMetrics()
+    metrics.meters.registry.register(Broken(error))  # type: ignore[arg-type]  # it never yields
+    port = serve(metrics.meters, Pulse(), HERE, 0)
+    with pytest.raises(OSError, match="without response"):
+        asked(port, "/metrics")
+    assert [record.getMessage() for record in caplog.records] == ["scrape_failed"] * told
+    assert capfd.readouterr().err == ""
+    assert asked(port, "/healthz")[0] == 200

@@ -1,0 +1,71 @@
+"""What of a topic's settings differs from ours: what loses records, and how it is set right."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.ports.servers import NewTopic
+from common.topics.names import Difference, differences, remedy
+
+CONTROL = NewTopic("doll.digits.control", kept_forever=True)
+JOBS = NewTopic("doll.jobs", compacted=True)
+DEFAULTS = {
+    "cleanup.policy": "delete",
+    "retention.ms": "604800000",
+    "retention.bytes": "-1",
+    "max.message.bytes": "1048588",
+}
+
+
+def found(topic: NewTopic, **settings: str) -> tuple[Difference, ...]:
+    """What differs where Kafka has these settings instead of ours."""
+    changed = {name.replace("_", "."): value for name, value in settings.items()}
+    return differences([topic], {topic.name: topic.settings | changed})
+
+
+@pytest.mark.parametrize("topic", [CONTROL, JOBS])
+def test_what_is_as_we_make_it_or_unknown_does_not_differ(topic: NewTopic) -> None:
+    assert found(topic) == ()
+    assert differences([topic], {}) == ()
+    assert differences([NewTopic("clicks")], {"clicks": DEFAULTS}) == ()
+
+
+def test_a_log_that_is_compacted_or_expires_loses_records() -> None:
+    assert found(CONTROL, cleanup_policy="compact") == (
+        Difference(CONTROL.name, "cleanup.policy", "compact", "delete", loses=True),
+    )
+    assert found(CONTROL, cleanup_policy="compact, delete", retention_bytes="1000") == (
+        Difference(CONTROL.name, "cleanup.policy", "compact, delete", "delete", loses=True),
+        Difference(CONTROL.name, "retention.bytes", "1000", "-1", loses=True),
+    )
+    assert found(CONTROL, retention_ms="5000") == (
+        Difference(CONTROL.name, "retention.ms", "5000", "-1", loses=True),
+    )
+
+
+def test_a_compacted_topic_loses_records_only_where_they_expire() -> None:
+    assert found(JOBS, retention_ms="5000") == ()  # which says nothing where nothing is deleted
+    assert found(JOBS, cleanup_policy="delete") == (
+        Difference(JOBS.name, "cleanup.policy", "delete", "compact", loses=False),
+    )
+    assert found(JOBS, cleanup_policy="compact,delete") == ()
+    assert found(JOBS, cleanup_policy="compact,delete", retention_ms="5000") == (
+        Difference(JOBS.name, "retention.ms", "5000", "-1", loses=True),
+    )
+
+
+def test_a_topic_that_takes_less_than_our_largest_record_refuses_some() -> None:
+    assert found(CONTROL, max_message_bytes="1000012") == ()
+    assert found(CONTROL, max_message_bytes="5000000") == ()
+    assert found(CONTROL, max_message_bytes="1000011") == (
+        Difference(CONTROL.name, "max.message.bytes", "1000011", "1048588", loses=True),
+    )
+
+
+def test_one_command_sets_a_topic_right() -> None:
+    differing = differences([CONTROL, JOBS], {CONTROL.name: DEFAULTS, JOBS.name: DEFAULTS})
+    command = "kafka-configs.sh --bootstrap-server $DOLL_KAFKA --alter --entity-type topics"
+    assert remedy(differing) == (
+        f"{command} --entity-name doll.digits.control --add-config retention.ms=-1; {command}"
+        " --entity-name doll.jobs --add-config cleanup.policy=compact,retention.ms=-1"
+    )

@@ -1,0 +1,654 @@
+"""Every message survives the wire unchanged, and nothing else gets through it."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from common.core.batching import MAX_SKIPPED, Batcher, Cut, Run, most_group_size
+from common.core.messages import (
+    GENESIS,
+    Batch,
+    BatchReady,
+    Drifted,
+    Evaluated,
+    Failed,
+    Farewell,
+    Gradient,
+    Lead,
+    ModelId,
+    Opened,
+    Order,
+    Quarantined,
+    Replayed,
+    Requeued,
+    Skipped,
+    SpanExpired,
+    Standing,
+    TriggerId,
+    UpdateApplied,
+    UpdateTrigger,
+    WorkerId,
+)
+from common.core.spans import Address, LogPosition, Partition, Span, address_of
+from common.core.spread import JobDemand, WorkerPlacement
+from common.errors import FutureFormatError, WireError
+from common.wire import messages as wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# --- what can be said ----------------------------------------------------------------------------
+
+counts = st.integers(0, 2**63 - 1)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+names = texts.filter(bool)
+workers = names.map(WorkerId)
+partitions = st.builds(Partition, names, st.integers(0, 1000))
+epochs = st.integers(-1, 2**31 - 1)
+positions = st.dictionaries(partitions, counts, max_size=4)
+metrics = st.dictionaries(texts, finite, max_size=3)
+models = st.builds(ModelId, counts, counts) | st.just(GENESIS)
+
+
+@st.composite
+def addresses(draw: st.DrawFn) -> Address:
+    places = draw(st.lists(partitions, min_size=1, max_size=3, unique=True))
+    starts = [draw(st.integers(0, 2**40)) for _ in places]
+    return address_of(
+        Span(
+            *place,
+            start,
+            end := start + draw(st.integers(1, 300)),
+            draw(counts),
+            draw(epochs),
+            draw(st.integers(-1, end)),
+            draw(epochs),
+        )
+        for place, start in zip(places, starts, strict=True)
+    )
+
+
+@st.composite
+def contents(draw: st.DrawFn) -> dict[str, Any]:
+    address = draw(addresses())
+    span = draw(st.sampled_from(address))
+    offsets = draw(st.sets(st.integers(span.start, span.end - 1), max_size=3))
+    room = sum(each.end - each.start for each in address) - len(offsets)
+    skipped = tuple(Skipped(*span.place, offset, draw(texts)) for offset in offsets)
+    if draw(st.booleans()) and offsets:  # all together
+        first, *rest = sorted(offsets)
+        gaps = tuple(b - a for a, b in pairwise((first, *rest)))
+        skipped = (Skipped(*span.place, first, draw(texts), gaps),)
+    samples = draw(st.integers(0, room))
+    return {"worker": draw(workers), "address": address, "samples": samples, "skipped": skipped}
+
+
+batches = st.builds(lambda offset, content: Batch(offset, **content), counts, contents())
+groups = st.lists(batches, min_size=1, max_size=3, unique_by=lambda batch: batch.offset).map(tuple)
+offsets = st.lists(counts, min_size=1, max_size=4, unique=True).map(tuple)
+
+openings = st.builds(
+    Opened, partitions, st.none() | counts, st.integers(1, 2**63 - 1), texts, counts, epochs
+)
+ready = st.builds(
+    lambda content, first, last: BatchReady(**content, first_arrival_s=first, last_arrival_s=last),
+    contents(),
+    finite,
+    finite,
+)
+expired = st.builds(SpanExpired, workers, addresses())
+audits = (
+    st.builds(Lead, st.integers(-1, 2**40), models, names)
+    | st.builds(Lead, st.integers(-1, 2**40), models, names, st.integers(2**41, 2**53))
+    | st.builds(
+        UpdateApplied,
+        counts,
+        st.integers(1, 2**40),
+        groups,
+        counts,
+        finite,
+        metrics,
+        texts,
+        counts,
+        st.floats(0, 1e9),
+        st.dictionaries(names, counts, max_size=2),
+    )
+    | st.builds(Quarantined, counts, batches, texts, counts)
+    | st.builds(Requeued, batches, names, finite)
+    | st.builds(Replayed, batches, names, finite)
+    | st.builds(
+        Evaluated,
+        models,
+        finite,
+        counts,
+        metrics,
+        st.dictionaries(names, metrics, max_size=2),
+    )
+    | st.builds(Drifted, models, finite, names, finite, finite)
+)
+standings = st.builds(
+    Standing,
+    counts,
+    counts,
+    positions,
+    st.just(0),
+    counts,
+    counts,
+    positions,
+    st.text(max_size=64),
+    st.lists(openings, max_size=2).map(lambda some: {each.partition: (each,) for each in some}),
+    st.dictionaries(partitions, st.builds(LogPosition, counts, texts, epochs), max_size=2),
+)
+triggers = st.builds(
+    UpdateTrigger,
+    st.builds(TriggerId, counts, st.integers(1, 2**40)),
+    models,
+    st.lists(st.builds(Order, workers, groups), max_size=3).map(tuple),
+    st.none() | st.integers(0, 9).map(lambda numbers: bytes(4 * numbers)),
+)
+vectors = st.lists(st.floats(width=32), min_size=1, max_size=9).map(
+    lambda numbers: np.array(numbers, np.float32)
+)
+gradients = st.builds(
+    Gradient, workers, models, offsets, counts, finite, metrics, st.floats(0, 1e9), vectors
+)
+failures = st.builds(
+    Failed, workers, models, offsets, st.sampled_from(["raised", "expired", "task"]), texts, texts
+)
+farewells = st.builds(Farewell, workers, models, offsets | st.just(()))
+
+durations = st.floats(0, 1e9)
+demands = st.builds(
+    JobDemand,
+    names,
+    counts,
+    counts,
+    durations,
+    durations,
+    st.integers(1, 2**40),
+    st.floats(1e-3, 1e3),
+    st.booleans(),
+    counts,
+    durations,
+    texts,
+)
+several = st.lists(texts, max_size=3).map(tuple)
+placements = st.builds(
+    WorkerPlacement, workers, counts, texts, durations, st.booleans(), several, several, texts
+)
+
+
+class Way(NamedTuple):
+    """One kind of message, there and back."""
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+    messages: st.SearchStrategy[Any]
+
+
+WAYS = {
+    "claim": Way(wire.encode_claim, wire.decode_claim, ready | expired | openings),
+    "audit": Way(wire.encode_audit, wire.decode_audit, audits),
+    "standing": Way(wire.encode_standing, wire.decode_standing, standings),
+    "trigger": Way(wire.encode_trigger, wire.decode_trigger, triggers),
+    "reply": Way(
+        partial(wire.encode_reply, "digits"), wire.decode_reply, gradients | failures | farewells
+    ),
+    "job demand": Way(wire.encode_demand, wire.decode_demand, demands),
+    "worker placement": Way(wire.encode_placement, wire.decode_placement, placements),
+}
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+
+
+def told(way: Way, data: bytes) -> str:
+    """What the door says to these bytes: nothing, or its reason for refusing them."""
+    try:
+        way.decode(data)
+    except WireError as error:
+        return str(error)
+    return ""
+
+
+# --- there and back ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", sorted(WAYS.keys() - {"reply"}))
+@given(data=st.data())
+def test_a_message_comes_back_as_it_was(kind: str, data: st.DataObject) -> None:
+    message = data.draw(WAYS[kind].messages)
+    assert WAYS[kind].decode(WAYS[kind].encode(message)) == message
+
+
+@given(failures | farewells)
+def test_a_failure_or_a_farewell_comes_back_as_it_was(reply: Failed | Farewell) -> None:
+    assert wire.decode_reply(wire.encode_reply("digits", reply)) == ("digits", reply)
+
+
+@given(gradients)
+def test_a_gradient_comes_back_bit_by_bit_as_an_aligned_read_only_view(gradient: Gradient) -> None:
+    data = wire.encode_reply("digits", gradient)
+    job, back = wire.decode_reply(data)
+    assert job == "digits"
+    assert isinstance(back, Gradient)
+    for field in set(Gradient.__struct_fields__) - {"vector"}:
+        assert getattr(back, field) == getattr(gradient, field)
+    assert back.vector.tobytes() == gradient.vector.tobytes()
+    assert back.vector.dtype == np.float32
+    assert back.vector.flags.aligned
+    assert not back.vector.flags.writeable
+    assert np.shares_memory(back.vector, np.frombuffer(data, np.uint8))
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40))
+def test_a_frame_comes_apart_into_what_was_put_in(header: bytes, body: bytes) -> None:
+    parts = wire.unframe(wire.frame(header, body))
+    assert tuple(map(bytes, parts)) == (header, body)
+
+
+def test_claims_and_audit_records_can_be_read_by_any_kafka_tool() -> None:
+    claim = SpanExpired(WorkerId("w1"), (Span("clicks", 0, 10, 20),))
+    assert (
+        wire.encode_claim(claim)
+        == b'{"type":"expired","worker":"w1","address":[["clicks",0,10,20,0,-1,-1,-1]],"format":3}'
+    )
+
+
+# --- later formats -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["claim", "audit"])
+@given(data=st.data())
+def test_a_record_of_a_later_format_is_no_garbage(kind: str, data: st.DataObject) -> None:
+    whole = WAYS[kind].encode(data.draw(WAYS[kind].messages))
+    later = msgspec.json.encode(
+        msgspec.json.decode(whole) | {"format": wire.FORMAT + 1, "more": []}
+    )
+    with pytest.raises(FutureFormatError, match="of format 4, expected at most 3"):
+        WAYS[kind].decode(later)
+
+
+@pytest.mark.parametrize("kind", [Requeued, Replayed])
+def test_older_programs_do_not_ignore_what_ends_or_seals_a_quarantine(
+    kind: type[Requeued | Replayed],
+) -> None:
+    batch = Batch(7, WorkerId("w1"), (Span("clicks", 0, 10, 20),), 10)
+
+    assert wire.encode_audit(kind(batch, "ada", 1.0)).endswith(b',"format":3}')
+
+
+def test_a_record_of_a_later_format_may_be_of_a_kind_that_nobody_knows() -> None:
+    with pytest.raises(FutureFormatError, match="'merged' of format 4"):
+        wire.decode_claim(b'{"type":"merged","format":4}')
+
+
+@pytest.mark.parametrize("data", [b'{"format":2}', b'{"type":"batch","format":"2"}', b'"format"'])
+def test_what_only_mentions_a_format_is_garbage(data: bytes) -> None:
+    with pytest.raises(WireError) as refused:
+        wire.decode_claim(data)
+    assert not isinstance(refused.value, FutureFormatError)
+
+
+def test_a_record_says_a_later_format_only_where_an_older_program_would_misread_it() -> None:
+    # That program reads four parts of a span, and knows nothing of generations.
+    plain = Batch(7, WorkerId("w"), (Span("clicks", 0, 10, 20),), 9)
+    claims = (
+        BatchReady(plain.worker, plain.address, 9),
+        SpanExpired(plain.worker, plain.address),
+        Opened(Partition("clicks", 4), None, 9, "", 0, -1),
+    )
+    assert [format_in(wire.encode_claim(each)) for each in claims] == [3, 3, 3]
+    batches = (UpdateApplied(0, 1, (plain,), 9, 0.5), Quarantined(0, plain, "poison"))
+    assert [format_in(wire.encode_audit(each)) for each in batches] == [3, 3]
+    assert format_in(wire.encode_audit(Drifted(GENESIS, 0.0, "clicks", 0.1, 0.2))) == 1
+    # And takes a Lead's offset for its epoch.
+    leads = (Lead(7, GENESIS, "c"), Lead(7, GENESIS, "c", 8))
+    assert [format_in(wire.encode_audit(each)) for each in leads] == [1, 3]
+
+
+def test_spans_of_older_programs_are_of_generation_0_and_know_nothing_of_the_log() -> None:
+    claim = wire.decode_claim(b'{"type":"expired","worker":"w1","address":[["clicks",0,10,20]]}')
+    assert claim == SpanExpired(WorkerId("w1"), (Span("clicks", 0, 10, 20, 0, -1, -1, -1),))
+
+
+def format_in(data: bytes) -> int:
+    found = msgspec.json.decode(data).get("format", 1)
+    assert isinstance(found, int)
+    return found
+
+
+def test_bad_records_of_older_programs_are_read_one_by_one() -> None:
+    whole = (
+        b'{"type":"batch","worker":"w","address":[["clicks",0,10,20]],"samples":8,'
+        b'"skipped":[["clicks",0,12,"torn"],["clicks",0,17,"no label"]]}'
+    )
+    claim = wire.decode_claim(whole)
+    assert isinstance(claim, BatchReady)
+    assert claim.skipped == (Skipped("clicks", 0, 12, "torn"), Skipped("clicks", 0, 17, "no label"))
+    assert [each.offsets for each in claim.skipped] == [(12,), (17,)]
+
+
+def test_fields_that_may_be_ignored_are() -> None:
+    claim = SpanExpired(WorkerId("format"), (Span("clicks", 0, 10, 20),))
+    more = wire.encode_claim(claim)[:-1] + b',"more":1,"format":1}'
+    assert wire.decode_claim(more) == claim
+
+
+# --- what fits into Kafka ------------------------------------------------------------------------
+
+KAFKA_BYTES = 1_000_000  # a producer refuses more, unless told otherwise
+
+
+@pytest.mark.parametrize("group_size", [1, 30, most_group_size(["t" * 249])])
+@pytest.mark.parametrize("reason", ["torn", "\x01"])
+def test_the_largest_claims_and_the_update_of_a_whole_group_of_them_fit_into_kafka(
+    group_size: int, reason: str
+) -> None:
+    # 3,000 partitions of the longest name, at the end of their logs; each bad record is another's.
+    batcher = Batcher(10**6, None, group_size)
+    cuts = list[Cut]()
+    for index in range(3000):
+        place, start = Partition("t" * 249, index), 2**62
+        batcher.place(place, start)
+        bad = tuple(Skipped(*place, start + n, f"{index}.{n} {reason * 300}") for n in range(3))
+        cuts += batcher.add(Run(place, (start + 3,), bad, 0.0, 0.0), now=0.0)
+    claims = [
+        BatchReady(WorkerId("w" * 60), cut.address, cut.samples, cut.skipped, 1e9 / 3, 1e9 / 3)
+        for cut in cuts
+    ]
+    largest = max(claims, key=lambda claim: len(wire.encode_claim(claim)))
+    assert len(wire.encode_claim(largest)) < KAFKA_BYTES
+    widest = max(claims, key=lambda claim: len(claim.address))
+    update = UpdateApplied(
+        2**62,
+        2**62,
+        tuple(
+            Batch(2**62 + n, widest.worker, widest.address, widest.samples)
+            for n in range(group_size)
+        ),
+        group_size,
+        0.5,
+        {f"metric-{n}": 1 / 3 for n in range(20)},
+        skipped={"t" * 249: group_size * MAX_SKIPPED},
+    )
+    assert len(wire.encode_audit(update)) < KAFKA_BYTES
+
+
+# --- nothing else gets through -------------------------------------------------------------------
+
+
+@every_way
+@given(data=st.binary(max_size=200))
+@example(data=b"")
+@example(data=b"\xff")
+@example(data=b"[" * 100_000)
+@example(data=b'{"a":' + b"[" * 100_000)
+@example(data=b"\x81\xa1a" + b"\x91" * 100_000)
+@example(data=wire.frame(b"\x81\xa6vector" + b"\x91" * 100_000, b""))
+@example(data=wire.frame(b"\x81\xa6vector\xdd\xff\xff\xff\xff", b""))
+@example(data=b'{"type":"batch","worker":"\xff"}')
+def test_arbitrary_bytes_are_refused_and_nothing_worse(way: Way, data: bytes) -> None:
+    assert told(way, data)
+
+
+@every_way
+@given(data=st.data())
+def test_a_damaged_message_is_refused_or_is_another_message(way: Way, data: st.DataObject) -> None:
+    whole = way.encode(data.draw(way.messages))
+    cut = whole[: data.draw(st.integers(0, len(whole)), label="cut")]
+    told(way, cut)
+    flipped = bytearray(whole)
+    flipped[data.draw(st.integers(0, len(whole) - 1), label="byte")] ^= 1 << data.draw(
+        st.integers(0, 7), label="bit"
+    )
+    told(way, bytes(flipped))
+
+
+SPAN = Span("clicks", 0, 10, 20)
+BATCH = Batch(7, WorkerId("w1"), (SPAN,), 10)
+UPDATE = UpdateApplied(3, 1, (BATCH,), 10, 0.5)
+MODEL = ModelId(3, 0)
+VECTOR = np.ones(2, np.float32)
+GRADIENT = Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 0.1, VECTOR)
+WIRED = wire.encode_reply("digits", GRADIENT)
+
+NONSENSE = {
+    "an empty address": ("claim", SpanExpired(WorkerId("w"), ()), "SpanExpired.address"),
+    "an empty span": (
+        "claim",
+        SpanExpired(WorkerId("w"), (Span("t", 0, 5, 5),)),
+        "empty or backwards",
+    ),
+    "a backwards span": (
+        "claim",
+        BatchReady(WorkerId("w"), (Span("t", 0, 5, 3),), 1),
+        "empty or backwards",
+    ),
+    "two spans of a partition": (
+        "claim",
+        BatchReady(WorkerId("w"), (SPAN, Span("clicks", 0, 20, 30)), 1),
+        "one partition",
+    ),
+    "spans out of order": (
+        "claim",
+        BatchReady(WorkerId("w"), (SPAN, Span("ads", 0, 1, 2)), 1),
+        "sorted",
+    ),
+    "negative samples": ("claim", BatchReady(WorkerId("w"), (SPAN,), -1), "BatchReady.samples"),
+    "more samples than offsets": ("claim", BatchReady(WorkerId("w"), (SPAN,), 11), "0 to 10"),
+    "a skipped record elsewhere": (
+        "claim",
+        BatchReady(WorkerId("w"), (SPAN,), 1, (Skipped("clicks", 0, 20, "no json"),)),
+        "inside the batch's own spans",
+    ),
+    "skipped records that go on elsewhere": (
+        "claim",
+        BatchReady(WorkerId("w"), (SPAN,), 1, (Skipped("clicks", 0, 18, "no json", (1, 1)),)),
+        "inside the batch's own spans",
+    ),
+    "skipped records that go back": (
+        "claim",
+        BatchReady(WorkerId("w"), (SPAN,), 1, (Skipped("clicks", 0, 18, "no json", (-2,)),)),
+        "gaps of at least 1",
+    ),
+    "a skipped record twice": (
+        "claim",
+        BatchReady(
+            WorkerId("w"),
+            (SPAN,),
+            1,
+            (Skipped("clicks", 0, 12, "torn", (5,)), Skipped("clicks", 0, 17, "no label")),
+        ),
+        "each offset once",
+    ),
+    "more skipped records than there are": (
+        "audit",
+        UpdateApplied(0, 1, (), 1, 0.5, skipped={"clicks": -1}),
+        "UpdateApplied.",
+    ),
+    "a nameless worker": ("claim", BatchReady(WorkerId(""), (SPAN,), 1), "BatchReady.worker"),
+    "a name that is not Unicode": (
+        "claim",
+        BatchReady(WorkerId("\ud800"), (SPAN,), 1),
+        "not Unicode",
+    ),
+    "an endless arrival": (
+        "claim",
+        BatchReady(WorkerId("w"), (SPAN,), 1, (), float("inf")),
+        "first_arrival_s",
+    ),
+    "a negative version": ("audit", Lead(-1, ModelId(3, -1), "c"), "Lead.base.version"),
+    "an epoch that goes back": ("audit", Lead(7, GENESIS, "c", 7), "Lead.epoch"),
+    "a version before anyone led": ("audit", Lead(-1, ModelId(-1, 4), "c"), "Lead.base"),
+    "version zero as an update": (
+        "audit",
+        UpdateApplied(3, 0, (BATCH,), 10, 0.5),
+        "UpdateApplied.version",
+    ),
+    "a loss that is not a number": (
+        "audit",
+        UpdateApplied(3, 1, (BATCH,), 10, float("nan")),
+        "UpdateApplied.loss is nan, expected a finite number",
+    ),
+    "a metric that is not a number": (
+        "audit",
+        UpdateApplied(3, 1, (BATCH,), 10, 0.5, {"accuracy": float("nan")}),
+        "metrics['accuracy']",
+    ),
+    "a batch twice in an update": (
+        "audit",
+        UpdateApplied(3, 1, (BATCH, BATCH), 20, 0.5),
+        "each batch once",
+    ),
+    "a revision before the first": (
+        "audit",
+        UpdateApplied(3, 1, (BATCH,), 10, 0.5, revision=-1),
+        "UpdateApplied.revision",
+    ),
+    "gradients in no time and less": (
+        "audit",
+        UpdateApplied(3, 1, (BATCH,), 10, 0.5, gradient_s=-0.1),
+        "UpdateApplied.gradient_s",
+    ),
+    "an endless gradient": (
+        "reply",
+        Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 1e300, VECTOR),
+        "Gradient.seconds is 1e+300, expected a duration",
+    ),
+    "an update of nothing": ("audit", UpdateApplied(3, 1, (), 0, 0.5), "at least one batch"),
+    "a horizon above what is decided": (
+        "standing",
+        Standing(3, 5, {}, 6, 0, 0, {}),
+        "Standing.horizon",
+    ),
+    "a name of any length": (
+        "standing",
+        Standing(3, 5, {}, 5, 0, 0, {}, "x" * 65),
+        "Standing.triggers",
+    ),
+    "a negative position": (
+        "standing",
+        Standing(3, 5, {Partition("t", 0): -1}, 5, 0, 0, {}),
+        "Standing.claimed[t[0]]",
+    ),
+    "a job of no name": ("job demand", JobDemand(""), "JobDemand.job"),
+    "a backlog below nothing": ("job demand", JobDemand("a", backlog=-1), "JobDemand.backlog"),
+    "endless arrivals": (
+        "job demand",
+        JobDemand("a", arrivals_per_s=float("inf")),
+        "JobDemand.arrivals_per_s",
+    ),
+    "a weight of nothing": ("job demand", JobDemand("a", weight=0.0), "JobDemand.weight"),
+    "no partitions": ("job demand", JobDemand("a", most_workers=0), "JobDemand.most_workers"),
+    "a placement of nobody": ("worker placement", WorkerPlacement(""), "WorkerPlacement.worker"),
+    "a stay of no number": (
+        "worker placement",
+        WorkerPlacement("w1", stay_s=float("nan")),
+        "WorkerPlacement.stay_s",
+    ),
+    "a trigger without a number": (
+        "trigger",
+        UpdateTrigger(TriggerId(3, 0), MODEL, ()),
+        "UpdateTrigger.id.number",
+    ),
+    "weights of half a number": (
+        "trigger",
+        UpdateTrigger(TriggerId(3, 1), MODEL, (), b"abc"),
+        "UpdateTrigger.weights",
+    ),
+    "a loss sum that is not finite": (
+        "reply",
+        Gradient(WorkerId("w"), MODEL, (7,), 10, float("inf"), {}, 0.1, VECTOR),
+        "Gradient.loss_sum",
+    ),
+    "negative seconds": (
+        "reply",
+        Gradient(WorkerId("w"), MODEL, (7,), 10, 1.0, {}, -0.1, VECTOR),
+        "Gradient.seconds",
+    ),
+    "a gradient without a vector": (
+        "reply",
+        Gradient(WorkerId("w"), MODEL, (7,), 10, 1.0, {}, 0.1),
+        "Gradient.vector",
+    ),
+    "a vector of doubles": (
+        "reply",
+        Gradient(WorkerId("w"), MODEL, (7,), 10, 1.0, {}, 0.1, np.ones(2)),
+        "float64",
+    ),
+    "a long traceback": (
+        "reply",
+        Failed(WorkerId("w"), MODEL, (7,), "raised", "", "x" * 4001),
+        "Failed.traceback is 4001, expected at most 4000 characters",
+    ),
+    "a failure of nothing": ("reply", Failed(WorkerId("w"), MODEL, (), "raised"), "Failed.batches"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "reason"), NONSENSE.values(), ids=map(str, NONSENSE.keys())
+)
+def test_nonsense_is_never_written(kind: str, message: object, reason: str) -> None:
+    with pytest.raises(WireError) as refused:
+        WAYS[kind].encode(message)
+    assert str(refused.value).startswith(kind)
+    assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "reasons"),
+    [
+        ("claim", b'{"type":"merged"}', ["type is 'merged'", "batch, expired"]),
+        ("claim", b'{"worker":"w"}', ["missing required field `type`"]),
+        ("claim", b'{"type":"expired","worker":3,"address":[]}', ["$.worker", "`str`", "`int`"]),
+        (
+            "claim",
+            b'{"type":"expired","worker":"w","address":[["t",0,1,36893488147419103232]]}',
+            ["SpanExpired.address.end is 36893488147419103232", "2^63"],
+        ),
+        (
+            "audit",
+            wire.encode_audit(UPDATE).replace(b'"loss":0.5', b'"loss":null'),
+            ["$.loss", "`float`", "`null`"],
+        ),
+        ("audit", wire.encode_audit(UPDATE).replace(b'"samples":10', b'"samples":-4'), ["-4"]),
+        ("audit", b"{", ["audit"]),
+        (
+            "reply",
+            WIRED[:-1],
+            ["Gradient.vector is 7 bytes", "4 for each"],
+        ),
+        ("reply", WIRED[:3], ["frame: 3 bytes"]),
+        ("reply", WIRED[:20], ["ends after 20 bytes"]),
+        (
+            "reply",
+            wire.encode_reply("digits", Failed(WorkerId("w"), MODEL, (7,), "raised")) + b"tail",
+            ["followed by 4 bytes"],
+        ),
+        (
+            "reply",
+            wire.encode_reply("digits", Failed(WorkerId("w"), MODEL, (7,), "raised")).replace(
+                b"raised", b"boring"
+            ),
+            ["boring", "$.reason"],
+        ),
+    ],
+)
+def test_a_refusal_names_the_message_the_field_and_what_was_found(
+    kind: str, data: bytes, reasons: list[str]
+) -> None:
+    reason = told(WAYS[kind], data)
+    assert all(part in reason for part in reasons), reason
+
+
+def test_a_field_of_a_later_format_is_left_alone() -> None:
+    data = wire.encode_audit(UPDATE)[:-1] + b',"device":"gpu"}'
+    assert wire.decode_audit(data) == UPDATE

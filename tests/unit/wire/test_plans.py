@@ -1,0 +1,85 @@
+"""Records of the plans topic as JSON: what is written is read, and nonsense stays outside."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from common.errors import FutureFormatError, WireError
+from common.provisioning.records import (
+    Believed,
+    PlanRecord,
+    Priced,
+    ReplanAsked,
+    Reviewed,
+    Settled,
+    client_token,
+)
+from common.wire.plans import decode_plan, encode_plan
+from tests.unit.provisioning.examples import T0, ended, ordered, planned, priced, started, taken
+
+RECORDS: tuple[PlanRecord, ...] = (
+    taken(),
+    priced(),
+    planned(),
+    ordered(1),
+    started(1),
+    ended(1),
+    Reviewed(0, T0, 3, 7.0, 4, 4, 0.5, 0.9, 1.1, {"x": Believed(1.0, 0.1, 0.8, 1.2)}, "low"),
+    ReplanAsked(T0, "ada", "to see"),
+    Settled(0, T0, "done", 1.0, 2.0, None),
+)
+replace = msgspec.structs.replace
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_what_is_written_is_read(record: PlanRecord) -> None:
+    assert decode_plan(encode_plan(record)) == record
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        (replace(taken(), candidate=""), "Taken.candidate"),
+        (replace(taken(), after=-2), "Taken.after"),
+        (replace(ordered(1), launch=0), "Ordered.launch"),
+        (replace(ordered(1), term=-1), "Ordered.term"),
+        (replace(ordered(1), at_s=float("nan")), "Ordered.at_s"),
+        (replace(started(1), machine=""), "Started.machine"),
+        (Priced(0, T0, {}), "Priced.usd_per_hour"),
+        (Priced(0, T0, {"spot": -1.0}), r"Priced.usd_per_hour\['spot'\]"),
+        (replace(planned(), why=""), "Planned.why"),
+        (replace(planned(), reason=""), "Planned.reason"),
+        (replace(planned(), places=(2, 0)), "Planned.places"),
+        (replace(planned(), stand_ins=(9,)), "Planned.stand_ins"),
+        (replace(planned(), expected_cost_usd=float("inf")), "Planned.expected_cost_usd"),
+        (
+            replace(planned(), believed={"x": Believed(1.0, float("inf"), 0.0, 1.0)}),
+            r"Planned.believed\['x'\].std",
+        ),
+    ],
+)
+def test_a_record_that_makes_no_sense_is_refused_by_its_field(
+    record: PlanRecord, told: str
+) -> None:
+    with pytest.raises(WireError, match=told):
+        encode_plan(record)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"type":"lead"}', b'{"type":"taken"}'])
+def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
+    with pytest.raises(WireError, match="plan: "):
+        decode_plan(data)
+
+
+def test_a_record_of_a_later_format_is_not_passed_over() -> None:
+    with pytest.raises(FutureFormatError, match="of format 4"):
+        decode_plan(b'{"type":"planned","format":4}')
+
+
+def test_each_launch_has_a_token_of_its_own_that_a_lender_takes() -> None:
+    tokens = {client_token(job, launch) for job in ("a", "a/1") for launch in (1, 11)}
+
+    assert len(tokens) == 4
+    assert all(len(token) <= 64 for token in tokens)
+    assert client_token("a", 1) == client_token("a", 1)
