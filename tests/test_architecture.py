@@ -25,7 +25,7 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
         *("services.worker", "services.coordinator", "services.provisioner", "services.evaluator"),
         *("services.admin", "services.cli"),
     ),
-    ("load",),
+    ("load", "common.public"),
     ("tests",),
 )
 CORE_LIBRARIES = {"msgspec", "numpy"}

@@ -1,0 +1,31 @@
+"""Reads a job file as `doll job submit` does, and reaches no server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.config.yaml_file import as_json, load_text
+from common.errors import UserError
+from common.jobs.spec import check_options, job_from_json
+
+if TYPE_CHECKING:
+    from common.jobs.spec import JobSpec
+
+
+def load_job(path: str | Path) -> JobSpec:
+    """Read and check a job file, YAML or JSON.
+
+    A task of your own is only named: whether it may run is decided where it runs.
+
+    Raises:
+        UserError: If there is no such file, or with the field's path, what was found and what is
+            allowed.
+    """
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"job file {path}: {error}") from error
+    spec = job_from_json(as_json(load_text(text)))
+    check_options(spec)
+    return spec

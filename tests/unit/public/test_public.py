@@ -1,0 +1,115 @@
+"""The package `doll`: what it offers, and that asking for it loads no more than is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import common.public as doll
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+ROOT = Path(__file__).parents[3]
+JOB = ROOT / "docs" / "examples" / "digits.yaml"
+BATCH = {"x": np.ones((4, 3), np.float32), "y": np.full(4, 2.0, np.float32)}
+
+
+class Line:
+    """A task as a user would write it."""
+
+    def build(self) -> nn.Module:
+        """Three weights and a bias, all of them 0."""
+        line = nn.Linear(3, 1)
+        nn.init.zeros_(line.weight)
+        nn.init.zeros_(line.bias)
+        return line
+
+    def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
+        """(n,) predictions."""
+        found: Tensor = module(records["x"]).squeeze(1)
+        return found
+
+    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+        """(n,) squared errors."""
+        return (outputs - records["y"]) ** 2
+
+    def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """(n,) absolute errors."""
+        return {"absolute_error": (outputs - records["y"]).abs()}
+
+
+class Mean(Line):
+    """Returns one loss for all."""
+
+    def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+        """Wrongly, a mean."""
+        return super().losses(outputs, records).mean()
+
+
+def test_a_task_is_tried_on_a_batch_without_any_server() -> None:
+    task: doll.Task = Line()
+    assert doll.check_task(task, BATCH) == doll.TaskCheck(4, 4, 4.0, {"absolute_error": 2.0})
+
+
+def test_a_task_that_is_wrong_is_told_so() -> None:
+    with pytest.raises(doll.WrongTaskError, match=r"losses.*public"):
+        doll.check_task(Mean(), BATCH)
+    with pytest.raises(doll.TaskError, match="KeyError"):
+        doll.check_task(Line(), {"x": BATCH["x"]})
+    with pytest.raises(doll.NotFiniteError):
+        doll.check_task(Line(), BATCH | {"y": np.full(4, np.inf, np.float32)})
+
+
+def test_the_generators_of_torch_stay_as_they_were() -> None:
+    before = torch.get_rng_state()
+    doll.check_task(Line(), BATCH, seed=3)
+    assert bool((torch.get_rng_state() == before).all())
+
+
+def test_a_job_file_is_read_as_it_is_at_submission(tmp_path: Path) -> None:
+    assert doll.load_job(JOB).name == "digits"
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(JOB.read_text().replace("batch_size", "batchsize"))
+    with pytest.raises(doll.UserError, match="batch_size"):
+        doll.load_job(wrong)
+    with pytest.raises(doll.UserError, match="absent"):
+        doll.load_job(tmp_path / "absent.yaml")
+
+
+def test_all_that_is_offered_is_there_and_nothing_else_is() -> None:
+    assert dir(doll) == sorted(doll.__all__)
+    assert all(getattr(doll, name) is not None for name in doll.__all__)
+    with pytest.raises(AttributeError, match="Client"):
+        _ = doll.Client
+
+
+def test_the_installed_package_is_called_doll_and_reading_a_job_needs_no_torch(
+    tmp_path: Path,
+) -> None:
+    code = f"import doll, sys; print(doll.load_job({str(JOB)!r}).name, 'torch' in sys.modules)"
+    told = subprocess.run(  # noqa: S603 -- our own command line
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split() == ["digits", "False"]
+
+
+def test_a_wheel_holds_all_packages_and_doll() -> None:
+    given = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = {
+        path.parent.relative_to(ROOT).as_posix().replace("/", ".")
+        for tree in ("common", "services")
+        for path in (ROOT / tree).rglob("*.py")
+    }
+    assert given["packages"] == sorted({*found, "doll"})
+    assert given["package-dir"] == {"doll": "common/public"}
