@@ -53,11 +53,6 @@ def commands(guide: str) -> Iterator[Command]:
                 yield Command("\n".join(lines[:own]), "\n".join(lines[own:]))
 
 
-def links(guide: str) -> list[str]:
-    """The files that a guide points to."""
-    return re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (DOCS / guide).read_text())
-
-
 def answers(answer: str, expected: str) -> bool:
     """Whether an answer is as the text says."""
     parts = ["".join(part.split()) for part in expected.split("...")]

@@ -149,7 +149,7 @@ def test_the_services_of_the_file_run_and_the_guides_commands_train_a_model(
     compose_program(tmp_path / "bin", stack)
     # The guide's own commands say where everything is: by the ports that are published.
     guide = tmp_path / "compose.md"
-    text = (DOCS / guide.name).read_text()
+    text = (DOCS / "start" / guide.name).read_text()
     for published, ours in {
         "127.0.0.1:29092": kafka[1],
         "127.0.0.1:8080": f"127.0.0.1:{stack.api_port}",

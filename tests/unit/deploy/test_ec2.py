@@ -321,7 +321,7 @@ def test_only_machines_may_take_the_workers_role() -> None:
 def test_the_markets_of_example_and_guide_name_the_template_that_the_guide_makes(
     tmp_path: Path,
 ) -> None:
-    guide = (ROOT / "docs/ec2.md").read_text()
+    guide = (ROOT / "docs/howto/ec2.md").read_text()
     shown = tmp_path / "market.yaml"
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     shown.write_text(block)
