@@ -158,7 +158,7 @@ def test_the_services_of_the_file_run_and_the_guides_commands_train_a_model(
         text = text.replace(published, ours)
     guide.write_text(text)
     reader = {"PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(desk)}
-    wrong = what_goes_wrong(str(guide), desk, reader, GUIDE_S)
+    wrong = what_goes_wrong([str(guide)], desk, reader, GUIDE_S)
 
     assert not wrong, wrong
     assert (desk / "digits.safetensors").stat().st_size > 1000

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING, get_args
 
 import msgspec
 import numpy as np
 import pytest
 
-from common.config.market_file import Market
+from common.config.market_file import Ec2Lender, Market, OnDemandPool, ProcessLender, SpotPool
 from common.config.settings import Settings
 from common.config.yaml_file import as_json, load_text
 from common.datasets.digits import load_digits
@@ -37,13 +37,13 @@ LONG_S = 180.0
 ALONE = ("howto/choosing.md",)  # guides whose commands need no server
 WITH_SERVERS = ("start/your-task.md",)  # whose reader starts the services
 WITH_CONTAINERS = ("start/compose.md",)  # who has the containers' servers: test_compose.py
-# Whose reader has a stack that runs.
+# Whose reader has a stack that runs; one goes on where another ends.
 WITH_A_STACK = (
-    "howto/evaluation.md",
-    "howto/operating.md",
-    "howto/security.md",
-    "reference/api.md",
-    "start/your-topics.md",
+    ("howto/evaluation.md",),
+    ("howto/operating.md", "howto/alerts.md"),
+    ("howto/security.md",),
+    ("reference/api.md",),
+    ("start/your-topics.md",),
 )
 
 
@@ -104,7 +104,7 @@ def test_commands_that_need_no_server_answer_as_the_guide_says(
     guide: str, desk: Path, tmp_path: Path
 ) -> None:
     environment = environment_of(Settings()) | {"PATH": programs(tmp_path / "bin")}
-    wrong = what_goes_wrong(guide, desk, environment, LONG_S)
+    wrong = what_goes_wrong([guide], desk, environment, LONG_S)
     assert not wrong, wrong
 
 
@@ -112,23 +112,23 @@ def test_commands_that_need_no_server_answer_as_the_guide_says(
 def test_commands_of_a_guide_that_starts_the_services_answer_as_it_says(
     guide: str, desk: Path, reader: dict[str, str]
 ) -> None:
-    wrong = what_goes_wrong(guide, desk, reader, LONG_S, reader["DOLL_API_PORT"])
+    wrong = what_goes_wrong([guide], desk, reader, LONG_S, reader["DOLL_API_PORT"])
     assert not wrong, wrong
 
 
 @pytest.mark.usefixtures("services")
-@pytest.mark.parametrize("guide", WITH_A_STACK)
+@pytest.mark.parametrize("guides", WITH_A_STACK, ids=lambda guides: guides[0])
 def test_commands_of_a_guide_answer_as_it_says_on_a_stack_that_runs(
-    guide: str, desk: Path, reader: dict[str, str]
+    guides: tuple[str, ...], desk: Path, reader: dict[str, str]
 ) -> None:
-    if "curl " in (DOCS / guide).read_text() and shutil.which("curl") is None:
+    if any("curl " in (DOCS / guide).read_text() for guide in guides) and not shutil.which("curl"):
         pytest.skip("there is no curl here")
-    wrong = what_goes_wrong(guide, desk, reader, LONG_S, reader["DOLL_API_PORT"])
+    wrong = what_goes_wrong(guides, desk, reader, LONG_S, reader["DOLL_API_PORT"])
     assert not wrong, wrong
 
 
 def test_every_guide_with_commands_is_one_whose_commands_are_run() -> None:
-    run = {*ALONE, *WITH_SERVERS, *WITH_CONTAINERS, *WITH_A_STACK}
+    run = {*ALONE, *WITH_SERVERS, *WITH_CONTAINERS, *chain.from_iterable(WITH_A_STACK)}
     guides = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     assert {guide for guide in guides if blocks(guide, "sh", "console", "python")} == run
 
@@ -149,8 +149,16 @@ def test_every_record_that_the_guide_to_provisioning_shows_is_one_and_none_is_le
     assert kinds == set(get_args(PlanRecord))
 
 
-def test_job_file_and_market_file_of_the_guide_to_provisioning_make_sense() -> None:
-    (_, job), (_, market) = blocks("explain/provisioning.md", "yaml")
+def test_the_job_file_of_the_guide_to_provisioning_makes_sense() -> None:
+    [(_, job)] = blocks("explain/provisioning.md", "yaml")
     asked = msgspec.json.decode(as_json(load_text(job)))
     assert ProvisioningSpec.model_validate_json(msgspec.json.encode(asked["provisioning"]))
-    assert Market.model_validate_json(as_json(load_text(market))).fleet == "ec2"
+
+
+def test_the_market_files_of_the_reference_make_sense_and_it_names_every_field() -> None:
+    shown = [text for _, text in blocks("reference/market.md", "yaml")]
+    fleets = [Market.model_validate_json(as_json(load_text(text))).fleet for text in shown]
+    assert fleets == ["ec2", "process"]
+    text = (DOCS / "reference/market.md").read_text()
+    for part in (Market, OnDemandPool, SpotPool, ProcessLender, Ec2Lender):
+        assert [name for name in part.model_fields if f"`{name}" not in text] == [], part

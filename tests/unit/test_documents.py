@@ -35,3 +35,11 @@ def test_whatever_a_document_points_to_is_there(document: Path) -> None:
         path = document.parent / target if target else document
         assert path.exists(), link
         assert not heading or heading in anchors(path), link
+
+
+def test_the_index_names_every_document() -> None:
+    index = ROOT / "docs/README.md"
+    named = {(index.parent / link).resolve() for link in links(index)}
+    shelves = {path for path in DOCUMENTS if path.is_relative_to(index.parent)}
+    notes = set((index.parent / "explain/decisions").glob("2*.md"))
+    assert shelves - notes - {index} <= named

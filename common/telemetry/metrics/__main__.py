@@ -23,7 +23,7 @@ _HEAD = """\
 
 Printed by `python -m common.telemetry.metrics` from `common/telemetry/metrics/catalogue.py`; a test
 holds the two together. What is made of them: [dashboards](../howto/operating.md#dashboards),
-[alerts](../howto/operating.md#alerts).
+[alerts](../howto/alerts.md).
 
 Every process with a `DOLL_METRICS_PORT` serves them for Prometheus at `/metrics`, and at `/healthz`
 whether its loop turns. A job is labelled `job_name`, as `job` is Prometheus's own word. What is

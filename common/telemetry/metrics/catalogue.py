@@ -403,7 +403,7 @@ JOB_STATE = gauge(
     "doll_job_state",
     "always 1",
     ("job_name", "state"),
-    "The job's state, in the words of operating.md; of each job that is not stopped there is one.",
+    "The job's state (job-states.md says what each means); a job that is not stopped has one.",
     "admin",
 )
 JOB_LAG = gauge(
