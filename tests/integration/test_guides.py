@@ -19,7 +19,7 @@ from common.embedded.kafka import embedded_settings
 from common.embedded.redis import free_port
 from common.embedded.services import Service, environment_of
 from common.embedded.stack import EmbeddedStack
-from common.jobs.spec import ProvisioningSpec
+from common.jobs.spec import ProvisioningSpec, job_from_json
 from common.ports.servers import NewTopic
 from common.provisioning.records import PlanRecord
 from common.runtime.connect import open_log
@@ -147,6 +147,11 @@ def test_every_record_that_the_guide_to_provisioning_shows_is_one_and_none_is_le
     shown = block.replace("\n  ", " ").splitlines()  # a line that is indented goes on
     kinds = {type(decode_plan(line.encode())) for line in shown}
     assert kinds == set(get_args(PlanRecord))
+
+
+def test_the_job_of_the_readme_makes_sense() -> None:
+    [(_, job)] = blocks("../README.md", "yaml")
+    assert job_from_json(as_json(load_text(job))).name == "digits"
 
 
 def test_the_job_file_of_the_guide_to_provisioning_makes_sense() -> None:
