@@ -56,7 +56,7 @@ simulate: $(INSTALLED)  ## the protocol under SEEDS=10000 fault schedules
 chaos: $(INSTALLED)  ## kill, freeze and cut off everything on a real stack for MINUTES=5, seeded by SEED=1
 	$(BIN)/python load/chaos.py --minutes $(MINUTES) --seed $(SEED)
 
-paper: $(INSTALLED)  ## section V of the paper, reproduced by simulation: some minutes, writes docs/paper
+paper: $(INSTALLED)  ## section V of the paper, reproduced by simulation: some minutes, writes docs/explain/paper
 	$(BIN)/python -m load.paper
 
 nightly: simulate chaos  ## what takes too long for every change: 10,000 schedules, five minutes of chaos

@@ -104,7 +104,9 @@ class JobAnswer(Answer):
         default=(), description="Where it began: topic, partition, position."
     )
     origin: OriginAnswer | None = Field(default=None, description="Null: its own version 0.")
-    state: Word = Field(description="How it is now: docs/operating.md says what each means.")
+    state: Word = Field(
+        description="How it is now: docs/reference/job-states.md says what each means."
+    )
     why: str = Field(default="", description="One line; of a job that is held, the reason.")
     progress: Progress
 

@@ -7,7 +7,7 @@
     <job>/origin/<sha256>.safetensors                  what it began with, if that was another's
 
 A checkpoint is named by the leader that wrote it and the version that it holds; later leaders rank
-above higher versions (docs/checkpoints.md). It is finished when it has its manifest.
+above higher versions (docs/explain/checkpoints.md). It is finished when it has its manifest.
 """
 
 from __future__ import annotations

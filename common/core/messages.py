@@ -1,7 +1,7 @@
 """The nouns of the protocol: every message and id that crosses a process.
 
 Facts are named as facts (`BatchReady`), orders as orders (`UpdateTrigger`). What is decided travels
-through Kafka and survives; the rest travels through Redis and may vanish (docs/protocol.md).
+through Kafka and survives; the rest travels through Redis and may vanish: docs/explain/protocol.md.
 """
 
 from __future__ import annotations

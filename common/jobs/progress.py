@@ -14,7 +14,7 @@ are arguments. Both topics are folded apart, so it does not matter how their rec
 beginning of a topic is gone (retention, the small log of an embedded broker), or was not read, the
 counts are of the rest, `whole` is False, and the lag is what the leader's standing says.
 
-What a job's state is called, and exactly when, stands in `docs/operating.md`.
+What a job's state is called, and exactly when, stands in `docs/reference/job-states.md`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ REDIS_AWAY = "Redis is unavailable"
 
 
 class State(NamedTuple):
-    """How a job is, in the words of `docs/operating.md`."""
+    """How a job is, in the words of `docs/reference/job-states.md`."""
 
     word: Word
     why: str  # one line

@@ -258,7 +258,7 @@ class JobSpec(Part):
     memory_mib: Count = 256  # of batches that a worker keeps decoded; past it only addresses stay
     deadline_floor_s: Positive = 0.5  # shortest time that a worker gets for its part of an update
     strikes: Count = 5  # deaths, errors or non-finite results of a batch alone, until quarantine
-    # So much poison is a fault of the task, not of the data: the job is held, see docs/tasks.md.
+    # So much poison is the task's fault, not the data's: the job is held (docs/start/your-task.md).
     poison_in_a_row: Count = 3  # poison batches without an applied update between them
     poison_share: Share = 0.1  # of the last hundred settled batches; more than this is too much
     # Skipped or quarantined, of the last 10,000 records: above it the job's state is "degraded".

@@ -1,6 +1,6 @@
 """Draws dashboards from Prometheus, for those who have no Grafana: the queries of their panels.
 
-    python -m load.monitoring.dashboards    # runs a small demo, writes docs/dashboard-*.png
+    python -m load.monitoring.dashboards    # runs a small demo, writes into docs/pictures
     python -m load.monitoring.dashboards --seconds 60 --out out
 
 Exit status: 0 drawn; 2 there is no Prometheus.
@@ -47,7 +47,9 @@ def main() -> int:
         description=(__doc__ or "").partition("\n")[0],
         epilog="example: python -m load.monitoring.dashboards --out out/dashboards --seconds 60",
     )
-    parser.add_argument("--out", type=Path, default=_ROOT / "docs", help="default: docs")
+    parser.add_argument(
+        "--out", type=Path, default=_ROOT / "docs/pictures", help="default: docs/pictures"
+    )
     parser.add_argument("--seconds", type=float, default=120.0, help="of the demo; default: 120")
     parser.add_argument("--records", type=float, default=700.0, help="per second; default: 700")
     given = parser.parse_args()

@@ -1,6 +1,6 @@
-"""Takes the pictures of docs/page.md, in a real Chromium, of a made-up job.
+"""Takes the pictures of docs/reference/page.md, in a real Chromium, of a made-up job.
 
-    python -m load.page.pictures             # writes docs/page-laptop.png and docs/page-phone.png
+    python -m load.page.pictures             # writes docs/pictures/page-{laptop,phone}.png
     python -m load.page.pictures --dark --out out    # as those see it whose screen is dark
 
 Exit status: 0 taken; 2 there is no Chromium.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from load.page.world import World
 
-_DOCS = Path(__file__).parents[2] / "docs"
+_OUT = Path(__file__).parents[2] / "docs/pictures"
 _OPTIONS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -74,7 +74,7 @@ def some_jobs(now_s: float) -> dict[str, World]:
 def main() -> int:
     """Take them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=_DOCS, help="default: docs")
+    parser.add_argument("--out", type=Path, default=_OUT, help="default: docs/pictures")
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--whole", action="store_true", help="the page to its end, and the list")
     given = parser.parse_args()

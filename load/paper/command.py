@@ -1,6 +1,6 @@
 """Reproduces section V of the paper by simulation: figures 3 to 5, Table II, and what lies beyond.
 
-    python -m load.paper                     # everything; writes docs/paper, takes some minutes
+    python -m load.paper                     # everything, into docs/explain/paper: some minutes
     python -m load.paper --quick             # twelve runs of fewer settings, into out/paper
     python -m load.paper --only traces       # one part again; the others stay as they are
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).parents[2]
 _DATA = _ROOT.parent / "shared" / "data"
-_OUT, _QUICK_OUT = _ROOT / "docs" / "paper", _ROOT / "out" / "paper"
+_OUT, _QUICK_OUT = _ROOT / "docs/explain/paper", _ROOT / "out" / "paper"
 _RUNS, _PROCESSES = 200, 2
 
 PARTS: Mapping[str, Part] = {
@@ -46,7 +46,7 @@ _HEAD = """\
 
 Written by `{command}`, seed {seed}: do not edit. The simulations are those of
 `doll simulate`, the policies those of `doll plan`. All numbers and more are in
-[results.json](results.json); [load/README.md](../../load/README.md) says how to run it.
+[results.json](results.json); [load/README.md](../../../load/README.md) says how to run it.
 """
 
 
@@ -64,7 +64,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--only", choices=PARTS, nargs="+", default=list(PARTS), help="default: all parts"
     )
     parser.add_argument("--data", type=Path, help="traces and images; default: ../shared/data")
-    parser.add_argument("--out", type=Path, help="default: docs/paper; quick: out/paper")
+    parser.add_argument("--out", type=Path, help="default: docs/explain/paper; quick: out/paper")
     parser.add_argument("--processes", type=int, default=_PROCESSES, help="default: %(default)d")
     return parser.parse_args(words)
 

@@ -1,4 +1,4 @@
-"""The plots of docs/paper: figures without a window and without global state."""
+"""The plots of docs/explain/paper: figures without a window and without global state."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 DOCS = Path(__file__).parents[2] / "docs"
 MARK = "--- answer of command {} ended with "
@@ -53,11 +53,6 @@ def commands(guide: str) -> Iterator[Command]:
                 yield Command("\n".join(lines[:own]), "\n".join(lines[own:]))
 
 
-def links(guide: str) -> list[str]:
-    """The files that a guide points to."""
-    return re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (DOCS / guide).read_text())
-
-
 def answers(answer: str, expected: str) -> bool:
     """Whether an answer is as the text says."""
     parts = ["".join(part.split()) for part in expected.split("...")]
@@ -76,23 +71,23 @@ def programs(folder: Path) -> str:
 
 
 def what_goes_wrong(
-    guide: str,
+    guides: Sequence[str],
     folder: Path,
     environment: Mapping[str, str],
     timeout_s: float,
     port: str = "8080",
 ) -> str:
-    """Run a guide in one shell; returns what failed or answered otherwise, empty if nothing did.
+    """Run guides in one shell; returns what failed or answered otherwise, empty if nothing did.
 
     Args:
-        guide: Its file in docs/.
+        guides: Their files in docs/, in the order in which they are read.
         folder: Where the reader is.
         environment: The reader's.
         timeout_s: For all of it.
         port: Of the admin service, which the guides take for 8080.
     """
-    given = list(commands(guide))
-    assert given, f"{guide} has no command"
+    given = [command for guide in guides for command in commands(guide)]
+    assert given, f"{guides} have no command"
     script = "".join(
         # A line of its own for each, so that a mistake in one is not one of all; a status is told.
         f"{command.text}\n_status=$?\n"

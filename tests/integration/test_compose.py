@@ -149,7 +149,7 @@ def test_the_services_of_the_file_run_and_the_guides_commands_train_a_model(
     compose_program(tmp_path / "bin", stack)
     # The guide's own commands say where everything is: by the ports that are published.
     guide = tmp_path / "compose.md"
-    text = (DOCS / guide.name).read_text()
+    text = (DOCS / "start" / guide.name).read_text()
     for published, ours in {
         "127.0.0.1:29092": kafka[1],
         "127.0.0.1:8080": f"127.0.0.1:{stack.api_port}",
@@ -158,7 +158,7 @@ def test_the_services_of_the_file_run_and_the_guides_commands_train_a_model(
         text = text.replace(published, ours)
     guide.write_text(text)
     reader = {"PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(desk)}
-    wrong = what_goes_wrong(str(guide), desk, reader, GUIDE_S)
+    wrong = what_goes_wrong([str(guide)], desk, reader, GUIDE_S)
 
     assert not wrong, wrong
     assert (desk / "digits.safetensors").stat().st_size > 1000

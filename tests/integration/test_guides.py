@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING, get_args
 
 import msgspec
 import numpy as np
 import pytest
 
-from common.config.market_file import Market
+from common.config.market_file import Ec2Lender, Market, OnDemandPool, ProcessLender, SpotPool
 from common.config.settings import Settings
 from common.config.yaml_file import as_json, load_text
 from common.datasets.digits import load_digits
@@ -19,14 +19,14 @@ from common.embedded.kafka import embedded_settings
 from common.embedded.redis import free_port
 from common.embedded.services import Service, environment_of
 from common.embedded.stack import EmbeddedStack
-from common.jobs.spec import ProvisioningSpec
+from common.jobs.spec import ProvisioningSpec, job_from_json
 from common.ports.servers import NewTopic
 from common.provisioning.records import PlanRecord
 from common.runtime.connect import open_log
 from common.wire.plans import decode_plan
 from services.admin.app import create_app
 from services.cli.commands import sources
-from tests.integration.guides import DOCS, blocks, commands, links, programs, what_goes_wrong
+from tests.integration.guides import DOCS, blocks, commands, programs, what_goes_wrong
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,11 +34,17 @@ if TYPE_CHECKING:
 
 RECORDS = 15_000  # of each stream: more than are trained while the commands run
 LONG_S = 180.0
-ALONE = ("choosing.md",)  # guides whose commands need no server
-WITH_SERVERS = ("tasks.md",)  # whose reader starts the services
-WITH_CONTAINERS = ("compose.md",)  # who has the containers' servers: test_compose.py
-# Whose reader has a stack that runs.
-WITH_A_STACK = ("api.md", "evaluation.md", "operating.md", "security.md", "topics.md")
+ALONE = ("howto/choosing.md",)  # guides whose commands need no server
+WITH_SERVERS = ("start/your-task.md",)  # whose reader starts the services
+WITH_CONTAINERS = ("start/compose.md",)  # who has the containers' servers: test_compose.py
+# Whose reader has a stack that runs; one goes on where another ends.
+WITH_A_STACK = (
+    ("howto/evaluation.md",),
+    ("howto/operating.md", "howto/alerts.md"),
+    ("howto/security.md",),
+    ("reference/api.md",),
+    ("start/your-topics.md",),
+)
 
 
 @pytest.fixture
@@ -98,7 +104,7 @@ def test_commands_that_need_no_server_answer_as_the_guide_says(
     guide: str, desk: Path, tmp_path: Path
 ) -> None:
     environment = environment_of(Settings()) | {"PATH": programs(tmp_path / "bin")}
-    wrong = what_goes_wrong(guide, desk, environment, LONG_S)
+    wrong = what_goes_wrong([guide], desk, environment, LONG_S)
     assert not wrong, wrong
 
 
@@ -106,29 +112,29 @@ def test_commands_that_need_no_server_answer_as_the_guide_says(
 def test_commands_of_a_guide_that_starts_the_services_answer_as_it_says(
     guide: str, desk: Path, reader: dict[str, str]
 ) -> None:
-    wrong = what_goes_wrong(guide, desk, reader, LONG_S, reader["DOLL_API_PORT"])
+    wrong = what_goes_wrong([guide], desk, reader, LONG_S, reader["DOLL_API_PORT"])
     assert not wrong, wrong
 
 
 @pytest.mark.usefixtures("services")
-@pytest.mark.parametrize("guide", WITH_A_STACK)
+@pytest.mark.parametrize("guides", WITH_A_STACK, ids=lambda guides: guides[0])
 def test_commands_of_a_guide_answer_as_it_says_on_a_stack_that_runs(
-    guide: str, desk: Path, reader: dict[str, str]
+    guides: tuple[str, ...], desk: Path, reader: dict[str, str]
 ) -> None:
-    if "curl " in (DOCS / guide).read_text() and shutil.which("curl") is None:
+    if any("curl " in (DOCS / guide).read_text() for guide in guides) and not shutil.which("curl"):
         pytest.skip("there is no curl here")
-    wrong = what_goes_wrong(guide, desk, reader, LONG_S, reader["DOLL_API_PORT"])
+    wrong = what_goes_wrong(guides, desk, reader, LONG_S, reader["DOLL_API_PORT"])
     assert not wrong, wrong
 
 
 def test_every_guide_with_commands_is_one_whose_commands_are_run() -> None:
-    run = {*ALONE, *WITH_SERVERS, *WITH_CONTAINERS, *WITH_A_STACK}
-    guides = {path.name for path in DOCS.glob("*.md")}
+    run = {*ALONE, *WITH_SERVERS, *WITH_CONTAINERS, *chain.from_iterable(WITH_A_STACK)}
+    guides = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     assert {guide for guide in guides if blocks(guide, "sh", "console", "python")} == run
 
 
 def test_the_guide_to_the_api_has_an_example_of_every_route() -> None:
-    asked = "\n".join(command.text for command in commands("api.md"))
+    asked = "\n".join(command.text for command in commands("reference/api.md"))
     document = create_app().openapi()
     for path in document["paths"]:
         shape = re.escape(path).replace(r"\{job\}", "[a-z]+")
@@ -137,20 +143,27 @@ def test_the_guide_to_the_api_has_an_example_of_every_route() -> None:
 
 
 def test_every_record_that_the_guide_to_provisioning_shows_is_one_and_none_is_left_out() -> None:
-    [(_, block)] = blocks("provisioning.md", "json")
+    [(_, block)] = blocks("explain/provisioning.md", "json")
     shown = block.replace("\n  ", " ").splitlines()  # a line that is indented goes on
     kinds = {type(decode_plan(line.encode())) for line in shown}
     assert kinds == set(get_args(PlanRecord))
 
 
-def test_job_file_and_market_file_of_the_guide_to_provisioning_make_sense() -> None:
-    (_, job), (_, market) = blocks("provisioning.md", "yaml")
+def test_the_job_of_the_readme_makes_sense() -> None:
+    [(_, job)] = blocks("../README.md", "yaml")
+    assert job_from_json(as_json(load_text(job))).name == "digits"
+
+
+def test_the_job_file_of_the_guide_to_provisioning_makes_sense() -> None:
+    [(_, job)] = blocks("explain/provisioning.md", "yaml")
     asked = msgspec.json.decode(as_json(load_text(job)))
     assert ProvisioningSpec.model_validate_json(msgspec.json.encode(asked["provisioning"]))
-    assert Market.model_validate_json(as_json(load_text(market))).fleet == "ec2"
 
 
-def test_whatever_a_guide_points_to_is_there() -> None:
-    found = {(path.name, link) for path in DOCS.glob("*.md") for link in links(path.name)}
-    assert found
-    assert [(guide, link) for guide, link in sorted(found) if not (DOCS / link).exists()] == []
+def test_the_market_files_of_the_reference_make_sense_and_it_names_every_field() -> None:
+    shown = [text for _, text in blocks("reference/market.md", "yaml")]
+    fleets = [Market.model_validate_json(as_json(load_text(text))).fleet for text in shown]
+    assert fleets == ["ec2", "process"]
+    text = (DOCS / "reference/market.md").read_text()
+    for part in (Market, OnDemandPool, SpotPool, ProcessLender, Ec2Lender):
+        assert [name for name in part.model_fields if f"`{name}" not in text] == [], part

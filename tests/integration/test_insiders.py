@@ -1,6 +1,7 @@
 """Records that somebody forges who may write to `doll.*`: survived, or the job is held; see docs.
 
-The table in docs/security.md says what comes of each; here are those that need real processes.
+The table in docs/howto/security.md says what comes of each; here are those that need real
+processes.
 """
 
 from __future__ import annotations

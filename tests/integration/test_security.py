@@ -1,6 +1,6 @@
 """Real servers that let nobody in without a name: we get in with one, and say who does not let us.
 
-The rights are those of docs/security.md, word for word.
+The rights are those of docs/howto/security.md, word for word.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from common.ports.servers import Board, Log
 
-GUIDE = Path(__file__).parents[2] / "docs" / "security.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "howto" / "security.md"
 PASSWORD, WRONG = "its-pass-word", "not-its-pass"
 LONG_S = 20.0
 WORKER, OTHER = WorkerId("w1"), WorkerId("w2")
@@ -233,7 +233,9 @@ def test_without_a_certificate_that_redis_wants_nobody_is_let_in(safe_redis: Saf
 def test_a_right_that_is_missing_is_named(safe_redis: SafeRedis) -> None:
     safe_redis.admin.acl_setuser("narrow", enabled=True, passwords=f"+{PASSWORD}", keys="doll:*")
     board = board_with(safe_redis, _USERNAME="narrow")
-    with pytest.raises(OutsideError, match=r"does not let us do EXISTS.*docs/security\.md") as told:
+    with pytest.raises(
+        OutsideError, match=r"does not let us do EXISTS.*howto/security\.md"
+    ) as told:
         board.is_leased()
     assert not told.value.retriable
 

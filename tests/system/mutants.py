@@ -3,7 +3,7 @@
 A mutant is honest: the package is copied, one rule is edited out of the copy, and the simulation
 runs there. `seeds` is within how many it must fail: several times what it was measured to need.
 Rules that no mutant stands for here are those whose loss costs work, not truth, and those that
-need more seeds than a test has time for; docs/protocol.md names both.
+need more seeds than a test has time for; docs/explain/protocol.md names both.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Each worker looks at a view that may be seconds old and follows `next_step`; bes
 carried out by a central scheduler that sees all at once. Jobs have arrivals of their own (Pareto,
 and a fifth have none), streams dry up and come back with a burst, workers are preempted.
 
-    python -m tests.system.spread_world        # the table of docs/performance.md; minutes
+    python -m tests.system.spread_world        # the table of docs/explain/scheduling.md; minutes
 """
 
 from __future__ import annotations

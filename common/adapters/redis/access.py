@@ -41,7 +41,7 @@ _LET_IN_BEFORE = (
     redis.exceptions.AskError,  # and MOVED
 )
 _MASK = "***"
-_RIGHTS = "the rights that its user needs are in docs/security.md"
+_RIGHTS = "the rights that its user needs are in docs/howto/security.md"
 
 
 class RedisClient(redis.Redis):

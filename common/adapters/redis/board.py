@@ -1,7 +1,8 @@
 """The notice board of a job in Redis (`common.ports.servers.Board`).
 
 Only commands of Redis 6.2 and no scripts: correctness never depends on what is here
-(docs/protocol.md). A job's keys share a hash tag, so that a Redis Cluster keeps them in one slot:
+(docs/explain/protocol.md). A job's keys share a hash tag, so that a Redis Cluster keeps them in one
+slot:
 
     doll:{job}:model:<epoch>:<version>    weights; the last few of each leader
     doll:{job}:offered                    name and weights of one model, for evaluators

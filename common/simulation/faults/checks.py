@@ -1,7 +1,7 @@
 """The invariants of the protocol, checked on a simulated world from Kafka's content alone.
 
-Numbers as in docs/protocol.md: 1 nothing lost or twice, 2 one chain of weights, 3 exactly K,
-5 replay, 6 everything drains, 7 bounded queues. (4, no starvation, is a property of grouping.)
+Numbers as in docs/explain/protocol.md: 1 nothing lost or twice, 2 one chain of weights, 3 exactly
+K, 5 replay, 6 everything drains, 7 bounded queues. (4, no starvation, is a property of grouping.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prints docs/metrics.md: `python -m common.telemetry.metrics > docs/metrics.md`."""
+"""Prints every metric: `python -m common.telemetry.metrics > docs/reference/metrics.md`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _HEAD = """\
 # Metrics
 
 Printed by `python -m common.telemetry.metrics` from `common/telemetry/metrics/catalogue.py`; a test
-holds the two together. What dashboards and alerts make of them is in [operating.md](operating.md).
+holds the two together. What is made of them: [dashboards](../howto/operating.md#dashboards),
+[alerts](../howto/alerts.md).
 
 Every process with a `DOLL_METRICS_PORT` serves them for Prometheus at `/metrics`, and at `/healthz`
 whether its loop turns. A job is labelled `job_name`, as `job` is Prometheus's own word. What is
@@ -59,7 +60,7 @@ def _section(title: str, note: str, metrics: list[Metric]) -> str:
 if __name__ == "__main__":
     argparse.ArgumentParser(
         prog="python -m common.telemetry.metrics",
-        description="Prints every metric, with unit, labels and meaning: docs/metrics.md.",
-        epilog="example: python -m common.telemetry.metrics > docs/metrics.md",
+        description="Prints every metric with unit, labels and meaning: docs/reference/metrics.md.",
+        epilog="example: python -m common.telemetry.metrics > docs/reference/metrics.md",
     ).parse_args()
     sys.stdout.write(document())

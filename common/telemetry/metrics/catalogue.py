@@ -1,8 +1,8 @@
 """Every metric of the product, in one place: name, kind, unit, labels, meaning, and who tells it.
 
 The classes beside this file make their instruments from these lines and from nothing else; so do
-`docs/metrics.md` and the tests that ask whether what a dashboard or an alert names exists. A job is
-labelled `job_name`, as `job` is Prometheus's own word for what it scrapes.
+`docs/reference/metrics.md` and the tests that ask whether what a dashboard or an alert names
+exists. A job is labelled `job_name`, as `job` is Prometheus's own word for what it scrapes.
 """
 
 from __future__ import annotations
@@ -403,7 +403,7 @@ JOB_STATE = gauge(
     "doll_job_state",
     "always 1",
     ("job_name", "state"),
-    "The job's state, in the words of operating.md; of each job that is not stopped there is one.",
+    "The job's state (job-states.md says what each means); a job that is not stopped has one.",
     "admin",
 )
 JOB_LAG = gauge(

@@ -1,7 +1,7 @@
 """The live page for people: one HTML file and what it loads, all of it from installed packages.
 
 Everything but the HTML file lies in a folder named after its own content, so that browsers keep it
-for ever and never mix the files of two releases. See docs/page.md.
+for ever and never mix the files of two releases. See docs/reference/page.md.
 """
 
 from __future__ import annotations

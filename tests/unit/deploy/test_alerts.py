@@ -62,12 +62,12 @@ def test_an_alert_says_how_bad_it_is_what_is_so_and_where_it_is_written_what_to_
     assert re.fullmatch(r"\d+m", alert.wait)
     assert not alert.annotations.summary.endswith(".")
     assert alert.annotations.description.endswith(".")
-    assert alert.annotations.runbook == f"docs/operating.md#{alert.name.lower()}"
+    assert alert.annotations.runbook == f"docs/howto/alerts.md#{alert.name.lower()}"
 
 
 def test_the_guide_has_a_section_for_every_alert_and_for_no_other() -> None:
-    guide = (ROOT / "docs/operating.md").read_text()
-    sections = re.findall(r"^### (Doll\w+)\n\n\*\*Means\*\*", guide, re.MULTILINE)
+    guide = (ROOT / "docs/howto/alerts.md").read_text()
+    sections = re.findall(r"^## (Doll\w+)\n\n\*\*Means\*\*", guide, re.MULTILINE)
     assert sections == [alert.name for alert in ALERTS]
 
 

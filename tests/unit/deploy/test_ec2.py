@@ -219,7 +219,7 @@ def test_a_machine_is_locked_up_and_ends_for_good_when_it_shuts_down() -> None:
 
 def test_the_provisioner_may_do_what_it_does_and_nothing_else(calls: list[Call]) -> None:
     client = use_ec2()
-    named = operations_in("ec2_fleet.py", "ec2_prices.py")
+    named = operations_in("ec2/fleet.py", "ec2/prices.py")
     adapters = {client.meta.method_to_api_mapping[name] for name in named}
     done = [call for call in calls if call.operation in adapters]
     assert {call.operation for call in done} == adapters  # none was left out
@@ -269,7 +269,7 @@ def test_the_coordinator_may_use_its_part_of_the_bucket_and_readers_may_read(
     key = {"Bucket": BUCKET, "Key": f"{CHECKPOINTS}digits/b"}
     calls.append(Call("AbortMultipartUpload", key))  # where a part could not be sent
     assert {call.operation for call in calls} == set(S3_ACTIONS)
-    named = operations_in("s3_blobs.py") - {"upload_fileobj"}  # which is of several operations
+    named = operations_in("blobs/s3.py") - {"upload_fileobj"}  # which is of several operations
     client = boto3.client("s3")
     assert {client.meta.method_to_api_mapping[name] for name in named} <= set(S3_ACTIONS)
     writer = read_policy(FOLDER / "coordinator-policy.json")
@@ -321,7 +321,7 @@ def test_only_machines_may_take_the_workers_role() -> None:
 def test_the_markets_of_example_and_guide_name_the_template_that_the_guide_makes(
     tmp_path: Path,
 ) -> None:
-    guide = (ROOT / "docs/ec2.md").read_text()
+    guide = (ROOT / "docs/howto/ec2.md").read_text()
     shown = tmp_path / "market.yaml"
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     shown.write_text(block)

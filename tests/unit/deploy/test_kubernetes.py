@@ -206,7 +206,7 @@ def test_whatever_is_referred_to_is_there_or_the_guide_says_how_to_make_it(
     objects: tuple[Manifest, ...],
 ) -> None:
     maps = {each["metadata"]["name"] for each in of_kind(objects, "ConfigMap")}
-    guide = (ROOT / "docs/kubernetes.md").read_text()
+    guide = (ROOT / "docs/howto/kubernetes.md").read_text()
     mounted = set[str]()
     for template in pods(objects).values():
         for volume in template["spec"]["volumes"]:
@@ -368,7 +368,7 @@ def test_one_node_and_no_operator_are_enough_to_try_it() -> None:
 
 
 def test_the_values_of_the_guide_make_what_it_says(tmp_path: Path) -> None:
-    guide = (ROOT / "docs/kubernetes.md").read_text()
+    guide = (ROOT / "docs/howto/kubernetes.md").read_text()
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     (tmp_path / "mine.yaml").write_text(block)
     objects = chart("--values", str(tmp_path / "mine.yaml"))

@@ -3,7 +3,7 @@
 import { h, s } from "../dom.js";
 import { clock, count, duration, money, percent, short, UNKNOWN } from "../format.js";
 
-// docs/planning.md says the same at length.
+// docs/howto/planning.md says the same at length.
 const BINDS = {
   deadline: "the deadline: one more spot worker would make the job late",
   workers: "the number of workers: all are on spot",

@@ -1,4 +1,4 @@
-"""docs/metrics.md is what the catalogue says."""
+"""docs/reference/metrics.md is what the catalogue says."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from common.telemetry.metrics.__main__ import document
 from common.telemetry.metrics.catalogue import CATALOGUE
 
-DOCUMENT = Path(__file__).parents[4] / "docs/metrics.md"
+DOCUMENT = Path(__file__).parents[4] / "docs/reference/metrics.md"
 
 
 def test_the_document_is_as_the_command_prints_it() -> None:
     assert DOCUMENT.read_text() == document(), (
-        "python -m common.telemetry.metrics > docs/metrics.md"
+        "python -m common.telemetry.metrics > docs/reference/metrics.md"
     )
 
 
