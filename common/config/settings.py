@@ -1,57 +1,9 @@
 """The environment, read once into frozen settings, and back for the processes that we start.
 
-| variable                  | meaning                                             | default        |
-| ------------------------- | --------------------------------------------------- | -------------- |
-| DOLL_KAFKA                | `host:port,host:port`, or `embedded:/its/socket`    | localhost:9092 |
-| DOLL_KAFKA_GROUP_PROTOCOL | `classic`, or `consumer` from Kafka 4 on            | classic        |
-| DOLL_KAFKA_REPLICATION    | replicas of topics that we create; -1: the broker's | -1             |
-| DOLL_KAFKA_SECURITY_*     | passed on to the Kafka client, and so are SASL and  | none           |
-|                           | SSL: DOLL_KAFKA_SASL_USERNAME as `sasl.username`    |                |
-| DOLL_REDIS                | `redis://`, `rediss://` or `unix://`                | localhost:6379 |
-| DOLL_REDIS_USERNAME       | the ACL user that we are in Redis                   | default        |
-| DOLL_REDIS_PASSWORD       | its password, unless the URL holds it               | none           |
-| DOLL_REDIS_CA             | file of the authorities that `rediss://` trusts     | the system's   |
-| DOLL_REDIS_CERT           | file of our own certificate, where Redis wants one  | none           |
-| DOLL_REDIS_KEY            | file of that certificate's key                      | none           |
-| DOLL_BLOBS                | `file:///directory` or `s3://bucket/prefix`         | none           |
-| DOLL_S3_ENDPOINT          | URL of an S3 server that is not Amazon's            | none           |
-| DOLL_TASKS                | entrypoints that jobs may name, between commas      | none           |
-| DOLL_MAX_MODEL_MB         | largest model of a job, in MiB                      | 16384          |
-| DOLL_DEVICE               | `auto`, `cpu` or `cuda`, whatever the job says      | the job's      |
-| DOLL_THREADS              | CPU threads of one gradient; 0: all cores           | 0              |
-| DOLL_NOTICES              | where a machine hears of its end: `none` or `ec2`   | none           |
-| DOLL_METADATA_ENDPOINT    | URL of EC2's instance metadata service              | link-local     |
-| DOLL_ON_REBALANCE         | `leave` or `stay` when the end is only likely       | leave          |
-| DOLL_LEAVE_S              | longest wait, when leaving, for gradients under way | 20             |
-| DOLL_MACHINE              | tag of the rented machine that the process runs on  | none           |
-| DOLL_OWNER_PID            | process with whose end this one ends; 0: none       | 0              |
-| DOLL_MARKET               | file of the machines that can be rented             | none           |
-| DOLL_FLEET_DIRECTORY      | where machines that are processes keep their logs   | temporary      |
-| DOLL_API_HOST             | the address on which the admin service listens      | 127.0.0.1      |
-| DOLL_API_PORT             | its port; 0: any that is free                       | 8080           |
-| DOLL_API_TLS_CERT         | file of its certificate chain, for https            | none           |
-| DOLL_API_TLS_KEY          | file of the certificate's key                       | none           |
-| DOLL_API_REQUESTS_PER_S   | requests of one key, on average; twice that at once | 1000           |
-| DOLL_API_BODY_BYTES       | largest body of a request                           | 1048576        |
-| DOLL_API_STREAMS          | event streams open at once                          | 200            |
-| DOLL_API_CONNECTIONS      | connections of one address, open at once            | 300            |
-| DOLL_API_PROXIES          | addresses and networks, between commas, of proxies  | none           |
-|                           | whose X-Forwarded-For is believed                   |                |
-| DOLL_API_SIMULATE_S       | longest time of one simulation                      | 20             |
-| DOLL_API_TRACES           | folder of the traces that simulations may name      | none           |
-| DOLL_API                  | URL of an admin service, for the command line       | none           |
-| DOLL_API_KEY              | the key that the command line shows it              | none           |
-| DOLL_METRICS_PORT         | where a process tells metrics and health; 0: not    | 0              |
-| DOLL_METRICS_HOST         | the address that it does so on                      | 127.0.0.1      |
-| DOLL_TRACES               | URL of an OpenTelemetry collector (OTLP over HTTP)  | none           |
-| DOLL_TRACES_RATIO         | share of the batches that are traced                | 0.01           |
-| DOLL_LOG_FORMAT           | `console` or `json`                                 | console        |
-| DOLL_LOG_LEVEL            | `debug`, `info`, `warning` or `error`               | info           |
-
-Any of them, with `_FILE` behind its name, may name a file that holds the value instead, as secrets
-of containers do: DOLL_REDIS_PASSWORD_FILE=/run/secrets/redis. What is a secret, or may hold one,
-appears neither in `repr` nor in errors. A DOLL_ variable that is none of them is refused: a setting
-that is misspelt would be left out in silence.
+docs/reference/settings.md lists them. Any of them, with `_FILE` behind its name, may name a file
+that holds the value, as secrets of containers do: DOLL_REDIS_PASSWORD_FILE=/run/secrets/redis.
+What is a secret, or may hold one, appears neither in `repr` nor in errors. A DOLL_ variable that is
+none of them is refused: a setting that is misspelt would be left out in silence.
 """
 
 from __future__ import annotations
@@ -138,59 +90,105 @@ def _split(value: object) -> object:
 
 
 class Settings(BaseModel):
-    """Everything that a process takes from its environment: the table above."""
+    """Everything that a process takes from its environment; `kafka` is DOLL_KAFKA there."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
     kafka: str = "localhost:9092"
+    """`host:port,host:port`, or `embedded:/its/socket`."""
     kafka_group_protocol: Literal["classic", "consumer"] = "classic"
+    """`classic`, or `consumer` from Kafka 4 on."""
     kafka_replication: int = -1
+    """Replicas of topics that we create; -1: the broker's."""
     # By the client's names. May hold passwords, like the URL of Redis: neither is ever shown.
     kafka_security: dict[str, str] = Field(default={}, repr=False)
+    """Passed on to the Kafka client by its names, and so are SASL and SSL:
+    DOLL_KAFKA_SASL_USERNAME as `sasl.username`."""
     redis: str = Field(default="redis://localhost:6379", repr=False)
+    """`redis://`, `rediss://` or `unix://`."""
     redis_username: str = ""
+    """The ACL user that we are in Redis."""
     redis_password: str = Field(default="", repr=False)
+    """Its password, unless the URL holds it."""
     redis_ca: str = ""
+    """File of the authorities that `rediss://` trusts; by default the system's."""
     redis_cert: str = ""
+    """File of our own certificate, where Redis wants one."""
     redis_key: str = ""
+    """File of that certificate's key."""
     blobs: str = ""
+    """`file:///directory` or `s3://bucket/prefix`."""
     s3_endpoint: str = ""
+    """URL of an S3 server that is not Amazon's."""
     tasks: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    """Entrypoints that jobs may name, between commas."""
     max_model_mb: int = Field(default=16_384, ge=1)
+    """Largest model of a job, in MiB."""
     device: Literal["auto", "cpu", "cuda"] | None = None
+    """`auto`, `cpu` or `cuda`, whatever the job says; by default the job's."""
     threads: int = Field(default=0, ge=0)
+    """CPU threads of one gradient; 0: all cores."""
     notices: Literal["none", "ec2"] = "none"
+    """Where a machine hears of its end: `none` or `ec2`."""
     # Not the AWS_ variable of the same purpose: whoever sets that one often names a server that
     # hands out credentials and nothing else, at which no notice would ever be found.
     metadata_endpoint: str = "http://169.254.169.254"
+    """URL of EC2's instance metadata service; by default link-local."""
     on_rebalance: Literal["leave", "stay"] = "leave"
+    """`leave` or `stay` when the end is only likely."""
     # A gradient takes up to seconds and a spot notice gives 120 s; with the last announcements, it
     # is still over before Kubernetes loses patience, 30 s after its SIGTERM.
     leave_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
+    """Longest wait, when leaving, for gradients under way."""
     machine: str = ""
+    """Tag of the rented machine that the process runs on."""
     owner_pid: int = Field(default=0, ge=0)
+    """Process with whose end this one ends; 0: none."""
     market: str = ""
+    """File of the machines that can be rented."""
     fleet_directory: str = ""
+    """Where machines that are processes keep their logs; by default a temporary one."""
     api_host: str = "127.0.0.1"
+    """The address on which the admin service listens."""
     api_port: int = Field(default=8080, ge=0, le=65535)
+    """Its port; 0: any that is free."""
     api_tls_cert: str = ""
+    """File of its certificate chain, for https."""
     api_tls_key: str = ""
+    """File of the certificate's key."""
     api_requests_per_s: float = Field(default=1000.0, gt=0, allow_inf_nan=False)
+    """Requests of one key, on average; twice that at once."""
     api_body_bytes: int = Field(default=1 << 20, ge=1024)
+    """Largest body of a request."""
     api_streams: int = Field(default=200, ge=1)
+    """Event streams open at once."""
     api_connections: int = Field(default=300, ge=1)
+    """Connections of one address, open at once."""
     api_proxies: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    """Addresses and networks, between commas, of proxies whose X-Forwarded-For is believed."""
     api_simulate_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)
+    """Longest time of one simulation."""
     api_traces: str = ""
+    """Folder of the traces that simulations may name."""
     api: str = ""
+    """URL of an admin service, for the command line."""
     api_key: str = Field(default="", repr=False)
+    """The key that the command line shows it."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Where a process tells metrics and health; 0: not."""
     metrics_host: str = "127.0.0.1"
+    """The address that it does so on."""
     traces: str = ""
+    """URL of an OpenTelemetry collector (OTLP over HTTP)."""
     # A trace is some 2 KB: at 100 batches a second, one in a hundred is 2 KB/s.
     traces_ratio: float = Field(default=0.01, gt=0, le=1)
+    """Share of the batches that are traced."""
     log_format: Literal["console", "json"] = "console"
+    """`console` or `json`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """`debug`, `info`, `warning` or `error`."""
 
     @property
     def embedded_kafka(self) -> str:
@@ -326,7 +324,7 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
 
 
 def _is_ours(variable: str) -> bool:
-    """Whether it holds a value of the table above."""
+    """Whether it holds a setting."""
     security = _SECURITY.fullmatch(variable) and not _names_a_file(variable)
     return variable in _VARIABLES or bool(security)
 

@@ -41,9 +41,17 @@ class Part(BaseModel):
     """What all parts share: nothing unknown, nothing converted silently, nothing changed later.
 
     Where a validator of ours says in better words what is allowed, the schema is told beside it.
+    The docstrings of fields are their descriptions: in the API's document, and in
+    docs/reference/job-file.md.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
 
 
 def _one_of(value: object, offered: Sequence[str], planned: Sequence[str] = ()) -> object:
@@ -59,15 +67,18 @@ class FieldSpec(Part):
     """One field of a record."""
 
     dtype: DtypeName
+    """Of its numbers, little-endian."""
     shape: tuple[Count, ...] = Field(default=(), max_length=8)
+    """Of one record's array; empty: one number."""
 
 
 class RecordsSpec(Part):
     """How a record's bytes become fields."""
 
-    # Fixed-size little-endian fields, in the order given; or JSON.
     codec: str = Field(default="tensor", json_schema_extra={"enum": ["tensor", "json"]})
+    """`tensor`: the fields' bytes one after the other, in the order given; `json`: an object."""
     fields: dict[str, FieldSpec] = Field(min_length=1)
+    """Name to dtype and shape."""
 
     def described(self) -> tuple[RecordField, ...]:
         """The fields as a codec wants them."""
@@ -85,7 +96,9 @@ class TaskSpec(Part):
     model_config = ConfigDict(extra="allow")
 
     name: str | None = None
-    entrypoint: str | None = None  # package.module:Class, on the allow-list of whoever runs it
+    """A built-in task."""
+    entrypoint: str | None = None
+    """`package.module:Class`, one of DOLL_TASKS where the job runs."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -114,8 +127,8 @@ class TaskSpec(Part):
 class SyncSpec(Part):
     """When gradients become an update."""
 
-    # K batches, no staleness: the paper's.
     mode: str = Field(default="k-sync", json_schema_extra={"enum": ["k-sync"]})
+    """K batches for each update, no staleness: the paper's."""
 
     @field_validator("mode")
     @classmethod
@@ -127,12 +140,19 @@ class OptimizerSpec(Part):
     """The rule that turns a gradient into a step (Algorithm 4, line 10)."""
 
     name: Literal["sgd", "momentum", "adam"] = "sgd"
+    """Which of torch's optimizers."""
     learning_rate: Positive
+    """eta."""
     momentum: float | None = Field(default=None, gt=0, lt=1)
+    """Of `momentum`; 0.9 where it is not given."""
     nesterov: bool | None = None
+    """Of `momentum`."""
     weight_decay: float | None = Field(default=None, ge=0)
+    """L2 penalty."""
     betas: tuple[Beta, Beta] | None = None
+    """Of `adam`."""
     eps: Positive | None = None
+    """Of `adam`."""
 
     _own: ClassVar[dict[str, frozenset[str]]] = {
         "sgd": frozenset({"weight_decay"}),
@@ -155,17 +175,23 @@ class OptimizerSpec(Part):
 class StopSpec(Part):
     """When the job is done: whatever comes first; without any, never."""
 
-    updates: Count | None = None  # J
-    loss: Positive | None = None  # epsilon: mean per sample, smoothed
-    deadline_s: Positive | None = None  # theta
+    updates: Count | None = None
+    """J: after so many."""
+    loss: Positive | None = None
+    """epsilon: when the mean loss of a sample, smoothed, is below."""
+    deadline_s: Positive | None = None
+    """theta: so long after the submission."""
 
 
 class CheckpointSpec(Part):
     """How often the model goes to object storage, and how many stay there."""
 
     every_updates: Count | None = 200
+    """After so many updates."""
     every_s: Positive | None = 300.0
-    keep: Count = 3  # one may be torn by a crash, one taken back by a takeover
+    """After so long, whichever comes first."""
+    keep: Count = 3
+    """How many: one may be torn by a crash, one taken back by a takeover."""
 
     @model_validator(mode="after")
     def _ever(self) -> CheckpointSpec:
@@ -178,29 +204,38 @@ class HotSnapshotSpec(Part):
     """How often the model goes to Redis whole: what a takeover rolls back at most."""
 
     every_s: Positive | None = 1.0
+    """After so long."""
     every_updates: Count | None = None
+    """After so many updates, whichever comes first."""
 
 
 class ProvisioningSpec(Part):
     """What fleet to rent, for the provisioner; without one, workers are started by hand."""
 
-    workers: Count  # N_tot
-    instance_type: str = ""  # of the market's, for all pools; empty: what each pool says
-    # None: adaptive, the paper's, where a preempted worker's streams wait for its return; reassign
-    # where they move to others, for which the paper's formulas are too careful.
+    workers: Count
+    """N_tot: how many, one for each stream."""
+    instance_type: str = ""
+    """Of the market's, for all pools; empty: what each pool says."""
     policy: PolicyName | None = None
-    probability: float = Field(default=0.95, gt=0.5, lt=1)  # of the deadline; chance and reassign
-    review_s: Positive | None = None  # how often the policy is asked; None: as it likes
+    """Who decides what to rent; by default `adaptive`, the paper's, where streams wait for a worker
+    to return (`on_preemption: hold`), and `reassign` where they move to others."""
+    probability: float = Field(default=0.95, gt=0.5, lt=1)
+    """Of meeting the deadline; for `chance` and `reassign`."""
+    review_s: Positive | None = None
+    """How often the policy is asked; by default as often as it likes."""
 
 
 class EvaluationSpec(Part):
     """What an evaluator looks at; without one it leaves the job alone."""
 
-    every_updates: Count = 50  # each n-th version
-    # Kafka topic of the test set, in the job's format; empty: there is none.
+    every_updates: Count = 50
+    """Each n-th version is evaluated."""
     stream: str = Field(default="", json_schema_extra={"pattern": "^[A-Za-z0-9._-]{0,245}$"})
-    records: Count = 2000  # of the test set: its first ones
-    sample: Count = 256  # records of each stream that a version predicts before it learns of them
+    """Kafka topic of the test set, in the job's format; empty: there is none."""
+    records: Count = 2000
+    """Of the test set: its first ones."""
+    sample: Count = 256
+    """Records of each stream that a version predicts before it learns of them."""
 
 
 class Needed(NamedTuple):
@@ -237,37 +272,65 @@ class JobSpec(Part):
     """One training job."""
 
     name: str = Field(json_schema_extra={"pattern": "^[a-z0-9][a-z0-9._-]{0,99}$"})
-    streams: tuple[_Stream, ...] = Field(min_length=1)  # one Kafka topic per datastream
+    """Its topics, keys and files are named by it."""
+    streams: tuple[_Stream, ...] = Field(min_length=1)
+    """Kafka topics, one per datastream."""
     records: RecordsSpec
+    """How a record's bytes become fields."""
     task: TaskSpec
-    batch_size: Count  # b
-    group_size: Count  # K
+    """What to learn."""
+    batch_size: Count
+    """b: records of a batch."""
+    group_size: Count
+    """K: batches of an update."""
     sync: SyncSpec = SyncSpec()
+    """When gradients become an update."""
     optimizer: OptimizerSpec
-    reduction: Literal["mean", "sum"] = "mean"  # of the samples of an update, before the step
+    """The rule that turns a gradient into a step."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """Of the samples of an update, before the step."""
     seed: int = Field(default=0, ge=0, lt=2**63)
+    """Of the first weights."""
     stop: StopSpec = StopSpec()
+    """When the job is done: whatever comes first; without any, never."""
     checkpoint: CheckpointSpec = CheckpointSpec()
+    """How often the model goes to object storage."""
     hot_snapshot: HotSnapshotSpec = HotSnapshotSpec()
+    """How often it goes to Redis: what a takeover rolls back at most."""
     on_preemption: Literal["reassign", "hold"] = "reassign"
+    """Whether the streams of a worker that went move to others or wait for its return."""
     on_missing: Literal["redispatch", "proceed"] = "redispatch"
-    start_at: str = "earliest"  # or "latest", or a time with its zone
-    batch_linger_s: Seconds | None = None  # close a partial batch after so long; None: never
-    group_linger_s: Seconds | None = None  # apply a partial group after so long; None: never
-    waiting_batches: Count | None = None  # bound per worker; see `waiting_bound`
-    memory_mib: Count = 256  # of batches that a worker keeps decoded; past it only addresses stay
-    deadline_floor_s: Positive = 0.5  # shortest time that a worker gets for its part of an update
-    strikes: Count = 5  # deaths, errors or non-finite results of a batch alone, until quarantine
-    # So much poison is the task's fault, not the data's: the job is held (docs/start/your-task.md).
-    poison_in_a_row: Count = 3  # poison batches without an applied update between them
-    poison_share: Share = 0.1  # of the last hundred settled batches; more than this is too much
-    # Skipped or quarantined, of the last 10,000 records: above it the job's state is "degraded".
+    """Whether its batches of the update under way are given to others or left out of it."""
+    start_at: str = "earliest"
+    """`earliest`, `latest`, or a time with its zone, such as 2026-01-31T12:00:00Z."""
+    batch_linger_s: Seconds | None = None
+    """Close a partial batch after so long; by default never."""
+    group_linger_s: Seconds | None = None
+    """Apply a partial update after so long; by default never."""
+    waiting_batches: Count | None = None
+    """Unsettled batches that a worker may own, at least K; by default 2K."""
+    memory_mib: Count = 256
+    """Of batches that a worker keeps decoded; past it only addresses stay."""
+    deadline_floor_s: Positive = 0.5
+    """Shortest time that a worker gets for its part of an update."""
+    strikes: Count = 5
+    """Deaths, errors or non-finite results of a batch alone, until it is quarantined."""
+    poison_in_a_row: Count = 3
+    """So many poison batches without an applied update between them hold the job."""
+    poison_share: Share = 0.1
+    """More poison than this among the last hundred settled batches holds the job."""
     degraded_share: float = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
+    """Skipped or quarantined of the last 10,000 records: above it the job's state is `degraded`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What gradients are computed on; `auto`: the GPU where there is one."""
     autocast: bool = False
-    weight: Positive = 1.0  # its share of the workers where jobs need more of them than there are
+    """Run the forward pass in bfloat16 where torch thinks it safe."""
+    weight: Positive = 1.0
+    """Its share of the workers where jobs need more of them than there are."""
     provisioning: ProvisioningSpec | None = None
+    """What machines to rent; without one, workers are started by hand."""
     evaluation: EvaluationSpec | None = None
+    """What an evaluator looks at; without one it leaves the job alone."""
 
     @property
     def waiting_bound(self) -> int:
