@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
 
 from common.core.audit import audit as fold
 from common.core.messages import Opened
-from common.core.spans import Partition
+from common.core.spans import Partition, Span
 from common.errors import UnknownTopicError
 from common.jobs.store import JobBook
 from common.topics import names as topics
 from common.topics.read import read_decoded
 from common.wire.messages import decode_audit, decode_claim
 from services.cli import exits
-from services.cli.render.auditing import as_data, draw
 from services.cli.system.outside import outside_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from common.core.audit import Audit
+    from common.core.messages import Replayed, Requeued, UpdateApplied
 
 
 def audit(
@@ -67,3 +74,115 @@ def audit(
         Console(soft_wrap=True).print(draw(job, result, last))
     if result.flaws:
         raise typer.Exit(exits.AUDIT_BROKEN)
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Join spans that touch, so that a version's spans are few to read."""
+    joined = list[Span]()
+    for span in sorted(spans):
+        if joined and joined[-1].place == span.place and joined[-1].end == span.start:
+            joined[-1] = joined[-1]._replace(end=span.end)
+        else:
+            joined.append(span)
+    return joined
+
+
+def verdict(audit: Audit) -> str:
+    """The audit in one sentence."""
+    if audit.flaws:
+        return f"BROKEN: {len(audit.flaws):,} flaws in {len(audit.updates):,} versions"
+    used = f"{audit.trained:,} records built {len(audit.updates):,} versions, each of them once"
+    if lost := audit.lost_records:
+        used = f"{used}; trained, then lost: {lost:,} (Kafka lost them after they were used)"
+    if expired := audit.expired_records:
+        return (
+            f"not whole: expired: {expired:,} (deleted from Kafka before they were trained); {used}"
+        )
+    return f"whole: {used}"
+
+
+def draw(job: str, audit: Audit, last: int) -> Group:
+    """Draw the newest versions with their spans, the sums, every flaw and the verdict."""
+    table = Table("version", "by", "loss", "records", "batches", "spans", box=None)
+    for update in audit.updates[max(0, len(audit.updates) - last) :]:
+        table.add_row(
+            f"{update.version:,}",
+            str(update.epoch),
+            f"{update.loss:.4f}",
+            f"{update.samples:,}",
+            str(len(update.batches)),
+            "  ".join(str(span) for span in merged(_spans(update))),
+        )
+    sums = {
+        "takeovers": max(0, audit.takeovers - 1),
+        "updates taken back": audit.taken_back,
+        "batches quarantined": len(audit.quarantined),
+        "batches taken back": len(audit.requeued),
+        "batches replayed": len(audit.replayed),
+        "records skipped": audit.skipped,
+        "records expired": audit.expired_records,
+        "records trained, then lost": audit.lost_records,
+        "records claimed and not yet used": audit.unsettled,
+    }
+    lines = [Text(f"{name}: {number:,}") for name, number in sums.items()]
+    quarantined = [
+        Text(f"quarantined: batch {each.batch.offset}, {each.reason}", "yellow")
+        for each in audit.quarantined
+    ]
+    flaws = [Text(f"{flaw.kind}: {flaw.where}", "red") for flaw in audit.flaws]
+    expired = [Text(f"expired: {span}", "yellow") for span in merged(audit.expired)]
+    lost = [Text(f"trained, then lost: {span}", "yellow") for span in merged(audit.lost)]
+    style = f"bold {'red' if audit.flaws else 'yellow' if audit.expired_records else 'green'}"
+    end = Text(f"{job}: {verdict(audit)}", style)
+    return Group(table, *lines, *quarantined, *expired, *lost, *flaws, end)
+
+
+def as_data(job: str, audit: Audit) -> dict[str, Any]:
+    """The audit as plain data; spans are written as topic[partition]@start:end."""
+    return {
+        "job": job,
+        "whole": not audit.flaws and not audit.expired_records,
+        "verdict": verdict(audit),
+        "versions": [
+            {
+                "version": update.version,
+                "epoch": update.epoch,
+                "loss": update.loss,
+                "metrics": update.metrics,
+                "samples": update.samples,
+                "short": update.short,
+                "batches": [batch.offset for batch in update.batches],
+                "spans": [str(span) for span in merged(_spans(update))],
+            }
+            for update in audit.updates
+        ],
+        "takeovers": max(0, audit.takeovers - 1),
+        "taken_back": audit.taken_back,
+        "trained": audit.trained,
+        "skipped": audit.skipped,
+        "unsettled": audit.unsettled,
+        "settled": {str(place): position for place, position in audit.settled.items()},
+        "expired": [str(span) for span in audit.expired],
+        "expired_records": audit.expired_records,
+        "lost": [str(span) for span in audit.lost],
+        "lost_records": audit.lost_records,
+        "quarantined": [
+            {
+                "batch": each.batch.offset,
+                "reason": each.reason,
+                "spans": [str(span) for span in each.batch.address],
+            }
+            for each in audit.quarantined
+        ],
+        "requeued": [_by_hand(each) for each in audit.requeued],
+        "replayed": [_by_hand(each) for each in audit.replayed],
+        "flaws": [{"kind": flaw.kind, "where": flaw.where} for flaw in audit.flaws],
+    }
+
+
+def _spans(update: UpdateApplied) -> Iterable[Span]:
+    return (span for batch in update.batches for span in batch.address)
+
+
+def _by_hand(record: Requeued | Replayed) -> dict[str, Any]:
+    return {"batch": record.batch.offset, "by": record.by, "at_s": record.at_s}

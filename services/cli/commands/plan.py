@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import csv
+import math
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from pydantic import ValidationError
-from rich.console import Console
+from rich.console import Console, Group
+from rich.table import Column, Table
+from rich.text import Text
 
-from common.config.validation import complaint
-from common.errors import GivenError, UserError
+from common.errors import UserError
 from common.planning.request import PlanRequest
+from services.cli.options import complaints_by
 from services.cli.render import plots
-from services.cli.render.planned import POINTS, as_data, draw
-from services.cli.render.rates import read_rates
 from services.cli.system.outside import system_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
-    from common.api.plan import ToldPlan
-    from services.cli.system.system import System
+    from common.api.plan import ToldCurve, ToldPlan
 
 _PLOTTED = 1000  # points of the curve: as many as a figure has dots
+_TOLD = (
+    *("feasible", "spot", "on_demand", "expected_cost_usd", "expected_runtime_s"),
+    *("cost_ratio_to_on_demand", "binding", "reason"),
+)
+_RANGES = 8  # of worker numbers, or so many names: a line or two
+_POINTS = 12  # of the curve, about: what a screen holds
+_BAR = 30  # characters
 _OPTIONS = {  # where an option is not called as its field
     "rate_per_s": "--rate",
     "rates_per_s": "--rates",
@@ -68,7 +75,7 @@ def plan(  # noqa: PLR0913 -- the options of a command
     cycle: Annotated[
         float | None,
         typer.Option(
-            help="Mean seconds from one preemption of a machine to its next (1000 unless said):"
+            help="Mean seconds from one preemption of a machine to its next [default: 1000]:"
             " how surely the deadline is met depends on it."
         ),
     ] = None,
@@ -113,9 +120,10 @@ def plan(  # noqa: PLR0913 -- the options of a command
         "probability": probability,
         "spot": spot,
         "list_workers": list_workers or not as_json,
-        "curve": _PLOTTED if plot is not None else 0 if as_json else POINTS,
+        "curve": _PLOTTED if plot is not None else 0 if as_json else _POINTS,
     }
-    found = _planned(system_of(context), given)
+    with complaints_by(_option_of):
+        found = system_of(context).plan(PlanRequest.model_validate(given))
     for note in found.notes:
         typer.echo(f"note: {note}", err=True)
     if plot is not None:
@@ -128,22 +136,153 @@ def plan(  # noqa: PLR0913 -- the options of a command
         Console().print(draw(found, all_workers=list_workers))
 
 
-def _planned(system: System, given: Mapping[str, object]) -> ToldPlan:
-    """Ask for a plan; what is wrong is told by the option that said it.
-
-    Raises:
-        UserError: By the option.
-    """
-    try:
-        return system.plan(PlanRequest.model_validate(given))
-    except ValidationError as error:
-        raise UserError(complaint(error, name=_option_of)) from error
-    except GivenError as error:
-        options = ", ".join(map(_option_of, error.fields))
-        raise UserError(f"{options}: {error.problem}") from error
-
-
 def _option_of(path: str) -> str:
     """The option that gave a field: `rates_per_s[3]` is `--rates[3]`."""
     field, bracket, rest = path.partition("[")
     return _OPTIONS.get(field, f"--{field.replace('_', '-')}") + bracket + rest
+
+
+def read_rates(path: Path) -> list[float]:
+    """Read one rate per worker: on each line, in the column `rate` of a CSV, or as a JSON list.
+
+    Raises:
+        UserError: If the file cannot be read or holds something else, by its line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise UserError(f"--rates: {path}: there is no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--rates: {path}: cannot be read as text: {error}") from error
+    if text.lstrip().startswith(("[", "{")):
+        try:
+            return msgspec.json.decode(text, type=list[float])
+        except msgspec.DecodeError as error:
+            raise UserError(f"--rates: {path}: must be a JSON list of numbers: {error}") from error
+    return _column(text, path)
+
+
+def _column(text: str, path: Path) -> list[float]:
+    reader = csv.reader(text.splitlines())
+    lines = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
+    column = 0
+    if lines and not _is_number(lines[0][1][0]):
+        head = [cell.strip() for cell in lines.pop(0)[1]]
+        if "rate" not in head:
+            raise UserError(f"--rates: {path}: has no column `rate`, only {', '.join(head)}")
+        column = head.index("rate")
+    elif lines and len(lines[0][1]) > 1:
+        raise UserError(f"--rates: {path}: has several columns: name one `rate` in the first line")
+    if not lines:
+        raise UserError(f"--rates: {path}: holds no rate")
+    for number, cells in lines:
+        if len(cells) <= column or not _is_number(cells[column]):
+            raise UserError(f"--rates: {path}, line {number}: no rate in {','.join(cells)!r}")
+    return [float(cells[column]) for _, cells in lines]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def as_data(plan: ToldPlan, *, with_workers: bool, with_probability: bool) -> dict[str, Any]:
+    """The plan as plain data; what is infinite (nothing ever runs) is null."""
+    data: dict[str, Any] = {name: getattr(plan, name) for name in _TOLD}
+    if with_probability:
+        data["deadline_probability"] = plan.deadline_probability
+    if with_workers:
+        data["spot_workers"] = list(plan.spot_workers or ())
+        if plan.names:
+            data["workers"] = list(plan.names)
+    return data
+
+
+def draw(plan: ToldPlan, *, all_workers: bool = False) -> Group:
+    """Draw the plan, then cost and runtime against the number of spot workers."""
+    table = Table(Column(style="bold", no_wrap=True), Column(), box=None, show_header=False)
+    rows = {
+        "plan": f"{plan.spot} of {plan.workers} workers on spot, {plan.on_demand} on demand",
+        "spot workers": _which(plan, all_workers=all_workers),
+        "cost": f"{_usd(plan.expected_cost_usd)}, {_percent(plan.cost_ratio_to_on_demand)} of"
+        f" {_usd(plan.on_demand_only_usd)} on demand only",
+        "runtime": f"{_seconds(plan.expected_runtime_s)} on average; the deadline is"
+        f" {_seconds(plan.deadline_s)}, undisturbed (theta_0) it takes"
+        f" {_seconds(plan.undisturbed_s)}",
+        "in time": f"with probability {_percent(plan.deadline_probability)}, if a spot"
+        f" machine goes every {_seconds(plan.cycle_s)}",
+        "limited by": plan.binding,
+        "because": plan.reason,
+    }
+    if not plan.feasible:
+        rows = {"feasible": "no; what comes nearest:" if not plan.spot else "no", **rows}
+    for name, value in rows.items():
+        table.add_row(name, Text(value, "bold red" if name == "feasible" else ""))
+    return Group(table, Text(), *([] if plan.curve is None else [_curve(plan, plan.curve)]))
+
+
+def ranges(numbers: Iterable[int]) -> list[str]:
+    """Write whole numbers as ranges: 0-2, 5, 7-9."""
+    found = list[list[int]]()
+    for number in sorted(numbers):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return [f"{first}-{last}" if first < last else str(first) for first, last in found]
+
+
+def _which(plan: ToldPlan, *, all_workers: bool) -> str:
+    workers, names = plan.spot_workers or (), plan.names
+    parts = [names[index] for index in workers] if names else ranges(workers)
+    if not parts:
+        return "none"
+    shown = parts if all_workers else parts[:_RANGES]
+    more = "" if len(shown) == len(parts) else ", ... (all of them: --list-workers)"
+    return ", ".join(shown) + more
+
+
+def _curve(plan: ToldPlan, curve: ToldCurve) -> Table:
+    every = math.ceil(len(curve.spot) / _POINTS)
+    highest = max((cost for cost in curve.cost_usd if cost is not None), default=0.0) or 1.0
+    table = Table(
+        Column("N_s", justify="right"),
+        Column("runtime", justify="right"),
+        Column("in time", justify="right"),
+        Column("cost", justify="right"),
+        Column("", no_wrap=True),
+        box=None,
+    )
+    for index, spot in enumerate(curve.spot):
+        if index % every and spot not in (plan.spot, plan.workers):
+            continue  # there are many for a plot
+        cost, enough = curve.cost_usd[index], curve.enough[index]
+        bar = "" if cost is None else "█" * round(_BAR * cost / highest)
+        mark = " <- plan" if spot == plan.spot else "" if enough else " late"
+        table.add_row(
+            str(spot),
+            _seconds(curve.runtime_s[index]),
+            _percent(curve.in_time[index]),
+            _usd(cost),
+            Text(bar + mark),
+            style="bold" if spot == plan.spot else "" if enough else "dim",
+        )
+    return table
+
+
+def _usd(usd: float | None) -> str:
+    if usd is None:
+        return "never done"
+    return f"${usd:,.2f}" if usd >= 1 or not usd else f"${usd:.3g}"
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "for ever"
+    return f"{seconds:,.0f} s" if seconds >= 100 or not seconds else f"{seconds:.3g} s"
+
+
+def _percent(share: float | None) -> str:
+    return "infinitely much" if share is None else f"{100 * share:.2f} %"

@@ -19,8 +19,7 @@ from common.ports.servers import NewTopic
 from common.topics.names import check_stream
 from services.cli.commands import sources
 from services.cli.commands.bounded_topic import BoundedTopic
-from services.cli.commands.producing import Backlog, Patient, send_all, unbounded
-from services.cli.commands.schedule import Schedule
+from services.cli.commands.producing import Backlog, Patient, Schedule, send_all, unbounded
 from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from pathlib import Path  # noqa: TC003 -- typer reads it when run
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+import numpy as np
 import typer
-from pydantic import ValidationError
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import (
     BarColumn,
     Progress,
@@ -17,19 +17,19 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Column, Table
+from rich.text import Text
 
-from common.config.validation import complaint
-from common.errors import GivenError, UserError
+from services.cli.options import complaints_by
 from services.cli.render import plots
 from services.cli.system.outside import system_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping
 
     from common.planning.compare import Result
-    from common.planning.simulation import SimulateRequest
+    from common.simulation.experiments.outcome import Spread
     from common.simulation.experiments.spec import Experiment
-    from services.cli.system.system import System
 
 
 def simulate(
@@ -62,13 +62,15 @@ def simulate(
     """
     # These bring scipy, which takes long to load: only for this command.
     from common.planning.compare import as_data  # noqa: PLC0415 -- see above
+    from common.planning.simulation import SimulateRequest  # noqa: PLC0415 -- see above
     from common.simulation.experiments.experiment import load_experiment  # noqa: PLC0415 -- above
-    from services.cli.render.simulated import draw, title  # noqa: PLC0415 -- see above
 
     if plot is not None:
         plots.check(plot)
     experiment = load_experiment(file)
-    request = _request(experiment, runs, seed, policy or [])
+    given = {"experiment": experiment, "runs": runs, "seed": seed, "policies": policy or []}
+    with complaints_by(_option_of):
+        request = SimulateRequest.model_validate(given)
     with Progress(
         TextColumn("[bold]{task.description}[/]"),
         BarColumn(),
@@ -83,7 +85,8 @@ def simulate(
                 bars[name] = progress.add_task(name, total=1.0)
             progress.update(bars[name], completed=share)
 
-        results = _simulated(system_of(context), request, file.parent, advance)
+        with complaints_by(_option_of):
+            results = system_of(context).simulate(request, file.parent, advance)
     if plot is not None:
         figure = plots.runs_figure(
             title(experiment, runs),
@@ -98,40 +101,92 @@ def simulate(
         Console().print(draw(experiment, results))
 
 
-def _request(
-    experiment: Experiment, runs: int, seed: int, policies: Sequence[str]
-) -> SimulateRequest:
-    """Put together what is asked.
-
-    Raises:
-        UserError: By the option that makes no sense.
-    """
-    from common.planning.simulation import SimulateRequest  # noqa: PLC0415 -- see `simulate`
-
-    given = {"experiment": experiment, "runs": runs, "seed": seed, "policies": policies}
-    try:
-        return SimulateRequest.model_validate(given)
-    except ValidationError as error:
-        raise UserError(complaint(error, name=_option_of)) from error
-
-
-def _simulated(
-    system: System, request: SimulateRequest, folder: Path, advance: Callable[[str, float], None]
-) -> dict[str, Result]:
-    """Simulate; what is too much is told by the option, or by the field of the file.
-
-    Raises:
-        UserError: By the option.
-    """
-    try:
-        return system.simulate(request, folder, advance)
-    except GivenError as error:
-        raise UserError(f"{', '.join(map(_option_of, error.fields))}: {error.problem}") from error
-
-
 def _option_of(path: str) -> str:
     """What gave a field: an option, or the file."""
     field, bracket, _ = path.partition("[")
     if field == "policies":
         return "--policy" if bracket else "--policies"
     return f"--{field}" if field in ("runs", "seed") else path.removeprefix("experiment.")
+
+
+def draw(experiment: Experiment, results: Mapping[str, Result]) -> Group:
+    """Draw one row per policy, and what the numbers are."""
+    from common.simulation.experiments.outcome import Summary  # noqa: PLC0415 -- see `simulate`
+
+    summaries = {name: Summary.of(result.runs) for name, result in results.items()}
+    learned = any(result.curves for result in results.values())
+    given_up = any(summary.finished < summary.runs for summary in summaries.values())
+    heads = ["cost\n$", "of on-\ndemand %", "runtime\ns", "in time\n%", "on spot\n%"]
+    heads += ["preemp-\ntions", "changes"]
+    heads += ["accuracy\n%"] * learned + ["given up"] * given_up
+    # Eight columns are to fit into 80 characters.
+    table = Table(Column("policy", no_wrap=True), box=None, collapse_padding=True, pad_edge=False)
+    for head in heads:
+        table.add_column(head, justify="right")
+    for name, summary in summaries.items():
+        cells = [
+            _spread(summary.cost_usd, 2),
+            _spread(summary.cost_ratio, 1, 100.0),
+            _spread(summary.runtime_s, 0),
+            f"{_percent(summary.met)} [{_percent(summary.met_low)},{_percent(summary.met_high)}]",
+            f"{100 * summary.spot_share:.1f}",
+            f"{summary.preemptions:,.1f}",
+            f"{summary.changes:,.1f}",
+        ]
+        if learned:
+            cells.append(_accuracy(results[name]))
+        if given_up:
+            cells.append(f"{summary.runs - summary.finished} of {summary.runs}")
+        table.add_row(name, *cells)
+    runs = next(iter(summaries.values())).runs
+    legend = "Means per run; ± and [ ]: 95 % intervals of the mean, of the share in time."
+    if given_up:
+        legend += " Runs that were given up count with what they had cost by then."
+    return Group(Text(title(experiment, runs)), Text(), table, Text(), Text(legend, "dim"))
+
+
+def title(experiment: Experiment, runs: int) -> str:
+    """Say in two lines what was simulated."""
+    rates = experiment.rates
+    if isinstance(rates, tuple):
+        streams = f"{float(np.sum(rates)):,.6g} records/s in all"
+    elif isinstance(rates, float | int):
+        streams = f"{rates:g} records/s each"
+    else:
+        streams = f"{rates.low:g} to {rates.high:g} records/s each"
+    deadline = f"deadline {experiment.deadline_s or 0:,.6g} s"
+    if experiment.deadline_factor is not None:
+        deadline = f"deadline {experiment.deadline_factor:g} theta_0"
+    return (
+        f"{experiment.name}: {experiment.workers:,} workers, {streams}, K={experiment.group_size},"
+        f" b={experiment.batch_size}, J={experiment.updates:,}, {runs:,} run{'s' * (runs > 1)}\n"
+        f"{deadline}, {_pools(experiment)}"
+    )
+
+
+def _pools(experiment: Experiment) -> str:
+    pools = []
+    for pool in experiment.spot:
+        price, alpha = pool.usd_per_hour, pool.availability
+        cost = f"${price:g}/h" if isinstance(price, float | int) else "price by trace"
+        share = f"{100 * alpha:g} %" if isinstance(alpha, float | int) else "by trace"
+        pools.append(f"{pool.name} {cost}, available {share}")
+    return f"{'; '.join(pools)}; on demand ${experiment.on_demand.usd_per_hour:g}/h"
+
+
+def _spread(spread: Spread, digits: int, factor: float = 1.0) -> str:
+    mean = f"{factor * spread.mean:,.{digits}f}"
+    if spread.high is None:
+        return mean
+    return f"{mean}±{factor * (spread.high - spread.mean):,.{digits}f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}"
+
+
+def _accuracy(result: Result) -> str:
+    from common.simulation.experiments.outcome import Spread  # noqa: PLC0415 -- see `simulate`
+
+    last = [curve[-1].accuracy for curve in result.curves if curve]
+    return _spread(Spread.of(np.array(last)), 1, 100.0) if last else ""

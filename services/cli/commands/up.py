@@ -17,8 +17,8 @@ from common.config.market_file import load_market
 from common.embedded.kafka import KEPT_BYTES, embedded_settings
 from common.embedded.services import Service, stop_all
 from common.embedded.stack import EmbeddedStack
-from common.errors import DollError, UserError
-from services.cli.page import open_page
+from common.errors import DollError
+from services.cli.local import made, open_page, with_market
 from services.cli.system.ending import Ending
 from services.cli.system.outside import outside_of
 
@@ -74,7 +74,7 @@ def up(
         if directory is None:
             folder = tempfile.TemporaryDirectory(prefix="doll-up-")
             directory = Path(parts.enter_context(folder))
-        logs = _made(directory / "logs")
+        logs = made(directory / "logs")
         address = _start_kafka(kafka_real, directory, parts, console)
         if address:
             base = base.model_copy(update={"kafka_group_protocol": "consumer"})
@@ -93,12 +93,7 @@ def up(
             workers = 2 if market is None else 0
         if market is not None:
             load_market(market)  # what is wrong with it is told here, not in a log
-            update = {
-                "market": str(market.absolute()),
-                "fleet_directory": str((directory / "machines").absolute()),
-                "owner_pid": os.getpid(),
-            }
-            settings = settings.model_copy(update=update)
+            settings = with_market(settings, market, directory / "machines")
         services = _start(settings, workers, logs, evaluator=evaluator)
         parts.callback(stop_all, services)
         page = open_page(settings, logs, f"up-{os.getpid()}", "operator", port)
@@ -194,11 +189,3 @@ def _tend(services: list[Service], ending: Ending, console: Console) -> None:
                 raise DollError(f"{service.name} cannot go on; all it said is in {service.log}")
             service.restart()
             started[service] = time.monotonic()
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be made: {error}") from error
-    return folder

@@ -1,8 +1,9 @@
-"""`doll demo`: everything at once on one machine, with a preemption in the middle and a proof."""
+"""`doll demo`: everything at once on one machine, with preemptions and a proof."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,20 +18,19 @@ from common.datasets.digits import load_digits
 from common.embedded.stack import EmbeddedStack
 from common.errors import UserError
 from services.cli import exits
-from services.cli.demo.judge import judge, test_model
-from services.cli.demo.plan import Plan
-from services.cli.demo.rented.command import rented
-from services.cli.demo.rented.plan import RentedPlan, policy_named
+from services.cli.demo.judge import judge
+from services.cli.demo.plan import Plan, policy_named
 from services.cli.demo.run import Demo
 from services.cli.demo.screen import Screen
 from services.cli.demo.summary import Summary, draw
+from services.cli.local import made, with_market
 from services.cli.system.ending import Ending
 from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
 
-_LOGS, _MODEL = "logs", "digits.safetensors"
+_LOGS, _MACHINES, _MARKET, _MODEL = "logs", "machines", "market.json", "digits.safetensors"
 _SECONDS = 30.0
 _RATE_PER_S, _WORKERS = 2000.0, 3
 # Machines that are started again and again take a part of what this one can do.
@@ -46,14 +46,19 @@ def demo(  # noqa: PLR0913 -- the options of a command
     *,
     out: Annotated[Path, typer.Option(help="For summary, model, logs.")] = Path("out/demo"),
     seconds: Annotated[
-        float | None, typer.Option(min=1, help=f"How long to stream; {_SECONDS:g} unless said.")
+        float | None,
+        typer.Option(min=1, help="How long to stream.", show_default="30, or 75 with --provision"),
     ] = None,
     records: Annotated[int | None, typer.Option(min=1, help="Or how much.")] = None,
     rate: Annotated[
-        float | None, typer.Option(min=1, help="Records per second; 2000, or 1500 if rented.")
+        float | None,
+        typer.Option(
+            min=1, help="Records per second.", show_default="2000, or 1500 with --provision"
+        ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; 3, or 4 if rented.")
+        int | None,
+        typer.Option(min=1, help="Processes.", show_default="3, or 4 with --provision"),
     ] = None,
     away: Annotated[float, typer.Option(min=0, help="Seconds until the worker is back.")] = 5,
     kafka: Annotated[str, typer.Option(help="A Kafka to use: host:port.")] = "",
@@ -74,9 +79,9 @@ def demo(  # noqa: PLR0913 -- the options of a command
     Starts Kafka, Redis, a coordinator and workers on this machine; nothing is left running. Ends
     with 0 if no record was lost or used twice, with 5 otherwise.
 
-    With --provision the workers are spot and on-demand machines of a market in a box: prices are
-    replayed, spot machines are preempted at random, and a policy meets a deadline. Ends with 1 if
-    it is missed.
+    With --provision the workers are spot and on-demand machines of a simulated market: recorded
+    prices are replayed, spot machines are preempted at random, and a policy meets a deadline. Ends
+    with 1 if it is missed.
 
     Example: [bold]doll demo --seconds 20 --workers 4[/]  or  [bold]doll demo --provision[/]
     """
@@ -85,72 +90,60 @@ def demo(  # noqa: PLR0913 -- the options of a command
         raise UserError("--seconds and --records say the same: give one of them")
     before = context.find_root().params  # `doll --kafka ADDRESS demo` means the same
     kafka, redis = kafka or before["kafka"], redis or before["redis"]
-    name = f"demo-{datetime.now(UTC):%m%d-%H%M%S}"
     rate = rate or (_RENTED_RATE_PER_S if provision else _RATE_PER_S)
-    workers = workers or (_RENTED_WORKERS if provision else _WORKERS)
-    if provision:
-        _emptied(out / _LOGS)
-        undisturbed_s = records / rate if records is not None else seconds or _RENTED_SECONDS
-        rented_plan = RentedPlan(
-            name=name,
-            undisturbed_s=undisturbed_s,
-            rate_per_s=rate,
-            workers=workers,
-            policy=policy_named(policy),
-            seed=seed,
-        )
-        rented(rented_plan, outside_of(context).settings, out, kafka=kafka, redis=redis)
-        return
-    total = records or int(rate * (seconds or _SECONDS))
-    if not kafka and total > _MOST_EMBEDDED:
-        raise UserError(
-            f"{total:,} records: the embedded Kafka keeps the proof of {_MOST_EMBEDDED:,};"
-            " give a real one with --kafka"
-        )
+    seconds = seconds or (_RENTED_SECONDS if provision else _SECONDS)
     plan = Plan(
-        name=name,
-        records=total,
+        name=f"demo-{datetime.now(UTC):%m%d-%H%M%S}",
+        records=records or int(rate * seconds),
         rate_per_s=rate,
-        workers=workers,
+        workers=workers or (_RENTED_WORKERS if provision else _WORKERS),
         seed=seed,
         away_s=away,
+        provision=provision,
+        policy=policy_named(policy),
     )
-    _emptied(out / _LOGS)
+    if not provision and not kafka and plan.records > _MOST_EMBEDDED:
+        raise UserError(
+            f"{plan.records:,} records: the embedded Kafka keeps the proof of {_MOST_EMBEDDED:,};"
+            " give a real one with --kafka"
+        )
+    for old in made(out / _LOGS).glob("*.log"):
+        old.unlink()
     base = outside_of(context).settings
     with Ending() as ending, EmbeddedStack(base, kafka=kafka, redis=redis) as stack:
-        summary = replace(
-            _perform(plan, stack.settings, out, ending, began),
-            kafka=kafka or "embedded",
-            redis=_host(redis) if redis else "embedded",
-        )
-    summary = replace(summary, seconds=monotonic() - began)
+        settings = stack.settings
+        if provision:
+            shutil.rmtree(out / _MACHINES, ignore_errors=True)
+            (out / _MARKET).write_bytes(plan.market())
+            settings = with_market(settings, out / _MARKET, made(out / _MACHINES))
+        summary = _perform(plan, settings, out, ending, began)
+    summary = replace(
+        summary,
+        kafka=kafka or "embedded",
+        redis=_host(redis) if redis else "embedded",
+        seconds=monotonic() - began,
+    )
     (out / "summary.json").write_text(json.dumps(summary.as_data(), indent=2) + "\n")
     console = Console(highlight=False)
     console.print(draw(summary))
-    console.print(f"{out}: summary.json, {_MODEL}, {_LOGS}/", style="dim", soft_wrap=True)
+    folders = f"{_LOGS}/, {_MACHINES}/" if provision else f"{_LOGS}/"
+    console.print(f"{out}: summary.json, {_MODEL}, {folders}", style="dim", soft_wrap=True)
     if not summary.sound:
         raise typer.Exit(exits.AUDIT_BROKEN)
+    if summary.bill is not None and not summary.bill.in_time:
+        raise typer.Exit(exits.FAILED)
 
 
 def _perform(plan: Plan, settings: Settings, out: Path, ending: Ending, began: float) -> Summary:
+    # A deadline counts from the submission on; else there is time while the processes load torch.
+    digits = load_digits() if plan.provision else None
     with (
         Screen(Console(highlight=False), began) as screen,
         Demo(plan, settings, out / _LOGS, screen, ending) as demo,
     ):
-        digits = load_digits()  # while the processes load torch
-        checkpoint = demo.run(digits.train)
-        tested = test_model(demo.spec, checkpoint, digits.held_out, out / _MODEL)
-        return judge(demo, tested)
-
-
-def _emptied(logs: Path) -> None:
-    """Make the folder of the logs; an earlier demo's go."""
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-        for old in logs.glob("*.log"):
-            old.unlink()
-    except OSError as error:
-        raise UserError(f"{logs}: cannot be used for logs: {error}") from error
+        digits = digits or load_digits()
+        demo.run(digits.train)
+        return judge(demo, digits.held_out, out / _MODEL)
 
 
 def _host(url: str) -> str:

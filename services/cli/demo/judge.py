@@ -2,76 +2,170 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from common.checkpoints.snapshot_file import from_checkpoint
 from common.core.audit import audit
+from common.errors import CorruptError, DollError
 from common.topics import names as topics
 from common.topics.read import read_decoded
 from common.wire.messages import decode_audit, decode_claim
-from services.cli.demo.account import account
-from services.cli.demo.course import mean_accuracy
-from services.cli.demo.summary import Summary
+from services.cli.demo.summary import Account, Bill, Summary
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from common.checkpoints.store import Checkpoint
+    from common.core.audit import Audit
+    from common.core.messages import Positions, UpdateApplied
+    from common.core.spans import Partition, Span
     from common.datasets.records import Records
-    from common.jobs.spec import JobSpec
+    from services.cli.demo.fleet import FleetWatch
     from services.cli.demo.run import Demo
 
 _BATCH = 512  # records per forward pass
 
 
-def test_model(
-    spec: JobSpec, checkpoint: Checkpoint, held_out: Records, output: Path
-) -> dict[str, float]:
-    """Mean loss and accuracy of a checkpoint's model, which is also written to `output`.
+def judge(demo: Demo, held_out: Records, model: Path) -> Summary:
+    """Fold what Kafka holds, count every record, test the model and write it to `model`.
 
     Raises:
-        CorruptError: If the checkpoint holds no weights of this job.
+        UnavailableError: If Kafka stops answering.
+        CorruptError: If the last checkpoint cannot be read.
     """
+    tested = _test_model(demo, held_out, model)
+    job, first = demo.plan.name, demo.record.first
+    # Updates first: the claims that they are made of are then in the control topic for sure.
+    decided = read_decoded(demo.log, topics.updates_topic(job), decode_audit)
+    claimed = read_decoded(demo.log, topics.control_topic(job), decode_claim)
+    proof = audit(first, claimed, decided)
+    updates = proof.updates
+    progress = demo.progress
+    times = [row.at_s or 0.0 for row in progress.columns.rows(1, progress.version)]
+    if demo.fleet is None:  # all that was produced is to be found again
+        bill, ends = None, demo.ends
+    else:  # it is, as far as the job got
+        bill, ends = _bill(demo, demo.fleet, len(updates)), proof.settled
+    return Summary(
+        job=job,
+        account=account(proof, first, ends),
+        flaws=tuple(f"{flaw.kind}: {flaw.where}" for flaw in proof.flaws),
+        updates=len(updates),
+        takeovers=max(0, proof.takeovers - 1),
+        updates_taken_back=proof.taken_back,
+        test_accuracy=tested["accuracy"],
+        test_loss=tested["loss"],
+        prequential_accuracy=mean_accuracy(updates),
+        prequential_accuracy_at_end=mean_accuracy(updates[-max(1, len(updates) // 10) :]),
+        samples_per_s=proof.trained / demo.streaming_s,
+        workers=demo.plan.workers,
+        preemptions=demo.preemptions,
+        pause_after_preemption_s=demo.pause_s,
+        longest_pause_s=max((later - at for at, later in pairwise(times)), default=0.0),
+        bill=bill,
+        curve=tuple(mean_accuracy([update]) for update in updates),
+    )
+
+
+def account(audit: Audit, first: Positions, ends: Positions) -> Account:
+    """Compare an audit with what was produced.
+
+    Args:
+        audit: Of the whole job.
+        first: Where each partition began.
+        ends: The position after the last record produced, of each partition.
+    """
+    produced = sum(ends[place] - first[place] for place in first)
+    expired = sum(span.end - span.start for span in audit.expired)
+    quarantined = sum(record.batch.samples for record in audit.quarantined)
+    used = audit.trained + audit.skipped + expired + quarantined
+    duplicated = _overlap(_settled_spans(audit))
+    # By number, and by place: a sum may be right though a partition was never read to its end.
+    missing = produced - (used - duplicated)
+    behind = sum(max(0, ends[place] - audit.settled.get(place, first[place])) for place in first)
+    return Account(
+        produced=produced,
+        trained=audit.trained,
+        skipped=audit.skipped,
+        expired=expired,
+        quarantined=quarantined,
+        lost=max(missing, behind, 0),
+        duplicated=duplicated,
+    )
+
+
+def mean_accuracy(updates: Sequence[UpdateApplied]) -> float:
+    """Prequential accuracy: each record was judged before it was learned from; 0 without any."""
+    judged = [update for update in updates if "accuracy" in update.metrics]
+    right = sum(update.metrics["accuracy"] * update.samples for update in judged)
+    return right / max(1, sum(update.samples for update in judged))
+
+
+def _test_model(demo: Demo, held_out: Records, output: Path) -> dict[str, float]:
+    """Mean loss and accuracy of the last checkpoint's model."""
     # These bring torch, which takes seconds: not while the demo's processes load it too.
     from common.jobs.build import task_of  # noqa: PLC0415 -- see above
     from common.learning.checkpoint import save_weights, weights_in  # noqa: PLC0415 -- see above
     from common.learning.evaluate import evaluate  # noqa: PLC0415 -- see above
     from common.learning.parameters import FlatModel, layout_of  # noqa: PLC0415 -- see above
 
-    weights, _ = weights_in(from_checkpoint(checkpoint).trainer())
-    task = task_of(spec, ())
+    latest = demo.store.latest()
+    if latest is None:
+        raise CorruptError("the last checkpoint is gone")
+    weights, _ = weights_in(from_checkpoint(demo.store.open(latest)).trainer())
+    task = task_of(demo.record.spec, ())
     model = FlatModel(task.build())
     output.write_bytes(save_weights(layout_of(model.module), weights))
     return evaluate(task, model, weights, held_out, _BATCH)
 
 
-def judge(demo: Demo, tested: dict[str, float]) -> Summary:
-    """Fold what Kafka holds, count every record, sum it all up.
-
-    Raises:
-        UnavailableError: If Kafka stops answering.
-    """
-    job = demo.plan.name
-    # Updates first: the claims that they are made of are then in the control topic for sure.
-    decided = read_decoded(demo.log, topics.updates_topic(job), decode_audit)
-    claimed = read_decoded(demo.log, topics.control_topic(job), decode_claim)
-    proof = audit(demo.first, claimed, decided)
-    updates = proof.updates
-    return Summary(
-        job=job,
-        account=account(proof, demo.first, demo.ends),
-        flaws=tuple(f"{flaw.kind}: {flaw.where}" for flaw in proof.flaws),
-        curve=tuple(mean_accuracy([update]) or 0.0 for update in updates),
-        updates=len(updates),
-        takeovers=max(0, proof.takeovers - 1),
-        updates_taken_back=proof.taken_back,
-        test_accuracy=tested["accuracy"],
-        test_loss=tested["loss"],
-        prequential_accuracy=mean_accuracy(updates) or 0.0,
-        prequential_accuracy_at_end=mean_accuracy(updates[-max(1, len(updates) // 10) :]) or 0.0,
-        samples_per_s=proof.trained / demo.streaming_s,
-        workers=demo.plan.workers,
-        preemptions=demo.cast.preemptions,
-        pause_after_preemption_s=demo.pause_s,
-        longest_pause_s=demo.course.longest_pause_s,
+def _bill(demo: Demo, fleet: FleetWatch, updates: int) -> Bill:
+    plan, ledger = demo.plan, fleet.ledger
+    if (settled := ledger.settled) is None:
+        raise DollError("the provisioner has not settled the job")
+    runtime_s = (demo.progress.columns.last_at_s or 0.0) - demo.record.submitted_s
+    on_demand_usd, predicted_usd = plan.on_demand_only_usd, settled.predicted_usd or 0.0
+    spot_usd = [each.usd_per_hour.get("spot", 0.0) for each in ledger.plans]
+    return Bill(
+        ended=demo.ended_by,
+        in_time=updates >= plan.updates and runtime_s <= plan.deadline_s,
+        updates_asked=plan.updates,
+        runtime_s=runtime_s,
+        deadline_s=plan.deadline_s,
+        spent_usd=settled.spent_usd,
+        on_demand_only_usd=on_demand_usd,
+        ratio_to_on_demand=settled.spent_usd / on_demand_usd,
+        predicted_usd=predicted_usd,
+        off_prediction=settled.spent_usd / predicted_usd - 1 if predicted_usd else 0.0,
+        plans=len(ledger.plans),
+        reasons=tuple(each.why for each in ledger.plans),
+        machines=sum(each.started_s is not None for each in ledger.machines.values()),
+        most_at_once=fleet.most_at_once,
+        lowest_usd_per_hour=min(spot_usd, default=0.0),
+        highest_usd_per_hour=max(spot_usd, default=0.0),
     )
+
+
+def _settled_spans(audit: Audit) -> Iterable[Span]:
+    for update in audit.updates:
+        for batch in update.batches:
+            yield from batch.address
+    for record in audit.quarantined:
+        yield from record.batch.address
+    yield from audit.expired
+
+
+def _overlap(spans: Iterable[Span]) -> int:
+    """How many positions are covered again, each time counted."""
+    by_place: defaultdict[Partition, list[Span]] = defaultdict(list)
+    for span in spans:
+        by_place[span.place].append(span)
+    again = 0
+    for found in by_place.values():
+        reached = 0
+        for span in sorted(found):
+            again += max(0, min(span.end, reached) - span.start)
+            reached = max(reached, span.end)
+    return again

@@ -1,8 +1,9 @@
-"""A demo from its first record to its last checkpoint: one loop that streams, watches and kills."""
+"""A demo from its submission to its last checkpoint: one loop that streams, watches and kills."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from itertools import cycle, islice
 from time import monotonic
 from typing import TYPE_CHECKING, Self
@@ -10,24 +11,27 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from common.checkpoints.store import CheckpointStore
-from common.errors import CorruptError, UnavailableError
+from common.embedded.services import Service, stop_all
+from common.errors import DollError, UnavailableError
+from common.jobs.progress import JobProgress
 from common.jobs.store import JobBook
+from common.jobs.watching import HistoryReader, Looker, read_history
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_blobs, open_board, open_log
+from common.telemetry.logging import event_logger
+from common.topics.names import plans_topic
 from services.cli.commands import sources
-from services.cli.commands.producing import send_all
-from services.cli.commands.schedule import Schedule
-from services.cli.demo.cast import Cast
-from services.cli.demo.course import mean_accuracy, mean_loss
-from services.cli.demo.observer import Observer
+from services.cli.commands.producing import Schedule, send_all
+from services.cli.demo.fleet import FleetWatch
+from services.cli.demo.plan import Preemption
 from services.cli.demo.screen import Glance
+from services.cli.local import open_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
-    from common.checkpoints.store import Checkpoint
     from common.config.settings import Settings
     from common.core.messages import Positions
     from common.datasets.records import Records
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
 
 _START_S = 90.0  # all processes load torch at once, perhaps on one busy core
 _DRAIN_S = 60.0  # after the last record; a dead worker's partitions move within ten seconds
+_RELEASE_S = 60.0  # workers leave well, which takes as long as the gradient under way
+_LATE_S = 30.0  # past its deadline a job ends by itself
 _CHECKPOINT_S = 30.0
 _FLUSH_S = 30.0
 _TURN_S = 0.02  # records go out in bursts of this length
@@ -45,13 +51,15 @@ _TURN_S = 0.02  # records go out in bursts of this length
 # Kafka keeps (72 bytes a record), far above what is sent between two checkpoints.
 _MOST_UNSETTLED = 40_000
 
+_log = event_logger(__name__)
+
 
 class Demo:
     """A job and its processes on servers that are there; what it starts, it ends.
 
     Args:
         plan: What is to happen.
-        settings: Of the servers.
+        settings: Of the servers; with a market, its file is named there.
         logs: Folder for what the processes say.
         screen: Where it is shown.
         ending: Whether it is to end early.
@@ -61,24 +69,42 @@ class Demo:
         self, plan: Plan, settings: Settings, logs: Path, screen: Screen, ending: Ending
     ) -> None:
         self.plan = plan
-        self.spec = plan.job()
-        self.log = open_log(settings, "demo")
-        for stream in self.spec.streams:
-            self.log.create_topics([NewTopic(stream, plan.partitions)])
-        self._book = JobBook(self.log)
-        self.first = self._book.submit(self.spec).first
-        self.ends: Positions = dict(self.first)  # after the last record produced
-        self.streaming_s = 0.0  # from the first record to the last update
+        self.ended_by = ""  # with a market: why the job did
         self.pause_s: float | None = None  # from the kill to the next update
-        self._board = open_board(settings, plan.name)
-        self._store = CheckpointStore(open_blobs(settings), plan.name)
-        self._observer = Observer(plan.name, self.log, self._board)
-        self.course = self._observer.course
+        self.fleet: FleetWatch | None = None
+        self.log = open_log(settings, "demo")
+        self.store = CheckpointStore(open_blobs(settings), plan.name)
         self._screen = screen
         self._ending = ending
         self._phase = "starting"
         self._sent = 0
-        self.cast = Cast(plan, settings, logs, screen)
+        self._workers = frozenset[str]()  # that the demo itself starts
+        self._preemption = Preemption(plan.records // 2, plan.away_s)
+        self._began_s = 0.0  # to stream, since 1970
+        self._book = JobBook(self.log)
+        spec = plan.job()
+        for stream in spec.streams:
+            self.log.create_topics([NewTopic(stream, plan.partitions)])
+        own = settings.model_copy(update={"threads": 1})
+        self._services = [Service("coordinator", "coordinator-1", own, logs)]
+        if plan.provision:
+            self._services.append(Service("provisioner", "provisioner-1", own, logs))
+            self._page = open_page(settings, logs, plan.name, "viewer")
+            self._services.append(self._page.service)
+        self.record = self._book.submit(spec)
+        self.ends: Positions = dict(self.record.first)  # after the last record produced
+        if plan.provision:
+            self.log.create_topics([NewTopic(plans_topic(plan.name), kept_forever=True)])
+            self.fleet = FleetWatch(self.log, plan.name)
+        else:
+            names = [f"worker-{number}" for number in range(1, plan.workers + 1)]
+            job = ("--job", plan.name)
+            self._services += [Service("worker", name, own, logs, job) for name in names]
+            self._workers = frozenset(names)
+        self._board = open_board(settings, plan.name)
+        self._history = HistoryReader(plan.name, self.log)
+        self._looker = Looker(self.record, lambda: self.log, lambda _: self._board, _log)
+        self.progress = JobProgress(self.record)
 
     def __enter__(self) -> Self:
         return self
@@ -89,43 +115,72 @@ class Demo:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.cast.stop()
-        self._observer.close()
+        stop_all(self._services)
+        self._history.close()
+        if self.fleet is not None:
+            self.fleet.close()
         self._book.close()
         with contextlib.suppress(UnavailableError):
             self._board.wipe()  # of a server that goes on
+        self._board.close()
 
-    def run(self, data: Records) -> Checkpoint:
-        """Stream the data, preempt a worker, see everything settled; returns the last checkpoint.
+    @property
+    def preemptions(self) -> int:
+        """Workers that were killed so far, or machines that were taken away."""
+        if self.fleet is None:
+            return int(self._preemption.killed_at is not None)
+        return self.fleet.ledger.ended["preempted"]
+
+    @property
+    def streaming_s(self) -> float:
+        """From the first record to the last update."""
+        return (self.progress.columns.last_at_s or 0.0) - self._began_s
+
+    def run(self, data: Records) -> None:
+        """Stream the data, see every record settled or the job over, and its last checkpoint there.
 
         Raises:
             typer.Exit: If this process was asked to end.
             DollError: If a process ended by itself, or something did not happen in time.
         """
-        if not self._until(lambda: self._observer.led and self._everybody_alive(), _START_S):
+        if self.plan.provision:
+            self._run_to_deadline(data)
+        else:
+            self._run_to_end(data)
+        if not self._until(self._checkpointed, _CHECKPOINT_S):
+            raise UnavailableError(f"there is no last checkpoint after {_CHECKPOINT_S:g} s")
+
+    def _run_to_end(self, data: Records) -> None:
+        """Stream all records, while a worker is killed and comes back."""
+        if not self._until(self._ready, _START_S):
             raise UnavailableError(f"the processes are not at work after {_START_S:g} s")
         self._enter("streaming", f"{self.plan.workers} workers are there: the stream begins")
-        began = monotonic()
-        self._stream(data)
+        self._stream(data, self.plan.records)
         self._enter("draining", "all records are sent")
         whole = self._until(self._at_rest, _DRAIN_S)
-        self.streaming_s = self.course.last_at - began
         # If not whole, the audit will tell what is missing.
         self._enter("judging", "every record is settled" if whole else "something is missing")
         self._book.want(self.plan.name, "stopped", "the demo is over")
-        if not self._until(self._checkpointed, _CHECKPOINT_S):
-            raise UnavailableError(f"there is no last checkpoint after {_CHECKPOINT_S:g} s")
-        latest = self._store.latest()
-        if latest is None:
-            raise CorruptError("the last checkpoint is gone")
-        return self._store.open(latest)
 
-    def _stream(self, data: Records) -> None:
-        plan, writer = self.plan, self.log.writer()
+    def _run_to_deadline(self, data: Records) -> None:
+        """Stream until the job is over, and see its machines given back."""
+        theta = f"{self.plan.updates:,} updates within {self.plan.deadline_s:.0f} s"
+        self._enter("streaming", f"job submitted: {theta}, on {self.plan.workers} machines")
+        self._screen.happened(f"live page: {self._page}", monotonic(), "bold")
+        self._stream(data, None)
+        self._enter("releasing", f"the job is over: {self.ended_by}")
+        if not self._until(self._given_back, _RELEASE_S):
+            raise UnavailableError(f"the machines are not given back after {_RELEASE_S:g} s")
+        self._enter("judging", "all machines are given back")
+
+    def _stream(self, data: Records, records: int | None) -> None:
+        """Send so many records; None: until the job is over."""
+        plan, spec, writer = self.plan, self.record.spec, self.log.writer()
         values = sources.stream(
-            data, self.spec.records.codec, np.random.default_rng(plan.seed), repeat=True, warp=True
+            data, spec.records.codec, np.random.default_rng(plan.seed), repeat=True, warp=True
         )
-        places = cycle(self.first)
+        places = cycle(self.record.first)
+        self._began_s = time.time()
 
         def send(value: bytes) -> None:
             place = next(places)
@@ -134,16 +189,18 @@ class Demo:
 
         try:
             for sent, _ in send_all(
-                islice(values, plan.records),
+                islice(values, records),
                 send,
-                schedule=Schedule(plan.rate_per_s) if plan.rate_per_s else None,
-                room=lambda sent: _MOST_UNSETTLED - (sent - self._observer.settled(self.first)),
+                schedule=Schedule(plan.rate_per_s),
+                room=lambda sent: _MOST_UNSETTLED - (sent - self._settled()),
                 clock=monotonic,
                 wait=lambda wait_s: self._turn(max(wait_s, _TURN_S)),
             ):
                 self._sent = sent
                 writer.poll()
                 self._turn(0.0)
+                if records is None and self._over():
+                    return
             if not writer.flush(_FLUSH_S):
                 raise UnavailableError(f"Kafka has not taken all records within {_FLUSH_S:g} s")
         finally:
@@ -151,14 +208,47 @@ class Demo:
 
     def _turn(self, wait_s: float) -> None:
         self._ending.check()
-        updated = self._observer.look(wait_s, monotonic())
+        now, now_s = monotonic(), time.time()
+        self._check_services()
+        with contextlib.suppress(UnavailableError):
+            read_history(self._history, self.progress, now_s, wait_s)
+        if (look := self._looker.look(now_s, now)) is not None:
+            self.progress.look(look)
         now = monotonic()
-        killed_at = self.cast.killed_at
-        if updated and killed_at is not None and self.pause_s is None:
-            self.pause_s = now - killed_at
+        if self.fleet is not None:
+            for what, style in self.fleet.look():
+                self._screen.happened(what, now, style)
+        else:
+            self._preempt(now)
+        self._screen.show(self._glance, now)
+
+    def _check_services(self) -> None:
+        for service in self._services:
+            code = service.exit_code
+            if code is None or (self._preemption.away and service is self._services[-1]):
+                continue
+            self._screen.quote(service.last_words())
+            raise DollError(
+                f"{service.name} ended by itself with status {code}; all it said is in"
+                f" {service.log}"
+            )
+
+    def _preempt(self, now: float) -> None:
+        """Kill the last worker when it is time to, bring it back, and see how long that hurt."""
+        victim = self._services[-1]
+        match self._preemption.due(self._sent, time.time()):
+            case "kill":
+                victim.kill()
+                self._screen.happened(f"{victim.name} killed without notice", now, "red")
+            case "restart":
+                victim.restart()
+                self._screen.happened(f"{victim.name} started again", now, "green")
+            case None:
+                pass
+        killed_s, last_s = self._preemption.killed_at, self.progress.columns.last_at_s or 0.0
+        if self.pause_s is None and killed_s is not None and last_s > killed_s:
+            self.pause_s = last_s - killed_s
             self._screen.happened(f"next update {self.pause_s:.2f} s after the kill", now)
-        self.cast.turn(self._sent, now)
-        self._screen.show(self._glance(now), now)
 
     def _until(self, condition: Callable[[], bool], patience_s: float) -> bool:
         deadline = monotonic() + patience_s
@@ -172,29 +262,63 @@ class Demo:
         self._phase = phase
         self._screen.happened(what, monotonic())
 
-    def _everybody_alive(self) -> bool:
-        return self.cast.workers <= self._observer.alive
+    # --- what is so ------------------------------------------------------------------------------
+
+    def _alive(self) -> set[str]:
+        statuses = self.progress.seen.statuses or {}
+        return {worker for worker, status in statuses.items() if status == "alive"}
+
+    def _ready(self) -> bool:
+        return self.progress.seen.standing is not None and self._workers <= self._alive()
+
+    def _settled(self) -> int:
+        """Records that a checkpoint covers."""
+        standing = self.progress.seen.standing
+        settled = standing.settled if standing else {}
+        return sum(settled.get(place, at) - at for place, at in self.record.first.items())
 
     def _at_rest(self) -> bool:
         """Everything sent is settled, and the worker that was preempted is back."""
-        drained = self._observer.drained(self.ends)
-        return drained and self.cast.complete and self._everybody_alive()
+        claimed = self.progress.claimed
+        drained = self.progress.waiting == 0 and all(
+            claimed.get(place, 0) >= end for place, end in self.ends.items()
+        )
+        return drained and self._preemption.over and self._ready()
+
+    def _over(self) -> bool:
+        """Whether the job ended by itself.
+
+        Raises:
+            UnavailableError: If it is too late for that.
+        """
+        record = self._book.refresh(0.0).get(self.plan.name)
+        if record is not None and record.wanted == "stopped":
+            self.ended_by = record.reason
+            return True
+        if time.time() > self.record.submitted_s + self.plan.deadline_s + _LATE_S:
+            raise UnavailableError(f"the job has not ended {_LATE_S:g} s after its deadline")
+        return False
+
+    def _given_back(self) -> bool:
+        return self.fleet is not None and self.fleet.ledger.settled is not None
 
     def _checkpointed(self) -> bool:
-        latest = self._store.latest()
-        return latest is not None and latest.version >= len(self.course.updates)
+        latest = self.store.latest()
+        return latest is not None and latest.version >= self.progress.version
 
-    def _glance(self, now: float) -> Glance:
-        recent = self.course.recent()
+    def _glance(self) -> Glance:
+        now_s = time.time()
+        numbers = self.progress.numbers(now_s)
         return Glance(
             phase=self._phase,
             sent=self._sent,
             total=self.plan.records,
-            updates=len(self.course.updates),
-            loss=mean_loss(recent),
-            accuracy=mean_accuracy(recent),
-            records_per_s=self.course.samples_per_s(now),
-            alive=len(self._observer.alive),
+            updates=numbers.version,
+            loss=numbers.loss,
+            accuracy=numbers.metrics.get("accuracy"),
+            records_per_s=numbers.samples_per_s or 0.0,
+            alive=len(self._alive()),
             workers=self.plan.workers,
-            lag=self._sent - self.course.trained,
+            lag=self._sent - numbers.samples,
+            spent_usd=None if self.fleet is None else self.fleet.ledger.spent_usd(now_s),
         )

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from rich.console import Console
@@ -24,7 +25,7 @@ _LINE_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """The state of a demo at one moment; None is what nobody can say yet."""
+    """The state of a demo at one moment; None is not known yet."""
 
     phase: str
     sent: int
@@ -36,7 +37,7 @@ class Glance:
     alive: int
     workers: int
     lag: int  # records sent and not yet trained
-    spent_usd: float | None = None  # on rented machines
+    spent_usd: float | None  # None: without a market
 
     def pairs(self) -> list[tuple[str, str]]:
         """Names and numbers, in the order that they are shown."""
@@ -82,7 +83,7 @@ class Screen:
             self._live.stop()
 
     def happened(self, what: str, now: float, style: str = "") -> None:
-        """Tell something that a person wants to know at once."""
+        """Show at once what happened."""
         line = Text.assemble((f"{now - self._began:6.1f} s  ", "dim"), (what, style))
         self._events.append(line)
         if self._live is None:
@@ -93,10 +94,11 @@ class Screen:
         """Print something as it is, to stay."""
         self._console.print(Text(text), soft_wrap=True)
 
-    def show(self, glance: Glance, now: float) -> None:
-        """Draw the present, unless that was done a moment ago."""
+    def show(self, look: Callable[[], Glance], now: float) -> None:
+        """Draw what `look` returns, unless that was done a moment ago."""
         if now < self._next_at:
             return
+        glance = look()
         if self._live is not None:
             self._next_at = now + _PICTURE_EVERY_S
             self._live.update(_picture(glance, list(self._events)), refresh=True)

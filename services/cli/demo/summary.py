@@ -13,10 +13,43 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.cli.demo.account import Account
-
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where the records went: how many."""
+
+    produced: int
+    trained: int
+    skipped: int
+    expired: int
+    quarantined: int
+    lost: int
+    duplicated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What came of the deadline, and what it cost."""
+
+    ended: str  # why the job did
+    in_time: bool  # whether all updates were made by the deadline
+    updates_asked: int  # J
+    runtime_s: float  # from the submission to the last update
+    deadline_s: float  # theta
+    spent_usd: float  # realised
+    on_demand_only_usd: float
+    ratio_to_on_demand: float  # of the realised cost
+    predicted_usd: float  # by the last plan
+    off_prediction: float  # realised cost against it, less 1
+    plans: int
+    reasons: tuple[str, ...]  # why each plan was made
+    machines: int  # that were rented, one after the other
+    most_at_once: int
+    lowest_usd_per_hour: float  # of spot machines, as plans saw it
+    highest_usd_per_hour: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +69,9 @@ class Summary:
     samples_per_s: float
     workers: int
     preemptions: int
-    pause_after_preemption_s: float | None  # until the next update
+    pause_after_preemption_s: float | None  # until the next update, where one worker was killed
     longest_pause_s: float  # between two updates
+    bill: Bill | None = None  # with a market
     kafka: str = ""
     redis: str = ""
     seconds: float = 0.0  # the whole command
@@ -51,47 +85,25 @@ class Summary:
     def as_data(self) -> dict[str, Any]:
         """As plain data; the counts of records are `records_...`."""
         data = asdict(self)
+        bill = data.pop("bill") or {}
         for name, count in data.pop("account").items():
             data[f"records_{name}"] = count
-        curve = data.pop("curve")
-        data["curve"] = [round(value, 4) for value in thinned(curve, _CURVE_WIDTH)]
-        return {
-            name: round(value, 4) if isinstance(value, float) else value
-            for name, value in data.items()
-        }
+        data["curve"] = [round(value, 4) for value in thinned(self.curve, _CURVE_WIDTH)]
+        return _rounded(data, 4) | _rounded(bill, 6)  # a demo costs cents
 
 
 def draw(summary: Summary) -> Group:
     """The table, the learning curve and the verdict."""
-    counts, pause_s = summary.account, summary.pause_after_preemption_s
     table = Table(box=None, show_header=False)
     table.add_column(style="dim")
     table.add_column(justify="right")
-    for name, value in (
-        ("accuracy on held-out digits", f"[bold]{summary.test_accuracy:.4f}[/]"),
-        ("accuracy before learning, last tenth", f"{summary.prequential_accuracy_at_end:.4f}"),
-        ("updates", f"{summary.updates:,}"),
-        ("records produced", f"{counts.produced:,}"),
-        ("records trained", f"{counts.trained:,}"),
-        ("records skipped, expired, quarantined", _several(counts)),
-        ("records lost", f"[bold]{counts.lost:,}[/]"),
-        ("records used twice", f"[bold]{counts.duplicated:,}[/]"),
-        ("records/s", f"{summary.samples_per_s:,.0f}"),
-        ("preemptions without notice", f"{summary.preemptions}"),
-        ("next update after it", "-" if pause_s is None else f"{pause_s:.2f} s"),
-        ("Kafka, Redis", f"{summary.kafka}, {summary.redis}"),
-        ("took", f"{summary.seconds:.1f} s"),
-    ):
+    rows = _of_proof(summary) if summary.bill is None else _of_bill(summary, summary.bill)
+    for name, value in (*rows, ("took", f"{summary.seconds:.1f} s")):
         table.add_row(name, value)
     start, end = (summary.curve[0], summary.curve[-1]) if summary.curve else (0.0, 0.0)
     curve = Text(f"accuracy {start:.2f} {sparkline(summary.curve)} {end:.2f}")
     flaws = [Text(f"flaw: {flaw}", "red") for flaw in summary.flaws]
-    verdict = (
-        Text("every record was used exactly once", "bold green")
-        if summary.sound
-        else Text("NOT every record was used exactly once", "bold red")
-    )
-    return Group(curve, table, *flaws, verdict)
+    return Group(curve, table, *flaws, _verdict(summary))
 
 
 def sparkline(values: Sequence[float], width: int = _CURVE_WIDTH) -> str:
@@ -109,5 +121,58 @@ def thinned(values: Sequence[float], width: int) -> list[float]:
     return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
 
 
-def _several(counts: Account) -> str:
-    return f"{counts.skipped:,}, {counts.expired:,}, {counts.quarantined:,}"
+def _of_proof(summary: Summary) -> list[tuple[str, str]]:
+    counts, pause_s = summary.account, summary.pause_after_preemption_s
+    unused = f"{counts.skipped:,}, {counts.expired:,}, {counts.quarantined:,}"
+    return [
+        ("accuracy on held-out digits", f"[bold]{summary.test_accuracy:.4f}[/]"),
+        ("accuracy before learning, last tenth", f"{summary.prequential_accuracy_at_end:.4f}"),
+        ("updates", f"{summary.updates:,}"),
+        ("records produced", f"{counts.produced:,}"),
+        ("records trained", f"{counts.trained:,}"),
+        ("records skipped, expired, quarantined", unused),
+        ("records lost", f"[bold]{counts.lost:,}[/]"),
+        ("records used twice", f"[bold]{counts.duplicated:,}[/]"),
+        ("records/s", f"{summary.samples_per_s:,.0f}"),
+        ("preemptions without notice", f"{summary.preemptions}"),
+        ("next update after it", "-" if pause_s is None else f"{pause_s:.2f} s"),
+        ("Kafka, Redis", f"{summary.kafka}, {summary.redis}"),
+    ]
+
+
+def _of_bill(summary: Summary, bill: Bill) -> list[tuple[str, str]]:
+    counts = summary.account
+    spot_price = f"{bill.lowest_usd_per_hour:.4f} to {bill.highest_usd_per_hour:.4f}"
+    return [
+        ("updates", f"{summary.updates:,} of {bill.updates_asked:,}"),
+        ("runtime", f"{bill.runtime_s:.1f} s"),
+        ("deadline", f"[bold]{bill.deadline_s:.1f} s[/]"),
+        ("cost", f"[bold]${bill.spent_usd:.5f}[/]"),
+        ("on demand alone", f"${bill.on_demand_only_usd:.5f}"),
+        ("against that", f"[bold]{100 * bill.ratio_to_on_demand:.1f} %[/]"),
+        ("predicted by the last plan", f"${bill.predicted_usd:.5f}"),
+        ("off by", f"{100 * bill.off_prediction:+.1f} %"),
+        ("plans", f"{bill.plans}"),
+        ("spot price, USD per hour", spot_price),
+        ("machines rented, at once", f"{bill.machines}, {bill.most_at_once}"),
+        ("preemptions without notice", f"{summary.preemptions}"),
+        ("records trained, twice", f"{counts.trained:,}, {counts.duplicated}"),
+        ("accuracy on held-out digits", f"[bold]{summary.test_accuracy:.4f}[/]"),
+    ]
+
+
+def _verdict(summary: Summary) -> Text:
+    if not summary.sound:
+        return Text("NOT every record was used exactly once", "bold red")
+    if summary.bill is None:
+        return Text("every record was used exactly once", "bold green")
+    if not summary.bill.in_time:
+        return Text(f"the deadline was missed: {summary.bill.ended}", "bold red")
+    return Text("the deadline was met, and every record was used exactly once", "bold green")
+
+
+def _rounded(data: dict[str, Any], digits: int) -> dict[str, Any]:
+    return {
+        name: round(value, digits) if isinstance(value, float) else value
+        for name, value in data.items()
+    }

@@ -26,7 +26,7 @@ from common.core.messages import (
 from common.core.spans import Partition, Span
 from common.wire.messages import encode_audit, encode_claim
 from services.cli import exits
-from services.cli.render.auditing import merged
+from services.cli.commands.audit import merged
 from tests.unit.cli.test_job import submitted
 
 if TYPE_CHECKING:

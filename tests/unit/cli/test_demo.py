@@ -1,25 +1,24 @@
-"""The pure parts of the demo: its plan, its course, what it prints."""
+"""The pure parts of the demo: its plan, its market, what it prints."""
 
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 
+from rich.console import Console
+
+from common.config.market_file import load_market
 from common.core.messages import (
-    GENESIS,
-    AuditRecord,
     Batch,
-    Lead,
-    ModelId,
     UpdateApplied,
     WorkerId,
 )
 from common.core.spans import Span
 from common.jobs.spec import parse_job
-from services.cli.demo.account import Account
-from services.cli.demo.course import Course, mean_accuracy, mean_loss
+from services.cli.demo.judge import mean_accuracy
 from services.cli.demo.plan import Plan, Preemption
-from services.cli.demo.summary import Summary, sparkline, thinned
+from services.cli.demo.summary import Account, Bill, Summary, draw, sparkline, thinned
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "digits.yaml"
 
@@ -29,7 +28,7 @@ def update(version: int, epoch: int = 0, accuracy: float = 0.5, samples: int = 1
     return UpdateApplied(epoch, version, (batch,), samples, 1.0, {"accuracy": accuracy})
 
 
-def summary(lost: int = 0, flaws: tuple[str, ...] = ()) -> Summary:
+def summary(lost: int = 0, flaws: tuple[str, ...] = (), bill: Bill | None = None) -> Summary:
     return Summary(
         job="demo",
         account=Account(100, 100 - lost, 0, 0, 0, lost, 0),
@@ -46,17 +45,32 @@ def summary(lost: int = 0, flaws: tuple[str, ...] = ()) -> Summary:
         preemptions=1,
         pause_after_preemption_s=None,
         longest_pause_s=0.5,
+        bill=bill,
     )
+
+
+def bill(*, in_time: bool) -> Bill:
+    ended = "stopped after 2 updates"
+    return Bill(
+        *(ended, in_time, 2, 9.5, 10.0, 0.001234567, 0.01, 0.1234567, 0.002, -0.38),
+        *(1, ("submitted",), 2, 2, 0.05, 0.3),
+    )
+
+
+def drawn(summary: Summary) -> str:
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(draw(summary))
+    return console.export_text()
 
 
 def test_a_preemption_happens_once_and_is_made_good_once() -> None:
     # sent  0 ── 49 │ 50 ──────────────── 100
     # at    0     1 │ 2      6.9 │ 7        9
-    #               └ kill       └ bring back
+    #               └ kill       └ restart
     preemption = Preemption(after=50, away_s=5.0)
     asked = [(0, 0.0), (49, 1.0), (50, 2.0), (60, 3.0), (90, 6.9), (95, 7.0), (100, 9.0)]
     due = [preemption.due(sent, now) for sent, now in asked]
-    assert due == [None, None, "kill", None, None, "bring back", None]
+    assert due == [None, None, "kill", None, None, "restart", None]
     assert preemption.over
 
 
@@ -68,27 +82,29 @@ def test_the_job_of_a_demo_is_one_that_can_be_submitted() -> None:
     assert spec.seed == 7
 
 
+def test_with_a_market_the_job_has_a_deadline_and_the_market_can_be_read(tmp_path: Path) -> None:
+    plan = Plan("demo-1", records=12_800, rate_per_s=1280.0, workers=4, seed=7, provision=True)
+    spec = plan.job()
+    assert spec.stop.updates == 100
+    assert spec.stop.deadline_s == 23.2 == round(plan.deadline_s, 1)
+    assert spec.provisioning is not None
+    assert spec.provisioning.workers == 4
+    assert plan.on_demand_only_usd == 4 * 10 / 3600 * 0.239
+    path = tmp_path / "market.json"
+    path.write_bytes(plan.market())
+    market = load_market(path)
+    assert market.on_demand.usd_per_hour == 0.239
+    assert [pool.name for pool in market.spot] == ["spot"]
+
+
 def test_the_example_job_can_be_submitted() -> None:
     assert parse_job(EXAMPLE.read_text()).name == "digits"
-
-
-def test_updates_that_a_takeover_took_back_are_not_in_the_course() -> None:
-    course = Course()
-    records: list[AuditRecord] = [Lead(-1, GENESIS, "c1"), update(1), update(2), update(3)]
-    assert [course.feed(o, r, float(o)) for o, r in enumerate(records)] == [False, True, True, True]
-    course.feed(4, Lead(0, ModelId(0, 1), "c2"), 4.0)
-    assert not course.feed(5, update(4), 5.0)
-    assert course.feed(6, update(2, epoch=4), 6.0)
-    assert [(u.epoch, u.version) for u in course.updates] == [(0, 1), (4, 2)]
-    assert course.trained == 20
-    assert course.longest_pause_s == 3.0
 
 
 def test_means_are_weighted_by_samples() -> None:
     updates = [update(1, accuracy=1.0, samples=30), update(2, accuracy=0.0, samples=10)]
     assert mean_accuracy(updates) == 0.75
-    assert mean_loss(updates) == 1.0
-    assert mean_accuracy([]) is None
+    assert mean_accuracy([]) == 0.0
 
 
 def test_a_curve_is_drawn_from_bottom_to_top() -> None:
@@ -109,3 +125,15 @@ def test_a_demo_is_sound_only_without_loss_and_flaw() -> None:
     assert summary().sound
     assert not summary(lost=1).sound
     assert not summary(flaws=("gap: a[0]@1:2",)).sound
+
+
+def test_a_bill_is_told_beside_the_proof() -> None:
+    told = summary(bill=bill(in_time=True))
+    data = json.loads(json.dumps(told.as_data()))
+    assert data["spent_usd"] == 0.001235
+    assert data["in_time"]
+    assert data["records_lost"] == 0
+    assert "the deadline was met, and every record was used exactly once" in drawn(told)
+    assert "the deadline was missed: stopped" in drawn(summary(bill=bill(in_time=False)))
+    assert "NOT every record" in drawn(summary(lost=1, bill=bill(in_time=True)))
+    assert "deadline" not in drawn(summary())

@@ -21,7 +21,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Partition, Span
-from services.cli.demo.account import account
+from services.cli.demo.judge import account
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

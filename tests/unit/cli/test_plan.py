@@ -20,8 +20,7 @@ from common.theory.provisioning import plan as best_plan
 from common.theory.provisioning import plan_of
 from common.theory.work import Work, market
 from services.cli import exits
-from services.cli.render.planned import ranges
-from services.cli.render.rates import read_rates
+from services.cli.commands.plan import ranges, read_rates
 
 if TYPE_CHECKING:
     from pathlib import Path

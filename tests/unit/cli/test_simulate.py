@@ -15,7 +15,7 @@ from common.policies.policy import POLICY_NAMES
 from common.simulation.experiments.experiment import load_experiment
 from common.simulation.experiments.outcome import Point, PoolUse, Run, Summary
 from services.cli import exits
-from services.cli.render.simulated import draw, title
+from services.cli.commands.simulate import draw, title
 
 if TYPE_CHECKING:
     from rich.console import Group

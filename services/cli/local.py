@@ -1,13 +1,15 @@
-"""The live page beside a command that starts everything: an admin service, and a key for it."""
+"""What `doll up` and `doll demo` start on this machine: folders, a market, the live page."""
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.api.keys import KeyBook
 from common.embedded.redis import free_port
 from common.embedded.services import Service
+from common.errors import UserError
 from common.runtime.connect import open_log
 
 if TYPE_CHECKING:
@@ -47,3 +49,33 @@ def open_page(settings: Settings, logs: Path, name: str, role: Role, port: int =
     own = settings.model_copy(update={"api_host": "127.0.0.1", "api_port": port or free_port()})
     service = Service("admin", "admin-1", own, logs)
     return Page(service, f"http://{own.api_host}:{own.api_port}", key)
+
+
+def with_market(settings: Settings, market: Path, machines: Path) -> Settings:
+    """Settings for renting machines that are processes, and end with this one.
+
+    Args:
+        settings: Of the servers.
+        market: The market file.
+        machines: Folder for what the machines say.
+    """
+    return settings.model_copy(
+        update={
+            "market": str(market.absolute()),
+            "fleet_directory": str(machines.absolute()),
+            "owner_pid": os.getpid(),  # whatever becomes of the provisioner
+        }
+    )
+
+
+def made(folder: Path) -> Path:
+    """Make a folder, if it is not there.
+
+    Raises:
+        UserError: If it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made: {error}") from error
+    return folder
