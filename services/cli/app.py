@@ -25,9 +25,9 @@ from services.cli.commands import (
     plan,
     produce,
     provisioning,
-    serve,
     simulate,
 )
+from services.cli.commands.serve import add_services
 from services.cli.commands.up import up
 from services.cli.demo.command import demo
 from services.cli.system.outside import Reached, Ways
@@ -108,8 +108,4 @@ app.add_typer(key.app, name="key")
 app.add_typer(model.app, name="model")
 app.add_typer(provisioning.app, name="provisioning")
 app.command()(provisioning.prices)
-app.command(context_settings=serve.AS_GIVEN)(serve.worker)
-app.command(context_settings=serve.AS_GIVEN)(serve.coordinator)
-app.command(context_settings=serve.AS_GIVEN)(serve.provisioner)
-app.command(context_settings=serve.AS_GIVEN)(serve.evaluator)
-app.command(context_settings=serve.AS_GIVEN)(serve.admin)
+add_services(app)

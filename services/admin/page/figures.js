@@ -1,7 +1,7 @@
 /** What the line charts of a job show: answers in, figures for `charts.js` out. */
 
 import { plain } from "./charts.js";
-import { count, duration, money, onAxis, percent, short } from "./format.js";
+import { count, money, onAxis, percent, short } from "./format.js";
 import { series } from "./theme.js";
 
 const SMOOTHED = 0.02; // of the points in sight, on both sides, make a smoothed value
@@ -240,9 +240,4 @@ export function cost(curves, { plan, deadlineS }, palette, span, whole) {
 function faint(colour) {
   const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
   return `rgba(${red},${green},${blue},0.13)`;
-}
-
-/** How long a span of time is, in words. */
-export function spanInWords({ fromS, toS }) {
-  return duration(toS - fromS);
 }

@@ -33,8 +33,8 @@ def audit(
     context: typer.Context,
     job: Annotated[str, typer.Argument(help="The job's name.")],
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
-    last: Annotated[int, typer.Option(min=0, help="Show so many versions.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    last: Annotated[int, typer.Option(min=0, help="How many versions to show.")] = 10,
 ) -> None:
     """Prove from Kafka alone that every record was used once, and show which built what.
 

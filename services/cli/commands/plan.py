@@ -60,7 +60,7 @@ def plan(  # noqa: PLR0913 -- the options of a command
         typer.Option(
             metavar="NAME",
             help="Take K, b, and the updates and time that are left from this job, and rates"
-            " from what arrived lately; other options stand above it.",
+            " from what arrived lately; other options override it.",
         ),
     ] = "",
     group_size: Annotated[int | None, typer.Option(help="K, batches per update.")] = None,
@@ -75,8 +75,9 @@ def plan(  # noqa: PLR0913 -- the options of a command
     cycle: Annotated[
         float | None,
         typer.Option(
-            help="Mean seconds from one preemption of a machine to its next [default: 1000]:"
-            " how surely the deadline is met depends on it."
+            help="Mean seconds from one preemption of a machine to its next: the probability of"
+            " meeting the deadline depends on it.",
+            show_default="1000",
         ),
     ] = None,
     probability: Annotated[
@@ -84,19 +85,19 @@ def plan(  # noqa: PLR0913 -- the options of a command
         typer.Option(help="Meet the deadline with this probability, not only on average."),
     ] = None,
     spot: Annotated[
-        int | None, typer.Option(help="Say what so many spot workers come to instead.")
+        int | None, typer.Option(help="Evaluate this number of spot workers instead.")
     ] = None,
     list_workers: Annotated[
-        bool, typer.Option("--list-workers", help="Name all spot workers, also with --json.")
+        bool, typer.Option("--list-workers", help="List all spot workers, also with --json.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One object, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw cost and runtime against N_s.")
     ] = None,
 ) -> None:
     """Find the cheapest mix of spot and on-demand machines that meets a deadline.
 
-    That no mix meets it is an answer, too: it ends with 0, and `feasible` is false.
+    If no mix meets it, the exit status is 0 all the same, and `feasible` is false.
 
     Example: [bold]doll plan --workers 64 --rate 125 --group-size 20 --batch-size 256
     --updates 10000 --deadline 6720 --availability 0.9 --spot-price 0.158
@@ -212,7 +213,7 @@ def draw(plan: ToldPlan, *, all_workers: bool = False) -> Group:
         f" {_seconds(plan.deadline_s)}, undisturbed (theta_0) it takes"
         f" {_seconds(plan.undisturbed_s)}",
         "in time": f"with probability {_percent(plan.deadline_probability)}, if a spot"
-        f" machine goes every {_seconds(plan.cycle_s)}",
+        f" machine is preempted every {_seconds(plan.cycle_s)}",
         "limited by": plan.binding,
         "because": plan.reason,
     }

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from common.datasets.records import count
+from common.embedded.kafka import KEPT_BYTES
 from common.errors import UnavailableError, UnknownTopicError, UserError
 from common.jobs.store import JobBook
 from common.ports.servers import NewTopic
@@ -25,7 +26,6 @@ from services.cli.system.outside import outside_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.config.servers import Outside
     from common.ports.servers import Log, Writer
 
 _FLUSH_S = 30.0
@@ -35,33 +35,35 @@ def produce(  # noqa: PLR0913 -- the options of a command
     context: typer.Context,
     source: Annotated[str, typer.Argument(help="`digits`, or a .csv, .npz, IDX or CIFAR file.")],
     *,
-    topic: Annotated[str, typer.Option(help="Where records go.")],
-    rate: Annotated[float, typer.Option(min=0, help="Records per second; 0: all at once.")] = 0,
+    topic: Annotated[str, typer.Option(help="Topic to write to.")],
+    rate: Annotated[float, typer.Option(min=0, help="Records per second; 0: no limit.")] = 0,
     poisson: Annotated[
-        bool, typer.Option("--poisson/--steady", help="How arrivals are spaced.")
+        bool, typer.Option("--poisson/--steady", help="Distribution of arrivals.")
     ] = False,
-    records: Annotated[int, typer.Option(min=0, help="Stop after so many; 0: all.")] = 0,
-    repeat: Annotated[bool, typer.Option("--repeat", help="Begin again at the end.")] = False,
+    records: Annotated[int, typer.Option(min=0, help="Stop after this many records; 0: all.")] = 0,
+    repeat: Annotated[bool, typer.Option("--repeat", help="Start again at the end.")] = False,
     in_order: Annotated[bool, typer.Option("--in-order", help="Do not shuffle.")] = False,
-    warp: Annotated[bool, typer.Option("--warp", help="Warp each image anew.")] = False,
+    warp: Annotated[bool, typer.Option("--warp", help="Warp each image at random.")] = False,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="digits: those that nobody trains on, for a test.")
+        bool, typer.Option("--held-out", help="digits: the test set, which nothing trains on.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of order, warps and arrivals.")] = 0,
     create_partitions: Annotated[
-        int, typer.Option(min=0, help="Create the topic, if it is not there, with so many.")
+        int, typer.Option(min=0, help="Create a missing topic with this many partitions.")
     ] = 0,
     codec: Annotated[str, typer.Option(help="tensor or json.")] = "tensor",
-    label: Annotated[str, typer.Option(help="CSV: the label's column, else the last.")] = "",
+    label: Annotated[
+        str, typer.Option(help="CSV: the label's column.", show_default="the last")
+    ] = "",
     leave_out: Annotated[
         list[str] | None, typer.Option(help="CSV: a column to leave out; may be repeated.")
     ] = None,
     job: Annotated[str, typer.Option(help="The job that --max-lag is about.")] = "",
     max_lag: Annotated[
-        int, typer.Option(min=0, help="Hold back while --job is so many records behind.")
+        int, typer.Option(min=0, help="Pause while --job is this many records behind.")
     ] = 0,
 ) -> None:
-    """Send a data set to a topic, once or for ever, at a rate that is caught up after any stall.
+    """Send a data set to a topic, once or forever; after a stall the rate is caught up with.
 
     Example: [bold]doll produce digits --topic clinic-a --rate 500 --poisson --repeat --warp
     --create-partitions 4[/]
@@ -76,69 +78,56 @@ def produce(  # noqa: PLR0913 -- the options of a command
     _find_topic(log, topic, create_partitions)
     backlog = Backlog(log, outside.open_board(job), topic, max_lag) if job else None
     console = Console(stderr=True)
-    _say(console, sources.describe(codec, sources.fields_of(data)))
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    say(sources.describe(codec, sources.fields_of(data)))
     here = count(data)
     total = records or None if repeat else min(records or here, here)
     if not repeat and records > here:
-        again = "--repeat begins again at the end"
-        _say(
-            console, f"{source} has {here:,} records, fewer than the {records:,} asked for: {again}"
-        )
-    writer = log.writer(waits=bool(outside.settings.embedded_kafka))
+        again = "--repeat starts again at the end"
+        say(f"{source} has {here:,} records, fewer than the {records:,} asked for: {again}")
+    schedule = Schedule(rate, arrivals if poisson else None) if rate else None
+    built_in = bool(outside.settings.embedded_kafka)
+    writer = log.writer(waits=built_in)
     try:
-        bounded = _bounded(outside, log, writer, topic, partial(_say, console))
-        if bounded is not None and total is not None and (one := next(stream, None)) is not None:
-            bounded.check(total, len(one))
-            stream = chain([one], stream)
-        _send(
-            islice(stream, total),
-            writer,
-            topic,
-            bounded,
-            console,
-            schedule=Schedule(rate, arrivals if poisson else None) if rate else None,
-            room=backlog.room if backlog else unbounded,
-            total=total,
-        )
+        way: BoundedTopic | Patient
+        if built_in:
+            way = BoundedTopic(
+                log,
+                writer,
+                topic,
+                keeps_bytes=KEPT_BYTES,
+                book=JobBook(log),
+                open_board=outside.open_board,
+                wait=time.sleep,
+                say=say,
+            )
+            if total is not None and (one := next(stream, None)) is not None:
+                way.check(total, len(one))
+                stream = chain([one], stream)
+        else:
+            way = Patient(writer, topic, time.monotonic, time.sleep, say)
+        room = backlog.room if backlog else unbounded
+        told = _send(stream, writer, way, topic, console, schedule=schedule, room=room, total=total)
+        if isinstance(way, BoundedTopic):
+            way.verify()
+        say(told)
     finally:
         writer.close()
-
-
-def _bounded(
-    outside: Outside, log: Log, writer: Writer, topic: str, say: Callable[[str], None]
-) -> BoundedTopic | None:
-    """Where Kafka is the built-in one, what keeps it from dropping records unread."""
-    if not outside.settings.embedded_kafka:
-        return None
-    from common.embedded.kafka import KEPT_BYTES  # noqa: PLC0415 -- loads Kafka's client
-
-    return BoundedTopic(
-        log,
-        writer,
-        topic,
-        keeps_bytes=KEPT_BYTES,
-        book=JobBook(log),
-        open_board=outside.open_board,
-        wait=time.sleep,
-        say=say,
-    )
 
 
 def _send(  # noqa: PLR0913 -- what `produce` has found out
     stream: Iterator[bytes],
     writer: Writer,
+    way: BoundedTopic | Patient,
     topic: str,
-    bounded: BoundedTopic | None,
     console: Console,
     *,
     schedule: Schedule | None,
     room: Callable[[int], int],
     total: int | None,
-) -> None:
+) -> str:
+    """Send so many records (None: all there are), and say how many and how fast."""
     sent, ended, start_s = 0, "", time.monotonic()
-
-    say = partial(_say, console)
-    way = bounded or Patient(writer, topic, time.monotonic, time.sleep, say)
 
     def send(value: bytes) -> None:
         nonlocal sent
@@ -154,15 +143,16 @@ def _send(  # noqa: PLR0913 -- what `produce` has found out
         console=console,
     ) as progress:
         bar = progress.add_task(topic, total=total, rate=0.0, behind=0)
+        bursts = send_all(
+            islice(stream, total),
+            send,
+            schedule=schedule,
+            room=room,
+            clock=time.monotonic,
+            wait=time.sleep,
+        )
         try:
-            for _, behind in send_all(
-                stream,
-                send,
-                schedule=schedule,
-                room=room,
-                clock=time.monotonic,
-                wait=time.sleep,
-            ):
+            for _, behind in bursts:
                 writer.poll()
                 rate = sent / max(time.monotonic() - start_s, 1e-3)
                 progress.update(bar, completed=sent, rate=rate, behind=behind)
@@ -170,15 +160,8 @@ def _send(  # noqa: PLR0913 -- what `produce` has found out
             ended = f"; interrupted, {total - sent:,} were not sent" if total else ""
     if not writer.flush(_FLUSH_S):
         raise UnavailableError(f"Kafka has not taken all of the {sent:,} records of {topic}")
-    if bounded is not None:
-        bounded.verify()
     took_s = time.monotonic() - start_s
-    pace = f"in {took_s:.1f} s ({sent / took_s:,.0f}/s)"
-    _say(console, f"sent {sent:,} records to {topic} {pace}{ended}")
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return f"sent {sent:,} records to {topic} in {took_s:.1f} s ({sent / took_s:,.0f}/s){ended}"
 
 
 def _find_topic(log: Log, topic: str, create_partitions: int) -> None:

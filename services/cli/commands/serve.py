@@ -4,42 +4,30 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
 
 import typer  # noqa: TC002 -- typer reads it when run
 
 from common.embedded.services import environment_of
 from services.cli.system.outside import outside_of
 
+_SERVICES = {
+    "worker": "worker",
+    "coordinator": "coordinator",
+    "provisioner": "provisioner",
+    "evaluator": "evaluator",
+    "admin": "admin service, the REST API and its page,",
+}
 # What follows the command is the service's own, `--help` too.
-AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
-def worker(context: typer.Context) -> None:
-    """Run one worker in this process: see `doll worker --help`."""
-    _become("worker", context)
+def add_services(app: typer.Typer) -> None:
+    """Add a command for each service, which the process then becomes."""
+    for service, what in _SERVICES.items():
+        about = f"Run one {what} in this process: see `doll {service} --help`."
+        app.command(service, help=about, context_settings=_AS_GIVEN)(_become)
 
 
-def coordinator(context: typer.Context) -> None:
-    """Run one coordinator in this process: see `doll coordinator --help`."""
-    _become("coordinator", context)
-
-
-def provisioner(context: typer.Context) -> None:
-    """Run one provisioner in this process: see `doll provisioner --help`."""
-    _become("provisioner", context)
-
-
-def evaluator(context: typer.Context) -> None:
-    """Run one evaluator in this process: see `doll evaluator --help`."""
-    _become("evaluator", context)
-
-
-def admin(context: typer.Context) -> None:
-    """Run one admin service in this process, the API and its page: see `doll admin --help`."""
-    _become("admin", context)
-
-
-def _become(service: str, context: typer.Context) -> NoReturn:
-    command = [sys.executable, "-m", f"services.{service}", *context.args]
+def _become(context: typer.Context) -> None:
+    command = [sys.executable, "-m", f"services.{context.info_name}", *context.args]
     os.execve(sys.executable, command, environment_of(outside_of(context).settings))  # noqa: S606 -- our own program, no shell

@@ -44,16 +44,18 @@ def simulate(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Instead of the file's; may be repeated to compare: on-demand, static, adaptive,"
-            " chance, backfill, reassign, pools.",
+            help="A policy instead of the file's; may be repeated to compare: on-demand, static,"
+            " adaptive, chance, backfill, reassign, pools.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Summaries and all runs.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print summaries and all runs as JSON.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw each run's cost and runtime.")
     ] = None,
 ) -> None:
-    """Simulate a job on machines that come and go, and tell cost, runtime and deadlines met.
+    """Simulate a job on machines that come and go, and report cost, runtime and deadlines met.
 
     All policies meet the same rates, prices and preemptions; the same seed gives the same result.
 

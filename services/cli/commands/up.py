@@ -35,33 +35,36 @@ def up(
     context: typer.Context,
     *,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes; 2, or none with a market.")
+        int | None,
+        typer.Option(min=0, help="Worker processes.", show_default="2, or 0 with --market"),
     ] = None,
     market: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Rent machines for jobs that ask for them, from here."),
+        typer.Option(metavar="FILE", help="Rent machines for jobs that ask for them, as it says."),
     ] = None,
     evaluator: Annotated[
         bool, typer.Option("--evaluator", help="Judge versions of jobs with an `evaluation`.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the API; 0: any.")] = 8080,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the API; 0: a free one.")
+    ] = 8080,
     directory: Annotated[
-        Path | None, typer.Option(help="For storage and logs; a temporary one unless said.")
+        Path | None,
+        typer.Option(help="For storage and logs.", show_default="a temporary one"),
     ] = None,
     kafka_real: Annotated[
         bool | None,
         typer.Option(
             "--kafka-real/--kafka-built-in",
-            help="Apache Kafka itself, or the small one that is built in; the first where it can"
-            " be had, unless said.",
-            show_default=False,
+            help="Apache Kafka itself, or the small one that is built in.",
+            show_default="Apache Kafka, if Java and Maven are there",
         ),
     ] = None,
 ) -> None:
-    """Run everything on this machine until Ctrl-C; workers take up whatever job is submitted.
+    """Run everything on this machine until Ctrl-C; workers work on whatever job is submitted.
 
-    Prints what other terminals must know, and writes it to DIRECTORY/environment. The API and the
-    live page listen on this machine alone; the key that is printed may do everything.
+    Prints the variables that other terminals need, and writes them to DIRECTORY/environment. The
+    API and the live page listen on this machine only; the key that is printed may do everything.
 
     Apache Kafka needs Java 17, and Maven to fetch it the first time. The built-in one needs nothing
     and is for a first try: it keeps 5 MB of each partition, and nothing when it ends.
@@ -186,6 +189,6 @@ def _tend(services: list[Service], ending: Ending, console: Console) -> None:
             console.print(f"{service.name} ended with status {service.exit_code}", style="red")
             if time.monotonic() < at + _SHORTEST_LIFE_S:
                 console.print(service.last_words(), markup=False)
-                raise DollError(f"{service.name} cannot go on; all it said is in {service.log}")
+                raise DollError(f"{service.name} ended again at once; its log is {service.log}")
             service.restart()
             started[service] = time.monotonic()

@@ -292,7 +292,7 @@ def test_an_answer_says_which_numbers_of_spot_workers_are_enough() -> None:
 def test_help_has_an_example_and_says_that_infeasible_is_an_answer(world: World) -> None:
     text = " ".join(world.run("plan", "--help").stdout.split())
     assert "Example: doll plan --workers 64" in text
-    assert "it ends with 0" in text
+    assert "the exit status is 0" in text
 
 
 def test_the_command_line_starts_without_what_only_planning_needs() -> None:

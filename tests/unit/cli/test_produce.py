@@ -47,7 +47,7 @@ def test_whoever_asks_for_more_records_than_there_are_hears_of_it(world: World) 
     result = world.run("produce", "digits", *options)
     assert len(values(world, "a")) == 1438
     assert (
-        "digits has 1,438 records, fewer than the 6,000 asked for: --repeat begins again at the"
+        "digits has 1,438 records, fewer than the 6,000 asked for: --repeat starts again at the"
         " end\n" in result.stderr
     )
 
