@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from common.datasets.digits import load_digits
 from common.datasets.readers import read_records
-from common.datasets.stream import batches
+from common.datasets.records import batches
 from common.errors import UserError
 from common.learning.codecs import make_codec
 from common.learning.fields import DTYPE_NAMES, Field

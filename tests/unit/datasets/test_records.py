@@ -1,4 +1,4 @@
-"""Data sets as streams: every record once a pass, in the order and with the warps of the seed."""
+"""Data sets as records and as streams: every one once a pass, in the order and with the warps of the seed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.datasets.digits import load_digits
-from common.datasets.records import count
-from common.datasets.stream import batches
+from common.datasets.records import batches, count
 from common.datasets.warp import Strength, warp
 
 
