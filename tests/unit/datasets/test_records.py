@@ -1,4 +1,4 @@
-"""Data sets as records and as streams: every one once a pass, in the order and with the warps of the seed."""
+"""Data sets as records and as streams: each record once a pass, ordered and warped by the seed."""
 
 from __future__ import annotations
 
