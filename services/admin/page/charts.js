@@ -26,6 +26,12 @@ export function plain(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
+/** A dotted line across a chart at an instant, such as a deadline. */
+export function upright(atS, colour, width = 1, more = {}) {
+  const at = onAxis(atS);
+  return { type: "line", xref: "x", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: colour, width, dash: "dot" }, ...more };
+}
+
 /** All charts of a view; they share the span of time that they show. */
 export class Charts {
   /**

@@ -25,6 +25,11 @@ export function s(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
+/** A part that scrolls by itself, also with the keyboard. @returns {HTMLElement} */
+export function scroll(title, ...children) {
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title }, ...children);
+}
+
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === false || value === null || value === undefined) continue;

@@ -1,6 +1,6 @@
 /** What the line charts of a job show: answers in, figures for `charts.js` out. */
 
-import { plain } from "./charts.js";
+import { plain, upright } from "./charts.js";
 import { count, money, onAxis, percent, short } from "./format.js";
 import { series } from "./theme.js";
 
@@ -45,7 +45,7 @@ function smoothed(values) {
 
 const newest = (values) => values.findLast((value) => value !== null && value !== undefined) ?? null;
 
-function noisy(x, y, name, colour, palette, span, form) {
+function noisy(x, y, name, colour, span, form) {
   const [shownX, shownY] = ofInterest(x, [y], span);
   const at = shownX.map(onAxis);
   return {
@@ -60,7 +60,7 @@ function noisy(x, y, name, colour, palette, span, form) {
 /** Loss of each update. */
 export function loss(curves, palette, span) {
   if (curves.at_s.length === 0) return null;
-  const drawn = noisy(curves.at_s, curves.loss, "Loss", palette.blue, palette, span, "%{y:.4g}");
+  const drawn = noisy(curves.at_s, curves.loss, "Loss", palette.blue, span, "%{y:.4g}");
   return { ...drawn, layout: {} };
 }
 
@@ -72,7 +72,7 @@ export function metric(name) {
     if (newest(values) === null && newest(test) === null) return null;
     const share = [...values, ...test].every((value) => value === null || (value >= 0 && value <= 1));
     const form = share ? "%{y:.1%}" : "%{y:.4g}";
-    const drawn = noisy(curves.at_s, values, name, palette.green, palette, span, form);
+    const drawn = noisy(curves.at_s, values, name, palette.green, span, form);
     const layout = { yaxis: share ? { tickformat: ".0%", rangemode: "normal" } : {} };
     if (evaluation) tested(drawn, layout, test, evaluation, palette, span, form);
     return { ...drawn, layout };
@@ -87,16 +87,8 @@ function tested(drawn, layout, test, { at_s: at, drifts }, palette, span, form) 
     drawn.summary += `; ${short(newest(test))} on the test set`;
   }
   const shown = drifts.filter((drift) => drift.at_s >= span.fromS && drift.at_s <= span.toS);
-  layout.shapes = shown.map((drift) => ({
-    ...{ type: "line", xref: "x", x0: onAxis(drift.at_s), x1: onAxis(drift.at_s) },
-    ...{ yref: "paper", y0: 0, y1: 1 },
-    line: { color: palette.red, width: 1.5, dash: "dot" },
-  }));
-  layout.annotations = shown.slice(-MOST_NAMED).map((drift) => ({
-    ...{ x: onAxis(drift.at_s), xanchor: "right", yref: "paper", y: 0.02, yanchor: "bottom", showarrow: false },
-    text: `${plain(drift.stream)} drifts `,
-    font: { color: palette.red, size: 11 },
-  }));
+  layout.shapes = shown.map((drift) => upright(drift.at_s, palette.red, 1.5));
+  layout.annotations = shown.slice(-MOST_NAMED).map(({ at_s: atS, stream }) => beside(atS, `${plain(stream)} drifts`, palette.red));
   if (shown.length > 0) drawn.summary += `; ${count(shown.length)} drifts, the last of ${shown.at(-1).stream}`;
 }
 
@@ -177,6 +169,12 @@ export function stability(curves, palette, span) {
   };
 }
 
+// What an upright line says, at its left.
+function beside(atS, text, colour) {
+  const place = { x: onAxis(atS), xanchor: "right", yref: "paper", y: 0.02, yanchor: "bottom", showarrow: false };
+  return { ...place, text: `${text} `, font: { color: colour, size: 11 } };
+}
+
 function across(shape) {
   return { xref: "paper", x0: 0, x1: 1, yref: "y", ...shape };
 }
@@ -208,16 +206,8 @@ export function cost(curves, { plan, deadlineS }, palette, span, whole) {
       }),
     );
     if (deadlineS !== null) {
-      const at = onAxis(deadlineS);
-      shapes.push({
-        ...{ type: "line", xref: "x", x0: at, x1: at, yref: "paper", y0: 0, y1: 1 },
-        line: { color: palette.quiet, width: 1, dash: "dot" },
-      });
-      annotations.push({
-        ...{ x: at, xanchor: "right", yref: "paper", y: 0.02, yanchor: "bottom", showarrow: false },
-        text: "deadline ",
-        font: { color: palette.quiet, size: 11 },
-      });
+      shapes.push(upright(deadlineS, palette.quiet));
+      annotations.push(beside(deadlineS, "deadline", palette.quiet));
     }
     toS += (toS - span.fromS) * 0.02;
   }

@@ -1,6 +1,6 @@
 /** Machines over time: one lane per slot, a bar for each machine's life, a mark for how it ended. */
 
-import { plain } from "./charts.js";
+import { plain, upright } from "./charts.js";
 import { clock, duration, onAxis } from "./format.js";
 
 /** More lanes than a screen has lines for help nobody. */
@@ -71,11 +71,7 @@ export function timeline(machines, nowS, workers, plans, palette, span) {
       shapes: plans
         .filter((plan) => plan.at_s >= span.fromS && plan.at_s <= span.toS)
         .slice(0, 40)
-        .map((plan) => ({
-          ...{ type: "line", xref: "x", x0: onAxis(plan.at_s), x1: onAxis(plan.at_s) },
-          ...{ yref: "paper", y0: 0, y1: 1, layer: "below" },
-          line: { color: palette.quiet, width: 1, dash: "dot" },
-        })),
+        .map((plan) => upright(plan.at_s, palette.quiet, 1, { layer: "below" })),
     },
     summary:
       `Machines over time in ${slots} slots: ${running} run now, ${preempted} were preempted so far.` +

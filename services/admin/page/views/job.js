@@ -2,7 +2,7 @@
 
 import { jobPath } from "../api.js";
 import { Charts } from "../charts.js";
-import { h, say, show } from "../dom.js";
+import { h, say, scroll, show } from "../dom.js";
 import * as figures from "../figures.js";
 import { clock, count, duration, short, zone } from "../format.js";
 import { follow } from "../live.js";
@@ -242,7 +242,7 @@ function skeleton(name) {
   const stability = chart(titled("Stability ratio"), view.stability);
   const plan = h("section", { class: "card" }, titled("The plan in force"), view.plan);
   const believed = h("section", { class: "card" }, titled("Estimates, and where they lie with 90 %"), view.believed, titled("Pools"), view.pools);
-  const plans = h("section", { class: "card" }, titled("Plans"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Plans" }, view.history));
+  const plans = h("section", { class: "card" }, titled("Plans"), scroll("Plans", view.history));
   view.rented = [cost, stability, believed, plans];
   view.root = h(
     "div",
@@ -266,7 +266,7 @@ function skeleton(name) {
       plan,
       believed,
       plans,
-      h("section", { class: "card happened" }, titled("What happened"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "What happened" }, view.log)),
+      h("section", { class: "card happened" }, titled("What happened"), scroll("What happened", view.log)),
       h("details", { class: "card wide" }, h("summary", {}, view.workersTitle), view.workers),
     ),
     h("p", { class: "foot" }, `Times in ${zone}.`),

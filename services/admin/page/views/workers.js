@@ -1,6 +1,6 @@
 /** The table of workers. */
 
-import { h } from "../dom.js";
+import { h, scroll } from "../dom.js";
 import { clock, short, UNKNOWN } from "../format.js";
 import { KINDS } from "../timeline.js";
 
@@ -25,35 +25,22 @@ export function workersTable(workers) {
     ];
   }
   const names = ["Worker", "State", "Kind", "Slot", "Pool", "Machine", "Since", "Records of late"];
-  return [
+  const rows = [...workers].sort(bySlot).map((worker) =>
     h(
-      "div",
-      { class: "scroll", tabindex: 0, role: "region", "aria-label": "Workers" },
-      h(
-        "table",
-        { class: "workers" },
-        h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, name)))),
-        h(
-          "tbody",
-          {},
-          [...workers].sort(bySlot).map((worker) =>
-            h(
-              "tr",
-              {},
-              h("th", { scope: "row" }, worker.name),
-              h("td", {}, h("span", { class: "status", "data-status": worker.status }, WORDS[worker.status])),
-              h("td", {}, h("span", { class: "kind", "data-kind": worker.kind }, KINDS[worker.kind].words)),
-              h("td", { class: "number" }, worker.slot ?? UNKNOWN),
-              h("td", {}, worker.pool ?? UNKNOWN),
-              h("td", {}, worker.machine ?? UNKNOWN),
-              h("td", {}, clock(worker.since_s)),
-              h("td", { class: "number" }, short(worker.samples)),
-            ),
-          ),
-        ),
-      ),
+      "tr",
+      {},
+      h("th", { scope: "row" }, worker.name),
+      h("td", {}, h("span", { class: "status", "data-status": worker.status }, WORDS[worker.status])),
+      h("td", {}, h("span", { class: "kind", "data-kind": worker.kind }, KINDS[worker.kind].words)),
+      h("td", { class: "number" }, worker.slot ?? UNKNOWN),
+      h("td", {}, worker.pool ?? UNKNOWN),
+      h("td", {}, worker.machine ?? UNKNOWN),
+      h("td", {}, clock(worker.since_s)),
+      h("td", { class: "number" }, short(worker.samples)),
     ),
-  ];
+  );
+  const head = h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, name))));
+  return [scroll("Workers", h("table", { class: "workers" }, head, h("tbody", {}, rows)))];
 }
 
 function bySlot(one, other) {
