@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from common.api.keys import Role
     from common.config.settings import Settings
+    from common.embedded.services import Kind
 
 
 class Page(NamedTuple):
@@ -49,6 +50,28 @@ def open_page(settings: Settings, logs: Path, name: str, role: Role, port: int =
     own = settings.model_copy(update={"api_host": "127.0.0.1", "api_port": port or free_port()})
     service = Service("admin", "admin-1", own, logs)
     return Page(service, f"http://{own.api_host}:{own.api_port}", key)
+
+
+def start_services(
+    settings: Settings, logs: Path, workers: int, *, job: str = "", evaluator: bool = False
+) -> list[Service]:
+    """Start a coordinator, a provisioner where settings name a market, and workers.
+
+    Args:
+        settings: Of the servers.
+        logs: Folder for what they say.
+        workers: How many.
+        job: The only one that they work for; empty: any.
+        evaluator: Whether to start one, too.
+    """
+    own = settings.model_copy(update={"threads": 1})
+    kinds: list[Kind] = ["coordinator"]
+    kinds += ["provisioner"] * bool(own.market)
+    kinds += ["evaluator"] * evaluator
+    services = [Service(kind, f"{kind}-1", own, logs) for kind in kinds]
+    arguments = ("--job", job) if job else ()
+    names = [f"worker-{number}" for number in range(1, workers + 1)]
+    return services + [Service("worker", name, own, logs, arguments) for name in names]
 
 
 def with_market(settings: Settings, market: Path, machines: Path) -> Settings:

@@ -15,15 +15,16 @@ from rich.console import Console
 
 from common.config.market_file import load_market
 from common.embedded.kafka import KEPT_BYTES, embedded_settings
-from common.embedded.services import Service, stop_all
+from common.embedded.services import stop_all
 from common.embedded.stack import EmbeddedStack
 from common.errors import DollError
-from services.cli.local import made, open_page, with_market
+from services.cli.local import made, open_page, start_services, with_market
 from services.cli.system.ending import Ending
 from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
+    from common.embedded.services import Service
 
 _LOOK_S = 0.2  # between looks at the processes
 _SHORTEST_LIFE_S = 10.0  # one that ends sooner after its start would only do so again
@@ -97,7 +98,7 @@ def up(
         if market is not None:
             load_market(market)  # what is wrong with it is told here, not in a log
             settings = with_market(settings, market, directory / "machines")
-        services = _start(settings, workers, logs, evaluator=evaluator)
+        services = start_services(settings, logs, workers, evaluator=evaluator)
         parts.callback(stop_all, services)
         page = open_page(settings, logs, f"up-{os.getpid()}", "operator", port)
         services.append(page.service)
@@ -159,19 +160,6 @@ def _start_kafka(
         markup=False,
     )
     return ""
-
-
-def _start(settings: Settings, workers: int, logs: Path, *, evaluator: bool) -> list[Service]:
-    own = settings.model_copy(update={"threads": 1})
-    provisioners = [Service("provisioner", "provisioner-1", own, logs)] if own.market else []
-    evaluators = [Service("evaluator", "evaluator-1", own, logs)] if evaluator else []
-    names = [f"worker-{number}" for number in range(1, workers + 1)]
-    return [
-        Service("coordinator", "coordinator-1", own, logs),
-        *provisioners,
-        *evaluators,
-        *(Service("worker", name, own, logs) for name in names),
-    ]
 
 
 def _tend(services: list[Service], ending: Ending, console: Console) -> None:

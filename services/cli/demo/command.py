@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -139,7 +140,7 @@ def _perform(plan: Plan, settings: Settings, out: Path, ending: Ending, began: f
     digits = load_digits() if plan.provision else None
     with (
         Screen(Console(highlight=False), began) as screen,
-        Demo(plan, settings, out / _LOGS, screen, ending) as demo,
+        closing(Demo(plan, settings, out / _LOGS, screen, ending)) as demo,
     ):
         digits = digits or load_digits()
         demo.run(digits.train)

@@ -6,12 +6,12 @@ import contextlib
 import time
 from itertools import cycle, islice
 from time import monotonic
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common.checkpoints.store import CheckpointStore
-from common.embedded.services import Service, stop_all
+from common.embedded.services import stop_all
 from common.errors import DollError, UnavailableError
 from common.jobs.progress import JobProgress
 from common.jobs.store import JobBook
@@ -25,12 +25,11 @@ from services.cli.commands.producing import Schedule, send_all
 from services.cli.demo.fleet import FleetWatch
 from services.cli.demo.plan import Preemption
 from services.cli.demo.screen import Glance
-from services.cli.local import open_page
+from services.cli.local import open_page, start_services
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import TracebackType
 
     from common.config.settings import Settings
     from common.core.messages import Positions
@@ -78,17 +77,16 @@ class Demo:
         self._ending = ending
         self._phase = "starting"
         self._sent = 0
-        self._workers = frozenset[str]()  # that the demo itself starts
         self._preemption = Preemption(plan.records // 2, plan.away_s)
         self._began_s = 0.0  # to stream, since 1970
         self._book = JobBook(self.log)
         spec = plan.job()
         for stream in spec.streams:
             self.log.create_topics([NewTopic(stream, plan.partitions)])
-        own = settings.model_copy(update={"threads": 1})
-        self._services = [Service("coordinator", "coordinator-1", own, logs)]
+        workers = 0 if plan.provision else plan.workers
+        self._services = start_services(settings, logs, workers, job=plan.name)
+        self._workers = {each.name for each in self._services[1:]} if workers else set[str]()
         if plan.provision:
-            self._services.append(Service("provisioner", "provisioner-1", own, logs))
             self._page = open_page(settings, logs, plan.name, "viewer")
             self._services.append(self._page.service)
         self.record = self._book.submit(spec)
@@ -96,25 +94,13 @@ class Demo:
         if plan.provision:
             self.log.create_topics([NewTopic(plans_topic(plan.name), kept_forever=True)])
             self.fleet = FleetWatch(self.log, plan.name)
-        else:
-            names = [f"worker-{number}" for number in range(1, plan.workers + 1)]
-            job = ("--job", plan.name)
-            self._services += [Service("worker", name, own, logs, job) for name in names]
-            self._workers = frozenset(names)
         self._board = open_board(settings, plan.name)
         self._history = HistoryReader(plan.name, self.log)
         self._looker = Looker(self.record, lambda: self.log, lambda _: self._board, _log)
         self.progress = JobProgress(self.record)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Stop the processes, and leave nothing on the servers but the topics."""
         stop_all(self._services)
         self._history.close()
         if self.fleet is not None:
