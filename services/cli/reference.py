@@ -187,6 +187,8 @@ def _row(parameter: Any) -> str:  # noqa: ANN401 -- likewise
     if parameter.param_type_name == "argument":
         names = f"`{(parameter.name or '').upper()}`"
     shown = "" if parameter.default in (None, "", False, ()) else f"`{parameter.default}`"
+    if isinstance(described := getattr(parameter, "show_default", None), str):
+        shown = described
     text = getattr(parameter, "help", "") or ""
     return f"| {names} | {'required' if parameter.required else shown} | {_cell(text)} |"
 

@@ -20,7 +20,7 @@ from common.ports.servers import NewTopic
 from common.topics.names import check_stream
 from services.cli.commands import sources
 from services.cli.commands.bounded_topic import BoundedTopic
-from services.cli.commands.producing import Backlog, Patient, Schedule, send_all, unbounded
+from services.cli.commands.producing import Backlog, RetryingWriter, Schedule, send_all, unbounded
 from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
     topic: Annotated[str, typer.Option(help="Topic to write to.")],
     rate: Annotated[float, typer.Option(min=0, help="Records per second; 0: no limit.")] = 0,
     poisson: Annotated[
-        bool, typer.Option("--poisson/--steady", help="Distribution of arrivals.")
+        bool, typer.Option("--poisson/--steady", help="Random arrivals, or evenly spaced.")
     ] = False,
     records: Annotated[int, typer.Option(min=0, help="Stop after this many records; 0: all.")] = 0,
     repeat: Annotated[bool, typer.Option("--repeat", help="Start again at the end.")] = False,
@@ -89,7 +89,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
     built_in = bool(outside.settings.embedded_kafka)
     writer = log.writer(waits=built_in)
     try:
-        way: BoundedTopic | Patient
+        way: BoundedTopic | RetryingWriter
         if built_in:
             way = BoundedTopic(
                 log,
@@ -105,7 +105,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
                 way.check(total, len(one))
                 stream = chain([one], stream)
         else:
-            way = Patient(writer, topic, time.monotonic, time.sleep, say)
+            way = RetryingWriter(writer, topic, time.monotonic, time.sleep, say)
         room = backlog.room if backlog else unbounded
         told = _send(stream, writer, way, topic, console, schedule=schedule, room=room, total=total)
         if isinstance(way, BoundedTopic):
@@ -118,7 +118,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
 def _send(  # noqa: PLR0913 -- what `produce` has found out
     stream: Iterator[bytes],
     writer: Writer,
-    way: BoundedTopic | Patient,
+    way: BoundedTopic | RetryingWriter,
     topic: str,
     console: Console,
     *,

@@ -142,7 +142,7 @@ class Backlog:
         return self._limit - (end - below)
 
 
-class Patient:
+class RetryingWriter:
     """Writes to one topic, and says once why nothing goes on while Kafka takes nothing.
 
     Args:

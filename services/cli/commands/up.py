@@ -41,7 +41,7 @@ def up(
     ] = None,
     market: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Rent machines for jobs that ask for them, as it says."),
+        typer.Option(metavar="FILE", help="Market file: rent machines for jobs that ask for them."),
     ] = None,
     evaluator: Annotated[
         bool, typer.Option("--evaluator", help="Judge versions of jobs with an `evaluation`.")

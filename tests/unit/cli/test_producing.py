@@ -18,7 +18,14 @@ from common.ports.servers import NewTopic
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import HandClock
 from common.testing.log import MemoryLog
-from services.cli.commands.producing import Backlog, Patient, Schedule, Sent, send_all, unbounded
+from services.cli.commands.producing import (
+    Backlog,
+    RetryingWriter,
+    Schedule,
+    Sent,
+    send_all,
+    unbounded,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,11 +133,11 @@ def test_people_hear_once_of_each_time_that_kafka_takes_nothing_for_long() -> No
             log.come_back()
 
     writer = log.writer(waits=False, max_bytes=1)
-    patient = Patient(writer, "a", clock, wait, said.append)
+    retrying = RetryingWriter(writer, "a", clock, wait, said.append)
     for told in (0, 1):
         log.go_away()
-        patient.send(b"queued")
-        patient.send(b"waits")
+        retrying.send(b"queued")
+        retrying.send(b"waits")
         assert len(said) == told
         assert writer.flush(1.0)
         del back_s[0]
