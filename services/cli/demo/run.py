@@ -198,7 +198,8 @@ class Demo:
         self._check_services()
         with contextlib.suppress(UnavailableError):
             read_history(self._history, self.progress, now_s, wait_s)
-        if (look := self._looker.look(now_s, now)) is not None:
+        look = self._looker.look(now_s, now)
+        if look is not None and not look.board_away:  # else what was known goes on to count
             self.progress.look(look)
         now = monotonic()
         if self.fleet is not None:
