@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import NoReturn
 
 import typer  # noqa: TC002 -- typer reads it when run
 
+from common.config.program import command_of
 from common.embedded.services import environment_of
 from services.cli.system.outside import outside_of
 
@@ -41,5 +41,5 @@ def admin(context: typer.Context) -> None:
 
 
 def _become(service: str, context: typer.Context) -> NoReturn:
-    command = [sys.executable, "-m", f"services.{service}", *context.args]
-    os.execve(sys.executable, command, environment_of(outside_of(context).settings))  # noqa: S606 -- our own program, no shell
+    command = command_of(f"services.{service}", *context.args)
+    os.execve(command[0], command, environment_of(outside_of(context).settings))  # noqa: S606 -- our own program, no shell
