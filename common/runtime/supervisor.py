@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 THREADS = 8
 SLOW_S = 0.05  # of a turn; above it is counted: rounds of other jobs take a few milliseconds
-HANGS_S = 300.0  # of a turn; above it the process is ill
+HANGS_S = 300.0  # of a turn; above it the process is unhealthy
 # A thread in so long a turn counts as taken. One is left for all other jobs where all but one are.
 LONG_S = 1.0
 # While one thread waits for the next time and then works, another is there so much later.
@@ -155,7 +155,7 @@ class Supervisor:
         logger: Of the process.
         threads: How many turns there are at once.
         slow_s: A turn of so long is counted.
-        hangs_s: Within a turn of so long the process is ill.
+        hangs_s: Within a turn of so long the process is unhealthy.
         patience: With jobs that fail.
         clock: Seconds that never go back, as `time.monotonic` counts them.
     """
