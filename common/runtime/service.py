@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from common.config.settings import Settings, read_settings
 from common.errors import UnavailableError, UserError
 from common.jobs.store import JobBook
-from common.runtime.connect import open_boards, open_log, open_tracer
+from common.runtime.connect import open_boards, open_log
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import HANGS_S, SLOW_S, Supervisor
 from common.runtime.termination import end_with, on_termination
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from common.ports.servers import Boards, Log
     from common.runtime.jobs import MakePart
     from common.telemetry.metrics.meters import Meters
-    from common.telemetry.tracing import Tracer
 
 EXIT_OK = 0  # it was told to end: by a signal, or a worker by notice that its machine goes
 EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
@@ -56,22 +55,6 @@ class ServiceProcess(NamedTuple):
         """
         if self.settings.metrics_port:
             serve(meters, self.pulses, self.settings.metrics_host, self.settings.metrics_port)
-
-    def open_log(self) -> Log:
-        """Open Kafka.
-
-        Raises:
-            UnavailableError: If the settings name an embedded broker that is gone.
-        """
-        return open_log(self.settings, self.name)
-
-    def open_tracer(self) -> Tracer:
-        """Open where spans are told.
-
-        Raises:
-            UserError: If a collector is named and what speaks to it is not installed.
-        """
-        return open_tracer(self.settings, self.service, self.name)
 
 
 def command_line(
@@ -181,7 +164,7 @@ def follow_jobs(
     @contextmanager
     def opened() -> Iterator[tuple[Jobs, JobBook]]:
         with ExitStack() as stack:
-            log = stack.enter_context(closing(process.open_log()))
+            log = stack.enter_context(closing(open_log(process.settings, process.name)))
             book = stack.enter_context(closing(JobBook(log)))
             book.read()  # all of it: by its first records alone, a stopped job seems to run
             boards = stack.enter_context(closing(open_boards(process.settings)))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from common.learning.optimizers import load_optimizers
-from common.runtime.connect import open_blobs
+from common.runtime.connect import open_blobs, open_tracer
 from common.runtime.service import END_S, command_line, follow_jobs, run
 from common.runtime.supervisor import Supervisor
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
@@ -47,7 +47,7 @@ def _coordinate(process: ServiceProcess) -> None:
     torch.set_num_threads(process.settings.threads or 1)
     load_optimizers()  # before anybody holds a lease: it takes a second
     metrics = CoordinatorMetrics()
-    with closing(process.open_tracer()) as tracer:
+    with closing(open_tracer(process.settings, process.service, process.name)) as tracer:
         parts = partial(_parts, process, metrics, tracer)
         follow_jobs(process, metrics.meters, parts, begins)
 

@@ -19,7 +19,7 @@ from common.errors import UnavailableError
 from common.jobs.spec import BUILT_IN_TASKS
 from common.jobs.store import JobBook
 from common.learning.gradients import resolve_device
-from common.runtime.connect import open_boards, open_notices
+from common.runtime.connect import open_boards, open_log, open_notices, open_tracer
 from common.runtime.service import command_line, freeze_imports, run
 from common.telemetry.logging import Outage
 from common.telemetry.metrics.worker import WorkerMetrics
@@ -66,7 +66,7 @@ def _work(only: str, process: ServiceProcess) -> None:
         NoticeWatch(notices, process.stopping, settings.on_rebalance, process.logger).start()
     metrics, pulse = WorkerMetrics(), process.pulses.begin("the main loop")
     process.serve_metrics(metrics.meters)
-    with closing(process.open_tracer()) as tracer:
+    with closing(open_tracer(settings, process.service, process.name)) as tracer:
         if settings.device:
             resolve_device(settings.device)  # one that is not here makes no sense for any job
         freeze_imports()
@@ -142,7 +142,7 @@ def _opened(process: ServiceProcess, pulse: Pulse) -> Log | None:
     while not process.stopping.is_set():
         pulse.beat()
         try:
-            log = process.open_log()
+            log = open_log(process.settings, process.name)
         except UnavailableError as error:
             outage.met(error)
             process.stopping.wait(JOBS_S)
