@@ -124,8 +124,8 @@ class Market(Part):
             if pool.usd_per_hour == "history" and self.ec2 is None:
                 raise ValueError(f"ec2: must be given, since the price of {pool.name!r} is history")
             if pool.usd_per_hour == "history" and not pool.instance_types:
-                problem = "of which machines is the price asked? Name its instance_types"
-                raise ValueError(f"{pool.name!r}: {problem}")
+                problem = "must be given, since its price is history"
+                raise ValueError(f"{pool.name!r}: instance_types: {problem}")
         return self
 
 

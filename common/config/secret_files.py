@@ -40,7 +40,7 @@ def resolve_files(environ: Mapping[str, str], known: Callable[[str], bool]) -> R
         if name == variable or known(variable) or not known(name) or not path:
             continue
         if environ.get(name):
-            raise UserError(f"{name} and {variable} are both given: keep one of them")
+            raise UserError(f"{name} and {variable} are both set: keep one of them")
         values[name] = _content(variable, path)
         from_files.add(name)
     return Resolved(values, frozenset(from_files))
@@ -56,15 +56,15 @@ def _content(variable: str, path: str) -> str:
             data = file.read(_LARGEST + 1)
     except (OSError, ValueError) as error:
         number = error.errno if isinstance(error, OSError) else None
-        reason = os.strerror(number) if number else "that is no path"
+        reason = os.strerror(number) if number else "not a valid path"
         raise UserError(f"{variable}: the file cannot be read: {reason}") from None
     if len(data) > _LARGEST:
         raise UserError(f"{variable}: the file is larger than {_LARGEST} bytes")
     try:
         value = data.decode()
     except UnicodeDecodeError:
-        raise UserError(f"{variable}: the file is no text in UTF-8") from None
+        raise UserError(f"{variable}: the file is not UTF-8 text") from None
     value = value.removesuffix("\r\n" if value.endswith("\r\n") else "\n")
     if not value or "\0" in value:
-        raise UserError(f"{variable}: the file is {'no text' if value else 'empty'}")
+        raise UserError(f"{variable}: the file is {'not text' if value else 'empty'}")
     return value

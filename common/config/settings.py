@@ -48,8 +48,8 @@ def check_redis_url(value: str) -> None:
         raise ValueError("must be redis://host:port/db, rediss://... or unix:///path")
     if not _is_whole(value):
         raise ValueError(
-            "is no whole URL: in a password write / as %2F, ? as %3F, # as %23 and @ as %40, or"
-            " put it into DOLL_REDIS_PASSWORD"
+            "is not a complete URL: in a password write / as %2F, ? as %3F, # as %23 and @ as %40,"
+            " or put it into DOLL_REDIS_PASSWORD"
         )
 
 
@@ -250,9 +250,9 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _legal_pairs(self) -> Self:
         if (self.redis_username or self.redis_password) and names_user(self.redis):
-            raise ValueError("DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS names a user too")
+            raise ValueError("DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS names a user already")
         if self.redis_username and not self.redis_password:
-            raise ValueError("DOLL_REDIS_PASSWORD: is missing; there is a DOLL_REDIS_USERNAME")
+            raise ValueError("DOLL_REDIS_PASSWORD: is missing, but DOLL_REDIS_USERNAME is set")
         certificates = self.redis_ca or self.redis_cert or self.redis_key
         if certificates and not self.redis.startswith("rediss://"):
             raise ValueError("DOLL_REDIS: must begin with rediss:// where there are certificates")
@@ -260,10 +260,8 @@ class Settings(BaseModel):
             cert, key = getattr(self, f"{name}_cert"), getattr(self, f"{name}_key")
             if bool(cert) != bool(key):
                 have, lack = ("CERT", "KEY") if cert else ("KEY", "CERT")
-                raise ValueError(
-                    f"{_PREFIX}{name.upper()}_{lack}: is missing; there is a"
-                    f" {_PREFIX}{name.upper()}_{have}"
-                )
+                prefix = f"{_PREFIX}{name.upper()}"
+                raise ValueError(f"{prefix}_{lack}: is missing, but {prefix}_{have} is set")
         return self
 
     def environ(self) -> dict[str, str]:
@@ -309,7 +307,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         if hidden := sorted(wrong & from_files):
             # Whose content may be meant for another variable, and secret.
             raise UserError(
-                f"{hidden[0]}{SUFFIX}: the file holds what {hidden[0]} cannot be (it is not shown)"
+                f"{hidden[0]}{SUFFIX}: the file holds no valid {hidden[0]} (which is not shown)"
             ) from None
         raise UserError(complaint(error, name=lambda path: _PREFIX + path.upper())) from error
 

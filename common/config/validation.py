@@ -96,7 +96,7 @@ def _said(details: ErrorDetails) -> str:
     if kind == "missing":
         return "is missing"
     if kind == "extra_forbidden":
-        return "is no field that there is"
+        return "unknown field"
     if kind == "value_error":  # our own sentence
         return str(context["error"])
     wanted = _WANTED[kind](context) if kind in _WANTED else details["msg"]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from common.config.program import command_of, search_path
 from common.embedded.process import Child
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from common.config.settings import Settings
 
 Kind: TypeAlias = Literal["worker", "coordinator", "provisioner", "evaluator", "admin"]
 
-_ROOT = Path(__file__).parents[2]  # where our packages lie, in a checkout or installed
 _OURS = "DOLL_"  # variables of our settings begin so
 _STOP_GRACE_S = 10.0  # a worker finishes its gradient, a coordinator its last checkpoint
 
@@ -42,7 +42,7 @@ class Service:
     ) -> None:
         self.name = name
         self.log = logs / f"{name}.log"
-        self._command = (sys.executable, "-m", f"services.{kind}", "--name", name, *arguments)
+        self._command = command_of(f"services.{kind}", "--name", name, *arguments)
         self._environment = environment_of(settings)
         self._child = self._started()
 
@@ -96,7 +96,7 @@ def start_machine(
     Raises:
         OSError: If there cannot be another process.
     """
-    command = (sys.executable, "-m", "services.worker", "--job", job, "--name", worker)
+    command = command_of("services.worker", "--job", job, "--name", worker)
     own = settings.model_copy(update={"metrics_port": 0})
     variables = {**environment_of(own), **environment}
     return Child(command, logs / f"{worker}.log", variables, stays=True)
@@ -113,5 +113,6 @@ def stop_all(services: Sequence[Service]) -> None:
 def environment_of(settings: Settings) -> dict[str, str]:
     """The environment of a process of ours: this one's, but with these settings and no others."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
-    path = os.pathsep.join(filter(None, (str(_ROOT), inherited.get("PYTHONPATH"))))
-    return {**inherited, "PYTHONPATH": path, **settings.environ()}
+    here = () if sys.flags.safe_path else (os.curdir,)  # where a task may lie
+    others = (*here, *inherited.get("PYTHONPATH", "").split(os.pathsep))
+    return {**inherited, "PYTHONPATH": search_path(others), **settings.environ()}

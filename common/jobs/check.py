@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
+from common.config.program import command_of, search_path
 from common.errors import GivenError, TaskMissingError, UserError
 from common.jobs.spec import check_options, job_from_json
 from common.learning.task_options import options_of
@@ -83,10 +84,10 @@ def check_submission(spec: JobSpec, allowed: Collection[str], max_model_mb: int)
 
 def _built_apart(spec: JobSpec, allowed: Collection[str]) -> Report:
     order = Order(msgspec.Raw(spec.model_dump_json().encode()), tuple(allowed))
-    path = os.pathsep.join(filter(None, sys.path))  # the task is found there as it is here
+    path = search_path(sys.path)  # the task is found there as it is here
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "common.jobs.check"],
+        done = subprocess.run(  # noqa: S603 -- our own command line
+            command_of("common.jobs.check"),
             input=msgspec.json.encode(order),
             capture_output=True,
             check=True,

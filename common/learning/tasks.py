@@ -43,6 +43,7 @@ class Task(Protocol):
         """(n,) each: values whose mean over the samples is the metric."""
 
 
+_OUR_PACKAGES = ("common", "services")
 _METHODS = ("build", "forward", "losses", "metrics")
 
 
@@ -201,6 +202,15 @@ def check_fields(task: Task, fields: Sequence[Field]) -> None:
             )
 
 
+def _taken_name(error: ImportError | AttributeError) -> str:
+    """What to do where the code of a task has a package by the name of one of ours."""
+    if isinstance(error, ImportError):
+        package = (error.name or "").partition(".")[0]
+    else:
+        package = getattr(error.obj, "__name__", "")
+    return f": {package!r} is DOLL's own package here; rename yours" * (package in _OUR_PACKAGES)
+
+
 def _imported(entrypoint: str, options: Mapping[str, object], allowed: Collection[str]) -> Task:
     if entrypoint not in allowed:
         known = ", ".join(sorted(allowed)) or "none"
@@ -212,7 +222,7 @@ def _imported(entrypoint: str, options: Mapping[str, object], allowed: Collectio
         factory = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise TaskMissingError(
-            f"task {entrypoint!r} cannot be imported here: {one_line(error)}"
+            f"task {entrypoint!r} cannot be imported here: {one_line(error)}{_taken_name(error)}"
         ) from error
     except Exception as error:  # a module is the user's code and may raise anything
         raise UserError(f"task {entrypoint!r}: importing it raised {one_line(error)}") from error

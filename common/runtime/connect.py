@@ -246,7 +246,7 @@ def _fleet_directory(settings: Settings) -> Path:
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()  # the folder above is everybody's
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise UserError(f"{path}: is not our directory; set DOLL_FLEET_DIRECTORY to another")
+        raise UserError(f"{path}: is not a directory of this user; set DOLL_FLEET_DIRECTORY to one")
     return path
 
 

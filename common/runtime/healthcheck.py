@@ -1,4 +1,4 @@
-"""Whether this container's process is well: `python -m common.runtime.healthcheck`; 0 if so.
+"""Whether this container's process is healthy: `python -m common.runtime.healthcheck`; 0 if so.
 
 Asks http://127.0.0.1:$DOLL_METRICS_PORT/healthz, or DOLL_METRICS_HOST where that is one address. It
 runs every few seconds in every container, so it imports next to nothing: no pydantic, not even
@@ -19,10 +19,10 @@ EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 -- to be recognised, not to lis
 HELP = """\
 usage: python -m common.runtime.healthcheck
 
-Exits with 0 if the process of ours that serves metrics on this machine says that it is well, else
-with 1 and one line why. It is asked at DOLL_METRICS_HOST and DOLL_METRICS_PORT, as it was told.
+Asks the process that serves metrics at DOLL_METRICS_HOST and DOLL_METRICS_PORT. Exits with 0 if it
+is healthy, else with 1 and one line why.
 
-example: DOLL_METRICS_PORT=9102 python -m common.runtime.healthcheck || echo ill
+example: DOLL_METRICS_PORT=9102 python -m common.runtime.healthcheck || echo unhealthy
 """
 
 
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     port = os.environ.get("DOLL_METRICS_PORT", "")
     complaint = trouble("127.0.0.1" if host in EVERYWHERE else host, port)
     if complaint:
-        print(f"ill: {complaint}", file=sys.stderr)  # noqa: T201 -- to whoever asked
+        print(f"unhealthy: {complaint}", file=sys.stderr)  # noqa: T201 -- to whoever asked
     return ILL if complaint else WELL
 
 

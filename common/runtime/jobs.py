@@ -39,17 +39,6 @@ class _Taken:
         return self.running is None or self.running.ended.is_set()
 
 
-class _Over:
-    """The actor of a job that there is no more to do for."""
-
-    def turn(self) -> float | None:
-        """Come to the end."""
-        return None
-
-    def close(self) -> None:
-        """Let go of nothing."""
-
-
 class Jobs:
     """The jobs that one process takes part in, an actor each.
 
@@ -90,7 +79,7 @@ class Jobs:
         taken = self._taken[job] = _Taken(record)
         taken.running = self._supervisor.begin(job, partial(self._made, taken))
 
-    def _made(self, taken: _Taken, wake: Callable[[], None], fault: Fault | None) -> Actor:
+    def _made(self, taken: _Taken, wake: Callable[[], None], fault: Fault | None) -> Actor | None:
         if taken.record is None:  # it failed again and again until it was deleted
-            return _Over()
+            return None
         return self._make(taken.wanted, wake, fault)

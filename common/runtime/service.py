@@ -1,44 +1,104 @@
-"""What every process with jobs does: starts, follows the jobs topic, ends in order."""
+"""A service process: command line, settings, logs, metrics, its jobs, and its end in order."""
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
+import socket
 import sys
 import threading
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, TypeAlias
+from contextlib import ExitStack, closing, contextmanager
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from common.config.settings import read_settings
+from common.config.settings import Settings, read_settings
 from common.errors import UnavailableError, UserError
+from common.jobs.store import JobBook
+from common.runtime.connect import open_boards, open_log
+from common.runtime.jobs import Jobs
+from common.runtime.supervisor import HANGS_S, SLOW_S, Supervisor
 from common.runtime.termination import end_with, on_termination
-from common.telemetry.logging import Outage, event_logger, set_up_logging
+from common.telemetry.logging import EventLogger, Outage, event_logger, set_up_logging
+from common.telemetry.metrics.serving import Pulses, serve
+from common.telemetry.metrics.supervision import SupervisionMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator
 
-    from common.config.settings import Settings
-    from common.jobs.store import JobBook
-    from common.runtime.jobs import Jobs
-    from common.telemetry.metrics.serving import Pulses
+    from common.jobs.store import JobRecord
+    from common.ports.servers import Boards, Log
+    from common.runtime.jobs import MakePart
+    from common.telemetry.metrics.meters import Meters
 
-    Opened: TypeAlias = AbstractContextManager[tuple[Jobs, JobBook]]
-
-EXIT_OK = 0
+EXIT_OK = 0  # it was told to end: by a signal, or a worker by notice that its machine goes
 EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
 EXIT_USAGE = 2  # settings make no sense; starting again will not help
 JOBS_S = 0.5  # between looks at the jobs topic
 END_S = 10.0  # for all jobs to end in order
 
 
-def run(service: str, name: str, work: Callable[[Settings, threading.Event], None]) -> int:
+class ServiceProcess(NamedTuple):
+    """What a service has once its process has started."""
+
+    service: str
+    name: str  # of this replica
+    settings: Settings
+    stopping: threading.Event  # set once the process is to end
+    pulses: Pulses
+    logger: EventLogger
+
+    def serve_metrics(self, meters: Meters) -> None:
+        """Answer scrapes and questions for health, where the settings name a port.
+
+        Raises:
+            UserError: If the address cannot be had.
+        """
+        if self.settings.metrics_port:
+            serve(meters, self.pulses, self.settings.metrics_host, self.settings.metrics_port)
+
+
+def command_line(
+    service: str,
+    description: str,
+    example: str,
+    *,
+    job: str = "",
+    name: str = "for people; default: the host",
+    default_name: str = "",
+) -> argparse.Namespace:
+    """Read the command line of this process: `name`, and `job` where the service has that option.
+
+    Args:
+        service: Which one.
+        description: What it does.
+        example: A command line that makes sense.
+        job: Explains `--job`; empty: there is none.
+        name: Explains `--name`.
+        default_name: The name unless one is given; empty: the host's.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m services.{service}", description=description, epilog=f"example: {example}"
+    )
+    if job:
+        parser.add_argument("--job", help=job)
+    parser.add_argument("--name", default=default_name or socket.gethostname(), help=name)
+    return parser.parse_args()
+
+
+def run(
+    service: str,
+    name: str,
+    work: Callable[[ServiceProcess], int | None],
+    *,
+    called: str = "replica",
+) -> int:
     """Run a process until it is told to end.
 
     Args:
         service: What it is, for logs and people.
-        name: Of this replica, for logs.
-        work: Gets the settings, and what is set once the process is to end.
+        name: Of this replica.
+        work: What it does; may return the exit status.
+        called: What the name is called in logs.
 
     Returns:
         The exit status.
@@ -47,47 +107,91 @@ def run(service: str, name: str, work: Callable[[Settings, threading.Event], Non
     on_termination(stopping.set)
     try:
         settings = read_settings(os.environ)
-        set_up_logging(settings, service=service, replica=name)
+        set_up_logging(settings, service=service, **{called: name})
         if settings.owner_pid:
             end_with(settings.owner_pid)
-        work(settings, stopping)
+        logger = event_logger(service)
+        status = work(ServiceProcess(service, name, settings, stopping, Pulses(), logger))
     except UserError as error:
         print(f"{service}: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it
         return EXIT_USAGE
     except Exception:  # noqa: BLE001 -- the outermost loop: better dead and replayed
         event_logger(service).exception(f"{service}_failed")
         return EXIT_FAILED
-    return EXIT_OK
+    return EXIT_OK if status is None else status
+
+
+class Opened(NamedTuple):
+    """The servers of a process with jobs."""
+
+    log: Log
+    book: JobBook
+    boards: Boards
+    closing: ExitStack  # for what else is to be closed, after the jobs have ended
+
+
+MakeParts: TypeAlias = "Callable[[Opened], MakePart]"
+Begins: TypeAlias = "Callable[[JobRecord, bool], bool]"
 
 
 def follow_jobs(
-    service: str, open_jobs: Callable[[], Opened], stopping: threading.Event, pulses: Pulses
+    process: ServiceProcess,
+    meters: Meters,
+    make_parts: MakeParts,
+    begins: Begins,
+    *,
+    slow_s: float = SLOW_S,
+    hangs_s: float = HANGS_S,
 ) -> None:
     """Tell the jobs of a process what is wanted of them, until it is told to end.
 
     Args:
-        service: What it is, for logs.
-        open_jobs: Opens the outside and makes the jobs, with the book that was read to its end: by
-            its first records alone, a stopped job seems to run. What it opened it closes.
-        stopping: Set once the process is to end.
-        pulses: Of the process.
+        process: Its metrics are served from now on.
+        meters: Of the process.
+        make_parts: Gets the servers; what it returns makes a job's actor, see `Jobs`.
+        begins: Whether to begin with a job, see `Jobs`.
+        slow_s: See `Supervisor`.
+        hangs_s: Likewise.
+
+    Raises:
+        UserError: If a setting makes no sense.
     """
-    outage = Outage(event_logger(service), "kafka")
-    pulse = pulses.begin("the loop of jobs")
+    process.serve_metrics(meters)
+    outage = Outage(process.logger, "kafka")
+    pulse = process.pulses.begin("the loop of jobs")
     freeze_imports()
-    with ExitStack() as opened:
-        jobs: Jobs | None = None
-        book: JobBook | None = None
-        while not stopping.is_set():
+
+    @contextmanager
+    def opened() -> Iterator[tuple[Jobs, JobBook]]:
+        with ExitStack() as stack:
+            log = stack.enter_context(closing(open_log(process.settings, process.name)))
+            book = stack.enter_context(closing(JobBook(log)))
+            book.read()  # all of it: by its first records alone, a stopped job seems to run
+            boards = stack.enter_context(closing(open_boards(process.settings)))
+            make_part = make_parts(Opened(log, book, boards, stack))
+            supervisor = Supervisor(
+                SupervisionMetrics(meters),
+                process.pulses,
+                process.logger,
+                slow_s=slow_s,
+                hangs_s=hangs_s,
+            )
+            stack.callback(supervisor.close, END_S)
+            yield Jobs(supervisor, make_part, begins), book
+
+    with ExitStack() as stack:
+        found: tuple[Jobs, JobBook] | None = None
+        while not process.stopping.is_set():
             pulse.beat()
             try:
-                if jobs is None or book is None:
-                    jobs, book = opened.enter_context(open_jobs())
+                if found is None:
+                    found = stack.enter_context(opened())
+                jobs, book = found
                 jobs.follow(book.refresh(JOBS_S))
                 outage.quiet()
             except UnavailableError as error:
                 outage.met(error)
-                stopping.wait(JOBS_S)
+                process.stopping.wait(JOBS_S)
 
 
 def freeze_imports() -> None:

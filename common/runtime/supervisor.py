@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 THREADS = 8
 SLOW_S = 0.05  # of a turn; above it is counted: rounds of other jobs take a few milliseconds
-HANGS_S = 300.0  # of a turn; above it the process is ill
+HANGS_S = 300.0  # of a turn; above it the process is unhealthy
 # A thread in so long a turn counts as taken. One is left for all other jobs where all but one are.
 LONG_S = 1.0
 # While one thread waits for the next time and then works, another is there so much later.
@@ -62,7 +62,7 @@ class Fault(NamedTuple):
     alike: int  # the last of these that ended by an exception of this very class
 
 
-Make: TypeAlias = "Callable[[Callable[[], None], Fault | None], Actor]"
+Make: TypeAlias = "Callable[[Callable[[], None], Fault | None], Actor | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Supervised:
                 return self._again_at
             self.actor = self._make(self.wake, self._fault)
             self.began_at = now
-        return self.actor.turn()
+        return None if self.actor is None else self.actor.turn()
 
     def failed(self, error: BaseException, now: float, patience: Patience) -> tuple[float, bool]:
         """Take in what ended a turn; returns the pause, and whether that is news."""
@@ -155,7 +155,7 @@ class Supervisor:
         logger: Of the process.
         threads: How many turns there are at once.
         slow_s: A turn of so long is counted.
-        hangs_s: Within a turn of so long the process is ill.
+        hangs_s: Within a turn of so long the process is unhealthy.
         patience: With jobs that fail.
         clock: Seconds that never go back, as `time.monotonic` counts them.
     """
@@ -197,8 +197,8 @@ class Supervisor:
 
         Args:
             name: The job's, for logs and metrics.
-            make: Makes its actor, in a turn, and anew after a fault. It gets what wakes the
-                actor, from any thread, and what ended the one before.
+            make: Makes its actor, in a turn, and anew after a fault; None: the job is over. It gets
+                what wakes the actor, from any thread, and what ended the one before.
         """
         pulse = Pulse(self._clock, f"a turn of job {name}", self._hangs_s)
         job = Supervised(name, make, self, pulse)

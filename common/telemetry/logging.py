@@ -198,7 +198,7 @@ def event_logger(name: str, **bound: object) -> EventLogger:
     return EventLogger(logging.getLogger(name), (to_record,), bound)
 
 
-def set_up_logging(settings: Settings, stream: TextIO | None = None, **bound: object) -> None:
+def set_up_logging(settings: Settings, stream: TextIO | None = None, /, **bound: object) -> None:
     """Send what this process tells to a stream, as the settings say: all of it, in one form.
 
     Args:

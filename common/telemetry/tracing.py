@@ -80,17 +80,7 @@ class NoTracer:
         """None."""
         return None
 
-    def span(
-        self,
-        trace: BatchTrace,
-        name: SpanName,
-        start_s: float,
-        end_s: float,
-        *,
-        root: bool = False,
-        error: str = "",
-        **attributes: Attribute,
-    ) -> None:
+    def span(self, *_: object, **__: object) -> None:
         """Nothing."""
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.exceptions import HTTPException
 
+from common.config.program import command_of, search_path
 from common.errors import GivenError, UserError
 from common.planning.apart import Order, Report
 from common.telemetry.logging import event_logger
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 AT_ONCE = 2  # each keeps a core busy
 RETRY_S = 5
 _SAID = 2000  # characters of its last words that are logged
-_COMMAND = (sys.executable, "-m", "common.planning.apart")
 # Each library would start a thread for each core, to wait for each other.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -69,11 +69,11 @@ class Simulations:
         # Settings and their secrets are none of its business.
         environment = {name: v for name, v in os.environ.items() if not name.startswith("DOLL_")}
         process = await asyncio.create_subprocess_exec(
-            *_COMMAND,
+            *command_of("common.planning.apart"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=environment | _ONE_THREAD,
+            env={**environment, **_ONE_THREAD, "PYTHONPATH": search_path(sys.path)},
         )
         try:
             async with asyncio.timeout(self._longest_s):

@@ -1,28 +1,34 @@
-"""A job's model on this machine's device: loads versions, and judges records by the one loaded."""
+"""A job's model on this machine's device, and the records that its versions are judged by."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from common.core.spans import Span
 from common.errors import ExpiredError, UnknownTopicError
 from common.evaluation.drift import errors_of
+from common.evaluation.sampling import Piece
 from common.jobs.build import codec_of, task_of
+from common.learning.codecs import Decoded
 from common.learning.evaluate import per_record
 from common.learning.fields import Columns, concatenate
 from common.learning.gradients import resolve_device
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
+from common.telemetry.logging import Changes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from common.config.settings import Settings
-    from common.evaluation.sampling import Piece
-    from common.jobs.spec import JobSpec
-    from common.ports.servers import SpanReader
+    from common.core.spans import Partition
+    from common.jobs.spec import EvaluationSpec, JobSpec
+    from common.ports.servers import Bounds, Log
+    from common.telemetry.logging import EventLogger
 
 AT_ONCE = 256  # records of one forward pass: bounds the memory
 READ_S = 10.0  # for one piece
+TEST_READ_S = 30.0  # for one partition's part of the test set
 
 
 class Judged(NamedTuple):
@@ -38,18 +44,15 @@ class Examiner:
     Args:
         spec: The job.
         settings: Of the process.
-        spans: Reads records back.
 
     Raises:
         UserError: If the task cannot be made, or there is no such device.
     """
 
-    def __init__(self, spec: JobSpec, settings: Settings, spans: SpanReader) -> None:
+    def __init__(self, spec: JobSpec, settings: Settings) -> None:
         self._task = task_of(spec, settings.tasks)
         device = resolve_device(settings.device or spec.device)
         self._model = FlatModel(build_model(self._task, spec.seed).to(device))
-        self._codec = codec_of(spec)
-        self._spans = spans
 
     def load(self, weights: bytes) -> None:
         """Take over a version.
@@ -70,20 +73,101 @@ class Examiner:
         errors = errors_of({name: values.tolist() for name, values in columns.items()})
         return Judged(means, errors)
 
+
+class Records:
+    """What versions are judged by: the test set, read once, and what was learned from next.
+
+    Args:
+        spec: The job.
+        evaluation: Names the test set's topic; of that, its first records.
+        log: Where its topics are.
+        logger: Bound to the job.
+    """
+
+    def __init__(
+        self, spec: JobSpec, evaluation: EvaluationSpec, log: Log, logger: EventLogger
+    ) -> None:
+        self._source = log
+        self._spans = log.spans()
+        self._codec = codec_of(spec)
+        self._topic = evaluation.stream
+        self._most = evaluation.records
+        self._log = logger
+        self._told = Changes()
+        self._tested = list[Span]()  # what `_test` was made of
+        self._test: Columns | None = None
+
     def read(self, pieces: Iterable[Piece]) -> Columns | None:
         """Read records back from Kafka; what is no longer there is left out. None: nothing is.
 
         Raises:
             UnavailableError: If Kafka is away.
         """
-        parts = list[Columns]()
-        for span, skipped in pieces:
+        found = list[Decoded]()
+        for piece in pieces:
             try:
-                fetched = self._spans.read(span, READ_S)
+                found.append(self._decoded(piece, READ_S))
             except (ExpiredError, UnknownTopicError):
                 continue
-            pairs = zip(fetched.offsets, fetched.values, strict=True)
-            decoded = self._codec.decode([value for at, value in pairs if at not in skipped])
-            if len(decoded.kept):
-                parts.append(decoded.records)
-        return concatenate(parts) if parts else None
+        return _together(found)
+
+    def test(self) -> Columns | None:
+        """The test set: records that no version has learned from; None while there are none.
+
+        Until there are as many as asked for, each call looks whether more have come.
+
+        Raises:
+            UnavailableError: If Kafka is away.
+        """
+        if self._topic and sum(span.end - span.start for span in self._tested) < self._most:
+            self._look()
+        return self._test
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._spans.close()
+
+    def _look(self) -> None:
+        try:
+            places = self._source.partitions(self._topic)
+            found = first_spans({place: self._source.bounds(place) for place in places}, self._most)
+            if found != self._tested:
+                self._take(found)
+        except (UnknownTopicError, ExpiredError) as error:
+            missing = str(error)
+        else:
+            missing = "" if self._test is not None else f"{self._topic} holds no records"
+        if self._told("missing", missing) and missing:
+            self._log.warning("test_set_missing", reason=missing)
+
+    def _take(self, spans: list[Span]) -> None:
+        found = [self._decoded(Piece(span, frozenset()), TEST_READ_S) for span in spans]
+        self._tested, self._test = spans, _together(found)
+        self._log.info(
+            "test_set_read",
+            topic=self._topic,
+            records=sum(len(decoded.kept) for decoded in found),
+            left_out=sum(len(decoded.skipped) for decoded in found),
+        )
+
+    def _decoded(self, piece: Piece, timeout_s: float) -> Decoded:
+        fetched = self._spans.read(piece.span, timeout_s)
+        pairs = zip(fetched.offsets, fetched.values, strict=True)
+        return self._codec.decode([value for at, value in pairs if at not in piece.skipped])
+
+
+def _together(found: list[Decoded]) -> Columns | None:
+    parts = [decoded.records for decoded in found if len(decoded.kept)]
+    return concatenate(parts) if parts else None
+
+
+def first_spans(bounds: Mapping[Partition, Bounds], most: int) -> list[Span]:
+    """The first records of a topic: as many of each partition, as far as it has them."""
+    spans = list[Span]()
+    by_size = sorted(bounds.items(), key=lambda item: (item[1].end - item[1].start, item[0]))
+    for index, (place, (start, end)) in enumerate(by_size):
+        count = min(end - start, most // (len(by_size) - index))
+        most -= count
+        if count:
+            spans.append(Span(*place, start, start + count))
+    return sorted(spans)

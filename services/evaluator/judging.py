@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.core.messages import Drifted, Evaluated
 from common.evaluation.drift import ErrorWatch
 from common.evaluation.sampling import sample
-from common.jobs.build import codec_of
 from common.learning.errors import TaskError
 from common.telemetry.logging import Changes
-from services.evaluator.examiner import Examiner
-from services.evaluator.held_out import HeldOut
+from services.evaluator.examiner import Examiner, Records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from common.core.messages import Batch, ModelId
     from common.jobs.spec import EvaluationSpec, JobSpec
     from common.learning.fields import Columns
-    from common.ports.servers import Log, SpanReader
+    from common.ports.servers import Log
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.evaluator import EvaluatorMetrics
 
@@ -87,11 +85,8 @@ class Judge:
         self._tell = tell
         self._metrics = metrics
         self._log = logger
-        self._spans: SpanReader = log.spans()
-        self._examiner = Examiner(spec, settings, self._spans)
-        self._held_out = HeldOut(
-            log, self._spans, codec_of(spec), evaluation.stream, evaluation.records, logger
-        )
+        self._examiner = Examiner(spec, settings)
+        self._records = Records(spec, evaluation, log, logger)
         self._watches = {stream: ErrorWatch() for stream in spec.streams}
         self._told = Changes()
         self._open: _Open | None = None
@@ -114,7 +109,7 @@ class Judge:
             CorruptError: If the weights are not of this model.
             UnavailableError: If Kafka is away: begin again.
         """
-        records = self._held_out.columns() if tests else None
+        records = self._records.test() if tests else None
         self._open = None
         self._examiner.load(weights)
         awaited = set(self._watches) if predicts else set[str]()
@@ -149,7 +144,7 @@ class Judge:
             return  # more may come at any moment
         # All is read before anything is told: this may be done again.
         read = {
-            stream: self._examiner.read(sample(after[stream], self._most).get(stream, ()))
+            stream: self._records.read(sample(after[stream], self._most).get(stream, ()))
             for stream in sorted(known)
         }
         means = {
@@ -169,7 +164,7 @@ class Judge:
 
     def close(self) -> None:
         """Let go of the connection."""
-        self._spans.close()
+        self._records.close()
 
     # ---------------------------------------------------------------------------------------------
 

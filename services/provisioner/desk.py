@@ -69,28 +69,19 @@ class Desk:
             fleet, prices = self._open_fleet(), self._open_prices()
             try:
                 while (errand := self._errands.get()) is not None:
-                    if isinstance(errand, do.LookAtPrices):
-                        self._look_at_prices(prices)
-                    else:
-                        self._speak(fleet, errand)
+                    self._speak(fleet, prices, errand)
             finally:
                 fleet.close()
         except BaseException as fault:  # noqa: BLE001 -- raised again by the loop of the job
             self._fail(fault)
 
-    def _look_at_prices(self, prices: Prices) -> None:
-        try:
-            found = prices.look()
-        except OutsideError as error:
-            self._prices_outage.met(error)
-            self._tell(events.PricesAway(str(error)))
-            return
-        self._prices_outage.over()
-        self._tell(events.PricesSeen(found))
-
-    def _speak(self, fleet: Fleet, errand: do.Launch | do.Release | do.LookAtMachines) -> None:
+    def _speak(self, fleet: Fleet, prices: Prices, errand: Errand) -> None:
+        of_prices = isinstance(errand, do.LookAtPrices)
+        outage = self._prices_outage if of_prices else self._fleet_outage
         try:
             match errand:
+                case do.LookAtPrices():
+                    self._tell(events.PricesSeen(prices.look()))
                 case do.Launch(orders):
                     refused = fleet.launch(orders)
                     launches = tuple(order.launch for order in orders)
@@ -102,7 +93,8 @@ class Desk:
                     as_of_s = time()
                     self._tell(events.MachinesSeen(fleet.machines(), as_of_s))
         except OutsideError as error:
-            self._fleet_outage.met(error)
-            self._tell(events.FleetAway(str(error)))
-            return
-        self._fleet_outage.over()
+            outage.met(error)
+            away = events.PricesAway if of_prices else events.FleetAway
+            self._tell(away(str(error)))
+        else:
+            outage.over()

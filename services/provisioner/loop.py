@@ -47,6 +47,13 @@ AWAY_S = 0.5  # between attempts while Kafka is away
 FLUSH_S = 5.0
 # Between reports for scrapes, which come every 5 s or more; one counts all machines that run.
 REPORT_S = 1.0
+_LOGGED: dict[type, tuple[str, tuple[str, ...]]] = {  # the event of a record, and its fields
+    Planned: ("planned", ("spot", "on_demand", "why", "reason")),
+    Ordered: ("machine_ordered", ("launch", "slot", "pool", "worker")),
+    Started: ("machine_started", ("launch", "machine")),
+    Ended: ("machine_ended", ("launch", "cause", "detail")),
+    Settled: ("settled", ("spent_usd", "why")),
+}
 
 
 class Replica(NamedTuple):
@@ -222,39 +229,12 @@ class JobProvisioner:
 
     def _tell(self, record: PlanRecord) -> None:
         """Log what changes; reviews and prices are in the topic for whoever wants them."""
-        match record:
-            case Planned():
-                self._log.info(
-                    "planned",
-                    plan=record.number,
-                    spot=record.spot,
-                    on_demand=record.on_demand,
-                    why=record.why,
-                    reason=record.reason,
-                )
-                if record.warning:
-                    self._log.warning("plan_warns", plan=record.number, warning=record.warning)
-            case Ordered():
-                self._log.info(
-                    "machine_ordered",
-                    launch=record.launch,
-                    slot=record.slot,
-                    pool=record.pool,
-                    worker=record.worker,
-                )
-            case Started():
-                self._log.info("machine_started", launch=record.launch, machine=record.machine)
-            case Ended():
-                self._log.info(
-                    "machine_ended",
-                    launch=record.launch,
-                    cause=record.cause,
-                    detail=record.detail,
-                )
-            case Settled():
-                self._log.info("settled", spent_usd=record.spent_usd, why=record.why)
-            case _:
-                pass
+        event, names = _LOGGED.get(type(record), ("", ()))
+        log = self._log.bind(plan=record.number) if isinstance(record, Planned) else self._log
+        if event:
+            log.info(event, **{name: getattr(record, name) for name in names})
+        if isinstance(record, Planned) and record.warning:
+            log.warning("plan_warns", warning=record.warning)
 
     def _ask_lease(self) -> None:
         try:

@@ -39,9 +39,7 @@ class Topic:
         self.partition = Partition(topic, 0)
         bounds = log.bounds(self.partition)
         start = bounds.start if recent is None else max(bounds.start, bounds.end - recent)
-        self._tail: Tail = log.tail(
-            self.partition, identified(log, self.partition, start), on_ready
-        )
+        self._tail = self._opened(start)
 
     def read(self, decode: Callable[[bytes], T]) -> tuple[tuple[int, T | None], ...]:
         """Read what is new, without waiting.
@@ -56,11 +54,14 @@ class Topic:
             records = self._tail.read(READ_RECORDS, 0.0)
         except ExpiredError:  # only newer ones are kept (the embedded Kafka): go on with those
             self._tail.close()
-            start = identified(self._log, self.partition, self._log.bounds(self.partition).start)
-            self._tail = self._log.tail(self.partition, start, self._on_ready)
+            self._tail = self._opened(self._log.bounds(self.partition).start)
             return ()
         self.drained = not records
         return tuple((record.offset, _decoded(decode, record.value)) for record in records)
+
+    def _opened(self, start: int) -> Tail:
+        position = identified(self._log, self.partition, start)
+        return self._log.tail(self.partition, position, self._on_ready)
 
     def at_end(self) -> bool:
         """Whether there was nothing more to read just now."""

@@ -49,7 +49,7 @@ class Told(NamedTuple):
     def well(self) -> bool:
         """Whether it is there and says that it is well."""
         try:
-            return self.ask("/healthz") == (200, "well\n")
+            return self.ask("/healthz") == (200, "healthy\n")
         except OSError:
             return False
 
@@ -204,7 +204,7 @@ def test_a_worker_that_is_frozen_is_ill_until_it_goes_on(
     found = worker.checked()
     assert (found.returncode, found.stderr) == (
         1,
-        f"ill: no answer from {HERE}:{worker.port} within 3 s\n",
+        f"unhealthy: no answer from {HERE}:{worker.port} within 3 s\n",
     )
     cluster.thaw("w1")
     await_condition(lambda: worker.checked().returncode == 0, "it is well again")

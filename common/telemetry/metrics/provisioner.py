@@ -9,14 +9,14 @@ from common.telemetry.metrics import catalogue
 from common.telemetry.metrics.meters import Meters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     from common.provisioning.report import FleetReport
     from common.telemetry.metrics.metric import Metric
 
-    Values = Iterator[tuple[tuple[str, ...], float | None]]  # further labels, and what is told
+    Values = Iterable[tuple[tuple[str, ...], float | None]]  # further labels, and what is told
 
 
 class ProvisionerMetrics:
@@ -56,59 +56,36 @@ class ProvisionerMetrics:
             yield family
 
 
-def _running(report: FleetReport, _: float) -> Values:
-    for pool, machines in report.running.items():
-        yield (pool,), machines
+def _by_label(values: Iterable[tuple[str, float | None]]) -> Values:
+    return [((label,), value) for label, value in values]
 
 
-def _wanted(report: FleetReport, _: float) -> Values:
-    yield ("spot",), report.spot
-    yield ("on_demand",), report.on_demand
-
-
-def _ended(report: FleetReport, _: float) -> Values:
-    for cause, machines in report.ended.items():
-        yield (cause,), machines
-
-
-def _planned(report: FleetReport, _: float) -> Values:
-    for feasible, plans in report.planned.items():
-        yield ("yes" if feasible else "no",), plans
-
-
-def _prices(report: FleetReport, _: float) -> Values:
-    for pool, usd_per_hour in report.prices.items():
-        yield (pool,), usd_per_hour
-
-
-def _believed(report: FleetReport, _: float) -> Values:
-    for quantity, it in report.believed.items():
-        for bound, value in (("value", it.value), ("low", it.low), ("high", it.high)):
-            yield (quantity, bound), value
-
-
-def _plain(told: Callable[[FleetReport, float], float | None]) -> Callable[..., Values]:
+def _alone(told: Callable[[FleetReport, float], float | None]) -> Callable[..., Values]:
     """Without further labels."""
-
-    def values(report: FleetReport, now_s: float) -> Values:
-        yield (), told(report, now_s)
-
-    return values
+    return lambda report, now_s: [((), told(report, now_s))]
 
 
 _TOLD: dict[Metric, Callable[[FleetReport, float], Values]] = {
-    catalogue.MACHINES_RUNNING: _running,
-    catalogue.MACHINES_WANTED: _wanted,
-    catalogue.MACHINES_ENDED: _ended,
-    catalogue.PLANS: _planned,
-    catalogue.PRICE: _prices,
-    catalogue.ESTIMATE: _believed,
-    catalogue.COST_PER_HOUR: _plain(lambda report, _: report.usd_per_hour),
-    catalogue.SPENT: _plain(lambda report, now_s: report.spent_usd(now_s)),
-    catalogue.ON_DEMAND_ONLY: _plain(lambda report, _: report.on_demand_only_usd),
-    catalogue.COST_PER_UPDATE: _plain(lambda report, now_s: report.usd_per_update(now_s)),
-    catalogue.COST_PER_MILLION: _plain(lambda report, now_s: report.usd_per_million(now_s)),
-    catalogue.CAPACITY: _plain(lambda report, _: report.stability),
-    catalogue.DEADLINE_LEFT: _plain(lambda report, now_s: report.deadline_left_s(now_s)),
-    catalogue.PLANNED_LEFT: _plain(lambda report, now_s: report.planned_left_s(now_s)),
+    catalogue.MACHINES_RUNNING: lambda report, _: _by_label(report.running.items()),
+    catalogue.MACHINES_WANTED: lambda report, _: _by_label(
+        [("spot", report.spot), ("on_demand", report.on_demand)]
+    ),
+    catalogue.MACHINES_ENDED: lambda report, _: _by_label(report.ended.items()),
+    catalogue.PLANS: lambda report, _: [
+        (("yes" if feasible else "no",), plans) for feasible, plans in report.planned.items()
+    ],
+    catalogue.PRICE: lambda report, _: _by_label(report.prices.items()),
+    catalogue.ESTIMATE: lambda report, _: [
+        ((quantity, bound), value)
+        for quantity, it in report.believed.items()
+        for bound, value in (("value", it.value), ("low", it.low), ("high", it.high))
+    ],
+    catalogue.COST_PER_HOUR: _alone(lambda report, _: report.usd_per_hour),
+    catalogue.SPENT: _alone(lambda report, now_s: report.spent_usd(now_s)),
+    catalogue.ON_DEMAND_ONLY: _alone(lambda report, _: report.on_demand_only_usd),
+    catalogue.COST_PER_UPDATE: _alone(lambda report, now_s: report.usd_per_update(now_s)),
+    catalogue.COST_PER_MILLION: _alone(lambda report, now_s: report.usd_per_million(now_s)),
+    catalogue.CAPACITY: _alone(lambda report, _: report.stability),
+    catalogue.DEADLINE_LEFT: _alone(lambda report, now_s: report.deadline_left_s(now_s)),
+    catalogue.PLANNED_LEFT: _alone(lambda report, now_s: report.planned_left_s(now_s)),
 }

@@ -1,10 +1,9 @@
 """Answers scrapes, and whether the process is well, from a thread of its own.
 
     GET /metrics    for Prometheus
-    GET /healthz    200, or 503 and the reason once a loop of the process has stopped turning
+    GET /healthz    200, or 503 and the reason once a loop of the process makes no progress
 
-A server that is away makes no process ill: it waits for it, and would not wait better after having
-been started again.
+A server that is unavailable makes no process unhealthy: to start it again would not help.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 # Connections, each a thread: who scrapes and who asks for health are a handful.
 MOST_OPEN = 32
-STILL_S = 60.0  # without a turn of its loop a process is ill: longer than any wait of one turn
+STILL_S = 60.0  # without a turn of its loop a process is unhealthy: longer than any wait in one
 
 
 class Pulse:
@@ -38,7 +37,7 @@ class Pulse:
     Args:
         clock: Seconds that never go back.
         what: Names the loop.
-        limit_s: Without a turn for so long it is ill.
+        limit_s: Without a turn for so long it is unhealthy.
     """
 
     def __init__(
@@ -57,9 +56,9 @@ class Pulse:
         self._beat_at = self._clock()
 
     def complaint(self) -> str:
-        """Why it is ill; empty: it is well."""
+        """Why it is unhealthy; empty: it is healthy."""
         still_s = self._clock() - self._beat_at
-        return f"{self._what} has not turned for {still_s:.0f} s" * (still_s >= self._limit_s)
+        return f"{self._what} has made no progress for {still_s:.0f} s" * (still_s >= self._limit_s)
 
 
 class Pulses:
@@ -92,7 +91,7 @@ class Pulses:
             self._pulses.remove(pulse)
 
     def complaint(self) -> str:
-        """Why the process is ill; empty: it is well."""
+        """Why the process is unhealthy; empty: it is healthy."""
         with self._lock:
             pulses = tuple(self._pulses)
         return "; ".join(filter(None, (pulse.complaint() for pulse in pulses)))
@@ -121,9 +120,9 @@ def serve(meters: Meters, pulse: Pulse | Pulses, host: str, port: int) -> int:
             if path == "/metrics":
                 self._answer(200, meters.exposed(), EXPOSITION)
             elif path == "/healthz":
-                ill = pulse.complaint()
-                told = f"{ill or 'well'}\n".encode()
-                self._answer(503 if ill else 200, told, "text/plain; charset=utf-8")
+                complaint = pulse.complaint()
+                told = f"{complaint or 'healthy'}\n".encode()
+                self._answer(503 if complaint else 200, told, "text/plain; charset=utf-8")
             else:
                 self._answer(404, b"/metrics or /healthz\n", "text/plain; charset=utf-8")
 

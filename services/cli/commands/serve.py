@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
+from typing import NoReturn
 
 import typer  # noqa: TC002 -- typer reads it when run
 
+from common.config.program import command_of
 from common.embedded.services import environment_of
 from services.cli.system.outside import outside_of
 
@@ -28,6 +29,6 @@ def add_services(app: typer.Typer) -> None:
         app.command(service, help=about, context_settings=_AS_GIVEN)(_become)
 
 
-def _become(context: typer.Context) -> None:
-    command = [sys.executable, "-m", f"services.{context.info_name}", *context.args]
-    os.execve(sys.executable, command, environment_of(outside_of(context).settings))  # noqa: S606 -- our own program, no shell
+def _become(context: typer.Context) -> NoReturn:
+    command = command_of(f"services.{context.info_name}", *context.args)
+    os.execve(command[0], command, environment_of(outside_of(context).settings))  # noqa: S606 -- our own program, no shell

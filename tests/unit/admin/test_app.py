@@ -124,6 +124,6 @@ def test_the_event_loop_gives_signs_of_life_while_it_turns(
                     await asyncio.sleep(0)
         return found
 
-    assert world.runner.run(beats(3)) == ["the loop has not turned for 60 s"] * 3
+    assert world.runner.run(beats(3)) == ["the loop has made no progress for 60 s"] * 3
     clock.advance(STILL_S)
     assert world.service.pulse.complaint()  # it has ended

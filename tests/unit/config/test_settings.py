@@ -86,11 +86,15 @@ def test_an_embedded_broker_is_named_by_its_socket() -> None:
         ("DOLL_LEAVE_S", "-1", 'DOLL_LEAVE_S: must be at least 0.0, got "-1"'),
         ("DOLL_LEAVE_S", "inf", 'DOLL_LEAVE_S: must be a finite number, got "inf"'),
         ("DOLL_REDIS", "r:6379", "DOLL_REDIS: must be redis://host:port/db, rediss://... or unix"),
-        ("DOLL_REDIS", "redis://:a/b@r:6379", "DOLL_REDIS: is no whole URL: in a password write /"),
-        ("DOLL_REDIS_USERNAME", "doll", "DOLL_REDIS_PASSWORD: is missing; there is a DOLL_REDIS_"),
+        (
+            "DOLL_REDIS",
+            "redis://:a/b@r:6379",
+            "DOLL_REDIS: is not a complete URL: in a password wr",
+        ),
+        ("DOLL_REDIS_USERNAME", "doll", "DOLL_REDIS_PASSWORD: is missing, but DOLL_REDIS_USERNAM"),
         ("DOLL_REDIS_CA", "/ca.pem", "DOLL_REDIS: must begin with rediss:// where there are cert"),
-        ("DOLL_API_TLS_CERT", "/a.pem", "DOLL_API_TLS_KEY: is missing; there is a DOLL_API_TLS_C"),
-        ("DOLL_API_TLS_KEY", "/a.key", "DOLL_API_TLS_CERT: is missing; there is a DOLL_API_TLS_K"),
+        ("DOLL_API_TLS_CERT", "/a.pem", "DOLL_API_TLS_KEY: is missing, but DOLL_API_TLS_CERT is "),
+        ("DOLL_API_TLS_KEY", "/a.key", "DOLL_API_TLS_CERT: is missing, but DOLL_API_TLS_KEY is "),
         ("DOLL_KAFKA", "u:secret@k:9092", "DOLL_KAFKA: must be host:port,...; a password goes to"),
         ("DOLL_BLOBS", "s3://u:secret@b", "DOLL_BLOBS: must be file:///directory or s3://bucket/"),
         ("DOLL_S3_ENDPOINT", "http://u:secret@s", "DOLL_S3_ENDPOINT: must hold no password: S3's"),
@@ -158,7 +162,9 @@ def test_a_redis_is_named_by_a_whole_url(url: str) -> None:
     ],
 )
 def test_a_url_that_a_password_has_cut_is_refused(url: str) -> None:
-    with pytest.raises(UserError, match=r"DOLL_REDIS: is no whole URL.*into DOLL_REDIS_PASSWORD"):
+    with pytest.raises(
+        UserError, match=r"DOLL_REDIS: is not a complete URL.*into DOLL_REDIS_PASSWORD"
+    ):
         read_settings({"DOLL_REDIS": url})
 
 
@@ -198,8 +204,8 @@ def test_one_newline_at_the_end_of_a_file_is_not_the_value_s(
         (None, "DOLL_REDIS_PASSWORD_FILE: the file cannot be read: No such file or directory"),
         (b"", "DOLL_REDIS_PASSWORD_FILE: the file is empty"),
         (b"\n", "DOLL_REDIS_PASSWORD_FILE: the file is empty"),
-        (b"a\0b", "DOLL_REDIS_PASSWORD_FILE: the file is no text"),
-        (b"\xff", "DOLL_REDIS_PASSWORD_FILE: the file is no text in UTF-8"),
+        (b"a\0b", "DOLL_REDIS_PASSWORD_FILE: the file is not text"),
+        (b"\xff", "DOLL_REDIS_PASSWORD_FILE: the file is not UTF-8 text"),
         (70_000 * b"a", "DOLL_REDIS_PASSWORD_FILE: the file is larger than 65536 bytes"),
     ],
 )
@@ -270,7 +276,7 @@ def test_the_content_of_a_file_is_not_told_where_it_makes_no_sense(tmp_path: Pat
     path.write_text("hunter2")
     with pytest.raises(UserError) as caught:
         read_settings({"DOLL_BLOBS_FILE": str(path)})
-    assert str(caught.value).startswith("DOLL_BLOBS_FILE: the file holds what DOLL_BLOBS cannot be")
+    assert str(caught.value).startswith("DOLL_BLOBS_FILE: the file holds no valid DOLL_BLOBS (wh")
     assert "hunter2" not in all_text(caught.value)
 
 

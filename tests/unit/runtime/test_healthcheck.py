@@ -62,7 +62,7 @@ def test_a_process_is_well_until_its_loop_stands_still(
     assert capsys.readouterr() == ("", "")
     clock.advance(61.0)
     assert ask(monkeypatch, port) == ILL
-    assert capsys.readouterr() == ("", "ill: the loop has not turned for 61 s\n")
+    assert capsys.readouterr() == ("", "unhealthy: the loop has made no progress for 61 s\n")
     pulse.beat()
     assert ask(monkeypatch, port) == WELL
 

@@ -333,7 +333,7 @@ def test_a_turn_that_hangs_stops_nobody_and_makes_the_process_ill() -> None:
     job.wake()
     turns(other, 1)
 
-    assert house.pulses.complaint() == "a turn of job digits has not turned for 101 s"
+    assert house.pulses.complaint() == "a turn of job digits has made no progress for 101 s"
     told = [line for line in house.told() if line["event"] == "turns_crowded"]
     assert [line["long_turns_of"] for line in told] == ["digits"]
     release.set()

@@ -46,9 +46,9 @@ def test_a_process_whose_loop_stands_still_is_ill_until_it_turns_again() -> None
     clock = HandClock()
     pulse = Pulse(clock)
     port = serve(CoordinatorMetrics().meters, pulse, HERE, 0)
-    assert asked(port, "/healthz") == (200, "well\n")
+    assert asked(port, "/healthz") == (200, "healthy\n")
     clock.advance(STILL_S)
-    assert asked(port, "/healthz") == (503, "the loop has not turned for 60 s\n")
+    assert asked(port, "/healthz") == (503, "the loop has made no progress for 60 s\n")
     pulse.beat()
     assert asked(port, "/healthz")[0] == 200
 
@@ -57,17 +57,17 @@ def test_each_loop_of_a_process_has_its_own_patience_until_it_ends() -> None:
     clock = HandClock()
     pulses = Pulses(clock)
     port = serve(CoordinatorMetrics().meters, pulses, HERE, 0)
-    assert asked(port, "/healthz") == (200, "well\n")
+    assert asked(port, "/healthz") == (200, "healthy\n")
     quick, slow = pulses.begin("quick", 1.0), pulses.begin("slow", 3.0)
     clock.advance(2.0)
-    assert asked(port, "/healthz") == (503, "quick has not turned for 2 s\n")
+    assert asked(port, "/healthz") == (503, "quick has made no progress for 2 s\n")
     clock.advance(1.0)
-    both = "quick has not turned for 3 s; slow has not turned for 3 s\n"
+    both = "quick has made no progress for 3 s; slow has made no progress for 3 s\n"
     assert asked(port, "/healthz") == (503, both)
     pulses.end(quick)
     pulses.end(quick)
     slow.beat()
-    assert asked(port, "/healthz") == (200, "well\n")
+    assert asked(port, "/healthz") == (200, "healthy\n")
 
 
 def test_what_is_not_there_is_not_found() -> None:
@@ -93,7 +93,7 @@ def test_clients_that_say_nothing_keep_nobody_from_asking() -> None:
             stack.enter_context(socket.create_connection((HERE, port), 10.0))
             for _ in range(MOST_OPEN + 8)
         ]
-        assert asked(port, "/healthz") == (200, "well\n")
+        assert asked(port, "/healthz") == (200, "healthy\n")
         assert [each.recv(1) for each in silent[:8]] == [b""] * 8  # the oldest had to go
         silent[-1].sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
         assert silent[-1].recv(15) == b"HTTP/1.0 200 OK"

@@ -1,0 +1,114 @@
+"""Installed, our programs start though a user has folders `common` and `services` of their own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sysconfig
+import tomllib
+import venv
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).parents[2]
+START = """
+import sys
+from importlib import import_module
+module, _, function = {entry!r}.partition(":")
+sys.exit(getattr(import_module(module), function)())
+"""
+CHILD = """
+import sys, time
+import services
+from pathlib import Path
+from common.config.settings import Settings
+from common.embedded.services import Service
+child = Service("provisioner", "p1", Settings(), Path(sys.argv[1]))
+while child.exit_code is None:
+    time.sleep(0.01)
+print(child.last_words())
+"""
+FIND = """
+import services
+from common.learning.tasks import make_task
+make_task("shop:Task", {}, ["shop:Task"])
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with our packages, as a wheel brings them; not a checkout."""
+    root = tmp_path_factory.mktemp("installed")
+    venv.create(root, symlinks=True)
+    (site,) = root.glob("lib/python3.*/site-packages")
+    left_out = shutil.ignore_patterns("__pycache__")
+    for package in ("common", "services"):
+        shutil.copytree(ROOT / package, site / package, ignore=left_out)
+    (site / "others.pth").write_text(sysconfig.get_path("purelib"))
+    (entry,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].values()
+    (root / "bin/doll").write_text(START.format(entry=entry))  # as pip makes it, to its effect
+    return root / "bin"
+
+
+@pytest.fixture(params=["in the working directory", "on PYTHONPATH"])
+def place(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def said(command: Sequence[object], place: str, folder: Path, packages: Sequence[str]) -> str:
+    """What a command says where a user has packages of these names."""
+    for package in packages:
+        (folder / "of_a_user" / package).mkdir(parents=True)
+        (folder / "of_a_user" / package / "__init__.py").write_text("raise SystemExit('theirs')")
+    users, environment = folder / "of_a_user", {"PATH": "/usr/bin:/bin", "TERM": "dumb"}
+    if place == "on PYTHONPATH":
+        environment["PYTHONPATH"] = str(users)
+    done = subprocess.run(  # noqa: S603 -- our own command line
+        [*map(str, command)],
+        cwd=users if place == "in the working directory" else folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def test_a_module_and_the_command_find_our_common(
+    installed: Path, place: str, tmp_path: Path
+) -> None:
+    module = [installed / "python", "-m", "services.provisioner", "--help"]
+    assert "Rents machines for jobs" in said(module, place, tmp_path / "module", ["common"])
+    command = [installed / "python", installed / "doll", "--help"]
+    assert "Train PyTorch models" in said(command, place, tmp_path / "command", ["common"])
+
+
+def test_services_that_the_command_becomes_or_starts_find_all_of_ours(
+    installed: Path, place: str, tmp_path: Path
+) -> None:
+    # Of a `services` on PYTHONPATH the command itself would be one.
+    theirs = ["common", "services"][: 2 if place == "in the working directory" else 1]
+    becomes = [installed / "python", installed / "doll", "provisioner", "--help"]
+    assert "Rents machines for jobs" in said(becomes, place, tmp_path / "becomes", theirs)
+    (tmp_path / "logs").mkdir()
+    starts = [installed / "python", "-P", "-c", CHILD, tmp_path / "logs"]
+    told = said(starts, place, tmp_path / "starts", theirs)
+    assert "provisioner: DOLL_MARKET: must name the file" in told
+
+
+def test_a_task_beside_the_user_s_common_is_found(
+    installed: Path, place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "of_a_user").mkdir()
+    (tmp_path / "of_a_user/shop.py").write_text("from common.prices import price")
+    (*_, last) = said([installed / "python", "-c", FIND], place, tmp_path, ["common"]).splitlines()
+    assert last == (
+        "common.errors.TaskMissingError: task 'shop:Task' cannot be imported here:"
+        " ModuleNotFoundError: No module named 'common.prices':"
+        " 'common' is DOLL's own package here; rename yours"
+    )

@@ -1,0 +1,161 @@
+"""A service process: how it ends, and in which order it lets go of its jobs and their servers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from math import inf
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.errors import UserError
+from common.jobs.spec import parse_job
+from common.jobs.store import JobBook
+from common.ports.servers import NewTopic
+from common.runtime import service
+from common.runtime.service import Opened, ServiceProcess, follow_jobs, run
+from common.telemetry.metrics.meters import Meters
+from common.testing.board import MemoryBoards, MemoryRedis
+from common.testing.log import MemoryLog
+from tests.unit.jobs.test_spec import TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.jobs.store import JobRecord
+    from common.runtime.jobs import MakePart
+    from common.runtime.supervisor import Fault
+
+pytestmark = pytest.mark.usefixtures("process_logging", "handlers")
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Signals and garbage are handled afterwards as they were before."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("DOLL_")]:
+        monkeypatch.delenv(name)
+
+
+def refuse(_process: ServiceProcess) -> None:
+    raise UserError("DOLL_MARKET: must name a file")
+
+
+def fail(_process: ServiceProcess) -> None:
+    raise ValueError("a fault")
+
+
+def test_a_process_that_was_told_to_end_ends_well() -> None:
+    def work(process: ServiceProcess) -> None:
+        assert (process.service, process.name) == ("worker", "w1")
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert process.stopping.wait(PATIENCE_S)
+
+    assert run("worker", "w1", work) == service.EXIT_OK
+
+
+def test_work_may_say_how_it_ended() -> None:
+    assert run("admin", "a1", lambda _: 7) == 7
+
+
+def test_settings_that_make_no_sense_are_told_in_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("provisioner", "p1", refuse) == service.EXIT_USAGE
+    assert capsys.readouterr().err == "provisioner: DOLL_MARKET: must name a file\n"
+    monkeypatch.setenv("DOLL_THREADS", "many")
+    assert run("provisioner", "p1", fail) == service.EXIT_USAGE
+    told = 'provisioner: DOLL_THREADS: must be a whole number, got "many"\n'
+    assert capsys.readouterr().err == told
+
+
+def test_a_fault_is_logged_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("worker", "w1", fail, called="worker") == service.EXIT_FAILED
+    told = capsys.readouterr().err
+    assert " error worker_failed service=worker worker=w1\n" in told
+    assert "in fail\n" in told
+    assert "ValueError: a fault" in told
+
+
+def test_kafka_s_outage_is_waited_out(capsys: pytest.CaptureFixture[str]) -> None:
+    def work(process: ServiceProcess) -> None:
+        away = process._replace(settings=process.settings.model_copy(update={"kafka": GONE}))
+        await_end = process.stopping.wait
+
+        def wait(timeout: float | None = None) -> bool:  # the third time, it is told to end
+            waits.append(timeout)
+            if len(waits) == 3:
+                process.stopping.set()
+            return await_end(0.0)
+
+        process.stopping.wait = wait  # type: ignore[method-assign]  # time is an argument
+        follow_jobs(away, Meters("evaluator"), untold, lambda _record, _new: True)
+
+    waits = list[float | None]()
+    assert run("evaluator", "e1", work) == service.EXIT_OK
+    assert waits == [service.JOBS_S] * 3
+    assert capsys.readouterr().err.count("kafka_away") == 1
+
+
+GONE = "embedded:/nonexistent/kafka.sock"
+
+
+def untold(_opened: Opened) -> MakePart:
+    raise AssertionError("nothing is open")
+
+
+class Recorded:
+    """An actor, and what it is made of."""
+
+    def __init__(self, what: str, told: list[str], at_turn: Callable[[], None]) -> None:
+        self._what, self._told, self._at_turn = what, told, at_turn
+
+    def turn(self) -> float | None:
+        """Tell of it."""
+        self._told.append(f"turn of {self._what}")
+        self._at_turn()
+        return inf
+
+    def close(self) -> None:
+        """Likewise."""
+        self._told.append(f"{self._what} closed")
+
+
+def test_jobs_end_before_what_they_are_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    #   jobs topic ─▶ digits begins ─▶ its turn ─▶ SIGTERM ─▶ job, what is shared, Kafka: closed
+    log, told = MemoryLog(), list[str]()
+    log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
+    JobBook(log).submit(parse_job(TEXT))
+    monkeypatch.setattr(log, "close", lambda: told.append("Kafka closed"))
+    monkeypatch.setattr(service, "open_log", lambda _settings, _name: log)
+    monkeypatch.setattr(service, "open_boards", lambda _settings: MemoryBoards(MemoryRedis()))
+
+    def work(process: ServiceProcess) -> None:
+        def parts(opened: Opened) -> MakePart:
+            opened.closing.callback(lambda: told.append("shared closed"))
+            return make
+
+        def make(
+            wanted: Callable[[], JobRecord | None],
+            _wake: Callable[[], None],
+            _fault: Fault | None,
+        ) -> Recorded:
+            record = wanted()
+            assert record is not None
+            return Recorded(record.spec.name, told, process.stopping.set)
+
+        follow_jobs(process, Meters("evaluator"), parts, lambda _record, new: new)
+
+    assert run("evaluator", "e1", work) == service.EXIT_OK
+    assert told == ["turn of digits", "digits closed", "shared closed", "Kafka closed"]
