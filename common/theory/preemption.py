@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from common.theory.errors import ParameterError, not_negative, positive, share
+
+if TYPE_CHECKING:
+    from common.theory.work import Pool
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -258,3 +261,15 @@ def effective_runtime_s(
     if not updates:
         return 0.0
     return updates * runtime_per_update_s(expected_workers, rate_per_s, group_size, batch_size)
+
+
+def effective_availability(spot: Pool) -> float:
+    """Give the share of the time that a spot machine delivers: alpha exp(-S / (alpha cycle)).
+
+    Of an exponential time U of mean u = alpha cycle for which a machine can be had, S goes to its
+    start-up: what is left, E[max(0, U - S)], is u exp(-S / u).
+    """
+    mean_up_s = spot.availability * spot.cycle_s
+    if spot.availability == 1 or not mean_up_s:
+        return spot.availability  # never preempted, it starts once
+    return spot.availability * math.exp(-spot.start_up_s / mean_up_s)
