@@ -160,19 +160,6 @@ class SpotChain:
         return self.availability * self.mean_off_s
 
 
-def availability_of(mean_on_s: float, mean_off_s: float) -> float:
-    """Give alpha of the stationary distribution (1 - alpha, alpha) of the two-state chain.
-
-    Raises:
-        ParameterError: If a time is negative or both are 0.
-    """
-    not_negative("mean_on_s", mean_on_s)
-    not_negative("mean_off_s", mean_off_s)
-    if not mean_on_s + mean_off_s:
-        raise ParameterError("mean_on_s", "must be above 0, or mean_off_s")
-    return mean_on_s / (mean_on_s + mean_off_s)
-
-
 def expected_running(workers: int, availability: float) -> float:
     """Give E[N] = alpha N_tot, with machines independent of each other.
 
@@ -182,15 +169,6 @@ def expected_running(workers: int, availability: float) -> float:
     not_negative("workers", workers)
     share("availability", availability)
     return workers * availability
-
-
-def variance_of_running(workers: int, availability: float) -> float:
-    """Give Var[N] = alpha (1 - alpha) N_tot, with machines independent of each other.
-
-    Raises:
-        ParameterError: If a number is out of range.
-    """
-    return expected_running(workers, availability) * (1 - availability)
 
 
 def distribution_of_running(workers: int, availability: float) -> Array:
