@@ -67,16 +67,22 @@ def work_left(
     group, batch = settings.group_size, settings.batch_size
     updates_per_s = float(rates_per_s.sum()) / (group * batch)
     left_s = deadline_left_s(settings, now_s)
-    ends = [] if updates_to_loss is None else [updates_to_loss]
-    if settings.updates is not None:
-        ends.append(max(settings.updates - made, 0.0))
-    if ends:
-        updates = min(ends)
-    else:
+    updates = updates_left(settings, made, updates_to_loss)
+    if updates is None:
         updates = updates_per_s * (HORIZON_S if left_s is None else TRAINED_SHARE * left_s)
     if left_s is None:
         left_s = HASTE * max(updates / updates_per_s, 1.0) if updates_per_s else HASTE
     return Work(rates_per_s, group, batch, updates, left_s)
+
+
+def updates_left(
+    settings: ProvisionerSettings, made: int, updates_to_loss: float | None
+) -> float | None:
+    """Give how many updates are left until the first of the job's ends; None: nobody knows."""
+    ends = [] if updates_to_loss is None else [updates_to_loss]
+    if settings.updates is not None:
+        ends.append(max(settings.updates - made, 0.0))
+    return min(ends, default=None)
 
 
 def deadline_left_s(settings: ProvisionerSettings, now_s: float) -> float | None:
