@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    import psutil
-
     from common.adapters.local.market import Weather
     from common.adapters.local.records import Record
+    from common.adapters.local.table import Process
     from common.config.market_file import Market
     from common.ports.machines import LaunchOrder
 
@@ -240,7 +239,7 @@ class ProcessFleet:
                 self._miss(token, record, child, now)
         return running
 
-    def _urge(self, token: str, record: Record, process: psutil.Process, now: float) -> None:
+    def _urge(self, token: str, record: Record, process: Process, now: float) -> None:
         """Take a machine away if that is due, or see when it will be."""
         # Nobody takes away what fell due while no fleet stood here, as if there had been no outage.
         since_s = self._seen_s.get(token, record.at_s if token in self._children else now)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 import psutil
+from psutil import Process as Process  # noqa: PLC0414 -- `fleet` names it, too
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,14 +37,14 @@ class Table:
         """What the process of an order carries, and is found by."""
         return {_TAG: self._job + quote(token, safe=""), _DIRECTORY: self._directory}
 
-    def find(self) -> dict[str, psutil.Process]:
+    def find(self) -> dict[str, Process]:
         """All that run now, by their orders' tokens."""
-        found: dict[str, psutil.Process] = {}
+        found: dict[str, Process] = {}
         for pid in psutil.pids():
             # Most processes are somebody else's, or end while we look.
             with contextlib.suppress(OSError, psutil.Error):
                 if os.getsid(pid) == pid:
-                    process = psutil.Process(pid)
+                    process = Process(pid)
                     environment = process.environ()  # empty if it ended and was not waited for
                     tag = environment.get(_TAG, "")
                     if tag.startswith(self._job) and environment.get(_DIRECTORY) == self._directory:
@@ -51,13 +52,13 @@ class Table:
         return found
 
 
-def ask_to_end(process: psutil.Process) -> None:
+def ask_to_end(process: Process) -> None:
     """Tell a machine to leave, by SIGTERM; nothing happens where it has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.terminate()
 
 
-def end(process: psutil.Process) -> None:
+def end(process: Process) -> None:
     """Switch a machine off: everything on it ends by SIGKILL."""
     if process.is_running():  # and is still the same
         with contextlib.suppress(ProcessLookupError):
