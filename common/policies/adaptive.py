@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -126,6 +126,8 @@ class Adaptive:
         ParameterError: If a time is out of range.
     """
 
+    name: ClassVar[str] = "adaptive"
+    watches_outages: ClassVar[bool] = False  # a review is soon enough
     # Outages last minutes, deadlines hours: half a minute is soon enough for both, and the reserve
     # that it asks for is a fourth of a per cent of the paper's 6,400 s with half the workers spot.
     review_s: float = 30.0
@@ -136,16 +138,6 @@ class Adaptive:
         positive("review_s", self.review_s)
         if self.reserve_s is not None:
             not_negative("reserve_s", self.reserve_s)
-
-    @property
-    def name(self) -> str:
-        """What tables call it."""
-        return "adaptive"
-
-    @property
-    def watches_outages(self) -> bool:
-        """A review is soon enough."""
-        return False
 
     def reserve_of_s(self, situation: Situation, lost: float | Values) -> float | Values:
         """Give the time not to be planned with, if spot machines have this share of all arrivals.

@@ -1,33 +1,230 @@
 """Backfill: all slots on spot, on-demand machines in outages only as far as the rest of work asks.
 
+A spot machine can be had for exponential times of mean alpha cycle, and cannot for exponential
+times of mean (1 - alpha) cycle. When it comes back it starts up first; whoever stands in goes on
+meanwhile. From this follow three ways to run a slot, dearer from one to the next:
+
+                                delivers            costs
+    left alone during outages   availability        alpha pi_s
+    with a stand-in             phi                 + pi_o for each outage, start-up included
+    on demand throughout        1                   pi_o
+
 The deadline leaves some slack: part of what outages take may simply be lost. What must be made up
-is made up by the cheapest steps there are (see `filling`), and weighed anew at every outage.
+is made up by the cheapest steps there are, and weighed anew at every outage. What a step gives is
+in proportion to the rate of the slot's stream, what it costs is not. So the steps of all slots are
+taken in the order of their price per record, until they give enough:
+
+    records   ┌── pinned: the highest rates, only where stand-ins start up too slowly
+    missing ──┼── filled: high rates
+              └── left alone: low rates
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from common.policies.filling import Steps, expected_up_s, steps
-from common.policies.outages import Outages, outages
 from common.policies.policy import ON_DEMAND, Decision
 from common.theory.errors import ParameterError, not_negative, positive, share
 from common.theory.plan import Plan
+from common.theory.preemption import effective_availability
 
 if TYPE_CHECKING:
     from common.policies.policy import Flags, Situation
     from common.theory.plan import Binding
-    from common.theory.work import Rates, Work
+    from common.theory.work import Pool, Rates, Work
+
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
 SPOT = 1  # of the pools; others are not used
 EQUAL_RATES = 0.95  # estimates of equal rates differ by a few percent
+
+
+@dataclass(frozen=True, slots=True)
+class Outages:
+    """A slot on spot over a long time, per slot and second of the job."""
+
+    availability: float  # share of the time that the spot machine delivers, its start-ups taken off
+    per_s: float  # outages, each from one preemption to the machine that delivers again
+    relaxation_s: float  # tau: after it, what was known of the machine's state counts 1/e
+    stand_in_idle_s: float  # E[min(S_od, outage)], of each outage, while a stand-in starts up
+    alone_usd_per_s: float  # left alone during outages
+    stand_in_usd_per_s: float  # in addition, if on-demand machines stand in during all of them
+    on_demand_usd_per_s: float
+
+    @property
+    def filled(self) -> float:
+        """phi, the share that a slot delivers with stand-ins in all its outages."""
+        return 1 - self.per_s * self.stand_in_idle_s
+
+    @property
+    def recovered(self) -> float:
+        """Share of what outages take that stand-ins give back: 1 where they start at once."""
+        lost = 1 - self.availability
+        return (self.filled - self.availability) / lost if lost else 1.0
+
+    @property
+    def fill_usd_per_s(self) -> float:
+        """Price of a second of delivery that stand-ins give back; infinite if they give none."""
+        gain = self.filled - self.availability
+        return self.stand_in_usd_per_s / gain if gain > 0 else math.inf
+
+    @property
+    def pin_usd_per_s(self) -> float:
+        """Price of a second that on-demand throughout delivers beyond stand-ins."""
+        more = self.on_demand_usd_per_s - self.alone_usd_per_s - self.stand_in_usd_per_s
+        return more / (1 - self.filled) if self.filled < 1 else math.inf
+
+    @property
+    def direct_usd_per_s(self) -> float:
+        """Price of a second that on-demand throughout delivers beyond a slot left alone."""
+        lost = 1 - self.availability
+        return (self.on_demand_usd_per_s - self.alone_usd_per_s) / lost if lost else math.inf
+
+    @property
+    def standing_in_pays(self) -> bool:
+        """Whether stand-ins give time back for less than on-demand throughout does.
+
+        Not so where outages are over before a stand-in has started, or about then.
+        """
+        return self.fill_usd_per_s < self.direct_usd_per_s
+
+    @property
+    def spot_pays(self) -> bool:
+        """Whether a second delivered by a slot on spot is cheaper than one on demand."""
+        return self.alone_usd_per_s < self.on_demand_usd_per_s * self.availability
+
+
+def expected_shorter_s(limit_s: float, least_s: float, mean_s: float) -> float:
+    """Give E[min(limit, least + D)] for an exponential D of that mean."""
+    if limit_s <= least_s or not mean_s:
+        return min(limit_s, least_s)
+    return least_s - mean_s * math.expm1(-(limit_s - least_s) / mean_s)
+
+
+@lru_cache(maxsize=1024)
+def outages(on_demand: Pool, spot: Pool) -> Outages:
+    """Work out what a slot's outages cost, with start-ups and the shortest time that is billed.
+
+    An outage lasts D, exponential of mean (1 - alpha) cycle, and the start-up of the machine that
+    comes back. Where that one is gone again before it delivers (a share 1 - exp(-S / u) of the
+    returns), the outage goes on; its stand-in then is idle no second time, nor is a minimum billed
+    twice. A machine that is preempted is billed for no more than its time.
+    """
+    alpha, cycle_s = spot.availability, spot.cycle_s
+    delivers = effective_availability(spot)
+    mean_off_s = (1 - alpha) * cycle_s
+    restarts = delivers / alpha if alpha else 0.0  # share of the returns that come to deliver
+    per_s = restarts / cycle_s if alpha < 1 else 0.0
+    usual_s = spot.start_up_s, mean_off_s
+    idle_s = expected_shorter_s(on_demand.start_up_s, *usual_s)
+    least_s = on_demand.minimum_billing_s
+    unused_s = least_s - expected_shorter_s(least_s, *usual_s)  # E[max(0, minimum - outage)]
+    stood_in = 1 - delivers + per_s * unused_s
+    return Outages(
+        availability=delivers,
+        per_s=per_s,
+        relaxation_s=alpha * mean_off_s,
+        stand_in_idle_s=idle_s,
+        alone_usd_per_s=alpha * spot.usd_per_s,
+        stand_in_usd_per_s=stood_in * on_demand.usd_per_s,
+        on_demand_usd_per_s=on_demand.usd_per_s,
+    )
+
+
+def expected_up_s(now_up: Flags, t_s: float, market: Outages) -> Array:
+    """Give (N_tot,) the expected seconds, of the next t, in which each spot machine delivers.
+
+    With a the availability and x = tau (1 - exp(-t / tau)): a t + (1 - a) x for one that is up now,
+    a t - a x for one that is not. Exact for the two-state chain; a start-up is taken for a part of
+    the outage, as if it were memoryless, too.
+    """
+    a, tau_s = market.availability, market.relaxation_s
+    remembered_s = -tau_s * math.expm1(-t_s / tau_s) if tau_s else 0.0
+    down_s = max(a * (t_s - remembered_s), 0.0)
+    return np.where(now_up, a * t_s + (1 - a) * remembered_s, down_s)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """The steps that can be taken, in the order of their price per record."""
+
+    workers: int
+    slots: npt.NDArray[np.intp]  # (S,)
+    pins: Flags | None  # (S,) which pin a slot instead of filling its outages; None: none does
+    records: Array  # (S,) what they give until the deadline
+    usd: Array  # (S,) what they cost
+
+    def until(self, missing: Array) -> list[int]:
+        """Count the steps that give so many records; all of them if even they do not.
+
+        Args:
+            missing: (m,) any number of amounts; where nothing is missing no step is needed.
+        """
+        counts = self.records.cumsum().searchsorted(missing) + 1
+        counts[missing <= 0] = 0
+        return [min(count, len(self.slots)) for count in counts.tolist()]
+
+    def cost_usd(self, missing: float) -> float:
+        """Give the price of that many records, with a part of the last step."""
+        records, usd = (np.append(0.0, some.cumsum()) for some in (self.records, self.usd))
+        return float(np.interp(missing, records, usd))
+
+    def fills(self, count: int) -> Flags:
+        """Tell (N_tot,) whose outages the first `count` steps fill."""
+        filled = np.zeros(self.workers, np.bool_)
+        slots = self.slots[:count]
+        filled[slots if self.pins is None else slots[~self.pins[:count]]] = True
+        return filled
+
+    def pinned_records(self, count: int) -> Array:
+        """Give (N_tot,) what the pins among the first `count` steps give."""
+        gained = np.zeros(self.workers)
+        if self.pins is not None:
+            pins = self.pins[:count]
+            gained[self.slots[:count][pins]] = self.records[:count][pins]
+        return gained
+
+
+def steps(rates_per_s: Rates, lost_s: Array, market: Outages) -> Steps:
+    """Order all steps; of equal ones the lower slot comes first, whether it is up or not.
+
+    Nothing keeps one from letting nobody stand in until all slack is used up. Where stand-ins start
+    at once that costs the same. Where they do not, it leaves every later stroke of bad luck to
+    pins, the dearest steps: simulated at alpha = 0.9, theta = 1.1 theta_0 and start-ups of 69 and
+    87 s, it costs 1 % of the on-demand cost more.
+
+    Args:
+        rates_per_s: Of the slots.
+        lost_s: (N_tot,) what outages take from each slot until the deadline, if left alone.
+        market: What the steps give and cost.
+    """
+    workers = len(rates_per_s)
+    first = np.argsort(-rates_per_s, kind="stable")
+    lost_s, missed = lost_s[first], (rates_per_s * lost_s)[first]
+    if not market.standing_in_pays:
+        pins = np.ones(workers, np.bool_)
+        return Steps(workers, first, pins, missed, lost_s * market.direct_usd_per_s)
+    if market.recovered >= 1:
+        return Steps(workers, first, None, missed, lost_s * market.fill_usd_per_s)
+    rest, ratio = 1 - market.recovered, market.fill_usd_per_s / market.pin_usd_per_s
+    fills_usd = market.recovered * market.fill_usd_per_s * lost_s
+    pins_usd = rest * market.pin_usd_per_s * lost_s
+    sorted_rates = rates_per_s[first]
+    order = np.argsort(-np.concatenate((sorted_rates, ratio * sorted_rates)), kind="stable")
+    return Steps(
+        workers,
+        np.concatenate((first, first))[order],
+        order >= workers,
+        np.concatenate((market.recovered * missed, rest * missed))[order],
+        np.concatenate((fills_usd, pins_usd))[order],
+    )
 
 
 def cost_share_limit(
@@ -89,19 +286,11 @@ class Backfill:
     it by less, but with 5 s some deadlines are missed: slots are given back and needed again.
     """
 
+    name: ClassVar[str] = "backfill"
+    watches_outages: ClassVar[bool] = True  # stand-ins start when an outage does
     review_s: float | None = 30.0  # an outage is heard of at once; this is for arrivals that change
     noise_quantile: float = 2.33  # standard deviations: 99 % of a normal law
     band_s: float = 20.0  # slack by which a step must be superfluous before it is undone
-
-    @property
-    def name(self) -> str:
-        """What tables call it."""
-        return "backfill"
-
-    @property
-    def watches_outages(self) -> bool:
-        """Stand-ins start when an outage does."""
-        return True
 
     def reserve_s(self, work: Work, market: Outages, start_up_s: float) -> float:
         """Give the time that is not to be planned with.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -133,27 +133,15 @@ class Chance:
         ParameterError: If the probability is not between 0 and 1.
     """
 
+    name: ClassVar[str] = "chance"
+    review_s: ClassVar[None] = None
+    watches_outages: ClassVar[bool] = False  # outages are counted in
     probability: float = 0.95
 
     def __post_init__(self) -> None:
         if not 0 < self.probability < 1:
             problem = f"must lie between 0 and 1, both excluded, got {self.probability:g}"
             raise ParameterError("probability", problem)
-
-    @property
-    def name(self) -> str:
-        """What tables call it."""
-        return "chance"
-
-    @property
-    def review_s(self) -> None:
-        """It never changes its mind."""
-        return
-
-    @property
-    def watches_outages(self) -> bool:
-        """Outages are counted in."""
-        return False
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
         """Plan once.

@@ -6,7 +6,7 @@ Both use the first spot pool where there are several; `common.policies.adaptive`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -49,20 +49,9 @@ def decision(situation: Situation, best: Plan, pool: int, reason: str) -> Decisi
 class OnDemandOnly:
     """Every worker on demand: what all costs are compared with."""
 
-    @property
-    def name(self) -> str:
-        """What tables call it."""
-        return "on-demand"
-
-    @property
-    def review_s(self) -> None:
-        """It never changes its mind."""
-        return
-
-    @property
-    def watches_outages(self) -> bool:
-        """There are none."""
-        return False
+    name: ClassVar[str] = "on-demand"
+    review_s: ClassVar[None] = None
+    watches_outages: ClassVar[bool] = False  # there are none
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
         """Put every worker on demand, whether or not the deadline is met."""
@@ -80,22 +69,10 @@ class Static:
     Where the deadline cannot be met, all workers run on demand, which comes nearest.
     """
 
+    name: ClassVar[str] = "static"
+    review_s: ClassVar[None] = None
+    watches_outages: ClassVar[bool] = False  # outages are left to pass
     spot: int | None = None  # N_s; None: the optimum
-
-    @property
-    def name(self) -> str:
-        """What tables call it."""
-        return "static"
-
-    @property
-    def review_s(self) -> None:
-        """It never changes its mind."""
-        return
-
-    @property
-    def watches_outages(self) -> bool:
-        """Outages are left to pass."""
-        return False
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
         """Plan once.

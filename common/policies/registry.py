@@ -9,7 +9,7 @@ from common.policies.backfill import Backfill
 from common.policies.chance import Chance
 from common.policies.fixed import OnDemandOnly, Static
 from common.policies.pools import Pools
-from common.policies.reassign_policy import Reassign
+from common.policies.reassign import Reassign
 
 if TYPE_CHECKING:
     from common.policies.policy import Policy, PolicyName

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.policies.policy import ON_DEMAND
 from common.provisioning import commands as do
 from common.provisioning.deciding import Decider
-from common.provisioning.planning import bounded, stability_of_fleet
+from common.provisioning.planning import bounded, stability_of_fleet, updates_left
 from common.provisioning.reconciling import Steps, reconcile, wishes_of, worker_name
 from common.provisioning.records import (
     Ended,
@@ -298,14 +298,12 @@ class Charge:
         if now_s < self._reviewed_s + every_s and alarm.kinds == self._told:
             return
         self._reviewed_s, self._told = now_s, alarm.kinds
-        left = 0.0
-        if settings.updates is not None:
-            left = max(settings.updates - known.estimator.version, 0.0)
+        made = known.estimator.version
         yield Reviewed(
             term=ledger.term,
             at_s=now_s,
-            version=known.estimator.version,
-            updates_left=left,
+            version=made,
+            updates_left=updates_left(settings, made, known.estimator.updates_to_loss()) or 0.0,
             running=len(ledger.running),
             wanted=len(self._wishes()),
             spent_usd=bounded(ledger.spent_usd(now_s)),

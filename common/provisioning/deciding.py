@@ -118,7 +118,8 @@ class Decider:
             if rented.stand_in and rented.slot < settings.workers:
                 since_s = now_s if rented.started_s is None else rented.started_s
                 stands_in_s[rented.slot] = max(now_s - since_s, 0.0)
-        work = work_left(settings, rates, estimator.version, now_s)
+        to_loss = estimator.updates_to_loss()
+        work = work_left(settings, rates, estimator.version, now_s, to_loss)
         waiting = estimator.waiting
         if waiting is not None:
             waiting = min(waiting, work.updates)
@@ -267,7 +268,7 @@ def differences(before: ProvisionerSettings, after: ProvisionerSettings) -> str:
         f"{field} from {getattr(before, field)} to {getattr(after, field)}"
         for field in (
             *("policy", "probability", "review_s", "workers", "group_size", "batch_size"),
-            *("updates", "deadline_at_s", "on_preemption"),
+            *("updates", "loss", "deadline_at_s", "on_preemption"),
         )
         if getattr(before, field) != getattr(after, field)
     ]

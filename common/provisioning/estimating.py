@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from common.core.goal import LOSS_WINDOW
 from common.core.history import History
 from common.core.messages import BatchReady, Lead, ModelId, Opened, UpdateApplied
 from common.policies.policy import ON_DEMAND
 from common.provisioning.availability import Availability
 from common.provisioning.records import Believed, Ended, Started
 from common.theory.estimates import Estimate, pooled_prior, rate_from_counts
+from common.theory.losses import LossTally
 from common.theory.streams import StreamTally
 from common.theory.tallies import GradientTally
 
@@ -43,6 +45,13 @@ GRADIENT_HALF_LIFE_S = 600.0  # machines change; a minute's updates are enough t
 RATE_HALF_LIFE_S = 600.0  # arrivals drift; at a record per second this is still good to 3 %
 ORPHANED_S = 60.0  # by then a partition whose worker died has found another one
 VERSIONS_KEPT = 1000  # a new leader goes back by seconds
+FIT_AGAIN = 1.05  # updates over those of the last fit, which takes a tenth of a second
+
+
+class _LossFit(NamedTuple):
+    loss: float
+    made: int  # updates by then
+    version: float | None  # at which the curve is down to the loss; None: it does not say
 
 
 class Estimator:
@@ -58,6 +67,8 @@ class Estimator:
         self._samples = [(0, 0)]  # of the last updates: version, samples trained on by then
         self._gradients = GradientTally(GRADIENT_HALF_LIFE_S)
         self._timed = False
+        self._losses = LossTally()
+        self._loss_fit: _LossFit | None = None
         self._by_place: dict[Partition, StreamTally] = {}  # reassign
         self._heard_s: dict[Partition, float] = {}  # likewise, of its last batch
         self._by_slot: dict[int, StreamTally] = {}  # hold
@@ -97,6 +108,7 @@ class Estimator:
             if isinstance(record, UpdateApplied):
                 self._samples.append((record.version, self.samples + record.samples))
                 del self._samples[:-VERSIONS_KEPT]
+                self._losses.add(record.version, record.loss)
                 batches = len(record.batches)
                 if record.gradient_s > 0 and batches:
                     self._timed = True
@@ -171,6 +183,21 @@ class Estimator:
         guess_s = interval_s / HEADROOM / rounds
         return Estimate(guess_s, guess_s, "log")
 
+    def updates_to_loss(self) -> float | None:
+        """Estimate after how many more updates the job stops at its loss.
+
+        None: it stops at none, or the losses so far do not say.
+        """
+        loss, made, fit = self.settings.loss, self.version, self._loss_fit
+        if loss is None:
+            return None
+        if fit is None or fit.loss != loss or made >= FIT_AGAIN * fit.made:
+            rng = np.random.default_rng(made)  # whoever reads the same plans the same
+            fit = self._loss_fit = _LossFit(loss, made, self._losses.version_at(loss, SURE, rng))
+        if fit.version is None:
+            return None
+        return max(fit.version - made, 0.0) + LOSS_WINDOW / 2  # the mean lags behind
+
     def pools(self, usd_per_hour: Mapping[str, float], now_s: float) -> tuple[Pool, ...]:
         """The market's pools with prices of now and availability as it was seen."""
         on_demand, *spot = self.settings.pools
@@ -199,6 +226,8 @@ class Estimator:
             guessed.append(f"arrivals are taken for {float(self.arrivals(now_s).value):.4g}/s")
         if not self._timed:
             guessed.append(f"a gradient for {float(self.gradient(now_s).value):.3g} s")
+        if self.settings.loss is not None and self.updates_to_loss() is None:
+            guessed.append(f"after how many updates the loss is {self.settings.loss:g} is unknown")
         return f"too little was seen yet: {', '.join(guessed)}" if guessed else ""
 
     # --- how -----------------------------------------------------------------------------------
@@ -247,6 +276,8 @@ class Estimator:
             tally.gone(at_s)
 
     def _take_back(self, base: ModelId) -> None:
+        self._losses.take_back(base.version)
+        self._loss_fit = None
         while len(self._samples) > 1 and self._samples[-1][0] > base.version:
             self._samples.pop()
         if self._samples[-1][0] > base.version:  # farther back than is kept: about so many

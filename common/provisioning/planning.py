@@ -1,9 +1,10 @@
 """What is left of a job as the theory's `Work`, and a policy's decision as a record.
 
 A job need not have both a number of updates and a deadline. Without a deadline time is free, and
-whatever is cheapest will do. Without a number of updates its work is what arrives until the
-deadline, less a tenth: a plan for every last record would leave no second for an outage and so
-forbid all spot machines. Without either it is planned for an hour of arrivals, without haste.
+whatever is cheapest will do. A job that stops at a loss has as many updates left as its loss curve
+says, once that is sure. Without a number of updates its work is what arrives until the deadline,
+less a tenth: a plan for every last record would leave no second for an outage and so forbid all
+spot machines. Without either it is planned for an hour of arrivals, without haste.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from common.provisioning.settings import ProvisionerSettings
     from common.theory.work import Pool, Rates
 
-TRAINED_SHARE = 0.9  # of the arrivals until the deadline, where no number of updates is given
+TRAINED_SHARE = 0.9  # of the arrivals until the deadline, where no number of updates is known
 HORIZON_S = 3600.0  # planned for where a job never ends
 # The time of a job that has no deadline over that of on-demand machines alone: even of a pool that
 # is there for a hundredth of the time all workers can be.
@@ -44,8 +45,21 @@ def bounded(value: float) -> float:
     return float(min(max(value, 0.0), NEVER)) if value == value else NEVER  # noqa: PLR0124 -- NaN is not itself
 
 
-def work_left(settings: ProvisionerSettings, rates_per_s: Rates, made: int, now_s: float) -> Work:
+def work_left(
+    settings: ProvisionerSettings,
+    rates_per_s: Rates,
+    made: int,
+    now_s: float,
+    updates_to_loss: float | None = None,
+) -> Work:
     """Say what is left to do, and in which time.
+
+    Args:
+        settings: The job's.
+        rates_per_s: (N_tot,) lambda_A,n.
+        made: J, updates made so far.
+        now_s: Since 1970.
+        updates_to_loss: After how many more the job stops at its loss; None: nobody knows.
 
     Raises:
         ParameterError: If there are no arrivals.
@@ -53,13 +67,22 @@ def work_left(settings: ProvisionerSettings, rates_per_s: Rates, made: int, now_
     group, batch = settings.group_size, settings.batch_size
     updates_per_s = float(rates_per_s.sum()) / (group * batch)
     left_s = deadline_left_s(settings, now_s)
-    if settings.updates is not None:
-        updates = max(settings.updates - made, 0.0)
-    else:
+    updates = updates_left(settings, made, updates_to_loss)
+    if updates is None:
         updates = updates_per_s * (HORIZON_S if left_s is None else TRAINED_SHARE * left_s)
     if left_s is None:
         left_s = HASTE * max(updates / updates_per_s, 1.0) if updates_per_s else HASTE
     return Work(rates_per_s, group, batch, updates, left_s)
+
+
+def updates_left(
+    settings: ProvisionerSettings, made: int, updates_to_loss: float | None
+) -> float | None:
+    """Give how many updates are left until the first of the job's ends; None: nobody knows."""
+    ends = [] if updates_to_loss is None else [updates_to_loss]
+    if settings.updates is not None:
+        ends.append(max(settings.updates - made, 0.0))
+    return min(ends, default=None)
 
 
 def deadline_left_s(settings: ProvisionerSettings, now_s: float) -> float | None:

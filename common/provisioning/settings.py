@@ -28,6 +28,7 @@ class ProvisionerSettings:
     pools: tuple[Pool, ...]  # on-demand first; what is believed of each before it was seen
     partitions: int = 0  # of all the job's streams; 0: nobody knows
     updates: float | None = None  # J; None: the job has no number of updates
+    loss: float | None = None  # epsilon, at which it stops; None: at none
     deadline_at_s: float | None = None  # None: it has no deadline
     on_preemption: Literal["hold", "reassign"] = "reassign"
     policy: PolicyName = "adaptive"
@@ -51,7 +52,7 @@ class ProvisionerSettings:
             raise ParameterError("pools", f"each name once, got {', '.join(names)}")
         for field in ("workers", "group_size", "batch_size", "lease_ttl_s", "look_s", "prices_s"):
             positive(field, getattr(self, field))
-        for field in ("updates", "review_s"):
+        for field in ("updates", "loss", "review_s"):
             value = getattr(self, field)
             if value is not None:
                 positive(field, value)

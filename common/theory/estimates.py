@@ -221,21 +221,6 @@ def cycle_from_times(
     return Estimate(plain((up + down) / cycles), plain(std), "log")
 
 
-def ratio(numerator: Estimate, denominator: Estimate) -> Estimate:
-    """Divide two independent estimates of positive quantities, by the delta method on logarithms.
-
-    The speed of a worker is the first pool's mean gradient time over its own.
-
-    Raises:
-        ParameterError: If the denominator is not above 0.
-    """
-    if not (np.asarray(denominator.value) > 0).all():
-        raise ParameterError("denominator", "must be above 0: wait for the first measurement")
-    value = np.asarray(numerator.value) / denominator.value
-    relative = np.hypot(numerator.relative_std, denominator.relative_std)
-    return Estimate(plain(value), plain(value * relative), "log")
-
-
 def plain(numbers: npt.ArrayLike) -> Numbers:
     """Give a single number as a float, so that it prints and compares as one."""
     array = np.asarray(numbers, np.float64)

@@ -1,21 +1,37 @@
-"""The loss curve so far, and how many updates it takes from here to a loss: J(epsilon)."""
+"""The loss curve so far, and how many updates it takes from here to a loss: J(epsilon).
+
+A loss is taken to follow floor + drop * shape, which falls from 1 at the first update:
+
+    power:      (1 + x / shift)^-power, what SGD does where the loss is not strongly convex
+    geometric:  exp(-decay x), the bound of equation 10 with rho = exp(-decay)
+
+Parameters are floor, log drop and the logarithms of the shape's; x runs from 0 to 1 over a history.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from common.theory.curves import LIMITS, Kind, as_power, curve, jacobian, log_shape, remaining
 from common.theory.errors import ParameterError
 from common.theory.estimates import Estimate
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Kind: TypeAlias = Literal["power", "geometric"]
 _Array: TypeAlias = npt.NDArray[np.float64]
 
+LIMITS: dict[Kind, tuple[tuple[float, float], ...]] = {  # of the logarithms, in histories' lengths
+    "power": ((-3.0, 2.3), (-11.5, 4.6)),  # power 0.05 to 10, shift 1e-5 to 100
+    "geometric": ((-4.6, 9.2),),  # decay 0.01 to 10,000
+}
+MANY = 1e7  # a power that makes (1 + x / p)^-p exponential
 FEWEST = 30  # losses: five times the parameters and the noise, which all come from them
 BINS = 200  # what a long history is thinned to; 50 for each power of ten is finer than any curve
 DRAWS = 500  # enough for quantiles of 5 % to be good to 1 %
@@ -29,6 +45,50 @@ STARTS: dict[Kind, tuple[tuple[float, ...], ...]] = {
 }
 NORMAL_COST = 0.71  # mean of 2 (sqrt(1 + z^2) - 1) for a standard normal z
 LOOSE = 3.0  # std of the logarithms where the data say nothing: no proposal is wider
+MEANS = 2000  # that a tally keeps: more than a fit looks at
+
+
+def curve(kind: Kind, parameters: _Array, x: _Array) -> _Array:
+    """Losses at (bins,) for parameters (p,), or (draws, bins) for (draws, p)."""
+    floor, log_drop, *shape = np.moveaxis(parameters, -1, 0)[..., None]
+    return np.asarray(floor + np.exp(log_drop + log_shape(kind, shape, x)))
+
+
+def log_shape(kind: Kind, shape: list[_Array], x: _Array) -> _Array:
+    """Logarithm of the fall from 1 at (bins,); logarithms keep far tails from becoming 0."""
+    if kind == "power":
+        return np.asarray(-np.exp(shape[0]) * np.log1p(x * np.exp(-shape[1])))
+    return np.asarray(-np.exp(shape[0]) * x)
+
+
+def jacobian(kind: Kind, parameters: _Array, x: _Array) -> _Array:
+    """Derivatives of the losses at (bins,) by the parameters, (bins, p)."""
+    _, log_drop, *shape = parameters
+    logs = log_shape(kind, shape, x)
+    fall = np.exp(log_drop + logs)
+    columns = [np.ones_like(x), fall, fall * logs]
+    if kind == "power":
+        power, steps = np.exp(shape[0]), x * np.exp(-shape[1])
+        columns.append(fall * power * steps / (1 + steps))
+    return np.stack(columns, axis=-1)
+
+
+def as_power(kind: Kind, parameters: _Array) -> _Array:
+    """Write a geometric curve as (1 + decay j / p)^-p, of which it is the limit for large p."""
+    if kind == "power":
+        return parameters
+    linear, log_decay = parameters[..., :2], parameters[..., 2:]
+    log_power = np.full_like(log_decay, math.log(MANY))
+    return np.concatenate([linear, log_power, log_power - log_decay], axis=-1)
+
+
+def remaining(parameters: _Array, target_loss: float) -> _Array:
+    """From the end of the history to the target, in lengths of the history, (draws,)."""
+    floor, log_drop, log_power, log_shift = parameters.T
+    with np.errstate(divide="ignore", over="ignore"):
+        log_ratio = log_drop - np.log(np.maximum(target_loss - floor, 0.0))  # infinite: never
+        x = np.exp(log_shift) * np.expm1(log_ratio * np.exp(-log_power))
+    return np.asarray(np.maximum(x - 1.0, 0.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +101,7 @@ class LossCurve:
     kind: Kind
     parameters: _Array  # (4,) the best fit
     draws: _Array  # (draws, 4) as probable as the history makes them
-    origin: int  # version of the first update
+    origin: float  # version of the first update
     length: float  # updates from the first to the last
     noise: float  # standard deviation of one update's loss about the curve
     misfit: float  # residuals over what noise alone would leave: about 1 where the curve is right
@@ -128,7 +188,52 @@ def fit_loss_curve(
     misfit = _misfit(history.residuals(best.kind, best.parameters), len(best.parameters))
     draws = _draws(fits, history.counting(best, max(misfit, 1.0)), least_loss, rng)
     parameters = as_power(best.kind, best.parameters)
-    return LossCurve(best.kind, parameters, draws, int(j[0]), float(j[-1] - j[0]), noise, misfit)
+    return LossCurve(best.kind, parameters, draws, float(j[0]), float(j[-1] - j[0]), noise, misfit)
+
+
+class LossTally:
+    """Losses of all updates, as means over ever more updates each: memory stays bounded."""
+
+    def __init__(self) -> None:
+        self._means: list[tuple[float, float]] = []  # version, loss
+        self._each = 1  # updates in a mean
+        self._open: list[tuple[float, float]] = []  # updates of the next one
+
+    def add(self, version: int, loss: float) -> None:
+        """Take in the next update's loss."""
+        self._open.append((version, loss))
+        if len(self._open) == self._each:
+            self._means.append(_mean(self._open))
+            self._open = []
+        if len(self._means) == MEANS:
+            pairs = zip(self._means[::2], self._means[1::2], strict=True)
+            self._means = [_mean(pair) for pair in pairs]
+            self._each *= 2
+
+    def take_back(self, base: int) -> None:
+        """Forget updates after a version."""
+        self._means = [mean for mean in self._means if mean[0] <= base]
+        self._open = [update for update in self._open if update[0] <= base]
+
+    def version_at(self, loss: float, certainty: float, rng: np.random.Generator) -> float | None:
+        """Estimate the version at which the curve is down to a loss.
+
+        None: too few updates are known, the curve never gets there, or the standard deviation
+        is more than this share of the version.
+        """
+        if len(self._means) < FEWEST:
+            return None
+        versions, losses = np.transpose(self._means)
+        fit = fit_loss_curve(versions, losses, rng, min(0.0, float(losses.min())))
+        left = fit.remaining(loss)
+        version = fit.origin + fit.length + float(left.value)
+        sure = math.isfinite(version) and float(left.std) <= certainty * version
+        return version if sure else None
+
+
+def _mean(updates: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    versions, losses = zip(*updates, strict=True)
+    return sum(versions) / len(updates), sum(losses) / len(updates)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from common.theory.errors import ParameterError, not_negative, positive, share
+
+if TYPE_CHECKING:
+    from common.theory.work import Pool
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -157,19 +160,6 @@ class SpotChain:
         return self.availability * self.mean_off_s
 
 
-def availability_of(mean_on_s: float, mean_off_s: float) -> float:
-    """Give alpha of the stationary distribution (1 - alpha, alpha) of the two-state chain.
-
-    Raises:
-        ParameterError: If a time is negative or both are 0.
-    """
-    not_negative("mean_on_s", mean_on_s)
-    not_negative("mean_off_s", mean_off_s)
-    if not mean_on_s + mean_off_s:
-        raise ParameterError("mean_on_s", "must be above 0, or mean_off_s")
-    return mean_on_s / (mean_on_s + mean_off_s)
-
-
 def expected_running(workers: int, availability: float) -> float:
     """Give E[N] = alpha N_tot, with machines independent of each other.
 
@@ -179,15 +169,6 @@ def expected_running(workers: int, availability: float) -> float:
     not_negative("workers", workers)
     share("availability", availability)
     return workers * availability
-
-
-def variance_of_running(workers: int, availability: float) -> float:
-    """Give Var[N] = alpha (1 - alpha) N_tot, with machines independent of each other.
-
-    Raises:
-        ParameterError: If a number is out of range.
-    """
-    return expected_running(workers, availability) * (1 - availability)
 
 
 def distribution_of_running(workers: int, availability: float) -> Array:
@@ -258,3 +239,15 @@ def effective_runtime_s(
     if not updates:
         return 0.0
     return updates * runtime_per_update_s(expected_workers, rate_per_s, group_size, batch_size)
+
+
+def effective_availability(spot: Pool) -> float:
+    """Give the share of the time that a spot machine delivers: alpha exp(-S / (alpha cycle)).
+
+    Of an exponential time U of mean u = alpha cycle for which a machine can be had, S goes to its
+    start-up: what is left, E[max(0, U - S)], is u exp(-S / u).
+    """
+    mean_up_s = spot.availability * spot.cycle_s
+    if spot.availability == 1 or not mean_up_s:
+        return spot.availability  # never preempted, it starts once
+    return spot.availability * math.exp(-spot.start_up_s / mean_up_s)

@@ -1,4 +1,4 @@
-"""Running tallies of arrivals, machines and gradients, from which estimates are made.
+"""Running tallies, of gradients among others, from which estimates are made.
 
 What is old counts less: half as much after each half-life, so that a tally follows what drifts. A
 tally keeps sums and no history; contributions may come late and in any order, and each weighs what
@@ -14,21 +14,12 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from common.theory.errors import ParameterError
-from common.theory.estimates import (
-    JEFFREYS,
-    ONE_CYCLE,
-    Estimate,
-    availability_from_times,
-    check,
-    cycle_from_times,
-    plain,
-    rate_from_counts,
-)
+from common.theory.estimates import Estimate, check, plain
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from common.theory.estimates import CyclePrior, Numbers, RatePrior
+    from common.theory.estimates import Numbers
 
     _Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -75,80 +66,6 @@ class Sums:
         if self._decay_per_s:
             fade = math.exp(self._decay_per_s * min(self._as_of_s - now_s, 0.0))
         return [total * fade for total in self._totals]
-
-
-class RateTally:
-    """Rates of streams of which it is counted how many records came in which time.
-
-    One stream, or an array of them that are counted at the same times.
-    """
-
-    def __init__(self, half_life_s: float = math.inf) -> None:
-        self._sums = Sums(2, half_life_s)
-
-    def add(self, since_s: float, until_s: float, records: Numbers, seconds: Numbers) -> None:
-        """Take in the records of a time and for how much of it each stream ran.
-
-        Raises:
-            ParameterError: If a number is out of range, or the time runs backwards.
-        """
-        _forwards(since_s, until_s)
-        check("records", records)
-        check("seconds", seconds)
-        self._sums.add(since_s, until_s, records, seconds)
-
-    def counts(self, now_s: float) -> tuple[Numbers, Numbers]:
-        """Records and seconds, as they count now: for `pooled_prior`."""
-        records, seconds = self._sums.at(now_s)
-        return records, seconds
-
-    def rate(self, now_s: float, prior: RatePrior = JEFFREYS) -> Estimate:
-        """Estimate lambda_A,n.
-
-        Raises:
-            ParameterError: If nothing has been counted and the prior says nothing.
-        """
-        return rate_from_counts(*self.counts(now_s), prior)
-
-
-class MachineTally:
-    """Availability of the machines of a pool; arrays for several pools or many runs."""
-
-    def __init__(self, half_life_s: float = math.inf) -> None:
-        self._sums = Sums(3, half_life_s)
-
-    def add(
-        self, since_s: float, until_s: float, up_s: Numbers, down_s: Numbers, outages: Numbers
-    ) -> None:
-        """Take in how long machines were there, how long they were not, and how often one went.
-
-        Machines that nobody wanted say nothing: leave them out.
-
-        Args:
-            since_s: Begin of the time in which that was.
-            until_s: Its end.
-            up_s: Summed over the machines.
-            down_s: Summed over the machines that were wanted.
-            outages: Times that one went; one that came back and went again counts twice.
-
-        Raises:
-            ParameterError: If a number is out of range, or the time runs backwards.
-        """
-        _forwards(since_s, until_s)
-        check("up_s", up_s)
-        check("down_s", down_s)
-        check("outages", outages)
-        self._sums.add(since_s, until_s, up_s, down_s, outages)
-
-    def availability(self, now_s: float, prior: CyclePrior = ONE_CYCLE) -> Estimate:
-        """Estimate alpha."""
-        up_s, down_s, outages = self._sums.at(now_s)
-        return availability_from_times(up_s, down_s, outages, prior)
-
-    def cycle(self, now_s: float, prior: CyclePrior = ONE_CYCLE) -> Estimate:
-        """Estimate the mean time from one preemption to the next."""
-        up_s, down_s, outages = self._sums.at(now_s)
-        return cycle_from_times(up_s, down_s, outages, prior)
 
 
 class GradientTally:
@@ -220,9 +137,3 @@ class GradientTally:
         freedom = np.where(freedom > ROUNDING * messages, freedom, 0.0)
         squared = np.maximum(second - m * shift_s**2, 0.0)
         return m, shift_s, squared / np.where(freedom > 0, freedom, 1.0), freedom
-
-
-def _forwards(since_s: float, until_s: float) -> None:
-    if not (math.isfinite(since_s) and math.isfinite(until_s) and since_s <= until_s):
-        problem = f"must be finite and not before since_s ({since_s:g}), got {until_s:g}"
-        raise ParameterError("until_s", problem)

@@ -48,11 +48,6 @@ class Stability:
     ratio: float  # mean time of the work over mean time between its arrivals
 
     @property
-    def margin(self) -> float:
-        """What is left of the time; below 0 where it is not enough."""
-        return 1.0 - self.ratio
-
-    @property
     def stable(self) -> bool:
         """Whether the ratio is below 1; at 1 exactly, queues still grow without bound."""
         return self.ratio < 1

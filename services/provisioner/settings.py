@@ -42,6 +42,7 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
         pools=pools_of(market),
         partitions=len(record.first),
         updates=spec.stop.updates,
+        loss=spec.stop.loss,
         deadline_at_s=None if deadline_s is None else record.submitted_s + deadline_s,
         on_preemption=spec.on_preemption,
         policy=spec.policy,

@@ -168,9 +168,7 @@ class Processes:
 
     def fail(self, launch: int) -> None:
         """Kill a machine."""
-        for found in self.table().find().values():
-            if found.claim.launch == launch:
-                found.process.kill()
+        self.running()[launch].kill()
 
     def refuse(self) -> None:
         """Take all slots down."""
@@ -188,9 +186,10 @@ class Processes:
         """Put it back."""
         (self.folder / "away").rename(self.folder / "digits")
 
-    def table(self, job: str = "digits") -> Table:
-        """Where the processes are found."""
-        return Table(job, self.folder)
+    def running(self) -> dict[int, psutil.Process]:
+        """The machines of the job, by launch, which ends the tests' tokens."""
+        found = Table("digits", self.folder).find()
+        return {int(token.removeprefix("doll-")): process for token, process in found.items()}
 
     def close(self) -> None:
         """Kill what still runs."""

@@ -1,12 +1,12 @@
 """Machines that are local processes (`common.ports.machines.Fleet`): a spot market in a box.
 
-    claim ──▶ process, tagged ──▶ told to leave ──▶ SIGKILL ──▶ gone
+    order ──▶ process, tagged ──▶ told to leave ──▶ SIGKILL ──▶ ended
       │                           released: SIGTERM, and time to finish
       └──▶ refused                preempted: SIGTERM and as much notice as the market gives, or none
 
 What was launched survives whoever launched it: machines are found in the table of processes, by a
-variable of their environment, and what must be remembered of them is in files. So any number of
-fleets may stand on one directory, in several processes, and a token still launches once.
+variable of their environment, and what must be remembered of them is in files. Who is in charge of
+them the plans topic says; but a token launches once even if a predecessor wakes up and uses it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import math
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from common.adapters.local.records import Claim, Gone, Leaving, Records, Refusal
+from msgspec.structs import replace
+
+from common.adapters.local.records import Records, record_of
 from common.adapters.local.table import Table, ask_to_end, end
 from common.errors import OutsideError
 from common.ports.machines import Machine, Refused
@@ -26,12 +28,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.adapters.local.market import Weather
-    from common.adapters.local.records import Story
-    from common.adapters.local.table import Found
+    from common.adapters.local.records import Record
+    from common.adapters.local.table import Process
     from common.config.market_file import Market
     from common.ports.machines import LaunchOrder
 
-_APPEAR_S = 10.0  # from a claim to its process: milliseconds, unless who claimed it was killed
+_APPEAR_S = 10.0  # from a record to its process: milliseconds, unless who began it was killed
 _LATELY_S = 3600.0  # so long are machines named that ended, as EC2 does
 _LOOK_S = 0.5  # longest time between two looks at what runs: an end is billed so exactly
 _SOON_S = 0.05  # likewise while one is ending
@@ -106,7 +108,7 @@ class ProcessFleet:
         self._closed = False
 
     def launch(self, orders: Sequence[LaunchOrder]) -> tuple[Refused, ...]:
-        """Start a process for each order that nobody has claimed; the others change nothing.
+        """Start a process for each order that is new; the others change nothing.
 
         Raises:
             UnavailableError: If the directory cannot be used.
@@ -122,12 +124,14 @@ class ProcessFleet:
         """
         with self._acting() as now:
             self._look(now)
-            found, stories = self._table.find(), self._records.read()
+            found, records = self._table.find(), self._records.read()
             for token in machines:
-                if token in stories and not stories[token].over:
-                    leaving = Leaving("released", now + self._leave_s)
-                    if self._records.add(token, leaving) and token in found:
-                        ask_to_end(found[token].process)
+                record = records.get(token)
+                if record is not None and not record.over and record.leaving is None:
+                    by_s = now + self._leave_s
+                    self._change(token, record, leaving="released", leave_by_s=by_s)
+                    if token in found:
+                        ask_to_end(found[token])
 
     def machines(self) -> tuple[Machine, ...]:
         """All that run, and those that ended within the hour, by launch.
@@ -137,12 +141,12 @@ class ProcessFleet:
         """
         with self._acting() as now:
             running = self._look(now)
-            stories = self._records.read()
+            records = self._records.read()
         named = [
-            _machine(token, story)
-            for token, story in stories.items()
-            if (token in running and not story.over)
-            or (story.gone is not None and story.gone.at_s > now - _LATELY_S)
+            _machine(token, record)
+            for token, record in records.items()
+            if (token in running and not record.over)
+            or (record.ended_s is not None and record.ended_s > now - _LATELY_S)
         ]
         return tuple(sorted(named, key=lambda machine: (machine.launch, machine.id)))
 
@@ -176,94 +180,97 @@ class ProcessFleet:
                 self._turn.wait(min(max(wait_s, _SOON_S), _LOOK_S))
 
     def _order(self, order: LaunchOrder, now: float) -> Refused | None:
-        stories = self._records.read()
-        if order.token in stories:
-            told = stories[order.token].refusal
-            return None if told is None else Refused(order.launch, told.capacity, told.reason)
-        claim = Claim(order.launch, order.slot, order.pool, order.worker, now)
-        if not self._records.add(order.token, claim):  # somebody else was faster
-            return None
-        refusal = self._refusal(order, stories.values(), now)
-        if refusal is None:
-            try:
-                child = self._start(order.worker, self._table.environment(order))
-            except OSError as error:
-                refusal = Refusal(capacity=True, reason=f"there is no room for a process: {error}")
-            else:
-                self._children[order.token] = child
+        records = self._records.read()
+        record = records.get(order.token)
+        if record is None:
+            record = record_of(order, now)
+            if not self._records.claim(order.token, record):  # somebody else was faster
                 return None
-        self._records.add(order.token, refusal)
-        return Refused(order.launch, refusal.capacity, refusal.reason)
+            refused, capacity = self._refused(order, records.values(), now)
+            if not refused:
+                try:
+                    environment = self._table.environment(order.token)
+                    self._children[order.token] = self._start(order.worker, environment)
+                except OSError as error:
+                    refused = f"there is no room for a process: {error}"
+            if refused:
+                record = self._change(order.token, record, refused=refused, capacity=capacity)
+        return Refused(order.launch, record.capacity, record.refused) if record.refused else None
 
-    def _refusal(self, order: LaunchOrder, stories: Iterable[Story], now: float) -> Refusal | None:
-        if order.pool not in self._pools:
-            return Refusal(capacity=False, reason=f"the market has no pool {order.pool!r}")
-        if order.pool not in self._spot:
-            return None
-        if self._down_s(order.slot, now) <= now:
-            reason = f"pool {order.pool!r} has no machine for slot {order.slot} just now"
-            return Refusal(capacity=True, reason=reason)
-        there = [not story.over and story.claim.pool == order.pool for story in stories]
-        capacity = self._spot[order.pool].capacity
-        if capacity is not None and sum(there) >= capacity:
-            reason = f"pool {order.pool!r} has {capacity} machines, and they are taken"
-            return Refusal(capacity=True, reason=reason)
-        return None
+    def _refused(
+        self, order: LaunchOrder, records: Iterable[Record], now: float
+    ) -> tuple[str, bool]:
+        """Say why an order gives no machine, and whether that is for want of machines."""
+        pool = order.pool
+        if pool not in self._pools:
+            return f"the market has no pool {pool!r}", False
+        if pool in self._spot:
+            if self._down_s(order.slot, now) <= now:
+                return f"pool {pool!r} has no machine for slot {order.slot} just now", True
+            there = sum(not record.over and record.pool == pool for record in records)
+            capacity = self._spot[pool].capacity
+            if capacity is not None and there >= capacity:
+                return f"pool {pool!r} has {capacity} machines, and they are taken", True
+        return "", True
+
+    def _change(self, token: str, record: Record, **changes: object) -> Record:
+        changed = replace(record, **changes)
+        self._records.change(token, changed)
+        return changed
 
     def _look(self, now: float) -> set[str]:
         """See what runs, by token, and what has ended; take away what is due."""
         found = self._table.find()
-        stories = self._records.read()
+        records = self._records.read()
+        for token, process in found.items():
+            if token not in records or records[token].over:
+                end(process)  # it appeared after it was given up, or its record was deleted
         running = set[str]()
-        for token, machine in found.items():
-            if token not in stories:  # the folder was emptied while it ran
-                self._records.add(token, machine.claim)
-            elif stories[token].over:  # a ghost: it appeared after it was given up
-                end(machine.process)
-            else:
+        for token, record in records.items():
+            if record.over:
+                continue
+            child = self._children.get(token)
+            if token in found:
                 running.add(token)
-                self._urge(token, stories[token], machine, now)
-        for token, story in stories.items():
-            if token not in found and not story.over:
-                child = self._children.get(token)
-                if child is not None and child.exit_code is None:
-                    running.add(token)  # it was started since we looked for it
-                else:
-                    self._miss(token, story, child, now)
+                self._urge(token, record, found[token], now)
+            elif child is not None and child.exit_code is None:
+                running.add(token)  # it was started since we looked for it
+            else:
+                self._miss(token, record, child, now)
         return running
 
-    def _urge(self, token: str, story: Story, machine: Found, now: float) -> None:
+    def _urge(self, token: str, record: Record, process: Process, now: float) -> None:
         """Take a machine away if that is due, or see when it will be."""
         # Nobody takes away what fell due while no fleet stood here, as if there had been no outage.
-        ours = token in self._children
-        since_s = self._seen_s.get(token, story.claim.at_s if ours else now)
+        since_s = self._seen_s.get(token, record.at_s if token in self._children else now)
         self._seen_s[token] = now
-        leaving = story.leaving
-        if leaving is None and story.claim.pool in self._spot:
-            down_s = self._down_s(story.claim.slot, since_s)
+        if record.leaving is None:
+            down_s = math.inf
+            if record.pool in self._spot:
+                down_s = self._down_s(record.slot, since_s)
             if down_s > now:
                 self._due_s = min(self._due_s, down_s)
                 return
-            leaving = Leaving("preempted", now + self._notice_s)
-            if self._records.add(token, leaving) and self._notice_s > 0:
-                ask_to_end(machine.process)
-        if leaving is not None and leaving.until_s <= now:
-            end(machine.process)
-        if leaving is not None:
-            self._due_s = min(self._due_s, leaving.until_s)
+            by_s = now + self._notice_s
+            record = self._change(token, record, leaving="preempted", leave_by_s=by_s)
+            if self._notice_s > 0:
+                ask_to_end(process)
+        if record.leave_by_s <= now:
+            end(process)
+        self._due_s = min(self._due_s, record.leave_by_s)
 
-    def _miss(self, token: str, story: Story, child: Started | None, now: float) -> None:
+    def _miss(self, token: str, record: Record, child: Started | None, now: float) -> None:
         """Write down that a machine has ended, once it cannot appear any more."""
         # Only what runs is told to leave: whoever wrote that has seen it.
-        seen = child is not None or token in self._seen_s or story.leaving is not None
-        if not seen and now - story.claim.at_s < _APPEAR_S:
+        seen = child is not None or token in self._seen_s or record.leaving is not None
+        if not seen and now - record.at_s < _APPEAR_S:
             return
         if child is not None:
             detail = f"exit code {child.exit_code}"
         else:
             detail = "nobody saw how it ended" if seen else "it never appeared"
-        cause = story.leaving.cause if story.leaving is not None else "failed"
-        self._records.add(token, Gone(now, cause, detail))
+        cause = record.leaving or "failed"
+        self._change(token, record, ended_s=now, cause=cause, detail=detail)
         self._children.pop(token, None)
         self._seen_s.pop(token, None)
 
@@ -271,18 +278,16 @@ class ProcessFleet:
         return self._born_s + self._weather.next_down_s(slot, max(at_s - self._born_s, 0.0))
 
 
-def _machine(token: str, story: Story) -> Machine:
-    claim = story.claim
-    running = Machine(
-        id=token,
-        launch=claim.launch,
-        slot=claim.slot,
-        pool=claim.pool,
-        worker=claim.worker,
-        state="running",
-        started_s=claim.at_s,
+def _machine(token: str, record: Record) -> Machine:
+    return Machine(
+        token,
+        record.launch,
+        record.slot,
+        record.pool,
+        record.worker,
+        "running" if record.ended_s is None else "ended",
+        record.at_s,
+        record.ended_s,
+        record.cause,
+        record.detail,
     )
-    if story.gone is None:
-        return running
-    at_s, cause, detail = story.gone.at_s, story.gone.cause, story.gone.detail
-    return running._replace(state="ended", ended_s=at_s, cause=cause, detail=detail)

@@ -1,13 +1,7 @@
 """What a fleet of local processes writes down, so that it survives whoever launched them.
 
-Every record is a file that is made once, whole, and never changed: of two who write the same one,
-the first counts. Names begin with the order's token:
-
-    born            when the fleet began
-    <token>.claim   the order is being carried out, by whoever wrote this
-    <token>.refused it gave no machine
-    <token>.leaving its machine was told to leave, and when it is made to
-    <token>.gone    it has ended
+Each order has a file that only one can make: whoever does launches the machine, and nobody else
+ever. What becomes of it is written by the provisioner in charge, the file replaced as a whole.
 """
 
 from __future__ import annotations
@@ -15,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -27,75 +21,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from common.ports.machines import LaunchOrder
 
-class Claim(msgspec.Struct, frozen=True):
-    """Whoever made this file launches the machine, and nobody else ever does."""
+_BORN, _ORDER = "born", ".order"
+
+T = TypeVar("T")
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One order; times are in seconds since 1970."""
 
     launch: int
     slot: int
     pool: str
     worker: str
-    at_s: float  # since 1970, as all times here
-
-
-class Refusal(msgspec.Struct, frozen=True):
-    """There is no machine, and there will be none."""
-
-    capacity: bool
-    reason: str
-
-
-class Leaving(msgspec.Struct, frozen=True):
-    """The machine was told to leave; the first reason counts."""
-
-    cause: EndCause
-    until_s: float  # then it is made to
-
-
-class Gone(msgspec.Struct, frozen=True):
-    """The machine has ended."""
-
-    at_s: float
-    cause: EndCause
-    detail: str
-
-
-Record: TypeAlias = Claim | Refusal | Leaving | Gone
-
-_KINDS: dict[str, type[Record]] = {
-    "claim": Claim,
-    "refused": Refusal,
-    "leaving": Leaving,
-    "gone": Gone,
-}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
-_BORN = "born"
-
-T = TypeVar("T")
-
-
-class Story:
-    """All that is written of one order."""
-
-    def __init__(self, claim: Claim) -> None:
-        self.claim = claim
-        self.refusal: Refusal | None = None
-        self.leaving: Leaving | None = None
-        self.gone: Gone | None = None
+    at_s: float  # when it was given
+    refused: str = ""  # why it gave no machine, and never will
+    capacity: bool = True  # whether that was for want of machines
+    leaving: EndCause | None = None  # the machine was told to leave; the first reason counts
+    leave_by_s: float = 0.0  # then it is made to
+    ended_s: float | None = None
+    cause: EndCause | None = None  # of the end
+    detail: str = ""
 
     @property
     def over(self) -> bool:
         """Whether there is no machine any more, or never was."""
-        return self.refusal is not None or self.gone is not None
+        return bool(self.refused) or self.ended_s is not None
 
-    def add(self, record: Record) -> None:
-        """Take in what else is written."""
-        if isinstance(record, Refusal):
-            self.refusal = record
-        elif isinstance(record, Leaving):
-            self.leaving = record
-        elif isinstance(record, Gone):
-            self.gone = record
+
+def record_of(order: LaunchOrder, now_s: float) -> Record:
+    """Begin the record of an order."""
+    return Record(order.launch, order.slot, order.pool, order.worker, now_s)
 
 
 class Records:
@@ -110,7 +67,7 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[str, Record] = {}  # by file: none ever changes
+        self._over: dict[str, Record] = {}  # by file: these never change
         with self._files():
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -121,53 +78,61 @@ class Records:
             UnavailableError: If the folder cannot be used.
             CorruptError: If somebody else wrote into it.
         """
-        self._write(_BORN, msgspec.json.encode(now_s))
+        with self._whole(now_s) as written, contextlib.suppress(FileExistsError):
+            os.link(written, self._folder / _BORN)
         with self._files():
             return _decoded(self._folder / _BORN, float)
 
-    def add(self, token: str, record: Record) -> bool:
-        """Write a record of an order; False where there is one of its kind already.
+    def claim(self, token: str, record: Record) -> bool:
+        """Begin an order's record; False where somebody has.
 
         Raises:
             UnavailableError: If the folder cannot be used.
         """
-        name = f"{quote(token, safe='')}.{_NAMES[type(record)]}"
-        return self._write(name, msgspec.json.encode(record))
+        with self._whole(record) as written:
+            try:
+                os.link(written, self._path(token))
+            except FileExistsError:
+                return False
+        return True
 
-    def read(self) -> dict[str, Story]:
-        """All stories, by token.
+    def change(self, token: str, record: Record) -> None:
+        """Write down what became of an order.
+
+        Raises:
+            UnavailableError: If the folder cannot be used.
+        """
+        with self._whole(record) as written:
+            os.link(written, self._folder / f"{written}.new")
+            (self._folder / f"{written}.new").replace(self._path(token))
+
+    def read(self) -> dict[str, Record]:
+        """All records, by token.
 
         Raises:
             UnavailableError: If the folder cannot be used.
             CorruptError: If somebody else wrote into it.
         """
+        records = {}
         with self._files():
-            there = {path.name for path in self._folder.iterdir()}
-            for name in there - self._known.keys():
-                kind = _KINDS.get(name.rpartition(".")[2])
-                if kind is not None:
-                    self._known[name] = _decoded(self._folder / name, kind)
-        self._known = {name: self._known[name] for name in self._known.keys() & there}
-        stories = {
-            unquote(name.rpartition(".")[0]): Story(record)
-            for name, record in self._known.items()
-            if isinstance(record, Claim)
-        }
-        for name, record in self._known.items():
-            story = stories.get(unquote(name.rpartition(".")[0]))
-            if story is not None:
-                story.add(record)
-        return stories
+            for path in self._folder.iterdir():
+                if path.name.endswith(_ORDER):
+                    record = self._over.get(path.name) or _decoded(path, Record)
+                    records[unquote(path.name.removesuffix(_ORDER))] = record
+                    if record.over:
+                        self._over[path.name] = record
+        return records
 
-    def _write(self, name: str, data: bytes) -> bool:
-        with self._files(), tempfile.NamedTemporaryFile(dir=self._folder) as whole:
-            whole.write(data)
-            whole.flush()
-            try:
-                os.link(whole.name, self._folder / name)
-            except FileExistsError:
-                return False
-        return True
+    def _path(self, token: str) -> Path:
+        return self._folder / f"{quote(token, safe='')}{_ORDER}"
+
+    @contextlib.contextmanager
+    def _whole(self, value: Record | float) -> Iterator[str]:
+        """A file that holds this, to be linked to where nobody must read a part."""
+        with self._files(), tempfile.NamedTemporaryFile(dir=self._folder) as file:
+            file.write(msgspec.json.encode(value))
+            file.flush()
+            yield file.name
 
     @contextlib.contextmanager
     def _files(self) -> Iterator[None]:

@@ -1,7 +1,8 @@
 """The whole protocol in virtual time: every decision is the production state machines'.
 
 Kafka and Redis do what they should, each a little late; machines come and go as the fleet says.
-What goes wrong beside preemption is the business of `common.simulation.faults`.
+What goes wrong beside preemption is the business of `common.simulation.faults`. What a gradient
+costs is drawn, and what it is: nothing, or real numbers by `learning`.
 
     streams ──full batch──▶ Machine (core.Worker) ──claim──▶ control ──▶ core.Coordinator
                                ▲   core.Orders ◀──trigger── board ◀───────┘   │
@@ -10,9 +11,13 @@ What goes wrong beside preemption is the business of `common.simulation.faults`.
 
 from __future__ import annotations
 
+import typing
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from common.core import commands as do
 from common.core import events
@@ -24,18 +29,122 @@ from common.core.snapshots import genesis
 from common.core.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy as np
 
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent, WorkerEvent
-    from common.core.messages import Claim, Reply, Standing
+    from common.core.messages import Batch, Claim, Reply, Standing, Vector
     from common.core.spans import Partition
-    from common.simulation.experiments.clock import VirtualTime
-    from common.simulation.experiments.computing import GradientTimes, Learner
     from common.simulation.experiments.streams import Stream
 
-
+DRAWN = 4096  # times drawn at once: a draw costs little, a call much
 LOOK_S = 0.1  # between looks at the standing of who waits for room (`WorkerSettings.standing_s`)
+FOR_EVER_S = 1e12
+TICK_S = 0.5  # between looks at the coordinator's clock: overdue orders may be noticed so late
+STANDING_S = 60.0  # between looks at the standing of who reads: it frees memory, no more
+READS = 4  # of the control topic in the time of a group: a claim waits an eighth of it on average
+
+
+class VirtualTime:
+    """A clock that jumps from one thing to the next; what is due at one time keeps its order."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap = list[tuple[float, int, "Callable[..., None]", tuple[Any, ...]]]()
+        self._serial = 0
+        self._stopped = False
+
+    def at(self, time_s: float, action: Callable[..., None], *arguments: object) -> None:
+        """Do something at a time; at once, after all else that is due now, if that has passed."""
+        self._serial += 1
+        heappush(self._heap, (max(time_s, self.now), self._serial, action, arguments))
+
+    def run(self) -> None:
+        """Do one thing after the other until somebody stops it, or there is nothing left to do."""
+        heap = self._heap
+        self._stopped = False
+        while heap and not self._stopped:
+            self.now, _, action, arguments = heappop(heap)
+            action(*arguments)
+
+    def stop(self) -> None:
+        """Do nothing further after what is done now."""
+        self._stopped = True
+
+
+class Computed(msgspec.Struct, frozen=True):
+    """The gradient of some batches; every number is a sum over their samples."""
+
+    loss_sum: float
+    vector: Vector | None
+
+
+NOTHING = Computed(0.0, None)
+
+
+class Learner(typing.Protocol):
+    """The numbers of a job."""
+
+    def gradient(self, batches: Sequence[Batch]) -> Computed:
+        """Compute the gradient of these batches at the weights of now."""
+        ...
+
+    def add(self, computed: Vector | None, samples: int) -> None:
+        """Add a gradient to the sum of the round."""
+        ...
+
+    def apply(self, version: int, now: float) -> None:
+        """Make one update of the sum."""
+        ...
+
+    def discard(self) -> None:
+        """Forget the sum of the round."""
+        ...
+
+
+class Costless:
+    """Learns nothing: where only time and money are asked for."""
+
+    def gradient(self, batches: Sequence[Batch]) -> Computed:
+        """Answer at once."""
+        del batches
+        return NOTHING
+
+    def add(self, computed: Vector | None, samples: int) -> None:
+        """Nothing to add."""
+
+    def apply(self, version: int, now: float) -> None:
+        """Nothing to apply."""
+
+    def discard(self) -> None:
+        """Nothing to forget."""
+
+
+class GradientTimes:
+    """C, the time of one batch's gradient: gamma distributed, independent of all else.
+
+    Args:
+        mean_s: mu_C
+        variation: Standard deviation over mean; 0 for always the same, 1 for exponential.
+        rng: Draws them.
+    """
+
+    def __init__(self, mean_s: float, variation: float, rng: np.random.Generator) -> None:
+        self._mean_s = mean_s
+        self._shape = variation**-2 if variation > 0 else None
+        self._rng = rng
+        self._drawn = list[float]()
+
+    def draw(self, batches: int, speed: float) -> float:
+        """The time of so many batches, one after the other, on a machine of a speed."""
+        if self._shape is None:
+            return batches * self._mean_s / speed
+        if len(self._drawn) < batches:
+            scale_s = self._mean_s / self._shape
+            self._drawn += self._rng.gamma(self._shape, scale_s, DRAWN + batches).tolist()
+        return sum(self._drawn.pop() for _ in range(batches)) / speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +330,6 @@ class Machine:
                     self._feed(events.StandingSeen(self._protocol.standing))
                 case _:
                     pass  # rows, beats and commits have no counterpart here
-
-
-FOR_EVER_S = 1e12
-TICK_S = 0.5  # between looks at the coordinator's clock: overdue orders may be noticed so late
-STANDING_S = 60.0  # between looks at the standing of who reads: it frees memory, no more
-READS = 4  # of the control topic in the time of a group: a claim waits an eighth of it on average
 
 
 @dataclass(frozen=True, slots=True)

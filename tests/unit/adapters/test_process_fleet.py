@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
-from common.adapters.local.records import Claim, Gone, Leaving, Records
+from common.adapters.local.records import Records, record_of
+from common.adapters.local.table import Table
 from common.ports.machines import LaunchOrder
 from common.testing.clock import HandClock
 from tests.contract.fleet_lenders import ON_DEMAND, SPOT, Processes
@@ -40,6 +42,13 @@ def order(launch: int, pool: str = SPOT) -> LaunchOrder:
     return LaunchOrder(launch, f"doll-{launch}", launch, pool, f"w{launch}")
 
 
+RECORD = record_of(order(1), NOON_S)
+
+
+def records(lender: Processes) -> Records:
+    return Records(lender.folder / "digits" / "machines")
+
+
 def await_that(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     pause = threading.Event()
@@ -57,11 +66,6 @@ def machine_of(fleet: ProcessFleet, launch: int) -> Machine:
     return found
 
 
-def processes(lender: Processes) -> dict[int, psutil.Process]:
-    """What runs, by launch."""
-    return {each.claim.launch: each.process for each in lender.table().find().values()}
-
-
 def advance(lender: Processes, seconds: float) -> None:
     assert isinstance(lender.clock, HandClock)
     lender.clock.advance(seconds)
@@ -73,9 +77,9 @@ def advance(lender: Processes, seconds: float) -> None:
 def test_a_machine_goes_in_time_though_nobody_looks(lender: Processes) -> None:
     with closing(lender.fleet()) as fleet:
         fleet.launch([order(1), order(2)])
-        await_that(lambda: processes(lender).keys() == {1, 2})
+        await_that(lambda: lender.running().keys() == {1, 2})
         lender.preempt(1)
-        await_that(lambda: processes(lender).keys() == {2})
+        await_that(lambda: lender.running().keys() == {2})
         assert machine_of(fleet, 1).cause == "preempted"
 
 
@@ -85,7 +89,7 @@ def test_an_outage_that_is_over_when_somebody_looks_still_took_the_machine(
     lender.weather.outages_s[1] = (30.0, 40.0)
     with closing(lender.fleet()) as fleet:
         fleet.launch([order(1), order(2)])
-        await_that(lambda: processes(lender).keys() == {1, 2})
+        await_that(lambda: lender.running().keys() == {1, 2})
         fleet.machines()
         advance(lender, 60.0)
         await_that(lambda: state(fleet, 1) == "ended")
@@ -98,7 +102,7 @@ def test_a_machine_of_a_slot_that_was_down_while_no_fleet_stood_is_left_in_peace
     lender.weather.outages_s[1] = (30.0, 40.0)
     with closing(lender.fleet()) as fleet:
         fleet.launch([order(1)])
-        await_that(lambda: processes(lender).keys() == {1})
+        await_that(lambda: lender.running().keys() == {1})
     advance(lender, 60.0)
     with closing(lender.fleet()) as fleet:
         assert state(fleet, 1) == "running"
@@ -126,7 +130,7 @@ def test_a_machine_that_heeds_its_notice_ends_by_itself_and_was_preempted(
     lender.notice_s = 30.0
     with closing(lender.fleet()) as fleet:
         fleet.launch([order(1)])
-        await_that(lambda: processes(lender).keys() == {1})
+        await_that(lambda: lender.running().keys() == {1})
         lender.preempt(1)
         await_that(lambda: state(fleet, 1) == "ended")
         ended = machine_of(fleet, 1)
@@ -138,7 +142,7 @@ def test_a_machine_that_was_given_back_and_does_not_leave_is_made_to(lender: Pro
     with closing(lender.fleet()) as fleet:
         fleet.launch([order(1, ON_DEMAND)])
         await_that(lambda: (lender.folder / "w1.log").read_text() == "ready\n")
-        (below,) = processes(lender)[1].children()
+        (below,) = lender.running()[1].children()
         fleet.release([machine_of(fleet, 1).id])
         advance(lender, lender.leave_s - 1)
         assert state(fleet, 1) == "running"
@@ -166,7 +170,7 @@ def test_a_machine_that_ended_is_named_for_an_hour_and_its_token_is_never_free(
         advance(lender, 2.0)
         assert fleet.machines() == ()
         assert fleet.launch([order(1)]) == ()
-        assert processes(lender) == {}
+        assert lender.running() == {}
 
 
 # --- once ----------------------------------------------------------------------------------------
@@ -184,23 +188,20 @@ def test_of_several_who_launch_at_once_each_order_is_carried_out_once(lender: Pr
 
 
 def test_an_order_whose_launcher_died_over_it_has_failed_after_a_while(lender: Processes) -> None:
-    claim = Claim(1, 1, SPOT, "w1", NOON_S)
-    Records(lender.folder / "digits" / "machines").add("doll-1", claim)
+    records(lender).claim("doll-1", RECORD)
     with closing(lender.fleet()) as fleet:
         assert fleet.launch([order(1)]) == ()
         advance(lender, 9.0)
         assert fleet.machines() == ()
         advance(lender, 2.0)
         assert (machine_of(fleet, 1).cause, state(fleet, 1)) == ("failed", "ended")
-        assert processes(lender) == {}
+        assert lender.running() == {}
 
 
 def test_a_machine_that_was_told_to_leave_by_one_who_died_has_ended_when_it_is_gone(
     lender: Processes,
 ) -> None:
-    records = Records(lender.folder / "digits" / "machines")
-    records.add("doll-1", Claim(1, 1, SPOT, "w1", NOON_S))
-    records.add("doll-1", Leaving("preempted", NOON_S + 1))
+    records(lender).claim("doll-1", replace(RECORD, leaving="preempted", leave_by_s=NOON_S + 1))
     advance(lender, 2.0)
     with closing(lender.fleet()) as fleet:
         found = machine_of(fleet, 1)
@@ -208,23 +209,21 @@ def test_a_machine_that_was_told_to_leave_by_one_who_died_has_ended_when_it_is_g
 
 
 def test_a_process_that_appears_after_it_was_given_up_is_ended(lender: Processes) -> None:
-    records = Records(lender.folder / "digits" / "machines")
-    records.add("doll-1", Claim(1, 1, SPOT, "w1", NOON_S - 60))
-    records.add("doll-1", Gone(NOON_S - 50, "failed", "it never appeared"))
-    lender.start("w1", lender.table().environment(order(1)))
+    given_up = replace(RECORD, at_s=NOON_S - 60, ended_s=NOON_S - 50, cause="failed")
+    records(lender).claim("doll-1", given_up)
+    lender.start("w1", Table("digits", lender.folder).environment("doll-1"))
     with closing(lender.fleet()) as fleet:
-        await_that(lambda: state(fleet, 1) == "ended" and not processes(lender))
+        await_that(lambda: state(fleet, 1) == "ended" and not lender.running())
 
 
-def test_machines_whose_records_were_deleted_are_still_found(lender: Processes) -> None:
+def test_a_machine_whose_record_was_deleted_is_ended(lender: Processes) -> None:
     with closing(lender.fleet()) as fleet:
         fleet.launch([order(1)])
-        await_that(lambda: processes(lender).keys() == {1})
-        before = machine_of(fleet, 1)
+        await_that(lambda: lender.running().keys() == {1})
         for path in (lender.folder / "digits" / "machines").iterdir():
             path.unlink()
-        await_that(lambda: [each.launch for each in fleet.machines()] == [1])
-        assert machine_of(fleet, 1)[:6] == before[:6]
+        assert fleet.machines() == ()
+        await_that(lambda: not lender.running())
 
 
 def test_what_a_machine_starts_is_no_machine(lender: Processes) -> None:
@@ -232,7 +231,7 @@ def test_what_a_machine_starts_is_no_machine(lender: Processes) -> None:
     with closing(lender.fleet()) as fleet:
         fleet.launch([order(1)])
         await_that(lambda: (lender.folder / "w1.log").read_text() == "ready\n")
-        main = processes(lender)[1]
+        main = lender.running()[1]
         assert [child.environ()["DOLL_MACHINE"] for child in main.children()]
         assert len(fleet.machines()) == 1
         main.kill()
@@ -248,7 +247,7 @@ def test_fleets_on_other_folders_are_others_whatever_the_job_is_called(
         closing(another.fleet()) as elsewhere,
     ):
         assert fleet.launch([order(1)]) == elsewhere.launch([order(1)]) == ()
-        await_that(lambda: processes(lender).keys() == processes(another).keys() == {1})
+        await_that(lambda: lender.running().keys() == another.running().keys() == {1})
         elsewhere.release([order(1).token])
         await_that(lambda: state(elsewhere, 1) == "ended")
         assert state(fleet, 1) == "running"
@@ -284,12 +283,12 @@ def test_a_machine_survives_whoever_launched_it_and_is_found_again(lender: Proce
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == "launched\n"
         launcher.kill()
-    await_that(lambda: processes(lender).keys() == {1})
-    lender.started.extend(processes(lender).values())
+    await_that(lambda: lender.running().keys() == {1})
+    lender.started.extend(lender.running().values())
     with closing(lender.fleet()) as fleet:
         assert fleet.launch([order(1)]) == ()
         assert (state(fleet, 1), len(fleet.machines())) == ("running", 1)
-        processes(lender)[1].kill()
+        lender.running()[1].kill()
         await_that(lambda: state(fleet, 1) == "ended")
         ended = machine_of(fleet, 1)
         assert (ended.cause, ended.detail) == ("failed", "nobody saw how it ended")

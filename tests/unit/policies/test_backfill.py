@@ -9,11 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.policies.backfill import Backfill, cost_share_limit
-from common.policies.filling import expected_up_s, steps
-from common.policies.outages import effective_availability, expected_shorter_s, outages
+from common.policies.backfill import (
+    Backfill,
+    cost_share_limit,
+    expected_shorter_s,
+    expected_up_s,
+    outages,
+    steps,
+)
 from common.policies.policy import ON_DEMAND, Decision, Situation
 from common.theory.errors import ParameterError
+from common.theory.preemption import effective_availability
 from common.theory.work import Pool, Work
 from tests.unit.policies.fleets import Fleet
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.policies.milp import classes_of
 from common.policies.policy import NOWHERE, ON_DEMAND, Situation
-from common.policies.pools import Pools, plan_hold, plan_machines
+from common.policies.pools import Pools, classes_of, plan_hold, plan_machines
 from common.policies.reassign import Computing, machines_for_stability
 from common.theory.errors import ParameterError
 from common.theory.provisioning import plan as theorem_5

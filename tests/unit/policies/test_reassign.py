@@ -16,11 +16,11 @@ from common.policies.policy import NOWHERE, ON_DEMAND, Situation
 from common.policies.reassign import (
     Computing,
     Prospect,
+    Reassign,
     machines_for_stability,
     plan_reassign,
     update_capacity_per_s,
 )
-from common.policies.reassign_policy import Reassign
 from common.theory.errors import ParameterError
 from common.theory.work import Market, Pool, Work
 

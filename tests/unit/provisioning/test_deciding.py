@@ -118,6 +118,24 @@ def test_who_decides_once_decides_again_when_arrivals_are_known(
     assert len(plans(street)) == 2
 
 
+def test_a_job_that_stops_at_a_loss_is_planned_until_its_curve_is_there(street: Street) -> None:
+    desk = at_work(street, replace(SETTINGS, updates=None, loss=0.5, review_s=10.0))
+    desk.on(events.ClaimsRead(tuple(batches(40, 8.0))))
+    desk.run(30)
+    # 0.3 + 2 exp(-J / 442) is 0.5 after 1018 updates: 120 more, and 10 until the mean is there
+    losses = [0.3 + 2.0 * math.exp(-version / 442) for version in range(1, 899)]
+    updates = [UpdateApplied(0, n, (batch(n),), 40, loss) for n, loss in enumerate(losses, 1)]
+    desk.on(events.UpdatesRead(tuple(enumerate((Lead(-1, GENESIS, "c"), *updates)))))
+    street.append(ReplanAsked(street.clock(), "ada", "the losses are known"))
+    desk.run(5)
+
+    before, after = plans(street)[0], plans(street)[-1]
+    assert before.updates_left == pytest.approx(9_000, rel=0.01)  # 0.9 of a guess
+    assert "loss" in before.why
+    assert after.updates_left == pytest.approx(130, abs=15)
+    assert "loss" not in after.why.removeprefix("ada asked for a new plan: the losses are known")
+
+
 def test_who_watches_outages_is_asked_when_a_machine_cannot_be_had(street: Street) -> None:
     tight = replace(with_policy("backfill"), deadline_at_s=T0 + 5200, updates=1000)
     desk = at_work(street, tight)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from common.core.goal import LOSS_WINDOW
 from common.core.messages import GENESIS, AuditRecord, Lead, ModelId, SpanExpired, UpdateApplied
 from common.provisioning.estimating import Estimator
 from common.provisioning.ledger import FleetLedger
@@ -25,6 +26,8 @@ from tests.unit.provisioning.examples import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from common.provisioning.records import PlanRecord
 
 HOLD = replace(SETTINGS, on_preemption="hold")
@@ -39,6 +42,23 @@ def audited(*records: AuditRecord) -> Estimator:
     estimator = Estimator(SETTINGS)
     estimator.updates(enumerate((Lead(-1, GENESIS, "c"), *records)), T0)
     return estimator
+
+
+def to_loss(losses: Sequence[float], loss: float = 0.5) -> Estimator:
+    """One that was told of updates with these losses, for a job that stops at a loss."""
+    estimator = Estimator(replace(SETTINGS, updates=None, loss=loss))
+    updates = (
+        UpdateApplied(0, version, (batch(version),), 40, value)
+        for version, value in enumerate(losses, 1)
+    )
+    estimator.updates(enumerate((Lead(-1, GENESIS, "c"), *updates)), T0)
+    return estimator
+
+
+def falling(updates: int) -> list[float]:
+    """Losses that are down to 0.5 after 1019 updates, in the mean over 20 after about 1029."""
+    noise = np.random.default_rng(7).normal(0, 0.02, updates)
+    return list(0.3 + 2.0 * np.exp(-np.arange(updates) / 442.0) + noise)
 
 
 def lived(estimator: Estimator, *records: PlanRecord) -> None:
@@ -64,6 +84,56 @@ def test_before_anything_was_seen_it_guesses_and_says_so() -> None:
     assert set(believed) == {*("arrivals_per_s", "gradient_s", "availability.spot", "cycle_s.spot")}
     assert believed["arrivals_per_s"].low < 1
     assert believed["arrivals_per_s"].high > 20
+
+
+@pytest.mark.parametrize("made", [600, 900])
+def test_the_losses_say_how_many_updates_are_left_to_a_loss(made: int) -> None:
+    assert to_loss(falling(made)).updates_to_loss() == pytest.approx(1029 - made, abs=0.1 * 1029)
+
+
+def test_between_two_fits_the_updates_made_are_taken_off() -> None:
+    estimator = to_loss(falling(900))
+    before = estimator.updates_to_loss()
+    assert before is not None
+    more = [UpdateApplied(0, v, (batch(v),), 40, 9.9) for v in range(901, 906)]
+    estimator.updates(enumerate(more, 901), T0)
+    assert estimator.updates_to_loss() == before - 5
+
+
+def test_at_the_loss_it_is_as_many_as_the_mean_still_lags_behind() -> None:
+    assert to_loss(falling(1400)).updates_to_loss() == LOSS_WINDOW / 2
+
+
+@pytest.mark.parametrize(
+    "losses", [[], falling(29), falling(60), [1.0] * 500, list(np.linspace(1, 2, 500))]
+)
+def test_losses_that_do_not_say_yet_are_not_believed(losses: list[float]) -> None:
+    estimator = to_loss(losses)
+
+    assert estimator.updates_to_loss() is None
+    assert "loss" in estimator.guesses(T0)
+
+
+def test_a_loss_that_is_never_reached_is_no_number_of_updates() -> None:
+    assert to_loss(falling(2000), loss=0.1).updates_to_loss() is None
+
+
+def test_losses_that_a_leader_took_back_do_not_count() -> None:
+    losses = falling(1600)
+    estimator, faithful = to_loss(losses), to_loss(losses[:800])
+    estimator.updates([(1601, Lead(0, ModelId(0, 800), "d"))], T0)
+
+    value, expected = estimator.updates_to_loss(), faithful.updates_to_loss()
+    assert value is not None
+    assert value == pytest.approx(expected, rel=0.1)
+
+
+def test_a_job_without_a_loss_to_stop_at_fits_none() -> None:
+    estimator = to_loss(falling(900))
+    estimator.settings = SETTINGS
+
+    assert estimator.updates_to_loss() is None
+    assert "loss" not in estimator.guesses(T0)
 
 
 def test_without_a_goal_it_guesses_a_batch_a_second_of_each_slot() -> None:

@@ -77,6 +77,16 @@ def test_without_updates_most_of_what_arrives_until_the_deadline_is_the_work() -
     assert work.undisturbed_s < work.deadline_s
 
 
+def test_a_job_that_stops_at_a_loss_has_the_updates_left_that_its_curve_says() -> None:
+    to_loss = replace(SETTINGS, updates=None, loss=0.5)
+
+    assert work_left(to_loss, RATES, 123, T0, updates_to_loss=700.0).updates == 700
+    # whatever comes first ends it
+    both = replace(to_loss, updates=1000)
+    assert work_left(both, RATES, 400, T0, updates_to_loss=700.0).updates == 600
+    assert work_left(both, RATES, 200, T0, updates_to_loss=700.0).updates == 700
+
+
 def test_without_either_it_is_planned_for_an_hour_without_haste() -> None:
     work = work_left(replace(SETTINGS, updates=None, deadline_at_s=None), RATES, 0, T0)
 

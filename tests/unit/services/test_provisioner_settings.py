@@ -24,7 +24,7 @@ task: {name: logistic-regression, classes: 2}
 batch_size: 8
 group_size: 4
 optimizer: {name: sgd, learning_rate: 0.1}
-stop: {updates: 100, deadline_s: 60}
+stop: {updates: 100, loss: 0.2, deadline_s: 60}
 """
 MARKET = Market.model_validate(
     {
@@ -57,7 +57,7 @@ def test_the_policy_fits_what_becomes_of_a_preempted_workers_streams(
     settings = provisioner_settings(record(asked), MARKET)
 
     assert (settings.policy, settings.workers, settings.partitions) == (policy, 3, 2)
-    assert (settings.updates, settings.deadline_at_s) == (100, 1060.0)
+    assert (settings.updates, settings.loss, settings.deadline_at_s) == (100, 0.2, 1060.0)
 
 
 def test_reassign_is_refused_where_streams_wait_for_their_worker() -> None:

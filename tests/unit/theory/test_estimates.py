@@ -20,7 +20,6 @@ from common.theory.estimates import (
     cycle_from_times,
     pooled_prior,
     rate_from_counts,
-    ratio,
 )
 
 TRIALS = 2000
@@ -160,12 +159,6 @@ def test_a_worker_that_was_hardly_heard_is_believed_to_be_like_the_others() -> N
     assert rates == pytest.approx([125, 375, 250], rel=0.01)
 
 
-def test_the_relative_uncertainties_of_a_ratio_add_up_as_squares() -> None:
-    speed = ratio(Estimate(0.03, 0.003), Estimate(0.02, 0.001))
-    assert speed.value == pytest.approx(1.5)
-    assert speed.relative_std == pytest.approx(math.hypot(0.1, 0.05))
-
-
 def test_what_makes_no_sense_is_refused_by_name() -> None:
     with pytest.raises(ParameterError, match="records: must be at least 0"):
         rate_from_counts(np.asarray([3.0, -1.0]), 1.0)
@@ -179,6 +172,4 @@ def test_what_makes_no_sense_is_refused_by_name() -> None:
         Estimate(1.0, 1.0).interval(1.0)
     with pytest.raises(ParameterError, match="nothing to pool"):
         pooled_prior(np.zeros(3), np.zeros(3))
-    with pytest.raises(ParameterError, match="denominator"):
-        ratio(Estimate(1.0, 0.1), Estimate(0.0, 0.0))
     assert rate_from_counts(0, 0.0, RatePrior(1.0, 0.01)).value == pytest.approx(100)

@@ -9,10 +9,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import brentq
+from scipy.optimize import approx_fprime, brentq
 
 from common.theory.errors import ParameterError
-from common.theory.losses import fit_loss_curve
+from common.theory.losses import (
+    MEANS,
+    Kind,
+    LossTally,
+    as_power,
+    curve,
+    fit_loss_curve,
+    jacobian,
+    remaining,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,3 +155,90 @@ def test_what_makes_no_sense_is_refused_by_name() -> None:
 
 
 SHARED = fitted(power, 3000)
+
+
+# --- tallies -------------------------------------------------------------------------------------
+
+
+def told(updates: int) -> LossTally:
+    noise = np.random.default_rng(3).normal(0, 0.05, updates)
+    tally = LossTally()
+    for version, loss in enumerate(geometric(np.arange(1.0, updates + 1)) + noise, 1):
+        tally.add(version, float(loss))
+    return tally
+
+
+@pytest.mark.parametrize("updates", [1000, MEANS - 1, MEANS, 3 * MEANS + 1])
+def test_a_tally_tells_the_version_at_a_loss_from_ever_wider_means(updates: int) -> None:
+    target = 0.3 + 2.0 * math.exp(-1.3 * updates / 1500)  # after 0.3 times as many more
+
+    found = told(updates).version_at(target, 0.2, np.random.default_rng(0))
+
+    assert found == pytest.approx(1.3 * updates, rel=0.1)
+
+
+def test_a_tally_says_nothing_where_it_is_less_certain_than_asked() -> None:
+    assert told(1000).version_at(0.6, 1e-6, np.random.default_rng(0)) is None
+    assert told(1000).version_at(0.2, 0.2, np.random.default_rng(0)) is None  # below the floor
+    assert told(29).version_at(0.6, 0.2, np.random.default_rng(0)) is None
+
+
+def test_what_was_taken_back_is_not_in_a_tally() -> None:
+    tally = told(1500)
+    tally.take_back(1000)
+
+    def rng() -> np.random.Generator:
+        return np.random.default_rng(0)
+
+    assert tally.version_at(0.6, 0.2, rng()) != told(1500).version_at(0.6, 0.2, rng())
+    for version, loss in enumerate(geometric(np.arange(1001.0, 1501.0)), 1001):
+        tally.add(version, float(loss))
+    assert tally.version_at(0.6, 0.2, rng()) == pytest.approx(2846, rel=0.1)
+
+
+# --- the curves, against differences and bisection -----------------------------------------------
+
+X = np.linspace(0, 1, 7)
+CURVES: list[tuple[Kind, tuple[float, ...]]] = [
+    ("power", (0.3, 1.2, -0.5, -3.0)),
+    ("power", (0.0, -2.0, 1.0, 0.5)),
+    ("geometric", (0.3, 0.7, 1.5)),
+]
+
+
+@pytest.mark.parametrize(("kind", "numbers"), CURVES)
+def test_the_derivatives_are_those_of_the_curve(kind: Kind, numbers: tuple[float, ...]) -> None:
+    expected = approx_fprime(np.asarray(numbers), lambda p: curve(kind, p, X), 1e-7)
+    assert jacobian(kind, np.asarray(numbers), X) == pytest.approx(expected, abs=1e-5)
+
+
+@given(st.floats(-4.0, 4.0))
+def test_a_geometric_curve_is_a_power_of_a_very_large_exponent(log_decay: float) -> None:
+    parameters = np.asarray([0.2, 0.4, log_decay])
+    power = curve("power", as_power("geometric", parameters), X)
+    assert power == pytest.approx(curve("geometric", parameters, X), rel=1e-3)
+
+
+@given(st.floats(-2.0, 1.0), st.floats(-5.0, 1.0), st.floats(0.31, 2.5))
+def test_what_remains_is_where_the_curve_meets_the_target(
+    log_power: float, log_shift: float, target: float
+) -> None:
+    parameters = np.asarray([0.3, 1.0, log_power, log_shift])
+    found = remaining(parameters[None], target)[0]
+    loss = float(curve("power", parameters, np.asarray([1.0 + found]))[0])
+    assert loss == pytest.approx(target, rel=1e-6) if found > 0 else loss <= target
+
+
+def test_many_curves_at_once_are_each_curve_alone() -> None:
+    many = np.asarray([numbers for kind, numbers in CURVES if kind == "power"])
+    together = curve("power", many, X)
+    assert together.shape == (2, 7)
+    for row, parameters in zip(together, many, strict=True):
+        assert row == pytest.approx(curve("power", parameters, X))
+    assert remaining(many, 0.2)[0] == math.inf  # below its floor
+
+
+def test_the_root_that_bisection_finds_is_the_same() -> None:
+    numbers = np.asarray([0.3, 1.2, -0.5, -3.0])
+    at = brentq(lambda x: float(curve("power", numbers, np.asarray([x]))[0]) - 0.45, 0, 1e6)
+    assert remaining(numbers[None], 0.45)[0] == pytest.approx(float(at) - 1)

@@ -11,13 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.theory.errors import ParameterError
-from common.theory.estimates import CyclePrior, rate_from_counts
-from common.theory.tallies import GradientTally, MachineTally, RateTally, Sums
+from common.theory.estimates import (
+    CyclePrior,
+    Estimate,
+    availability_from_times,
+    cycle_from_times,
+    rate_from_counts,
+)
+from common.theory.tallies import GradientTally, Sums
 
 if TYPE_CHECKING:
     from random import Random
 
 WEAK = CyclePrior(cycles=0.1)
+
+
+def rate(sums: Sums, now_s: float) -> Estimate:
+    """The rate of records and seconds that were summed."""
+    records, seconds = sums.at(now_s)
+    return rate_from_counts(records, seconds)
+
+
 half_lives = st.sampled_from([1.0, 30.0, math.inf])
 
 
@@ -57,20 +71,19 @@ def test_a_contribution_counts_half_after_a_half_life() -> None:
 
 
 def test_without_forgetting_a_tally_is_the_count() -> None:
-    tally = RateTally()
-    tally.add(0.0, 1.0, 3.0, 1.0)
-    tally.add(1.0, 5.0, 7.0, 4.0)
-    assert tally.counts(1e9) == (10.0, 5.0)
-    assert tally.rate(1e9).value == rate_from_counts(10.0, 5.0).value
+    sums = Sums(2)
+    sums.add(0.0, 1.0, 3.0, 1.0)
+    sums.add(1.0, 5.0, 7.0, 4.0)
+    assert sums.at(1e9) == [10.0, 5.0]
 
 
 def test_a_rate_that_jumps_is_followed_within_a_few_half_lives() -> None:
     rng, half_life_s = np.random.default_rng(1), 50.0
-    tally, found = RateTally(half_life_s), dict[int, float]()
+    sums, found = Sums(2, half_life_s), dict[int, float]()
     for second in range(1000):
-        rate = 100.0 if second < 600 else 300.0
-        tally.add(second, second + 1.0, float(rng.poisson(rate)), 1.0)
-        found[second] = float(tally.rate(second + 1.0).value)
+        mean = 100.0 if second < 600 else 300.0
+        sums.add(second, second + 1.0, float(rng.poisson(mean)), 1.0)
+        found[second] = float(rate(sums, second + 1.0).value)
     assert found[599] == pytest.approx(100, rel=0.1)
     assert found[600 + 50] == pytest.approx(200, rel=0.1)  # half-way after one half-life
     assert found[600 + 250] == pytest.approx(300, rel=0.1)
@@ -80,10 +93,10 @@ def test_the_interval_of_a_forgetting_tally_covers_a_steady_rate_at_least_as_oft
     None
 ):
     rng = np.random.default_rng(2)
-    tally = RateTally(half_life_s=20.0)  # an array: 1,000 runs at once
+    sums = Sums(2, half_life_s=20.0)  # an array: 1,000 runs at once
     for second in range(200):
-        tally.add(second, second + 1.0, rng.poisson(5.0, 1000).astype(np.float64), np.ones(1000))
-    low, high = tally.rate(200.0).interval(0.9)
+        sums.add(second, second + 1.0, rng.poisson(5.0, 1000).astype(np.float64), np.ones(1000))
+    low, high = rate(sums, 200.0).interval(0.9)
     assert np.mean((low <= np.asarray(5.0)) & (high >= np.asarray(5.0))) >= 0.9
 
 
@@ -91,26 +104,33 @@ def test_the_interval_of_a_forgetting_tally_covers_a_steady_rate_at_least_as_oft
 def test_an_array_of_streams_is_tallied_as_each_stream_alone(
     half_life_s: float, rows: list[tuple[float, float]]
 ) -> None:
-    together, alone = RateTally(half_life_s), [RateTally(half_life_s) for _ in range(2)]
+    together, alone = Sums(2, half_life_s), [Sums(2, half_life_s) for _ in range(2)]
     for second, row in enumerate(rows):
         together.add(second, second + 1.0, np.asarray(row), np.ones(2))
-        for tally, records in zip(alone, row, strict=True):
-            tally.add(second, second + 1.0, records, 1.0)
-    rates = [tally.rate(9.0) for tally in alone]
-    assert np.asarray(together.rate(9.0).value) == pytest.approx([rate.value for rate in rates])
-    assert np.asarray(together.rate(9.0).std) == pytest.approx([rate.std for rate in rates])
+        for sums, records in zip(alone, row, strict=True):
+            sums.add(second, second + 1.0, records, 1.0)
+    rates = [rate(sums, 9.0) for sums in alone]
+    joint = rate(together, 9.0)
+    assert np.asarray(joint.value) == pytest.approx([each.value for each in rates])
+    assert np.asarray(joint.std) == pytest.approx([each.std for each in rates])
 
 
 def test_availability_that_drops_is_followed() -> None:
-    forgetful, faithful = MachineTally(half_life_s=3000.0), MachineTally()
+    forgetful, faithful = Sums(3, half_life_s=3000.0), Sums(3)
     for slot in range(60):  # one cycle each
-        up_s = 900.0 if slot < 30 else 500.0
-        for tally in (forgetful, faithful):
-            tally.add(1000.0 * slot, 1000.0 * (slot + 1), up_s, 1000 - up_s, 1)
-    assert forgetful.availability(60000.0, WEAK).value == pytest.approx(0.5, abs=0.03)
-    assert faithful.availability(60000.0).value == pytest.approx(0.7, abs=0.01)
-    assert faithful.cycle(60000.0).value == pytest.approx(1000)
-    assert float(forgetful.availability(60000.0).std) > float(faithful.availability(60000.0).std)
+        there_s = 900.0 if slot < 30 else 500.0
+        for sums in (forgetful, faithful):
+            sums.add(1000.0 * slot, 1000.0 * (slot + 1), there_s, 1000 - there_s, 1)
+    up_s, down_s, outages = forgetful.at(60000.0)
+    assert availability_from_times(up_s, down_s, outages, WEAK).value == pytest.approx(
+        0.5, abs=0.03
+    )
+    unsure = availability_from_times(up_s, down_s, outages).std
+    up_s, down_s, outages = faithful.at(60000.0)
+    found = availability_from_times(up_s, down_s, outages)
+    assert found.value == pytest.approx(0.7, abs=0.01)
+    assert cycle_from_times(up_s, down_s, outages).value == pytest.approx(1000)
+    assert float(unsure) > float(found.std)
 
 
 @given(
@@ -168,10 +188,6 @@ def test_one_message_gives_a_mean_of_which_nobody_is_sure() -> None:
 def test_what_makes_no_sense_is_refused_by_name() -> None:
     with pytest.raises(ParameterError, match="half_life_s: must be above 0"):
         Sums(1, 0.0)
-    with pytest.raises(ParameterError, match="until_s: must be finite and not before"):
-        RateTally().add(2.0, 1.0, 1.0, 1.0)
-    with pytest.raises(ParameterError, match="outages: must be at least 0"):
-        MachineTally().add(0.0, 1.0, 1.0, 0.0, -1)
     with pytest.raises(ParameterError, match="seconds: must be at least 0 and finite"):
         GradientTally().add(0.0, math.inf)
     with pytest.raises(ParameterError, match="seconds: a worker has computed no gradient yet"):

@@ -38,7 +38,7 @@ def test_the_papers_job_takes_6400_s_and_asks_for_gradients_below_32_ms() -> Non
     assert updates.batch_rate_per_s(PAPER, 256) == pytest.approx(31.25)
     assert updates.stability(PAPER, 256, 0.0319).stable
     assert not updates.stability(PAPER, 256, 0.032).stable
-    assert updates.stability(PAPER, 256, 0.016).margin == pytest.approx(0.5)
+    assert updates.stability(PAPER, 256, 0.016).ratio == pytest.approx(0.5)
 
 
 def test_spread_over_all_workers_a_group_stands_gradients_as_long_as_its_interval() -> None:
@@ -54,7 +54,7 @@ def test_what_is_stable_on_one_worker_is_stable_when_spread(
     worst = updates.stability(rates_per_s, batch_size, gradient_s)
     best = updates.spread_stability(rates_per_s, group_size, batch_size, gradient_s)
     assert best.ratio <= worst.ratio * (1 + 1e-12)
-    assert worst.stable == (worst.margin > 0)
+    assert worst.stable == (worst.ratio < 1)
 
 
 def test_a_silent_worker_takes_no_batch_of_a_round() -> None:

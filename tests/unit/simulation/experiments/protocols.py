@@ -8,9 +8,13 @@ import numpy as np
 
 from common.core.spans import Partition
 from common.simulation.experiments.arrivals import Even
-from common.simulation.experiments.clock import VirtualTime
-from common.simulation.experiments.computing import Computed, GradientTimes
-from common.simulation.experiments.protocol import Job, Protocol
+from common.simulation.experiments.protocol import (
+    Computed,
+    GradientTimes,
+    Job,
+    Protocol,
+    VirtualTime,
+)
 from common.simulation.experiments.streams import Stream
 
 if TYPE_CHECKING:

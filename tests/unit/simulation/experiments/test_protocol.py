@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.simulation.experiments.computing import GradientTimes
-from common.simulation.experiments.group import Hold, Reassign
+from common.simulation.experiments.full import Hold, Reassign
+from common.simulation.experiments.protocol import GradientTimes, VirtualTime
 from tests.unit.simulation.experiments.protocols import (
     BATCH_SIZE,
     GROUP_SIZE,
@@ -19,8 +19,8 @@ from tests.unit.simulation.experiments.protocols import (
 )
 
 if TYPE_CHECKING:
-    from common.simulation.experiments.group import Group
     from common.simulation.experiments.protocol import Machine
+
 
 UPDATE = GROUP_SIZE * BATCH_SIZE
 
@@ -51,7 +51,7 @@ def test_whatever_is_preempted_and_when_each_record_is_used_once_at_most(
     kind: str, flips: list[tuple[float, int]]
 ) -> None:
     bench = Bench(streams=3, updates=12, gradient_s=0.1)
-    group: Group = Reassign(bench.time, bench.streams)
+    group: Hold | Reassign = Reassign(bench.time, bench.streams)
     if kind != "reassign":
         group = Hold(bench.time, bench.streams, pause=kind == "hold")
     machines: list[Machine | None] = [None] * 3
@@ -88,7 +88,7 @@ def test_a_stream_that_is_held_waits_and_one_that_is_reassigned_goes_on() -> Non
     used = {}
     for name in ("hold", "reassign"):
         bench = Bench(streams=2, updates=10)
-        group: Group = Reassign(bench.time, bench.streams)
+        group: Hold | Reassign = Reassign(bench.time, bench.streams)
         if name == "hold":
             group = Hold(bench.time, bench.streams, pause=True)
         machines = [bench.protocol.join(1.0) for _ in range(2)]
@@ -130,3 +130,40 @@ def test_gradient_times_have_the_mean_and_the_variation_asked_for(
     mean_s, deviation_s = batches * 0.1, np.sqrt(batches) * 0.1 * variation
     assert drawn.mean() == pytest.approx(mean_s, abs=5 * deviation_s / np.sqrt(4000) + 1e-12)
     assert drawn.std() == pytest.approx(deviation_s, rel=0.15, abs=1e-12)
+
+
+TIMES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.5]), max_size=20)
+
+
+@given(TIMES)
+def test_things_happen_in_order_and_those_of_one_moment_in_the_order_of_asking(
+    times: list[float],
+) -> None:
+    time, happened = VirtualTime(), list[tuple[float, int]]()
+    for index, at in enumerate(times):
+        time.at(at, lambda index=index: happened.append((time.now, index)))
+
+    time.run()
+
+    assert happened == sorted(zip(times, range(len(times)), strict=True))
+
+
+def test_what_should_have_happened_before_happens_now() -> None:
+    time, happened = VirtualTime(), list[float]()
+    time.at(2.0, lambda: time.at(1.0, lambda: happened.append(time.now)))
+
+    time.run()
+
+    assert happened == [2.0]
+
+
+def test_nothing_happens_after_a_stop_until_it_runs_again() -> None:
+    time, happened = VirtualTime(), list[float]()
+    time.at(1.0, time.stop)
+    time.at(1.0, happened.append, 1.0)
+
+    time.run()
+    stopped = list(happened)
+    time.run()
+
+    assert (stopped, happened) == ([], [1.0])
