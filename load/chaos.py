@@ -13,7 +13,6 @@ Exit status: 0 all is well; 1 a weight is wrong, the audit has a flaw or the job
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
@@ -270,12 +269,10 @@ def _fleet(start: Callable[[int, int], Service], size: int) -> Fleet:
     return Fleet([Slot(partial(start, number)) for number in range(size)])
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0],
-        epilog="example: python load/chaos.py --minutes 5 --seed 7 --json chaos.json",
-    )
+def main() -> int:
+    """Run, report, judge."""
+    example = "python load/chaos.py --minutes 5 --seed 7 --json chaos.json"
+    parser = report.parser(__doc__, example, kafka=False)
     parser.add_argument("--minutes", type=float, default=1.0, help="of faults; default %(default)g")
     parser.add_argument("--seed", type=int, default=0, help="of the schedule; default %(default)d")
     parser.add_argument("--workers", type=int, default=4)
@@ -288,13 +285,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--only", nargs="+", default=[], metavar="WORD", help="only faults whose kind has a WORD"
     )
     parser.add_argument("--logs", type=Path, help="keep data and logs here; default: if it fails")
-    parser.add_argument("--json", type=Path, help="write the result here")
-    return parser.parse_args(words)
-
-
-def main() -> int:
-    """Run, report, judge."""
-    given = parse()
+    given = parser.parse_args()
     plan = Plan(
         seconds=60 * given.minutes,
         seed=given.seed,

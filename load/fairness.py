@@ -11,31 +11,26 @@ rows, which nobody trains on, is what the models are asked about.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import io
 import sys
-import tempfile
-from contextlib import closing, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from common.ports.servers import NewTopic
-
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
 from common.config.yaml_file import as_json
 from common.datasets.records import count, take
 from common.datasets.tables import table_records
-from common.embedded.services import Service, stop_all
+from common.embedded.services import stop_all
 from common.errors import UserError
 from common.jobs.build import codec_of, task_of
 from common.jobs.spec import job_from_json
-from common.jobs.store import JobBook
 from common.learning.evaluate import evaluate
 from common.learning.fields import concatenate
 from common.learning.parameters import FlatModel
@@ -44,14 +39,13 @@ from common.runtime.connect import open_log
 from load.harness import report
 from load.harness.counting import CountingJob
 from load.harness.stack import NotMeasuredError, Servers, await_until, check, servers
-from load.throughput.backlog import partitions_for
+from load.throughput.backlog import partitions_for, produce
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    import argparse
 
     from common.datasets.records import Records
     from common.jobs.spec import JobSpec
-    from common.ports.servers import Log
 
 _ROOT = Path(__file__).parents[1]
 _DATA = _ROOT.parent / "shared" / "data" / "streams" / "nsl-kdd-train-20percent.csv.gz"
@@ -60,7 +54,6 @@ _NORMAL = "normal"
 _TRAINED = 0.8  # of the rows; the rest is held out
 _SEED = 7
 _AT_MOST_WORSE = 0.03
-_FLUSH_S = 120.0
 _DRAIN_S = 240.0
 
 
@@ -144,20 +137,6 @@ def job_of(case: Case, features: int, given: argparse.Namespace) -> JobSpec:
     )
 
 
-def produce(log: Log, stream: str, values: Sequence[bytes], partitions: int) -> None:
-    """Write values in their order, evenly over a new topic.
-
-    Raises:
-        NotMeasuredError: If the broker took too long.
-    """
-    log.create_topics([NewTopic(stream, partitions)])
-    with closing(log.writer()) as writer:
-        for number, value in enumerate(values):
-            writer.append(stream, value, partition=number % partitions)
-        if not writer.flush(_FLUSH_S):
-            raise NotMeasuredError(f"Kafka did not take {len(values):,} records in {_FLUSH_S:g} s")
-
-
 def measure(
     case: Case, records: Records, held_out: Records, on: Servers, given: argparse.Namespace
 ) -> Measured:
@@ -174,7 +153,7 @@ def measure(
         values = codec.encode(take(records, rows))
         if given.kafka == "embedded":
             partitions = partitions_for(values, len(values), embedded=True)
-        produce(log, stream, values, partitions)
+        produce(log, stream, partitions, values, len(values))
     job = CountingJob(spec, on.settings, log, partitions)
     started = monotonic()
     try:
@@ -190,22 +169,8 @@ def measure(
     samples = sum(update.samples for update in proof.updates)
     if samples != sum(map(len, case.streams.values())):
         raise NotMeasuredError(f"{case.name} learned {samples:,} records; {job.behind()}")
-    with closing(JobBook(log)) as book:
-        book.want(case.name, "stopped", "measured")
+    on.stop_jobs(case.name)
     return Measured(case, found["accuracy"], len(proof.updates), samples, seconds)
-
-
-@contextmanager
-def fleet(on: Servers, folder: Path, workers: int) -> Iterator[list[Service]]:
-    """A coordinator and workers."""
-    services = [Service("coordinator", "coordinator", on.settings, folder)]
-    try:
-        services += [
-            Service("worker", f"worker-{number}", on.settings, folder) for number in range(workers)
-        ]
-        yield services
-    finally:
-        stop_all(services)
 
 
 def cases_of(labels: np.ndarray[Any, Any], trained: np.ndarray[Any, Any]) -> tuple[Case, Case]:
@@ -218,15 +183,12 @@ def cases_of(labels: np.ndarray[Any, Any], trained: np.ndarray[Any, Any]) -> tup
     return Case("one-shuffled-topic", {"shuffled": shuffled}), Case("two-streams", streams)
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0],
-        epilog="example: python load/fairness.py --workers 2 --json out/fairness.json",
-    )
+def main() -> int:
+    """Measure, report, judge."""
+    example = "python load/fairness.py --workers 2 --json out/fairness.json"
+    parser = report.parser(__doc__, example)
     parser.add_argument("--data", type=Path, default=_DATA, help="NSL-KDD's CSV, gzipped or not")
     parser.add_argument("--rows", type=int, help="so many of them [default: all]")
-    parser.add_argument("--kafka", default="apache", help="apache, embedded, or an address")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument(
         "--task", choices=["logistic-regression", "tabular-mlp"], default="logistic-regression"
@@ -234,62 +196,43 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32, help="b")
     parser.add_argument("--group-size", type=int, default=4, help="K")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="of plain SGD")
-    parser.add_argument("--json", type=Path, help="write the result here")
-    return parser.parse_args(words)
-
-
-def main() -> int:
-    """Measure, report, judge."""
-    given = parse()
+    given = parser.parse_args()
     machine = report.machine()
-    with tempfile.TemporaryDirectory(prefix="doll-load-") as name:
-        try:
-            records = connections(given.data, given.rows)
-            order = np.random.default_rng(_SEED).permutation(count(records))
-            trained = np.sort(order[: int(_TRAINED * len(order))])
-            held_out = take(records, np.sort(order[len(trained) :]))
-            with (
-                servers(given.kafka, Path(name)) as on,
-                fleet(on, Path(name), given.workers) as services,
-            ):
-                found = list[Measured]()
-                for case in cases_of(records["label"], trained):
-                    try:
-                        found.append(measure(case, records, held_out, on, given))
-                    except NotMeasuredError:
-                        check(services)
-                        raise
-                kafka = on.kafka
-        except (NotMeasuredError, UserError) as error:
-            print(f"not measured: {error}", file=sys.stderr)
-            return 2
-    _print(found, kafka, given)
-    print(report.in_words(machine))
-    shuffled, streams = (measured.accuracy for measured in found)
-    worse = shuffled - streams
-    if worse > _AT_MOST_WORSE:
-        print(f"FALLS SHORT: two streams are worse by {worse:.3f}, at most {_AT_MOST_WORSE}")
-    result: Mapping[str, Any] = {
-        "kafka": kafka,
-        "machine": machine,
-        "worse": worse,
-        "measurements": [measured.as_data() for measured in found],
-    }
-    report.write(given.json, result)
-    return int(worse > _AT_MOST_WORSE)
-
-
-def _print(found: list[Measured], kafka: str, given: argparse.Namespace) -> None:
+    records = connections(given.data, given.rows)
+    order = np.random.default_rng(_SEED).permutation(count(records))
+    trained = np.sort(order[: int(_TRAINED * len(order))])
+    held_out = take(records, np.sort(order[len(trained) :]))
+    found = list[Measured]()
+    with ExitStack() as stack:
+        on = stack.enter_context(servers(given.kafka))
+        services = [on.start("coordinator", "coordinator")]
+        services += [on.start("worker", f"worker-{number}") for number in range(given.workers)]
+        stack.callback(stop_all, services)
+        for case in cases_of(records["label"], trained):
+            try:
+                found.append(measure(case, records, held_out, on, given))
+            except NotMeasuredError:
+                check(services)
+                raise
     rows = [
         (m.case.name, f"{m.accuracy:.3f}", str(m.updates), f"{m.samples:,}", f"{m.seconds:.1f}")
         for m in found
     ]
     title = (
-        f"NSL-KDD, {given.task}, b={given.batch_size}, K={given.group_size}, {kafka},"
+        f"NSL-KDD, {given.task}, b={given.batch_size}, K={given.group_size}, {on.kafka},"
         f" {given.workers} workers"
     )
     report.draw(title, ("", "held-out accuracy", "updates", "records", "seconds"), rows)
+    shuffled, streams = (measured.accuracy for measured in found)
+    worse = shuffled - streams
+    words = f"two streams are worse by {worse:.3f}, at most {_AT_MOST_WORSE}"
+    result = {
+        "kafka": on.kafka,
+        "worse": worse,
+        "measurements": [measured.as_data() for measured in found],
+    }
+    return report.conclude(given.json, machine, result, [words] * (worse > _AT_MOST_WORSE))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report.run(main))

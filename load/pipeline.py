@@ -11,9 +11,7 @@ worker announces new batches again; as many batches wait in their hands at its s
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.embedded.services import Service, stop_all
-from common.errors import UserError
+from common.embedded.services import stop_all
 from common.jobs.build import codec_of
 from common.jobs.store import JobBook
 from common.runtime.connect import open_board, open_log
@@ -43,6 +40,7 @@ from load.throughput.cases import CASES, find_records
 from load.throughput.reference import LoneReader, PlainLoops, Reference
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
 
     from common.jobs.spec import JobSpec
@@ -65,10 +63,9 @@ class Pipeline:
         on: The servers.
         job: The job.
         records: Its backlog.
-        folder: For the services' logs.
     """
 
-    def __init__(self, on: Servers, job: JobSpec, records: int, folder: Path) -> None:
+    def __init__(self, on: Servers, job: JobSpec, records: int) -> None:
         self._log = open_log(on.settings, "load")
         self._board = open_board(on.settings, job.name)
         self._book = JobBook(self._log)
@@ -77,8 +74,8 @@ class Pipeline:
         self._book.submit(job)
         self.kafka = on.kafka
         self.services = [
-            Service("coordinator", "coordinator", on.settings, folder),
-            *(Service("worker", f"worker-{n}", on.settings, folder) for n in range(_WORKERS)),
+            on.start("coordinator", "coordinator"),
+            *(on.start("worker", f"worker-{n}") for n in range(_WORKERS)),
         ]
         self._pids = {service.name: service.pid for service in self.services} | on.pids
         self._meter = UpdatesMeter(self._log, job.name)
@@ -156,11 +153,11 @@ def measure(reference: Reference, pipeline: Pipeline, pairs: int, block_s: float
 
 
 @contextmanager
-def set_up(given: argparse.Namespace, folder: Path) -> Iterator[tuple[Pipeline, Reference]]:
+def set_up(given: argparse.Namespace) -> Iterator[tuple[Pipeline, Reference]]:
     """Start everything, and produce the backlog before any clock runs."""
     case = CASES[given.case]
     with ExitStack() as stack:
-        on = stack.enter_context(servers(given.kafka, folder))
+        on = stack.enter_context(servers(given.kafka))
         log, job = open_log(on.settings, "load"), case.job(f"load-{case.name}", _TOPIC)
         codec, reference = codec_of(job), None
         per_s = _LOGISTIC_PER_S
@@ -172,41 +169,27 @@ def set_up(given: argparse.Namespace, folder: Path) -> Iterator[tuple[Pipeline, 
         values = codec.encode(find_records(case, given.data, seed=0))
         partitions = partitions_for(values, records, embedded=given.kafka == "embedded")
         produce(log, _TOPIC, partitions, values, records)
-        pipeline = stack.enter_context(closing(Pipeline(on, job, records, folder)))
+        pipeline = stack.enter_context(closing(Pipeline(on, job, records)))
         yield pipeline, reference or LoneReader(log, _TOPIC, codec)
-
-
-def parse(words: list[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--case", choices=CASES, default="cnn")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--block-seconds", type=float, default=10.0)
-    parser.add_argument("--kafka", default="apache", help="apache, embedded, or an address")
-    parser.add_argument("--data", type=Path, help="folder with MNIST; default: random images")
-    parser.add_argument("--json", type=Path, help="write the result here, key `ratio`")
-    parser.add_argument("--require", type=float, help="least median ratio; cnn: 0.85")
-    given = parser.parse_args(words)
-    if given.require is None:
-        given.require = _REQUIRED if given.case == "cnn" else 0.0
-    return given
 
 
 def main() -> int:
     """Measure, report, judge."""
-    given = parse()
-    found_machine = report.machine()
-    with tempfile.TemporaryDirectory(prefix="doll-load-") as folder:
-        try:
-            with set_up(given, Path(folder)) as (pipeline, reference):
-                pairs = measure(reference, pipeline, given.pairs, given.block_seconds)
-        except (NotMeasuredError, UserError) as error:
-            print(f"not measured: {error}", file=sys.stderr)
-            return 2
+    parser = report.parser(__doc__)
+    parser.add_argument("--case", choices=CASES, default="cnn")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--block-seconds", type=float, default=10.0)
+    parser.add_argument("--data", type=Path, help="folder with MNIST; default: random images")
+    parser.add_argument("--require", type=float, help="least median ratio; cnn: 0.85")
+    given = parser.parse_args()
+    required: float = given.require or (_REQUIRED if given.case == "cnn" else 0.0)
+    machine = report.machine()
+    with set_up(given) as (pipeline, reference):
+        pairs = measure(reference, pipeline, given.pairs, given.block_seconds)
     ratios = report.spread(pairs.ratios)
     result: dict[str, Any] = {
         "ratio": ratios["median"],
-        "required": given.require,
+        "required": required,
         "ratios": pairs.ratios,
         "spread": ratios,
         "case": given.case,
@@ -216,11 +199,13 @@ def main() -> int:
         "kafka": pipeline.kafka,
         "workers": _WORKERS,
         "block_s": given.block_seconds,
-        "machine": found_machine,
     }
     _print(pairs, result, CASES[given.case])
-    report.write(given.json, result)
-    return 0 if ratios["median"] >= given.require else 1
+    verdict = f"median ratio {ratios['median']:.3f}, required {required:.2f}"
+    if ratios["median"] < required:
+        return report.conclude(given.json, machine, result, [verdict])
+    print(verdict)
+    return report.conclude(given.json, machine, result, [])
 
 
 def _as_data(block: Block) -> dict[str, Any]:
@@ -243,9 +228,6 @@ def _print(pairs: Pairs, result: dict[str, Any], case: Case) -> None:
     print("CPU µs: processor time per record; others: cores that other processes used meanwhile")
     used = ", ".join(f"{name} {cores:.2f}" for name, cores in pairs.pipeline[-1].cores.items())
     print(f"cores used in the pipeline's last block: {used}")
-    print(report.in_words(result["machine"]))
-    verdict = "" if result["ratio"] >= result["required"] else "FALLS SHORT: "
-    print(f"{verdict}median ratio {result['ratio']:.3f}, required {result['required']:.2f}")
 
 
 def _row(name: str, values: list[float], digits: int = 0) -> tuple[str, ...]:
@@ -253,4 +235,4 @@ def _row(name: str, values: list[float], digits: int = 0) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report.run(main))

@@ -1,16 +1,15 @@
-"""How long plans and simulations take: `python load/planning.py --help`.
+"""How long plans for 10,000 workers take, and simulations of the paper's setting.
 
 Plans are timed inside the function, simulations whole: drawing, running and summing up.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.progress import track
@@ -28,10 +27,6 @@ from load.harness import report
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EXAMPLES = """examples:
-  python load/planning.py                  the three figures, each beside what is required
-  python load/planning.py --repeats 9 --json out/planning.json
-"""
 WORKERS, RATE_PER_S, GROUP_SIZE, BATCH_SIZE, UPDATES = 64, 125.0, 20, 256, 10_000  # section V-A
 MANY_WORKERS = 10_000
 PLANS = 20  # in one repeat
@@ -50,34 +45,23 @@ class Case:
 
 def main() -> int:
     """Time every case, print a table; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python load/planning.py",
-        description="Time plans for 10,000 workers, and simulations of the paper's setting.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = report.parser(__doc__, "python load/planning.py --repeats 9", kafka=False)
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="of every case (3)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured")
     arguments = parser.parse_args()
     cases = _cases()
     times = {
         case.name: [_time(case) for _ in range(arguments.repeats)]
         for case in track(cases, "cases", transient=True)
     }
-    result: dict[str, Any] = {
-        "machine": report.machine(),
+    result = {
         "seconds": {name: report.spread(seconds) for name, seconds in times.items()},
         "required": {case.name: case.required_s for case in cases if case.required_s},
     }
     rows = [(case.name, *_row(case, times[case.name])) for case in cases]
     columns = ("", "min, s", "median, s", "max, s", "required, s")
     report.draw(f"{arguments.repeats} repeats", columns, rows)
-    print(report.in_words(result["machine"]))
-    report.write(arguments.json, result)
     late = [c.name for c in cases if c.required_s and np.median(times[c.name]) > c.required_s]
-    for name in late:
-        print(f"FALLS SHORT: {name}")
-    return 1 if late else 0
+    return report.conclude(arguments.json, report.machine(), result, late)
 
 
 def _cases() -> tuple[Case, ...]:
@@ -140,4 +124,4 @@ def _row(case: Case, seconds: list[float]) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report.run(main))

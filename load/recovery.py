@@ -10,50 +10,29 @@ back at work before the next. All is seen from outside, on the board and in the 
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
-from statistics import quantiles
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.errors import UserError
 from common.testing.counting import ENTRYPOINT
+from load.faults.disturbances import Disturbance, ask_to_leave, kill_leaders, kill_workers
 from load.faults.drill import Conditions, Drill
-from load.faults.losses import ask_to_leave, kill_workers
-from load.faults.takeovers import kill_leaders
 from load.harness import report
 from load.harness.processor import Neighbours
-from load.harness.stack import NotMeasuredError, Servers, servers
+from load.harness.stack import Servers, servers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
+
 
 _START_S = 60.0
 _PER_DISTURBANCE_S = 40.0  # the backlog lasts so long: to load torch on a busy machine, to join
 _UNLIMITED_MS = float("inf")
-
-
-class Disturbance(Protocol):
-    """One process that was disturbed, and what came of it."""
-
-    @property
-    def values_ms(self) -> list[float]:
-        """What is judged."""
-
-    @property
-    def parts_ms(self) -> dict[str, float]:
-        """What else was timed, by what it is."""
-
-    @property
-    def note(self) -> str:
-        """What is counted instead."""
-
-    def _asdict(self) -> dict[str, Any]:
-        """All of it."""
+_SPREAD = {"median": 0.5, "p95": 0.95, "max": 1.0}
 
 
 class Measurement(NamedTuple):
@@ -118,7 +97,7 @@ class Measured(NamedTuple):
     @property
     def missed(self) -> list[str]:
         """Where it falls short, in words."""
-        found = spread(self.values_ms)
+        found = report.spread(self.values_ms, _SPREAD)
         limits = {"median": self.measurement.median_ms, "max": self.measurement.max_ms}
         return [
             f"{self.name}: {which} {found[which]:.0f} ms, required {limit:.0f} ms"
@@ -130,7 +109,7 @@ class Measured(NamedTuple):
         """For the JSON file."""
         return {
             "values_ms": self.values_ms,
-            "spread_ms": spread(self.values_ms),
+            "spread_ms": report.spread(self.values_ms, _SPREAD),
             "missed": self.missed,
             "each": [each._asdict() for each in self.found],
             "others": self.others,
@@ -153,15 +132,12 @@ class Measured(NamedTuple):
         print("each, ms: " + " ".join(f"{value:.0f}" for value in self.values_ms))
 
 
-def measure(
-    name: str, wanted: Measurement, on: Servers, conditions: Conditions, folder: Path
-) -> Measured:
+def measure(name: str, wanted: Measurement, on: Servers, conditions: Conditions) -> Measured:
     """Run one measurement, on a job and processes of its own."""
     seconds = _START_S + wanted.times * _PER_DISTURBANCE_S
     found = list[Disturbance]()
-    with Drill(
-        on, name, conditions, folder, seconds=seconds, coordinators=wanted.coordinators
-    ) as drill:
+    drill = Drill(on, name, conditions, seconds=seconds, coordinators=wanted.coordinators)
+    with closing(drill):
         neighbours = Neighbours(lambda: [*on.pids.values(), *drill.pids()])
         for each in wanted.disturb(drill, wanted.times):
             found.append(each)
@@ -170,21 +146,11 @@ def measure(
         return Measured(name, wanted, found, neighbours.cores())
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, 95th percentile and greatest of some values."""
-    twentieths = (
-        quantiles(values, n=20, method="inclusive") if len(values) > 1 else [values[0]] * 19
-    )
-    return {"median": twentieths[9], "p95": twentieths[18], "max": max(values)}
-
-
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
+def main() -> int:
+    """Measure, report, judge."""
     standard, names = Conditions(), list(measurements(Conditions()))
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0],
-        epilog="example: python load/recovery.py --only worker --kills 5 --json recovery.json",
-    )
+    example = "python load/recovery.py --only worker --kills 5 --json recovery.json"
+    parser = report.parser(__doc__, example)
     parser.add_argument("--only", choices=names, nargs="+", default=names, help="default: all")
     parser.add_argument("--kills", type=int, help="disturbances of each; default: 30, 10, 10")
     parser.add_argument("--workers", type=int, default=standard.workers, help="default: 4")
@@ -195,47 +161,29 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         default=standard.deadline_floor_s,
         help="of deadlines, s; default: 0.5",
     )
-    parser.add_argument("--kafka", default="apache", help="apache, embedded, or an address")
-    parser.add_argument("--json", type=Path, help="write the result here")
-    return parser.parse_args(words)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, report, judge."""
-    given = parse(words)
+    given = parser.parse_args()
     conditions = Conditions(given.workers, given.group_size, deadline_floor_s=given.floor)
-    found_machine, found = report.machine(), list[Measured]()
-    with tempfile.TemporaryDirectory(prefix="doll-load-") as name:
-        folder = Path(name)
-        try:
-            with servers(given.kafka, folder, tasks=(ENTRYPOINT,)) as on:
-                for each, wanted in measurements(conditions).items():
-                    if each in given.only:
-                        chosen = wanted._replace(times=given.kills or wanted.times)
-                        found.append(measure(each, chosen, on, conditions, folder))
-        except (NotMeasuredError, UserError) as error:
-            print(f"not measured: {error}", file=sys.stderr)
-            return 2
+    machine, found = report.machine(), list[Measured]()
+    with servers(given.kafka, tasks=(ENTRYPOINT,)) as on:
+        for each, wanted in measurements(conditions).items():
+            if each in given.only:
+                chosen = wanted._replace(times=given.kills or wanted.times)
+                found.append(measure(each, chosen, on, conditions))
     for measured in found:
         measured.draw(on)
     print(report.in_words(conditions.as_data()))
-    print(report.in_words(found_machine))
-    missed = [words for measured in found for words in measured.missed]
-    for each in missed:
-        print(f"FALLS SHORT: {each}")
-    result: Mapping[str, Any] = {
+    result = {
         "kafka": on.kafka,
-        "machine": found_machine,
         "conditions": conditions.as_data(),
         "measurements": {measured.name: measured.as_data() for measured in found},
     }
-    report.write(given.json, result)
-    return 1 if missed else 0
+    missed = [words for measured in found for words in measured.missed]
+    return report.conclude(given.json, machine, result, missed)
 
 
 def _row(name: str, values: list[float]) -> tuple[str, ...]:
-    return (name, *(f"{value:,.0f}" for value in spread(values).values()))
+    return (name, *(f"{value:,.0f}" for value in report.spread(values, _SPREAD).values()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report.run(main))

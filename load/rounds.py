@@ -9,10 +9,7 @@ transit: messages on their way through Redis, threads waiting for the processor,
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,20 +18,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 
 from common.config.yaml_file import as_json
 from common.embedded.services import Service, stop_all
-from common.errors import UserError
 from common.jobs.spec import job_from_json
 from common.jobs.store import JobBook
 from common.runtime.connect import open_board, open_log
 from common.testing.costless import ENTRYPOINT
 from load.harness import report
 from load.harness.processor import Processor
-from load.harness.stack import NotMeasuredError, Servers, await_until, check, servers
+from load.harness.stack import NotMeasuredError, Servers, await_until, check, events, servers
 from load.harness.updates import Pace, UpdatesMeter
 from load.throughput.backlog import check_left, produce
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from common.jobs.spec import JobSpec
     from common.ports.servers import Log
 
@@ -127,11 +121,10 @@ class Measured(NamedTuple):
 class Fleet:
     """A coordinator, and as many workers as the scenarios have needed so far."""
 
-    def __init__(self, on: Servers, folder: Path) -> None:
+    def __init__(self, on: Servers) -> None:
         self._on = on
-        self._folder = folder
         self.settings = on.settings
-        self.coordinator = Service("coordinator", "coordinator", on.settings, folder)
+        self.coordinator = on.start("coordinator", "coordinator")
         self.workers = list[Service]()
 
     @property
@@ -146,14 +139,13 @@ class Fleet:
     def grow(self, workers: int) -> None:
         """Start workers until there are so many; each takes whatever job there is."""
         for number in range(len(self.workers), workers):
-            worker = Service("worker", f"worker-{number}", self._on.settings, self._folder)
-            self.workers.append(worker)
+            self.workers.append(self._on.start("worker", f"worker-{number}"))
 
     def stage_times(self, job: str) -> dict[str, list[dict[str, Any]]]:
         """What each kind of service has told of a job."""
         kinds = {"coordinator": [self.coordinator], "worker": self.workers}
         return {
-            kind: [entry for service in services for entry in _told(service, job)]
+            kind: [entry for each in services for entry in events(each, "stage_times", job)]
             for kind, services in kinds.items()
         }
 
@@ -189,12 +181,6 @@ def measure(scenario: Scenario, fleet: Fleet, log: Log, backlog: int, seconds: f
     return Measured(scenario, pace, _stages_ms(fleet.stage_times(job)), _summed(cores))
 
 
-def _told(service: Service, job: str) -> list[dict[str, Any]]:
-    lines = service.log.read_text(errors="replace").splitlines()
-    entries = [json.loads(line) for line in lines if '"stage_times"' in line]
-    return [entry for entry in entries if entry.get("job") == job]
-
-
 def _stages_ms(told: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     found = dict[str, float]()
     for stage, (field, kind) in STAGES.items():
@@ -214,52 +200,32 @@ def _summed(cores: dict[str, float]) -> dict[str, float]:
     return {"workers": workers, **others}
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    names = [scenario.name for scenario in SCENARIOS]
-    parser.add_argument("--seconds", type=float, default=10.0, help="per scenario")
-    parser.add_argument("--kafka", default="apache", help="apache, embedded, or an address")
-    parser.add_argument("--only", choices=names, nargs="+", default=names)
-    parser.add_argument("--json", type=Path, help="write the result here")
-    return parser.parse_args(words)
-
-
 def main() -> int:
     """Measure, report, judge."""
-    given = parse()
-    found_machine, found = report.machine(), list[Measured]()
-    with tempfile.TemporaryDirectory(prefix="doll-load-") as name:
-        folder = Path(name)
-        try:
-            with servers(given.kafka, folder, tasks=(ENTRYPOINT,)) as on:
-                log = open_log(on.settings, "load")
-                values = [bytes(4)]  # a zero, float32
-                backlog = int(_PER_S * (given.seconds + 2 * _WARM_S) * _GROUP_SIZE)
-                produce(log, _TOPIC, _PARTITIONS, values, backlog)
-                with closing(Fleet(on, folder)) as fleet:
-                    for scenario in (each for each in SCENARIOS if each.name in given.only):
-                        found.append(measure(scenario, fleet, log, backlog, given.seconds))
-                        print(
-                            f"{scenario.name}: {found[-1].pace.updates_per_s:,.0f} updates/s",
-                            flush=True,
-                        )
-        except (NotMeasuredError, UserError) as error:
-            print(f"not measured: {error}", file=sys.stderr)
-            return 2
-    short = [m for m in found if m.pace.updates_per_s < m.scenario.required_per_s]
+    parser = report.parser(__doc__)
+    names = [scenario.name for scenario in SCENARIOS]
+    parser.add_argument("--seconds", type=float, default=10.0, help="per scenario")
+    parser.add_argument("--only", choices=names, nargs="+", default=names)
+    given = parser.parse_args()
+    machine, found = report.machine(), list[Measured]()
+    with servers(given.kafka, tasks=(ENTRYPOINT,)) as on:
+        log = open_log(on.settings, "load")
+        values = [bytes(4)]  # a zero, float32
+        backlog = int(_PER_S * (given.seconds + 2 * _WARM_S) * _GROUP_SIZE)
+        produce(log, _TOPIC, _PARTITIONS, values, backlog)
+        with closing(Fleet(on)) as fleet:
+            for scenario in (each for each in SCENARIOS if each.name in given.only):
+                found.append(measure(scenario, fleet, log, backlog, given.seconds))
+                pace = found[-1].pace.updates_per_s
+                print(f"{scenario.name}: {pace:,.0f} updates/s", flush=True)
     _print(found, on.kafka, given.seconds)
-    print(report.in_words(found_machine))
-    for measured in short:
-        required = measured.scenario.required_per_s
-        print(f"FALLS SHORT: {measured.scenario.name}, required {required:.0f} updates/s")
-    result = {
-        "kafka": on.kafka,
-        "machine": found_machine,
-        "scenarios": [measured.as_data() for measured in found],
-    }
-    report.write(given.json, result)
-    return 1 if short else 0
+    short = [
+        f"{m.scenario.name}, required {m.scenario.required_per_s:.0f} updates/s"
+        for m in found
+        if m.pace.updates_per_s < m.scenario.required_per_s
+    ]
+    result = {"kafka": on.kafka, "scenarios": [measured.as_data() for measured in found]}
+    return report.conclude(given.json, machine, result, short)
 
 
 def _print(found: list[Measured], kafka: str, seconds: float) -> None:
@@ -276,4 +242,4 @@ def _print(found: list[Measured], kafka: str, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report.run(main))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from common.core.messages import ModelId, TriggerId, UpdateTrigger
 from common.core.spans import Partition
+from common.embedded.apache_kafka import ApacheKafka
 from common.embedded.redis import EmbeddedRedis
 from common.runtime.connect import open_log
 from common.topics.names import control_topic, updates_topic
@@ -35,8 +36,8 @@ T = TypeVar("T")
 class Action(NamedTuple):
     """Beginning and end of a kind of fault, each for one of its targets by number."""
 
-    begin: Callable[[int], None]
-    end: Callable[[int], None]
+    begin: Callable[[int], object]
+    end: Callable[[int], object]
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,9 @@ def actions_on(targets: Targets) -> dict[str, Action]:
         "Redis flushed": _each([outside], Outside.flush_redis, _nothing),
         "highest trigger forged": _each([_HIGHEST], targets.forge_trigger, _nothing),
         "epoch of a trigger forged": _each([_NOBODYS], targets.forge_trigger, _nothing),
-        "broker killed": _each([outside], Outside.kill_broker, Outside.restart_broker),
-        "broker stopped": _each([outside], Outside.stop_broker, Outside.restart_broker),
-        "broker frozen": _each([outside], Outside.freeze_broker, Outside.thaw_broker),
+        "broker killed": _to_broker(outside, ApacheKafka.kill, ApacheKafka.restart),
+        "broker stopped": _to_broker(outside, ApacheKafka.stop, ApacheKafka.restart),
+        "broker frozen": _to_broker(outside, freeze, thaw),
         "partition added": _each([targets], Targets.grow, _nothing),
         "storage cut off": _each([outside.storage_link], Proxy.cut, Proxy.heal),
         "storage refuses": _each([outside.storage_link], Proxy.refuse, Proxy.heal),
@@ -110,7 +111,9 @@ def actions_on(targets: Targets) -> dict[str, Action]:
         ("own topics", [control_topic, updates_topic]),
     ):
         actions[f"{name} cut"] = _each(
-            [topics], lambda topics: targets.cut(*topics), lambda _: outside.restart_broker()
+            [topics],
+            lambda topics: targets.cut(*topics),
+            lambda _: outside.in_turn(outside.kafka.restart),
         )
     for name, fleet in (("worker", workers), ("coordinator", coordinators)):
         actions |= {
@@ -128,15 +131,20 @@ def actions_on(targets: Targets) -> dict[str, Action]:
     return actions
 
 
+def _to_broker(
+    outside: Outside,
+    begin: Callable[[ApacheKafka], object],
+    end: Callable[[ApacheKafka], object],
+) -> Action:
+    return Action(
+        lambda _: outside.in_turn(lambda: begin(outside.kafka)),
+        lambda _: outside.in_turn(lambda: end(outside.kafka)),
+    )
+
+
 def _nothing(_: object) -> None:
     pass
 
 
 def _each(targets: Sequence[T], begin: Callable[[T], object], end: Callable[[T], object]) -> Action:
-    def begun(number: int) -> None:
-        begin(targets[number])
-
-    def ended(number: int) -> None:
-        end(targets[number])
-
-    return Action(begun, ended)
+    return Action(lambda number: begin(targets[number]), lambda number: end(targets[number]))

@@ -6,15 +6,14 @@ takes is known, and what it takes longer is what the disturbance costs.
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from common.config.yaml_file import as_json
-from common.embedded.services import Service, stop_all
+from common.embedded.services import stop_all
 from common.jobs.build import codec_of
 from common.jobs.spec import job_from_json
 from common.jobs.store import JobBook
@@ -25,9 +24,7 @@ from load.harness.witness import SeenRound, Witness
 from load.throughput.backlog import check_left, produce
 
 if TYPE_CHECKING:
-    from pathlib import Path
-    from types import TracebackType
-
+    from common.embedded.services import Service
     from common.jobs.spec import JobSpec
     from load.harness.stack import Servers
 
@@ -92,7 +89,6 @@ class Drill:
         on: The servers.
         name: The job's name; its stream is `<name>-records`.
         conditions: Under which it runs.
-        folder: For the services' logs.
         seconds: How long the backlog lasts at least.
         coordinators: How many replicas.
     """
@@ -102,7 +98,6 @@ class Drill:
         on: Servers,
         name: str,
         conditions: Conditions,
-        folder: Path,
         *,
         seconds: float,
         coordinators: int = 1,
@@ -126,24 +121,16 @@ class Drill:
             book.submit(spec)
         self.witness = Witness(self._board, self._log, name)
         self.coordinators = [
-            Service("coordinator", f"{name}-coordinator-{n}", on.settings, folder)
-            for n in range(coordinators)
+            on.start("coordinator", f"{name}-coordinator-{n}") for n in range(coordinators)
         ]
         self.workers = [
-            Service("worker", f"{name}-worker-{n}", on.settings, folder, ("--job", name))
+            on.start("worker", f"{name}-worker-{n}", "--job", name)
             for n in range(conditions.workers)
         ]
         self._since = dict.fromkeys((worker.name for worker in self.workers), 0)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End all."""
         self.witness.close()
         stop_all([*self.workers, *self.coordinators])
 
@@ -206,10 +193,3 @@ class Drill:
 def _takes_part(worker: str, since: int, round_: SeenRound) -> bool:
     """Whether a worker was asked for a batch that it announced in its present life."""
     return any(b.worker == worker and b.offset >= since for b in round_.asked_of(worker))
-
-
-def said(service: Service, event: str) -> list[dict[str, Any]]:
-    """All events of a name in a service's log, oldest first."""
-    lines = service.log.read_text(errors="replace").splitlines()
-    entries = (json.loads(line) for line in lines if f'"event": "{event}"' in line)
-    return list(entries)

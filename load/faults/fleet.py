@@ -4,48 +4,19 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from load.harness.stack import freeze, thaw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from common.embedded.services import Service
+
 _AGAIN_S = 1.0  # after an exit that nobody asked for
 _IN_TURN_S = 1.0  # between two machines that come back
 _FORCED = -signal.SIGKILL  # exit code of what we killed
 _LEFT = (0, -signal.SIGTERM)  # exit codes of what was given notice; the latter while it starts
-
-
-class Machine(Protocol):
-    """What stands in a slot: `common.embedded.services.Service`."""
-
-    @property
-    def name(self) -> str:
-        """Name of the process."""
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-
-    @property
-    def exit_code(self) -> int | None:
-        """How it ended, minus the signal that ended it; None while it runs."""
-
-    def last_words(self) -> str:
-        """The end of its log."""
-
-    def kill(self) -> None:
-        """End it at once."""
-
-    def restart(self) -> None:
-        """Start it again after it has ended."""
-
-    def ask_to_end(self) -> None:
-        """Ask it to leave, without waiting."""
-
-    def stop(self) -> None:
-        """Let it leave, and insist if it does not."""
 
 
 class UnexpectedExit(NamedTuple):
@@ -64,7 +35,7 @@ class Slot:
         start: Starts a machine; its number counts the names in this slot, from 1.
     """
 
-    def __init__(self, start: Callable[[int], Machine]) -> None:
+    def __init__(self, start: Callable[[int], Service]) -> None:
         self._start = start
         self._life = 1
         self._machine = start(self._life)

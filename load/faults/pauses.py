@@ -7,8 +7,7 @@ import threading
 import time
 from bisect import bisect_right
 from itertools import pairwise
-from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from common.core.history import History
 from common.core.messages import Lead, UpdateApplied
@@ -25,22 +24,6 @@ if TYPE_CHECKING:
 
 _READ_RECORDS = 1000
 _READ_S = 0.1
-
-
-class Spread(NamedTuple):
-    """Some times, in short."""
-
-    times: int
-    median_s: float
-    p95_s: float
-    max_s: float
-
-
-def spread(times_s: Sequence[float]) -> Spread:
-    """Describe times; there is at least one."""
-    in_order = sorted(times_s)
-    p95 = in_order[math.ceil(0.95 * len(in_order)) - 1]
-    return Spread(len(in_order), median(in_order), p95, in_order[-1])
 
 
 def next_after(times: Sequence[float], at: float) -> float | None:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from load.faults.pauses import Spread, longest_pause_s, next_after, spread
+from load.faults.pauses import longest_pause_s, next_after
 from load.harness import report
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 10  # of the wrong weights, flaws and unexpected exits, in words; the file has more
 _IN_FILE = 1000
+_SPREAD = {"median_s": 0.5, "p95_s": 0.95, "max_s": 1.0}
 _FELT_S = 2.0  # what is over at once is felt so long all the same: a reset, a quick replacement
 
 
@@ -84,8 +85,8 @@ class Outcome:
             "wrong_weights": len(self.unlearned),
             "wrong": [each._asdict() for each in self.unlearned[:_IN_FILE]],
             "longest_pause_s": longest_pause_s(self.update_times_s),
-            "next_update": {kind: it._asdict() for kind, it in by_kind(self._next_s()).items()},
-            "pause": {kind: it._asdict() for kind, it in by_kind(self._pauses_s()).items()},
+            "next_update": by_kind(self._next_s()),
+            "pause": by_kind(self._pauses_s()),
             "unexpected_exits": [each._asdict() for each in self.unexpected],
             "overran_notice": self.overran,
             "schedule": [
@@ -103,8 +104,12 @@ class Outcome:
         """Print it all."""
         next_s, pauses_s = by_kind(self._next_s()), by_kind(self._pauses_s())
         rows = [
-            (kind, str(it.times), *(f"{value:.2f}" for value in (*it[1:], *pauses_s[kind][1:])))
-            for kind, it in next_s.items()
+            (
+                kind,
+                str(count),
+                *(f"{value:.2f}" for value in (*values, *list(pauses_s[kind].values())[1:])),
+            )
+            for kind, (count, *values) in ((kind, it.values()) for kind, it in next_s.items())
         ]
         columns = ("", "times", "next update, s", "p95", "max", "pause, s", "p95", "max")
         report.draw(f"{len(self.carried_out)} faults, medians", columns, rows)
@@ -140,9 +145,12 @@ class Outcome:
         ]
 
 
-def by_kind(times_s: Iterable[tuple[CarriedOut, float]]) -> dict[str, Spread]:
+def by_kind(times_s: Iterable[tuple[CarriedOut, float]]) -> dict[str, dict[str, float]]:
     """Describe times by the kind of the fault that they belong to."""
     found = dict[str, list[float]]()
     for each, time_s in times_s:
         found.setdefault(each.fault.kind, []).append(time_s)
-    return {kind: spread(found[kind]) for kind in sorted(found)}
+    return {
+        kind: {"times": len(found[kind]), **report.spread(found[kind], _SPREAD)}
+        for kind in sorted(found)
+    }

@@ -7,15 +7,15 @@ server that stalls is charged for everybody who would have come meanwhile.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_END = b"\r\n\r\n"
-_LENGTH = b"content-length:"
+_CHUNK_BYTES = 1 << 16
 
 
 class Address(NamedTuple):
@@ -43,39 +43,12 @@ class Answer(NamedTuple):
     seconds: float  # since the request was due
 
 
-class Link(asyncio.Protocol):
+class Link:
     """One connection that is kept; one request at a time."""
 
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._received = bytearray()
-        self._awaited: asyncio.Future[Answer] | None = None
-        self._due = 0.0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See the library."""
-        self._transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        """See the library."""
-        self._received += data
-        end = self._received.find(_END)
-        if end < 0 or self._awaited is None:
-            return
-        head = bytes(self._received[:end]).lower()
-        at = head.find(_LENGTH)
-        length = int(head[at + len(_LENGTH) :].split(b"\r\n", 1)[0]) if at >= 0 else 0
-        if len(self._received) < end + len(_END) + length:
-            return
-        body = bytes(self._received[end + len(_END) :])
-        self._received.clear()
-        answer = Answer(int(head.split(b" ", 2)[1]), body, perf_counter() - self._due)
-        self._awaited.set_result(answer)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """See the library."""
-        if self._awaited is not None and not self._awaited.done():
-            self._awaited.set_exception(error or ConnectionError("closed by the service"))
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
 
     async def ask(self, request: bytes, due: float | None = None) -> Answer:
         """Send a request and wait for its answer.
@@ -83,52 +56,45 @@ class Link(asyncio.Protocol):
         Raises:
             OSError: If the connection is lost.
         """
-        self._due = perf_counter() if due is None else due
-        self._awaited = asyncio.get_running_loop().create_future()
-        if self._transport is None:
-            raise ConnectionError("not connected")
-        self._transport.write(request)
-        return await self._awaited
+        began = perf_counter() if due is None else due
+        self._writer.write(request)
+        try:
+            head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+            length = head.partition(b"content-length:")[2].split(b"\r\n", 1)[0]
+            body = await self._reader.readexactly(int(length or 0))
+        except asyncio.IncompleteReadError as error:
+            raise ConnectionError("closed by the service") from error
+        return Answer(int(head.split(b" ", 2)[1]), body, perf_counter() - began)
 
     def close(self) -> None:
         """Close it."""
-        if self._transport is not None:
-            self._transport.close()
+        self._writer.close()
 
 
-class EventLink(asyncio.Protocol):
+class EventLink:
     """An open stream of events; counts what it is told."""
 
-    def __init__(self, request: bytes) -> None:
-        self._request = request
-        self._rest = b""
-        self._transport: asyncio.Transport | None = None
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._task = asyncio.ensure_future(self._follow(reader))
         self.opened = asyncio.Event()
         self.lost = False
         self.updates = 0
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See the library."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        """See the library."""
-        self._rest += data
-        *lines, self._rest = self._rest.split(b"\n")
-        if any(line.startswith(b"event: job") for line in lines):
-            self.opened.set()
-        self.updates += sum(line.startswith(b"event: update") for line in lines)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """See the library."""
-        del error
-        self.lost = True
-
     def close(self) -> None:
         """Close it."""
-        if self._transport is not None:
-            self._transport.close()
+        self._task.cancel()
+        self._writer.close()
+
+    async def _follow(self, reader: asyncio.StreamReader) -> None:
+        rest = b""
+        with suppress(OSError):
+            while data := await reader.read(_CHUNK_BYTES):
+                *lines, rest = (rest + data).split(b"\n")
+                if any(line.startswith(b"event: job") for line in lines):
+                    self.opened.set()
+                self.updates += sum(line.startswith(b"event: update") for line in lines)
+        self.lost = True
 
 
 @dataclass
@@ -152,9 +118,7 @@ async def connect(address: Address) -> Link:
     Raises:
         OSError: If nobody listens.
     """
-    loop = asyncio.get_running_loop()
-    _, link = await loop.create_connection(Link, address.host, address.port)
-    return link
+    return Link(*await asyncio.open_connection(address.host, address.port))
 
 
 async def on_schedule(address: Address, request: bytes, rate_per_s: float, for_s: float) -> Asked:
@@ -198,11 +162,11 @@ async def open_streams(address: Address, path: str, count: int) -> Sequence[Even
         OSError: If a connection is refused.
         TimeoutError: If a stream says nothing.
     """
-    loop, request = asyncio.get_running_loop(), address.request("GET", path)
-    links = [
-        (await loop.create_connection(lambda: EventLink(request), address.host, address.port))[1]
-        for _ in range(count)
-    ]
+    links = list[EventLink]()
+    for _ in range(count):
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(address.request("GET", path))
+        links.append(EventLink(reader, writer))
     async with asyncio.timeout(10.0):
         for link in links:
             await link.opened.wait()

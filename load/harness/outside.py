@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,13 +19,11 @@ from botocore.exceptions import BotoCoreError
 from common.config.settings import Settings
 from common.embedded.apache_kafka import ApacheKafka, resolve
 from common.embedded.process import Child
-from common.embedded.redis import EmbeddedRedis
+from common.embedded.redis import EmbeddedRedis, free_port
 from load.harness.proxy import Network
-from load.harness.stack import freeze, thaw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from types import TracebackType
 
     from redis.typing import EncodableT, FieldT
 
@@ -77,15 +74,15 @@ class Outside:
             # A broker takes seconds to come back. One thread, so that all is done in its order; it
             # stays to the end, since the kernel ends a child with the thread that made it.
             self._operator = stack.enter_context(ThreadPoolExecutor(1, "broker"))
-            self._operations = list[Future[None]]()
+            self._operations = list[Future[object]]()
             proxies = [link.port for link in self.kafka_links]
-            self._kafka = ApacheKafka(resolve(), folder / "kafka", proxies=proxies)
-            stack.callback(lambda: self._operator.submit(self._kafka.stop).result())
-            for link, port in zip(self.kafka_links, self._kafka.proxied, strict=True):
+            self.kafka = ApacheKafka(resolve(), folder / "kafka", proxies=proxies)
+            stack.callback(lambda: self._operator.submit(self.kafka.stop).result())
+            for link, port in zip(self.kafka_links, self.kafka.proxied, strict=True):
                 link.pass_on_to(port)
 
             self.settings = Settings(
-                kafka=self._kafka.settings.bootstrap,
+                kafka=self.kafka.settings.bootstrap,
                 kafka_group_protocol="consumer",
                 redis=self.redis.url,
                 blobs=f"s3://{_BUCKET}/jobs",
@@ -138,29 +135,9 @@ class Outside:
             fields: dict[FieldT, EncodableT] = dict(content.items())
             self._redis_admin().xadd(key, fields, entry)
 
-    def in_turn(self, do: Callable[[], None]) -> None:
+    def in_turn(self, do: Callable[[], object]) -> None:
         """Do something to the broker, or with it, after all that was asked of it before."""
         self._operations.append(self._operator.submit(do))
-
-    def kill_broker(self) -> None:
-        """End Kafka as a crash would."""
-        self.in_turn(self._kafka.kill)
-
-    def stop_broker(self) -> None:
-        """Shut Kafka down in order."""
-        self.in_turn(self._kafka.stop)
-
-    def restart_broker(self) -> None:
-        """Bring Kafka back with its data."""
-        self.in_turn(self._kafka.restart)
-
-    def freeze_broker(self) -> None:
-        """Let Kafka do nothing."""
-        self.in_turn(lambda: freeze(self._kafka))
-
-    def thaw_broker(self) -> None:
-        """Let Kafka go on."""
-        self.in_turn(lambda: thaw(self._kafka))
 
     def cut_tails(self, log: Log, places: Collection[Partition]) -> None:
         """Kill Kafka and take from some logs what they took last, as the loss of power does."""
@@ -168,10 +145,10 @@ class Outside:
         def cut() -> None:
             since = time.time() - _LOST_S
             ends = {place: log.position_at(place, since) for place in places}
-            self._kafka.kill()
+            self.kafka.kill()
             for place, end in ends.items():
                 with suppress(ValueError):  # nothing came so late
-                    self._kafka.cut(*place, end)
+                    self.kafka.cut(*place, end)
 
         self.in_turn(cut)
 
@@ -193,12 +170,7 @@ class Outside:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ends.close()
 
     def _redis_admin(self) -> redis.Redis:
@@ -207,8 +179,7 @@ class Outside:
 
 def _storage(stack: ExitStack, folder: Path) -> int:
     """Start an S3 server with one bucket, as a process; returns its port."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     server = Child(command, folder / "storage.log")
     stack.callback(server.stop)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Block(NamedTuple):
@@ -77,13 +76,12 @@ class Neighbours:
 
 def _used_s(pid: int) -> float:
     """Processor time of a process so far, all of its threads together."""
-    words = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return (int(words[11]) + int(words[12])) / _TICKS_PER_S  # utime, stime
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 def _machine_s() -> tuple[float, float]:
     """Processor time of the whole machine so far: busy, idle. The hypervisor's is of the busy."""
-    words = Path("/proc/stat").read_text().partition("\n")[0].split()
-    user, nice, system, idle, waiting, interrupt, soft, stolen = map(int, words[1:9])
-    busy = user + nice + system + interrupt + soft + stolen
-    return busy / _TICKS_PER_S, (idle + waiting) / _TICKS_PER_S
+    it = psutil.cpu_times()
+    busy_s = it.user + it.nice + it.system + it.irq + it.softirq + it.steal
+    return busy_s, it.idle + it.iowait

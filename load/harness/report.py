@@ -1,20 +1,111 @@
-"""What a benchmark tells: a table for people, JSON for scripts, the machine it ran on."""
+"""What all benchmarks have in common: their options, tables, JSON, exit status, the machine."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
+import sys
+from math import inf
 from pathlib import Path
-from statistics import quantiles
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from common.errors import UserError
+from load.harness.stack import NotMeasuredError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+_QUARTILES = {"min": 0.0, "q1": 0.25, "median": 0.5, "q3": 0.75, "max": 1.0}
+
+
+def parser(
+    documentation: str | None, example: str = "", *, kafka: bool = True
+) -> argparse.ArgumentParser:
+    """A parser of the options that all benchmarks share.
+
+    Args:
+        documentation: The script's docstring, whose first line describes it.
+        example: A command line.
+        kafka: Whether there is a Kafka to choose.
+    """
+    found = argparse.ArgumentParser(
+        description=(documentation or "").partition("\n")[0],
+        epilog=f"example: {example}" if example else None,
+    )
+    if kafka:
+        found.add_argument(
+            "--kafka", default="apache", help="apache, embedded, or an address [default: apache]"
+        )
+    found.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
+    return found
+
+
+def run(main: Callable[[], int]) -> int:
+    """Run a benchmark; returns its exit status, 2 where nothing was measured."""
+    try:
+        return main()
+    except (NotMeasuredError, UserError) as error:
+        print(f"not measured: {error}", file=sys.stderr)
+        return 2
+
+
+def conclude(
+    path: Path | None, on: Mapping[str, Any], result: Mapping[str, Any], short: Sequence[str]
+) -> int:
+    """Print the machine and the verdict, and write the result; returns the exit status.
+
+    Args:
+        path: Of the JSON file, if one is wanted.
+        on: See `machine`.
+        result: What was measured.
+        short: What falls short of what is required.
+    """
+    print(in_words(on))
+    for each in short:
+        print(f"FALLS SHORT: {each}")
+    write(path, {"machine": on, **result})
+    return int(bool(short))
+
+
+class Figure(NamedTuple):
+    """A measured number, and what is required of it."""
+
+    name: str  # with its unit
+    value: float
+    digits: int = 0  # after the point
+    most: float = inf  # required: at most
+
+
+class Found(NamedTuple):
+    """What one benchmark found."""
+
+    title: str
+    figures: Sequence[Figure]
+    data: Mapping[str, Any]  # for the JSON file
+    faults: Sequence[str] = ()  # what else is not as required
+
+    def short(self) -> list[str]:
+        """What falls short of what is required."""
+        late = [each for each in self.figures if each.value > each.most]
+        return [
+            *self.faults,
+            *(f"{each.name}: {each.value:.4g}, at most {each.most:g}" for each in late),
+        ]
+
+    def draw(self) -> None:
+        """Print a table."""
+        rows = [
+            (name, f"{value:,.{digits}f}", "" if most == inf else f"at most {most:g}")
+            for name, value, digits, most in self.figures
+        ]
+        draw(self.title, ("", "measured", "required"), rows)
 
 
 def machine() -> dict[str, Any]:
@@ -33,12 +124,10 @@ def in_words(found: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in found.items())
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Least, quartiles and greatest of some values."""
-    low, median, high = (
-        quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
-    )
-    return {"min": min(values), "q1": low, "median": median, "q3": high, "max": max(values)}
+def spread(values: Sequence[float], shares: Mapping[str, float] = _QUARTILES) -> dict[str, float]:
+    """Quantiles of some values by name: least, quartiles and greatest unless others are named."""
+    found = np.quantile(values, list(shares.values())).tolist()
+    return dict(zip(shares, found, strict=True))
 
 
 def draw(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -6,24 +6,29 @@ told nothing of being measured.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import tempfile
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from common.config.settings import Settings
 from common.embedded.apache_kafka import ApacheKafka, resolve
 from common.embedded.kafka import EmbeddedKafka
 from common.embedded.redis import EmbeddedRedis
+from common.embedded.services import Service
+from common.jobs.store import JobBook
+from common.runtime.connect import open_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from common.embedded.services import Service
+    from common.embedded.services import Kind
 
 _LOOK_S = 0.02  # between looks at a condition
 
@@ -51,7 +56,18 @@ class Servers:
 
     settings: Settings
     kafka: str  # its name
+    logs: Path  # folder for those of services
     pids: dict[str, int] = field(default_factory=dict)  # of those that we started
+
+    def start(self, kind: Kind, name: str, *arguments: str) -> Service:
+        """Start a service."""
+        return Service(kind, name, self.settings, self.logs, arguments)
+
+    def stop_jobs(self, *names: str) -> None:
+        """Have jobs stopped that were measured."""
+        with closing(open_log(self.settings, "load")) as log, closing(JobBook(log)) as book:
+            for name in names:
+                book.want(name, "stopped", "measured")
 
 
 class Process(Protocol):
@@ -84,16 +100,34 @@ def check(services: Iterable[Service]) -> None:
             raise NotMeasuredError(f"{service.name} ended with {service.exit_code}: {words}")
 
 
+def events(service: Service, event: str, job: str = "") -> list[dict[str, Any]]:
+    """All events of a name in a service's log, oldest first.
+
+    Args:
+        service: Its log is of JSON.
+        event: The name.
+        job: Those of this job alone; empty: of all.
+    """
+    lines = service.log.read_text(errors="replace").splitlines() if service.log.exists() else []
+    entries = [
+        json.loads(line) for line in lines if f'"event": "{event}"' in line and line[-1] == "}"
+    ]
+    return [entry for entry in entries if not job or entry.get("job") == job]
+
+
 @contextmanager
-def servers(kafka: str, folder: Path, *, tasks: tuple[str, ...] = ()) -> Iterator[Servers]:
-    """Start the servers that are ours.
+def servers(
+    kafka: str, *, tasks: tuple[str, ...] = (), logs: Path | None = None
+) -> Iterator[Servers]:
+    """Start the servers that are ours, with their data in a temporary folder.
 
     Args:
         kafka: `apache`, `embedded`, or the address of a broker that runs already.
-        folder: For their data.
         tasks: Entrypoints that jobs may name.
+        logs: Folder for the logs of services; None: the temporary one.
     """
     with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="doll-load-")))
         server = shutil.which("redis-server")
         redis = stack.enter_context(EmbeddedRedis(Path(server) if server else None))
         pids = {"redis": redis.pid}
@@ -117,7 +151,7 @@ def servers(kafka: str, folder: Path, *, tasks: tuple[str, ...] = ()) -> Iterato
             "threads": 1,
             "log_format": "json",
         }
-        yield Servers(Settings.model_validate(values), name, pids)
+        yield Servers(Settings.model_validate(values), name, logs or folder, pids)
 
 
 def _version(jars: Path) -> str:

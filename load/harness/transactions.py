@@ -9,7 +9,6 @@ from confluent_kafka import KafkaException, Producer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     from common.core.spans import Partition
     from load.harness.producers import Producers
@@ -70,12 +69,7 @@ class Transactions:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._thread.shutdown(cancel_futures=True)
 
     def _join(self) -> None:

@@ -2,98 +2,49 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from common.embedded.services import Service, stop_all
-from common.jobs.store import JobBook
+import psutil
+
+from common.embedded.services import stop_all
 from common.runtime.connect import open_log
-from load.harness import report
 from load.harness.counting import CountingJob, counting_job
 from load.harness.processor import Processor
-from load.harness.stack import await_until, check
+from load.harness.report import Figure, Found
+from load.harness.stack import await_until, check, events
 
 if TYPE_CHECKING:
     from load.harness.stack import Servers
 
-THREADS, MORE_MB, CORES, LED_S = 60, 150.0, 0.1, 15.0
 _SETTLES_S = 10.0  # after all are led, and after an empty one has started
 _MEASURED_S = 30.0
 _LONGEST_S = 300.0
 
 
-@dataclass(frozen=True)
-class IdleFound:
-    """What was measured."""
-
-    jobs: int
-    threads: int
-    more_mb: float  # resident, above a coordinator without jobs
-    files: int
-    cores: float
-    led_s: float  # until the last one was led, from the start of the process
-    led_again: int  # leaderships beyond one of each job
-    stepped_down: int
-    failed: int  # jobs' parts that an exception ended
-
-    def short(self) -> list[str]:
-        """What falls short of what is required."""
-        found: list[tuple[str, float, float]] = [
-            ("threads", self.threads, THREADS),
-            ("MB above an empty one", self.more_mb, MORE_MB),
-            ("cores", self.cores, CORES),
-            ("seconds until all are led", self.led_s, LED_S),
-            ("jobs led twice", self.led_again, 0),
-            ("leaders that stepped down", self.stepped_down, 0),
-            ("failures", self.failed, 0),
-        ]
-        return [
-            f"{what}: {value:g}, at most {most:g}" for what, value, most in found if value > most
-        ]
-
-    def as_data(self) -> dict[str, Any]:
-        """For scripts."""
-        return asdict(self)
-
-    def print(self, kafka: str) -> None:
-        """For people."""
-        rows = [
-            ("threads", f"{self.threads}"),
-            ("MB above an empty coordinator", f"{self.more_mb:.0f}"),
-            ("open files", f"{self.files}"),
-            ("cores busy", f"{self.cores:.3f}"),
-            ("all are led after, s", f"{self.led_s:.1f}"),
-            ("led again", f"{self.led_again}"),
-            ("leaders that stepped down", f"{self.stepped_down}"),
-            ("failures", f"{self.failed}"),
-        ]
-        report.draw(f"{self.jobs} idle jobs on one coordinator; {kafka}", ("", ""), rows)
-
-
-def measure_idle(on: Servers, folder: Path, jobs: int = 100) -> IdleFound:
+def measure_idle(on: Servers, jobs: int = 100) -> Found:
     """Measure a coordinator without jobs, then one that starts among many.
 
     Raises:
         NotMeasuredError: If something did not run as it should.
     """
     with ExitStack() as stack:
-        empty = Service("coordinator", "idle-empty", on.settings, folder)
+        empty = on.start("coordinator", "idle-empty")
         stack.callback(stop_all, [empty])
         time.sleep(_SETTLES_S)
         check([empty])
-        empty_mb = _resident_mb(empty.pid)
+        empty_bytes = psutil.Process(empty.pid).memory_info().rss
         empty.stop()
         names = _submit(on, jobs)
-        stack.callback(_stop, on, names)
+        stack.callback(on.stop_jobs, *names)
         began = time.monotonic()
-        service = Service("coordinator", "idle", on.settings, folder)
+        service = on.start("coordinator", "idle")
         stack.callback(stop_all, [service])
         await_until(
-            lambda: len(set(_jobs_of("leads", service.log))) == jobs, _LONGEST_S, "all jobs are led"
+            lambda: len({each["job"] for each in events(service, "leads")}) == jobs,
+            _LONGEST_S,
+            "all jobs are led",
         )
         led_s = time.monotonic() - began
         time.sleep(_SETTLES_S)
@@ -101,17 +52,29 @@ def measure_idle(on: Servers, folder: Path, jobs: int = 100) -> IdleFound:
         time.sleep(_MEASURED_S)
         cores = processor.cores()["coordinator"]
         check([service])
-        return IdleFound(
-            jobs,
-            threads=len(list(Path(f"/proc/{service.pid}/task").iterdir())),
-            more_mb=_resident_mb(service.pid) - empty_mb,
-            files=len(list(Path(f"/proc/{service.pid}/fd").iterdir())),
-            cores=cores,
-            led_s=led_s,
-            led_again=len(_jobs_of("leads", service.log)) - jobs,
-            stepped_down=len(_jobs_of("steps_down", service.log)),
-            failed=len(_jobs_of("job_failed", service.log)),
-        )
+        process = psutil.Process(service.pid)
+        data = {
+            "jobs": jobs,
+            "threads": process.num_threads(),
+            "more_mb": (process.memory_info().rss - empty_bytes) / 1e6,
+            "files": process.num_fds(),
+            "cores": cores,
+            "led_s": led_s,
+            "led_again": len(events(service, "leads")) - jobs,
+            "stepped_down": len(events(service, "steps_down")),
+            "failed": len(events(service, "job_failed")),
+        }
+    figures = (
+        Figure("threads", data["threads"], most=60),
+        Figure("MB above an empty coordinator", data["more_mb"], most=150),
+        Figure("open files", data["files"]),
+        Figure("cores busy", data["cores"], 3, most=0.1),
+        Figure("all are led after, s", data["led_s"], 1, most=15),
+        Figure("led again", data["led_again"], most=0),
+        Figure("leaders that stepped down", data["stepped_down"], most=0),
+        Figure("jobs' parts that an exception ended", data["failed"], most=0),
+    )
+    return Found(f"{jobs} idle jobs on one coordinator; {on.kafka}", figures, data)
 
 
 def _submit(on: Servers, jobs: int) -> list[str]:
@@ -120,21 +83,3 @@ def _submit(on: Servers, jobs: int) -> list[str]:
             CountingJob(counting_job(f"idle-{number}", 200, 0.0), on.settings, log, 1).name
             for number in range(jobs)
         ]
-
-
-def _stop(on: Servers, names: list[str]) -> None:
-    with closing(open_log(on.settings, "load")) as log, closing(JobBook(log)) as book:
-        for name in names:
-            book.want(name, "stopped", "measured")
-
-
-def _jobs_of(event: str, log: Path) -> list[str]:
-    """The jobs of which a service told this."""
-    lines = log.read_text().splitlines() if log.exists() else []
-    told = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-    return [each["job"] for each in told if each["event"] == event]
-
-
-def _resident_mb(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * 4096 / 1e6

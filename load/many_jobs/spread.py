@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.embedded.services import Service, stop_all
+from common.embedded.services import stop_all
 from common.errors import UnavailableError
 from common.jobs.build import codec_of
-from common.jobs.store import JobBook
 from common.runtime.connect import open_boards, open_log
-from load.harness import report
 from load.harness.counting import CountingJob, counting_job
-from load.harness.stack import NotMeasuredError, await_until, check
+from load.harness.report import Figure, Found
+from load.harness.stack import NotMeasuredError, await_until, check, events
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from common.ports.servers import Board, Log
     from load.harness.stack import Servers
 
@@ -29,47 +27,6 @@ WAITS_S = 120.0  # a job with work and nobody for it, where that is time enough 
 _LED_S = 180.0
 _FLUSH_S = 60.0
 _LONGEST_S = 900.0
-
-
-@dataclass(frozen=True)
-class SpreadFound:
-    """What was measured."""
-
-    jobs: int
-    records: int  # of each
-    workers: int
-    drained_s: float  # since the last record came
-    first_s: float  # until the first job was drained
-    waited_s: float  # the longest time that a job had work and no worker
-    turn_s: float  # of a worker at one job, in the mean
-    moves: int  # of all workers
-    flaws: tuple[str, ...]  # of the audits
-
-    def short(self) -> list[str]:
-        """What falls short of what is required."""
-        found = [f"the audit says: {flaw}" for flaw in self.flaws]
-        if self.drained_s > DRAINED_S:
-            found.append(f"drained after {self.drained_s:.0f} s, required {DRAINED_S:.0f} s")
-        fits = self.jobs * self.turn_s / self.workers <= WAITS_S
-        if fits and self.waited_s > WAITS_S:
-            found.append(f"a job waited {self.waited_s:.0f} s, required {WAITS_S:.0f} s")
-        return found
-
-    def as_data(self) -> dict[str, Any]:
-        """For scripts."""
-        return asdict(self)
-
-    def print(self, kafka: str) -> None:
-        """For people."""
-        title = f"{self.jobs} jobs of {self.records} records on {self.workers} workers; {kafka}"
-        rows = [
-            ("all jobs drained, s", f"{self.drained_s:.1f}"),
-            ("the first one, s", f"{self.first_s:.1f}"),
-            ("longest wait for a worker, s", f"{self.waited_s:.1f}"),
-            ("a worker's turn at a job, mean s", f"{self.turn_s:.1f}"),
-            ("moves", f"{self.moves}"),
-        ]
-        report.draw(title, ("", ""), rows)
 
 
 @dataclass
@@ -103,9 +60,7 @@ class _Watched:
             self.waited_s = max(self.waited_s, now - self.alone_since)
 
 
-def measure_spread(
-    on: Servers, folder: Path, jobs: int = 100, records: int = 200, workers: int = 4
-) -> SpreadFound:
+def measure_spread(on: Servers, jobs: int = 100, records: int = 200, workers: int = 4) -> Found:
     """Submit jobs, let a coordinator lead all, then give each its records.
 
     Raises:
@@ -121,13 +76,10 @@ def measure_spread(
                 for number in range(jobs)
             )
         ]
-        services = [Service("coordinator", "spread-coordinator", on.settings, folder)]
-        services += [
-            Service("worker", f"spread-worker-{number}", on.settings, folder)
-            for number in range(workers)
-        ]
+        services = [on.start("coordinator", "spread-coordinator")]
+        services += [on.start("worker", f"spread-worker-{number}") for number in range(workers)]
         stack.callback(stop_all, services)
-        stack.callback(_stop_jobs, log, [each.job.name for each in watched])
+        stack.callback(on.stop_jobs, *(each.job.name for each in watched))
         await_until(
             lambda: all(each.board.get_standing() is not None for each in watched),
             _LED_S,
@@ -145,25 +97,35 @@ def measure_spread(
         await_until(drained, _LONGEST_S, "all jobs are drained")
         check(services)
         took_s = [each.drained_at - since for each in watched if each.drained_at is not None]
-        moves = sum(service.log.read_text().count("job_selected") for service in services)
+        moves = sum(len(events(service, "job_selected")) for service in services)
         proofs = [each.job.audit() for each in watched]
-    flaws = tuple(flaw for proof in proofs for flaw in map(str, proof.flaws))
-    flaws += tuple(
+    flaws = [flaw for proof in proofs for flaw in map(str, proof.flaws)]
+    flaws += [
         f"{each.job.name}: {proof.trained} of {records} trained"
         for each, proof in zip(watched, proofs, strict=True)
         if proof.trained != records
+    ]
+    data = {
+        "jobs": jobs,
+        "records": records,  # of each job
+        "workers": workers,
+        "drained_s": max(took_s),  # since the last record came
+        "first_s": min(took_s),  # until the first job was drained
+        "waited_s": max(each.waited_s for each in watched),
+        "turn_s": max(took_s) * workers / max(moves, 1),  # of a worker at one job, in the mean
+        "moves": moves,  # of all workers
+    }
+    fits = jobs * data["turn_s"] / workers <= WAITS_S
+    figures = (
+        Figure("all jobs drained, s", data["drained_s"], 1, DRAINED_S),
+        Figure("the first one, s", data["first_s"], 1),
+        Figure("longest wait for a worker, s", data["waited_s"], 1, WAITS_S if fits else inf),
+        Figure("a worker's turn at a job, mean s", data["turn_s"], 1),
+        Figure("moves", moves),
     )
-    return SpreadFound(
-        jobs,
-        records,
-        workers,
-        drained_s=max(took_s),
-        first_s=min(took_s),
-        waited_s=max(each.waited_s for each in watched),
-        turn_s=max(took_s) * workers / max(moves, 1),
-        moves=moves,
-        flaws=flaws,
-    )
+    title = f"{jobs} jobs of {records} records on {workers} workers; {on.kafka}"
+    faults = [f"the audit says: {flaw}" for flaw in flaws]
+    return Found(title, figures, {**data, "flaws": flaws}, faults)
 
 
 def _produce(log: Log, watched: list[_Watched]) -> None:
@@ -176,9 +138,3 @@ def _produce(log: Log, watched: list[_Watched]) -> None:
             writer.poll()
         if not writer.flush(_FLUSH_S):
             raise NotMeasuredError(f"Kafka did not take all records in {_FLUSH_S:g} s")
-
-
-def _stop_jobs(log: Log, names: list[str]) -> None:
-    with closing(JobBook(log)) as book:
-        for name in names:
-            book.want(name, "stopped", "measured")

@@ -5,22 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from statistics import median
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from common.embedded.services import environment_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobBook
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_log
-from load.harness import report
+from load.harness.report import Figure, Found
 from load.harness.stack import NotMeasuredError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from load.harness.stack import Servers
 
 SUBMITTED_S = 0.2  # the last of all jobs, by the command
@@ -54,37 +51,7 @@ print(f"took {monotonic() - began}")
 """
 
 
-@dataclass(frozen=True)
-class SubmitFound:
-    """What was measured."""
-
-    jobs: int
-    here_s: tuple[float, ...]  # each job that one process submitted, in order
-    commands_s: tuple[float, ...]  # each of the last, by a process of its own
-
-    def short(self) -> list[str]:
-        """What falls short of what is required."""
-        took_s = median(self.commands_s)
-        if took_s <= SUBMITTED_S:
-            return []
-        return [f"`doll job submit` took {took_s:.2f} s, required {SUBMITTED_S:.1f} s"]
-
-    def as_data(self) -> dict[str, Any]:
-        """For scripts."""
-        return asdict(self)
-
-    def print(self, kafka: str) -> None:
-        """For people."""
-        rows = [
-            ("`doll job submit`, median, s", f"{median(self.commands_s):.3f}"),
-            ("`doll job submit`, longest, s", f"{max(self.commands_s):.3f}"),
-            ("one process for many, median, s", f"{median(self.here_s):.3f}"),
-            ("one process for many, its last, s", f"{self.here_s[-1]:.3f}"),
-        ]
-        report.draw(f"The last of {self.jobs} jobs submitted; {kafka}", ("", ""), rows)
-
-
-def measure_submit(on: Servers, folder: Path, jobs: int = 100) -> SubmitFound:
+def measure_submit(on: Servers, jobs: int = 100) -> Found:
     """Submit jobs, most of them by this process, the last ones by commands.
 
     Raises:
@@ -98,15 +65,20 @@ def measure_submit(on: Servers, folder: Path, jobs: int = 100) -> SubmitFound:
                 began = monotonic()
                 book.submit(parse_job(_SPEC.format(name=f"submit-{number}")))
                 here_s.append(monotonic() - began)
-    commands_s = tuple(
-        _submitted(on, folder, f"submit-{number}") for number in range(jobs - _COMMANDS, jobs)
+    commands_s = [_submitted(on, f"submit-{number}") for number in range(jobs - _COMMANDS, jobs)]
+    figures = (
+        Figure("`doll job submit`, median, s", median(commands_s), 3, SUBMITTED_S),
+        Figure("`doll job submit`, longest, s", max(commands_s), 3),
+        Figure("one process for many, median, s", median(here_s), 3),
+        Figure("one process for many, its last, s", here_s[-1], 3),
     )
-    return SubmitFound(jobs, tuple(here_s), commands_s)
+    data = {"jobs": jobs, "here_s": here_s, "commands_s": commands_s}
+    return Found(f"The last of {jobs} jobs submitted; {on.kafka}", figures, data)
 
 
-def _submitted(on: Servers, folder: Path, name: str) -> float:
+def _submitted(on: Servers, name: str) -> float:
     """How long the command took for a job, in seconds."""
-    file = folder / f"{name}.yaml"
+    file = on.logs / f"{name}.yaml"
     file.write_text(_SPEC.format(name=name))
     command = (sys.executable, "-c", _COMMAND, str(file))
     environment = environment_of(on.settings)

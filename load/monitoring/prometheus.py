@@ -7,10 +7,8 @@ import math
 import shutil
 from http import HTTPStatus
 from http.client import HTTPConnection
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import urlencode
-
-import msgspec
 
 from common.embedded.process import Child
 from common.embedded.redis import free_port
@@ -18,9 +16,7 @@ from common.embedded.redis import free_port
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
-_Type = TypeVar("_Type")
 _HERE = "127.0.0.1"
 _PATIENCE_S = 20.0
 _ANSWER_S = 10.0
@@ -33,39 +29,12 @@ class Line(NamedTuple):
     points: list[tuple[float, float]]  # seconds since 1970, value
 
 
-class _Series(msgspec.Struct):
-    metric: dict[str, str]
-    value: tuple[float, str] | None = None  # of an instant
-    values: list[tuple[float, str]] = []
-
-
-class _Data(msgspec.Struct):
-    result: list[_Series]
-
-
-class _Answer(msgspec.Struct):
-    data: _Data
-
-
-class Rule(msgspec.Struct):
+class Rule(NamedTuple):
     """An alert's rule, as Prometheus tells how it does."""
 
     name: str
     health: str  # `ok`, `err`, or `unknown` before it was evaluated
     state: str  # `inactive`, `pending` or `firing`
-    last_error: str = msgspec.field(name="lastError", default="")
-
-
-class _Group(msgspec.Struct):
-    rules: list[Rule]
-
-
-class _Groups(msgspec.Struct):
-    groups: list[_Group]
-
-
-class _Rules(msgspec.Struct):
-    data: _Groups
 
 
 def prometheus_program() -> str | None:
@@ -135,12 +104,7 @@ class Prometheus:
         Raises:
             OSError: If it makes no sense to Prometheus, or there is no answer.
         """
-        answer = self._ask("query", _Answer, query=expression)
-        return [
-            Line(series.metric, [_point(series.value)])
-            for series in answer.data.result
-            if series.value is not None
-        ]
+        return _lines(self._ask("query", query=expression))
 
     def course(self, expression: str, first_s: float, last_s: float, step_s: float) -> list[Line]:
         """What a query gives along time.
@@ -155,26 +119,17 @@ class Prometheus:
             OSError: If it makes no sense to Prometheus, or there is no answer.
         """
         times = {"start": first_s, "end": last_s, "step": step_s}
-        answer = self._ask("query_range", _Answer, query=expression, **times)
-        return [
-            Line(series.metric, [_point(value) for value in series.values])
-            for series in answer.data.result
-        ]
+        return _lines(self._ask("query_range", query=expression, **times))
 
     def alerts(self) -> list[Rule]:
         """All rules."""
-        groups = self._ask("rules", _Rules).data.groups
-        return [rule for group in groups for rule in group.rules]
+        rules = [rule for group in self._ask("rules")["groups"] for rule in group["rules"]]
+        return [Rule(rule["name"], rule["health"], rule["state"]) for rule in rules]
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._child.stop()
 
     def _ready(self) -> bool:
@@ -184,8 +139,8 @@ class Prometheus:
             return False
         return True
 
-    def _ask(self, what: str, kind: type[_Type], **parameters: str | float) -> _Type:
-        return msgspec.json.decode(self._get(f"/api/v1/{what}?{urlencode(parameters)}"), type=kind)
+    def _ask(self, what: str, **parameters: str | float) -> Any:  # noqa: ANN401 -- JSON
+        return json.loads(self._get(f"/api/v1/{what}?{urlencode(parameters)}"))["data"]
 
     def _get(self, path: str) -> bytes:
         connection = HTTPConnection(_HERE, self._port, timeout=_ANSWER_S)
@@ -205,6 +160,11 @@ def finite(lines: Sequence[Line]) -> bool:
     return any(math.isfinite(value) for line in lines for _, value in line.points)
 
 
-def _point(told: tuple[float, str]) -> tuple[float, float]:
-    at_s, value = told
-    return at_s, float(value)
+def _lines(answer: Mapping[str, Any]) -> list[Line]:
+    return [
+        Line(
+            series["metric"],
+            [(at_s, float(value)) for at_s, value in series.get("values") or [series["value"]]],
+        )
+        for series in answer["result"]
+    ]

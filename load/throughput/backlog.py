@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from common.ports.servers import NewTopic
@@ -31,16 +32,13 @@ def produce(log: Log, topic: str, partitions: int, values: Sequence[bytes], reco
         NotMeasuredError: If the broker took too long, or did not keep all of them.
     """
     log.create_topics([NewTopic(topic, partitions)])
-    writer = log.writer()
-    try:
+    with closing(log.writer()) as writer:
         for number in range(records):
             writer.append(topic, values[number % len(values)], partition=number % partitions)
             if number % _REPORTS_EVERY == 0:
                 writer.poll()
         if not writer.flush(_FLUSH_S):
             raise NotMeasuredError(f"Kafka did not take {records:,} records in {_FLUSH_S:g} s")
-    finally:
-        writer.close()
     bounds = [log.bounds(partition) for partition in log.partitions(topic)]
     kept = sum(bound.end - bound.start for bound in bounds)
     if kept != records:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.config.settings import Settings
 from common.embedded.process import Child
+from common.embedded.services import Service
 from load.faults.fleet import Fleet, Slot
 from load.harness.stack import await_until
 
@@ -22,47 +24,22 @@ LATER = float("inf")  # so late that everything that waits for a time is due
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 
 
-class Sleeper:
+class Sleeper(Service):
     """A machine that does nothing until it is ended."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.name = name
         self.lives = 0
         self.deaf = False
-        self._log = folder / f"{name}.log"
-        self.restart()
-
-    @property
-    def pid(self) -> int:
-        """See `Machine`."""
-        return self._child.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """See `Machine`."""
-        return self._child.exit_code
-
-    def last_words(self) -> str:
-        """See `Machine`."""
-        return self._child.last_words()
-
-    def kill(self) -> None:
-        """See `Machine`."""
-        self._child.kill()
-
-    def restart(self) -> None:
-        """See `Machine`."""
-        self.lives += 1
-        self._child = Child(["sleep", "600"], self._log)
+        super().__init__("worker", name, Settings(), folder)
 
     def ask_to_end(self) -> None:
-        """See `Machine`."""
+        """Ask it, unless it hears nothing."""
         if not self.deaf:
-            self._child.ask_to_end()
+            super().ask_to_end()
 
-    def stop(self) -> None:
-        """See `Machine`."""
-        self._child.stop()
+    def _started(self) -> Child:
+        self.lives += 1
+        return Child(["sleep", "600"], self.log)
 
     def frozen(self) -> bool:
         """Whether the kernel has stopped it."""

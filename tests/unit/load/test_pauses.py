@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from load.faults.pauses import longest_pause_s, next_after, spread
+from load.faults.pauses import longest_pause_s, next_after
+from load.faults.report import CarriedOut, by_kind
+from load.faults.schedule import Fault
 
 #        updates   0    1    2         4    5
 TIMES = [0.0, 1.0, 2.0, 4.0, 5.0]
@@ -29,6 +31,13 @@ def test_where_there_are_no_two_updates_there_is_no_pause() -> None:
     assert longest_pause_s(TIMES, 6.0, 7.0) == 0.0
 
 
-def test_a_spread_says_how_many_the_median_the_95th_percentile_and_the_greatest() -> None:
-    assert spread([float(number) for number in range(100, 0, -1)]) == (100, 50.5, 95.0, 100.0)
-    assert spread([3.0]) == (1, 3.0, 3.0, 3.0)
+def test_times_are_described_by_the_kind_of_their_fault() -> None:
+    fault = Fault(0.0, "worker killed", "worker", 0, 1.0)
+    carried_out = CarriedOut(fault, 0.0, 1.0)
+    times_s = [(carried_out, float(number)) for number in range(100, -1, -1)]
+    assert by_kind(times_s) == {
+        "worker killed": {"times": 101, "median_s": 50.0, "p95_s": 95.0, "max_s": 100.0}
+    }
+    assert by_kind(times_s[:1]) == {
+        "worker killed": {"times": 1, "median_s": 100.0, "p95_s": 100.0, "max_s": 100.0}
+    }

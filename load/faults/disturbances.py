@@ -1,0 +1,193 @@
+"""Disturbs a job and tells what it cost: workers killed or asked to leave, leaders killed.
+
+How much later an update completes is its round's time, from trigger to update, less the median of
+the undisturbed rounds between the disturbances.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from functools import partial
+from statistics import median
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from load.harness.stack import NotMeasuredError, await_until, events
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from common.embedded.services import Service
+    from load.faults.drill import Drill
+    from load.harness.witness import SeenRound
+
+_LEAVE_S = 30.0
+_WARM_S = 60.0
+
+
+class Disturbance(NamedTuple):
+    """One process that was disturbed, and what came of it."""
+
+    process: str
+    values_ms: list[float]  # what is judged
+    parts_ms: dict[str, float]  # what else was timed, by what it is
+    note: str = ""  # what is counted instead
+
+
+def kill_workers(drill: Drill, kills: int) -> Iterator[Disturbance]:
+    """SIGKILL one worker after the other in the middle of its gradient, and bring each back.
+
+    Raises:
+        NotMeasuredError: If something does not come back, or every second kill comes too late.
+    """
+    missed, victims = 0, _in_turn(drill)
+    for _ in range(kills):
+        while True:
+            undisturbed, victim = drill.await_calm(), next(victims)
+            round_ = _middle_of_round(drill, victim)
+            killed_at = monotonic()
+            victim.kill()
+            drill.await_applied(round_)
+            drill.bring_back(victim)
+            again_at = round_.given_again_at(round_.asked_of(victim.name), away_from=victim.name)
+            if again_at is not None:
+                break
+            missed += 1  # its gradient was on its way
+            if missed > kills:
+                raise NotMeasuredError("kills come too late: the machine is too busy")
+        drill.await_calm()
+        rounds = drill.witness.rounds()
+        after = [each for each in rounds if each.began_at > round_.began_at and each.applied_at]
+        recovered_ms = 1e3 * ((round_.applied_at or 0.0) - killed_at)
+        noticed_ms = 1e3 * (again_at - killed_at)
+        yield Disturbance(
+            victim.name,
+            [recovered_ms],
+            {
+                "until others are asked": noticed_ms,
+                "from there: read back, gradient, update": recovered_ms - noticed_ms,
+                "undisturbed round": _median_ms(undisturbed),
+                "slowest round after": 1e3 * max(each.seconds for each in after),
+            },
+            _road(drill, round_, victim, again_at),
+        )
+
+
+def ask_to_leave(drill: Drill, times: int) -> Iterator[Disturbance]:
+    """SIGTERM one worker after the other in the middle of a round, and bring each back.
+
+    Raises:
+        NotMeasuredError: If something does not come back, or a worker does not leave well.
+    """
+    victims = _in_turn(drill)
+    for _ in range(times):
+        undisturbed, victim = drill.await_calm(), next(victims)
+        round_ = _middle_of_round(drill, victim)
+        asked_at = monotonic()
+        victim.ask_to_end()
+        await_until(lambda: victim.exit_code is not None, _LEAVE_S, f"{victim.name} leaves")  # noqa: B023 -- awaited in this pass
+        left_at = monotonic()
+        if victim.exit_code != 0:
+            raise NotMeasuredError(f"{victim.name} ended with {victim.exit_code}")
+        rounds = drill.witness.rounds()
+        touched = [each for each in rounds if round_.began_at <= each.began_at < left_at]
+        drill.await_applied(*touched)
+        drill.bring_back(victim)
+        usual_ms, conditions = _median_ms(undisturbed), drill.conditions
+        delays_ms = [1e3 * each.seconds - usual_ms for each in touched]
+        further = [each.most_asked() - conditions.share for each in touched]
+        both = zip(delays_ms, further, strict=True)
+        yield Disturbance(
+            victim.name,
+            [delay_ms - 1e3 * conditions.gradient_s * count for delay_ms, count in both],
+            {
+                "worst delay, further gradients of the fewer workers included": max(delays_ms),
+                "until its process has ended": 1e3 * (left_at - asked_at),
+                "undisturbed round": usual_ms,
+            },
+        )
+
+
+def kill_leaders(drill: Drill, kills: int) -> Iterator[Disturbance]:
+    """SIGKILL the leader again and again; each comes back as the next standby.
+
+    Raises:
+        NotMeasuredError: If nobody takes over, or something does not come back.
+    """
+    begun_s = dict.fromkeys((each.name for each in drill.coordinators), 0.0)  # since 1970
+    for _ in range(kills):
+        drill.await_calm()
+        epoch = drill.witness.rounds()[-1].model.epoch
+        leader = _leader(drill, epoch)
+        for standby in drill.coordinators:
+            if standby is not leader:
+                warm = partial(_stands_by, standby, begun_s[standby.name])
+                await_until(warm, _WARM_S, f"{standby.name} stands by")
+        killed_at, killed_on = monotonic(), time.time()
+        leader.kill()
+        first = drill.await_leader(after=epoch)
+        successor = _leader(drill, first.model.epoch)
+        recovered_ms = 1e3 * (first.began_at - killed_at)
+        stood_ms = _last_ms(successor, "stands_to_lead", killed_on)
+        led_ms = _last_ms(successor, "leads", killed_on)
+        yield Disturbance(
+            leader.name,
+            [recovered_ms],
+            {
+                "until the lease is free and snapshots are read": stood_ms,
+                "until its Lead is read back": led_ms - stood_ms,
+                "until its first trigger": recovered_ms - led_ms,
+            },
+        )
+        leader.restart()
+        begun_s[leader.name] = time.time()
+
+
+def _in_turn(drill: Drill) -> Iterator[Service]:
+    while True:
+        yield from drill.workers
+
+
+def _middle_of_round(drill: Drill, worker: Service) -> SeenRound:
+    """Wait until a worker has computed half of its next gradient."""
+    round_ = drill.await_order(worker)
+    # A timed wait: the gradient is one too, and nothing says that half of it is over.
+    time.sleep(max(0.0, round_.began_at + drill.conditions.gradient_s / 2 - monotonic()))
+    return round_
+
+
+def _road(drill: Drill, round_: SeenRound, victim: Service, again_at: float) -> str:
+    """What made the coordinator ask others: a deadline is never earlier than this.
+
+    Floor, and for each batch a quantile of gradient times, none of which is below the timed wait.
+    """
+    conditions = drill.conditions
+    batches = len(round_.asked_of(victim.name))
+    earliest_s = conditions.deadline_floor_s + batches * conditions.gradient_s
+    return "seen dead" if again_at - round_.began_at < earliest_s else "deadline"
+
+
+def _median_ms(rounds: list[SeenRound]) -> float:
+    return 1e3 * median(each.seconds for each in rounds)
+
+
+def _stands_by(service: Service, since_s: float) -> bool:
+    """Whether it has loaded all and asked for the lease in its present life."""
+    return any(_logged_s(entry) >= since_s for entry in events(service, "stands_by"))
+
+
+def _leader(drill: Drill, epoch: int) -> Service:
+    for coordinator in drill.coordinators:
+        if any(entry["epoch"] == epoch for entry in events(coordinator, "leads")):
+            return coordinator
+    raise NotMeasuredError(f"no coordinator says that it leads with epoch {epoch}")
+
+
+def _last_ms(service: Service, event: str, since_s: float) -> float:
+    """From a moment, in seconds since 1970, to the last time that a service logged an event."""
+    return 1e3 * (_logged_s(events(service, event)[-1]) - since_s)
+
+
+def _logged_s(entry: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(entry["time"]).timestamp()
