@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from common.api.answers import Life, WorkerAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from common.api.answers import MachineKind
+    from common.api.answers import MachineKind, WorkerStatus
     from common.provisioning.ledger import FleetLedger
-
-WorkerStatus: TypeAlias = Literal["alive", "leaving", "silent", "unknown"]
 
 LIVES = 2000  # on a timeline: more could not be told apart
 

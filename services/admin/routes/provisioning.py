@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Body, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from common.api.answers import ProvisioningAnswer, ReplanAnswer
-from common.api.provisioning import provisioning_told
+from common.api.provisioning import provisioning_answer
 from common.errors import NotFoundError
 from common.planning.replan import ask_to_replan, check_replan, not_provisioned
 from common.provisioning.records import ReplanAsked
@@ -47,8 +46,8 @@ async def show(
     workers = spec.provisioning.workers
     follower = await service.followers.ready(job)
     with follower.view() as view:
-        told = provisioning_told(view.ledger, spec.policy, workers, service.clock(), limit)
-    return Response(msgspec.json.encode(told), media_type="application/json")
+        told = provisioning_answer(view.ledger, spec.policy, workers, service.clock(), limit)
+    return Response(told.model_dump_json(), media_type="application/json")
 
 
 @router.post(

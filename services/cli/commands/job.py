@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -17,13 +18,12 @@ from common.errors import UserError
 from common.jobs.store import encode_job
 from common.topics import names as topics
 from services.cli.commands.requeue import replay, requeue
-from services.cli.commands.watch import watch
-from services.cli.commands.watching import at_least, number, printable
 from services.cli.system.outside import system_of
 
 if TYPE_CHECKING:
     from common.core.events import Wanted
     from common.jobs.edit import Value
+    from services.cli.system.system import Picture
 
 app = typer.Typer(
     no_args_is_help=True, help="Submit jobs, look at them, change, pause and stop them."
@@ -83,10 +83,10 @@ def list_jobs(context: typer.Context) -> None:
 
     Example: [bold]doll job list[/]
     """
-    jobs = system_of(context).jobs()
+    found = system_of(context).jobs()
     # A name is for copying, and a state is a word: never cut them, however narrow the terminal.
-    name_width = max((len(line.name) for line in jobs.lines), default=0)
-    state_width = max((len(line.state.word) for line in jobs.lines), default=0)
+    name_width = max((len(line.id) for line in found.jobs), default=0)
+    state_width = max((len(line.state) for line in found.jobs), default=0)
     table = Table(
         Column("job", min_width=name_width),
         Column("state", min_width=state_width),
@@ -97,24 +97,24 @@ def list_jobs(context: typer.Context) -> None:
         *("task", "streams"),
         box=None,
     )
-    for line in jobs.lines:
+    for line in found.jobs:
         unused = line.skipped, line.quarantined, line.expired
-        counts = (at_least(each, whole=line.whole) for each in unused)
+        counts = (_at_least(each, whole=line.whole) for each in unused)
         cells = (
-            *(line.name, line.state.word, number(line.lag), *counts),
+            *(line.id, line.state, _number(line.lag), *counts),
             *(line.task, ", ".join(line.streams)),
         )
         table.add_row(*map(Text, cells))
-    if jobs.lines:
+    if found.jobs:
         Console().print(table)
-        for line in jobs.lines:  # below: too long for a column of a terminal
-            if why := line.state.why or line.reason:
-                typer.echo(f"{line.name}: {line.state.word}: {printable(why)}")
-    elif not jobs.unreadable:
+        for line in found.jobs:  # below: too long for a column of a terminal
+            if why := line.why or line.reason:
+                typer.echo(f"{line.id}: {line.state}: {_printable(why)}")
+    elif not found.unreadable:
         typer.echo("no jobs yet; submit one with `doll job submit FILE`")
-    for each in jobs.unreadable:
+    for each in found.unreadable:
         typer.echo(
-            f"unreadable: the record of {each.name!r} at offset {each.offset} of {topics.JOBS}:"
+            f"unreadable: the record of {each.id!r} at offset {each.offset} of {topics.JOBS}:"
             f" {each.reason}"
         )
 
@@ -130,8 +130,8 @@ def show(context: typer.Context, job: Name) -> None:
     record = system_of(context).job(job)
     typer.echo(msgspec.json.format(encode_job(record), indent=2).decode())
     if record.held:
-        typer.echo(f"{job} is held: {printable(record.reason)}", err=True)
-        typer.echo(printable(record.detail), err=True)
+        typer.echo(f"{job} is held: {_printable(record.reason)}", err=True)
+        typer.echo(_printable(record.detail), err=True)
 
 
 @app.command()
@@ -250,7 +250,32 @@ def delete(context: typer.Context, job: Name) -> None:
     typer.echo(f"job {job} is deleted: its history in Kafka and its checkpoints stay")
 
 
-app.command()(watch)
+@app.command()
+def watch(
+    context: typer.Context,
+    job: Name,
+    *,
+    every_s: Annotated[float, typer.Option("--every", min=0.1, help="Seconds.")] = 0.5,
+    once: Annotated[bool, typer.Option("--once", help="Show once and end.")] = False,
+) -> None:
+    """Watch a job live: updates, loss, metrics, records/s, workers, lag; ends with Ctrl-C.
+
+    Example: [bold]doll job watch digits[/]
+    """
+    watched = system_of(context).watch(job)
+    try:
+        if once:
+            Console().print(_render(job, watched.look(0.0)))
+            return
+        with Live(_render(job, watched.look(0.0)), auto_refresh=False) as live:
+            while True:
+                live.update(_render(job, watched.look(every_s)), refresh=True)
+    except KeyboardInterrupt:  # the usual end
+        pass
+    finally:
+        watched.close()
+
+
 app.command()(requeue)
 app.command()(replay)
 
@@ -267,3 +292,49 @@ def _read(file: str) -> str:
         raise UserError(f"{file}: there is no such file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: cannot be read as text: {error}") from error
+
+
+def _render(job: str, picture: Picture) -> Group:
+    """Draw a line of the present and a table of the last updates, newest first."""
+    progress = picture.progress
+    leaving = f" (+{picture.leaving} leaving)" if picture.leaving else ""
+    present = [
+        ("workers", _number(picture.alive) + leaving),
+        ("records/s", _number(progress.samples_per_s)),
+        ("lag", _number(progress.lag)),
+        ("batches waiting", _number(progress.waiting)),
+        ("records skipped", _at_least(progress.skipped, whole=progress.whole)),
+        ("batches quarantined", _at_least(progress.quarantined, whole=progress.whole)),
+        ("records expired", _at_least(progress.expired, whole=progress.whole)),
+    ]
+    head = Text.assemble((job, "bold"), f" {picture.state}")
+    numbers = Text("   ".join(f"{name} {value}" for name, value in present))
+    names = sorted({name for update in picture.updates for name in update.metrics})
+    table = Table("update", "by", "loss", *names, "records", "batches", box=None)
+    for update in reversed(picture.updates):
+        table.add_row(
+            f"{update.version:,}",
+            str(update.epoch),
+            f"{update.loss:.4f}",
+            *(f"{update.metrics[name]:.4f}" if name in update.metrics else "" for name in names),
+            f"{update.samples:,}",
+            f"{update.batches}" + (f" ({update.short})" if update.short else ""),
+        )
+    return Group(head, numbers, table if picture.updates else Text("no update yet"))
+
+
+def _number(value: float | None) -> str:
+    """A number for people; None is not known."""
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _at_least(count: int | None, *, whole: bool) -> str:
+    """A count for people: of a history that was not read whole, it may be more."""
+    return _number(count) + ("" if whole or count is None else "+")
+
+
+def _printable(text: str) -> str:
+    """A text of somebody else without what a terminal would obey; lines and tabs stay."""
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else f"\\x{ord(each):02x}" for each in text
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.console import Console, Group
 from rich.table import Column, Table
@@ -16,8 +15,7 @@ from services.cli.system.outside import system_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from common.api.provisioning import ToldCost, ToldPlanned, ToldProvisioning
-    from common.provisioning.records import Believed
+    from common.api.answers import BelievedAnswer, CostAnswer, PlanInForce, ProvisioningAnswer
 
 app = typer.Typer(no_args_is_help=True, help="See how a job's machines are rented.")
 
@@ -39,7 +37,7 @@ def show(
     """
     told = system_of(context).provisioning(job, limit)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+        typer.echo(told.model_dump_json(indent=2))
     else:
         Console().print(draw(job, told))
 
@@ -65,7 +63,7 @@ def prices(context: typer.Context, *, as_json: AsJson = False) -> None:
     """
     told = system_of(context).prices()
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+        typer.echo(told.model_dump_json(indent=2))
         return
     table = Table("pool", "kind", Column("USD per hour", justify="right"), "", box=None)
     for pool in told.pools:
@@ -74,7 +72,7 @@ def prices(context: typer.Context, *, as_json: AsJson = False) -> None:
     Console().print(table)
 
 
-def draw(job: str, told: ToldProvisioning) -> Group:
+def draw(job: str, told: ProvisioningAnswer) -> Group:
     """Draw the plan in force, what it costs, and the plans before it."""
     table = Table(Column(style="bold", no_wrap=True), Column(), box=None, show_header=False)
     rows = {"policy": f"{told.policy}, for {told.workers} workers; {told.running} machines run"}
@@ -102,7 +100,7 @@ def draw(job: str, told: ToldProvisioning) -> Group:
     return Group(Text(job, "bold"), table, Text(), history)
 
 
-def _plan_rows(plan: ToldPlanned) -> dict[str, str]:
+def _plan_rows(plan: PlanInForce) -> dict[str, str]:
     places = ", ".join(f"{count} on {pool}" for pool, count in plan.places.items())
     feasible = "" if plan.feasible else "infeasible; what comes nearest: "
     return {
@@ -115,7 +113,7 @@ def _plan_rows(plan: ToldPlanned) -> dict[str, str]:
     }
 
 
-def _cost(cost: ToldCost) -> str:
+def _cost(cost: CostAnswer) -> str:
     told = f"${cost.spent_usd:,.4g} so far"
     if cost.ratio_to_on_demand is not None:
         told += f", {100 * cost.ratio_to_on_demand:.1f} % of on demand only"
@@ -126,7 +124,7 @@ def _cost(cost: ToldCost) -> str:
     return f"{told}; ${cost.usd_per_hour:,.4g} an hour now"
 
 
-def _believed(believed: Mapping[str, Believed]) -> str:
+def _believed(believed: Mapping[str, BelievedAnswer]) -> str:
     return ", ".join(
         f"{name} {each.value:.4g} ({each.low:.4g} to {each.high:.4g})"
         for name, each in sorted(believed.items())
