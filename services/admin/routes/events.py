@@ -28,7 +28,7 @@ from starlette.responses import Response
 
 from services.admin.middleware.access import VIEWER, Viewer
 from services.admin.middleware.problems import documented
-from services.admin.routes.parameters import JobName  # noqa: TC001 -- FastAPI reads it when run
+from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.service import service_of
 
 if TYPE_CHECKING:

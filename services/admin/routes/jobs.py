@@ -22,9 +22,7 @@ from services.admin.live.followers import followed
 from services.admin.live.view import JobView
 from services.admin.middleware.access import OPERATOR, VIEWER, Operator
 from services.admin.middleware.problems import documented
-from services.admin.routes.bodies import strictly
-from services.admin.routes.examples import JOB
-from services.admin.routes.parameters import JobName, Limit  # noqa: TC001 -- FastAPI reads them when run
+from services.admin.routes.requests import JOB, JobName, Limit, strictly
 from services.admin.service import service_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from common.learning.checkpoint import save_weights
 from common.telemetry.logging import event_logger
 from services.admin.middleware.access import VIEWER
 from services.admin.middleware.problems import Responses, documented
-from services.admin.routes.parameters import JobName  # noqa: TC001 -- FastAPI reads it when run
+from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.service import service_of
 
 if TYPE_CHECKING:

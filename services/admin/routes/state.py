@@ -11,7 +11,7 @@ from starlette.responses import Response
 from common.api.answers import CurvesAnswer, StreamsAnswer, UpdatesPage, WorkersAnswer
 from services.admin.middleware.access import VIEWER
 from services.admin.middleware.problems import documented
-from services.admin.routes.parameters import JobName  # noqa: TC001 -- FastAPI reads it when run
+from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.service import service_of
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from common.jobs.edit import CHANGEABLE
 from common.jobs.spec import JobSpec
 from common.jobs.store import JobBook
 from common.topics.names import JOBS
-from services.admin.routes.examples import JOB
 from services.admin.routes.jobs import JobPatch
+from services.admin.routes.requests import JOB
 from tests.unit.admin.conftest import World, problem
 from tests.unit.admin.live.helpers import eventually
 

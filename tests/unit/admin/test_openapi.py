@@ -16,7 +16,7 @@ from schemathesis.specs.openapi import checks
 
 from common.config.settings import Settings
 from services.admin.app import create_app
-from services.admin.routes.examples import JOB
+from services.admin.routes.requests import JOB
 from tests.unit.admin.conftest import HOST, World
 
 if TYPE_CHECKING:
