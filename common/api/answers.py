@@ -362,7 +362,7 @@ class CurvesAnswer(Answer):
         description="Capacity over arrivals at `cost_at_s`; below 1 updates cannot keep up."
     )
     running: tuple[int, ...] = Field(description="Machines, at `cost_at_s`.")
-    evaluation: EvaluationCurves = Field(description="What evaluators told.")
+    evaluation: EvaluationCurves = Field(description="Of versions that were evaluated.")
 
 
 # --- provisioning ----------------------------------------------------------------------------

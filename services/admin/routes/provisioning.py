@@ -1,4 +1,4 @@
-"""Plans, simulations and prices of machines; how a job's are rented, and asking for another plan."""
+"""Plans, simulations, prices of machines; how a job's are rented, and asking for another plan."""
 
 from __future__ import annotations
 
