@@ -62,7 +62,7 @@ class FieldProblem(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     field: str = Field(description="Its path in what was sent.", examples=["body.group_size"])
-    detail: str = Field(examples=["must be at least 1, got -3"])
+    detail: str = Field(description="What is wrong.", examples=["must be at least 1, got -3"])
 
 
 class Problem(BaseModel):
@@ -81,9 +81,9 @@ class Problem(BaseModel):
         },
     )
 
-    type: str = "about:blank"
+    type: str = Field(default="about:blank", description="Always this one.")
     title: str = Field(description="Of the status.")
-    status: int = Field(ge=400, le=599)
+    status: int = Field(ge=400, le=599, description="Of HTTP.")
     detail: str = Field(description="What was wrong, where, and what to do.")
     instance: str = Field(description="The path that was asked for.")
     errors: tuple[FieldProblem, ...] | None = Field(default=None, description="With 422.")

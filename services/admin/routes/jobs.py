@@ -88,7 +88,9 @@ class JobPatch(TypedDict, total=False):
     batch_size: Annotated[
         int, Field(ge=1, le=_MOST, description="b, records per batch.", examples=[256])
     ]
-    learning_rate: Annotated[float, Field(gt=0, le=1e6, examples=[0.001])]
+    learning_rate: Annotated[
+        float, Field(gt=0, le=1e6, description="Of the optimizer's steps.", examples=[0.001])
+    ]
     revision: Annotated[
         int,
         Field(

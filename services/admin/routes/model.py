@@ -59,7 +59,12 @@ async def show(
         ),
     ] = "newest",
     if_none_match: Annotated[
-        str | None, Header(max_length=1000, examples=['"12-400-0123456789abcdef"'])
+        str | None,
+        Header(
+            max_length=1000,
+            description="Tags of models that are there already.",
+            examples=['"12-400-0123456789abcdef"'],
+        ),
     ] = None,
 ) -> Response:
     """Give a model's weights, of what counts by the audit."""

@@ -96,7 +96,9 @@ class ReplanBody(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    reason: str = Field(default="", max_length=500, examples=["the deadline moved"])
+    reason: str = Field(
+        default="", max_length=500, description="Why.", examples=["the deadline moved"]
+    )
 
 
 @router.get(
