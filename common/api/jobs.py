@@ -86,7 +86,7 @@ def job_summary(record: store.JobRecord, job: JobProgress | None, now: float) ->
 
     Args:
         record: The job.
-        job: How far it is; None: nobody knows yet, or it is stopped.
+        job: How far it is; None: not known yet, or it is stopped.
         now: Seconds since 1970.
     """
     spec, numbers = record.spec, None if job is None else job.numbers(now)

@@ -43,7 +43,7 @@ class PriceDesk:
 
         Raises:
             NotFoundError: If there is no market.
-            UnavailableError: If the source of prices is away.
+            UnavailableError: If the source of prices is unavailable.
             OutsideError: If it refuses, or the market file makes no sense.
         """
         asked_at = monotonic()

@@ -1,6 +1,6 @@
 """The thread that follows one job: its topics as they grow, its board and streams twice a second.
 
-Kafka and Redis may be away, the plans topic may come later or never, the job may be deleted.
+Kafka and Redis may be unavailable, the plans topic may come later or never, the job may be deleted.
 Readers ask under a lock, which is held to fold, never while something is waited for.
 """
 

@@ -48,11 +48,11 @@ def lives_of(ledger: FleetLedger, most: int = LIVES) -> tuple[Life, ...]:
 def workers_of(
     ledger: FleetLedger, statuses: Mapping[str, str] | None, samples: Mapping[str, int]
 ) -> tuple[WorkerAnswer, ...]:
-    """Everybody who gives signs of life, and machines whose worker gives none, by name.
+    """Everybody who sends heartbeats, and machines whose worker gives none, by name.
 
     Args:
         ledger: Of the job's machines.
-        statuses: Who gives signs of life; None: the board is away, and nobody is known to be.
+        statuses: Who sends heartbeats; None: Redis is unavailable, and nobody is known to be.
         samples: By worker, of late.
     """
     rented = {each.worker: each for each in ledger.open}
@@ -76,7 +76,7 @@ def workers_of(
 
 
 def status_of(worker: str, statuses: Mapping[str, str] | None) -> WorkerStatus:
-    """What its signs of life say of a worker; None: the board is away."""
+    """What its heartbeats say of a worker; None: Redis is unavailable."""
     if statuses is None:
         return "unknown"
     if worker not in statuses:

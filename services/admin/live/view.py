@@ -82,7 +82,7 @@ class JobView:
         Args:
             offset: Its own.
             record: What it says.
-            written_s: Its timestamp; None: nobody knows.
+            written_s: Its timestamp; None: not known.
             seen_s: When it came, or for records from before we looked, when it was written.
 
         Raises:
@@ -137,7 +137,7 @@ class JobView:
         )
 
     def workers(self, now: float) -> WorkersAnswer:
-        """Who works, and which machines give no sign of life."""
+        """Who works, and which machines send no heartbeat."""
         look = self.job.seen
         workers = workers_of(self.ledger, look.statuses, self.job.samples_of(now))
         return WorkersAnswer(workers=workers, board_away=look.board_away)

@@ -217,7 +217,7 @@ def _submit(book: JobBook, spec: JobSpec, asked: str) -> tuple[JobRecord, bool]:
     Raises:
         ConflictError: If the name is taken.
         UserError: If a stream does not exist, or the idempotency key stands for another job.
-        UnavailableError: If Kafka is away for long.
+        UnavailableError: If Kafka is unavailable for long.
     """
     before = _made_by(book, asked)
     if before is not None:
@@ -236,7 +236,7 @@ def _made_by(book: JobBook, asked: str) -> JobRecord | None:
 
     Raises:
         UserError: If its key stands for another job.
-        UnavailableError: If Kafka is away for long.
+        UnavailableError: If Kafka is unavailable for long.
     """
     if not asked:
         return None
@@ -259,7 +259,7 @@ def _change(book: JobBook, job: str, patch: JobPatch, reason: str) -> JobRecord:
         NotFoundError: If there is no such job.
         UserError: Naming the field that cannot be changed so.
         ConflictError: If the job is at another revision, or somebody else wrote it meanwhile.
-        UnavailableError: If Kafka is away for long.
+        UnavailableError: If Kafka is unavailable for long.
     """
     record = book.get(job)
     if patch.get("revision", record.revision) != record.revision:
@@ -294,7 +294,7 @@ def _delete(book: JobBook, log: Log, job: str) -> None:
     Raises:
         NotFoundError: If there is no such job.
         ConflictError: If it is not stopped, or machines of it are not given back.
-        UnavailableError: If Kafka is away for long.
+        UnavailableError: If Kafka is unavailable for long.
     """
     if book.get(job).spec.provisioning is not None:
         check_given_back(job, read_ledger(log, job))

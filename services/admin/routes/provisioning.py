@@ -156,7 +156,7 @@ def _planned(service: Service, asked: PlanBody) -> bytes:
     Raises:
         GivenError: If a number makes no sense or is missing, by its field.
         NotFoundError: If there is no such job.
-        UnavailableError: If Kafka is away and a job is named.
+        UnavailableError: If Kafka is unavailable and a job is named.
     """
     from common.planning.plan import plan_told  # noqa: PLC0415 -- scipy takes long to load
 

@@ -41,7 +41,7 @@ async def updates(
 
 @router.get("/{job}/workers", response_model=WorkersAnswer, responses=documented(404))
 async def workers(request: Request, job: JobName) -> Response:
-    """List workers by name: who gives signs of life, and whose machine runs without any."""
+    """List workers by name: who sends heartbeats, and whose machine runs without any."""
     service = service_of(request)
     follower = await service.followers.ready(job)
     with follower.view() as view:

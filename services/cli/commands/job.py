@@ -1,4 +1,4 @@
-"""`doll job`: submit a job, look at jobs, say what is wanted of them, change and delete them."""
+"""`doll job`: submit, list, show, watch, pause, resume, stop, change and delete jobs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from common.jobs.edit import Value
     from services.cli.system.system import Picture
 
-app = typer.Typer(
-    no_args_is_help=True, help="Submit jobs, look at them, change, pause and stop them."
-)
+app = typer.Typer(no_args_is_help=True, help="Submit, watch, change, pause and stop jobs.")
 
 _TOLD: dict[Wanted, str] = {
     "running": "is resumed",
@@ -60,7 +58,7 @@ def submit(
         ),
     ] = "",
 ) -> None:
-    """Check a job whole and post it; the coordinators take it up from there.
+    """Check a job and submit it; a coordinator starts to lead it.
 
     Example: [bold]doll job submit digits.yaml --from letters@best[/]
     """
@@ -76,10 +74,10 @@ def submit(
 
 @app.command("list")
 def list_jobs(context: typer.Context) -> None:
-    """List all jobs: how each is, how far behind, what it could not use.
+    """List all jobs: state, lag, and what could not be used.
 
-    Lag, skipped and expired are records, quarantined are batches; "-" is not known, or the job is
-    stopped.
+    Lag, skipped and expired count records, quarantined counts batches; "-": not known, or the job
+    is stopped.
 
     Example: [bold]doll job list[/]
     """
@@ -121,9 +119,9 @@ def list_jobs(context: typer.Context) -> None:
 
 @app.command()
 def show(context: typer.Context, job: Name) -> None:
-    """Show a job as JSON: its specification with all defaults, what is wanted, where it began.
+    """Show a job as JSON: its specification with all defaults, its desired state, its start.
 
-    Of a job that is held, the reason and its traceback come behind, on standard error.
+    The reason why a job is held, and its traceback, go to standard error.
 
     Example: [bold]doll job show digits[/]
     """
@@ -136,7 +134,7 @@ def show(context: typer.Context, job: Name) -> None:
 
 @app.command()
 def pause(context: typer.Context, job: Name, reason: Reason = "paused by a person") -> None:
-    """Let a job rest: its streams wait in Kafka, `resume` goes on where it stood.
+    """Pause a job: its streams wait in Kafka, `resume` continues where it stopped.
 
     Example: [bold]doll job pause digits --reason "prices are high"[/]
     """
@@ -151,27 +149,27 @@ def resume(
         bool,
         typer.Option(
             "--after-loss",
-            help="Kafka lost records: of the job's own topics, go on from the best snapshot that"
-            " they still cover; of a stream, read on from where it was cut.",
+            help="Kafka lost records: continue from the best snapshot that the job's own topics"
+            " still cover; read a stream from where it was cut.",
         ),
     ] = False,
     from_start: Annotated[  # noqa: FBT002 -- a flag
         bool,
-        typer.Option("--from-start", help="With --after-loss: version 0 will do, if none is left."),
+        typer.Option("--from-start", help="With --after-loss: accept version 0 if none is left."),
     ] = False,
     read_from: Annotated[
         ReadFrom | None,
         typer.Option(
             "--from",
-            help="A stream's topic was deleted and created anew: read the new one from its"
-            " beginning, or only what comes from now on. Goes on after other losses, too.",
+            help="A stream's topic was deleted and recreated: read the new one from its"
+            " beginning, or only what comes from now on. Implies --after-loss.",
         ),
     ] = None,
     reason: Reason = "resumed by a person",
 ) -> None:
-    """Go on with a job that was paused or stopped, exactly where it was.
+    """Resume a job that was paused or stopped, exactly where it was.
 
-    Of a job that is held, the reason says what to give here, and what it will cost.
+    The reason why a job is held says which options to give, and what will be lost.
 
     Example: [bold]doll job resume digits --after-loss[/]
     """
@@ -188,7 +186,7 @@ def resume(
 
 @app.command()
 def stop(context: typer.Context, job: Name, reason: Reason = "stopped by a person") -> None:
-    """End a job with a last checkpoint; its workers are free, its model and its audit stay.
+    """Stop a job with a last checkpoint; its workers are freed, its model and its audit stay.
 
     Example: [bold]doll job stop digits[/]
     """
@@ -200,17 +198,19 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     context: typer.Context,
     job: Name,
     deadline: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Stop then, counted from submission.")
+        float | None, typer.Option(metavar="SECONDS", help="From submission on.")
     ] = None,
-    no_deadline: Annotated[bool, typer.Option("--no-deadline", help="Take its time.")] = False,  # noqa: FBT002 -- a flag
+    no_deadline: Annotated[  # noqa: FBT002 -- a flag
+        bool, typer.Option("--no-deadline", help="Remove the deadline.")
+    ] = False,
     group_size: Annotated[int | None, typer.Option(help="K, batches per update.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="b, records per batch.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Of the optimizer's steps.")] = None,
     reason: Reason = "changed by a person",
 ) -> None:
-    """Change a job, running or not: K, the deadline and the rate count from its next update on.
+    """Change a job, running or not: K, deadline and learning rate, from its next update on.
 
-    A new b counts from each worker's next batch on.
+    A new b takes effect at each worker's next batch.
 
     Example: [bold]doll job change digits --group-size 10 --deadline 7200 --reason "it is late"[/]
     """
@@ -234,15 +234,15 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     before = system.job(job).revision
     record = system.change(job, changed, reason)
     if record.revision == before:
-        typer.echo(f"job {job} is so already: nothing was changed")
+        typer.echo(f"job {job} has these settings already: nothing was changed")
         return
     told = ", ".join(f"{n} {'none' if v is None else f'{v:g}'}" for n, v in changed.items())
-    typer.echo(f"job {job} is to have {told} (revision {record.revision}): {reason}")
+    typer.echo(f"job {job} changed: {told} (revision {record.revision}): {reason}")
 
 
 @app.command()
 def delete(context: typer.Context, job: Name) -> None:
-    """Take a stopped job out of the list; its history in Kafka and its checkpoints stay.
+    """Delete a stopped job; its history in Kafka and its checkpoints stay.
 
     Example: [bold]doll job delete digits[/]
     """
@@ -334,7 +334,7 @@ def _at_least(count: int | None, *, whole: bool) -> str:
 
 
 def _printable(text: str) -> str:
-    """A text of somebody else without what a terminal would obey; lines and tabs stay."""
+    """A text without control characters; line ends and tabs stay."""
     return "".join(
         each if each.isprintable() or each in "\n\t" else f"\\x{ord(each):02x}" for each in text
     )

@@ -1,4 +1,4 @@
-"""`doll provisioning` and `doll prices`: how a job's machines are rented, and what they cost."""
+"""`doll provisioning` and `doll prices`: a job's rented machines, and prices of machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from common.api.answers import BelievedAnswer, CostAnswer, PlanInForce, ProvisioningAnswer
 
-app = typer.Typer(no_args_is_help=True, help="See how a job's machines are rented.")
+app = typer.Typer(no_args_is_help=True, help="Show and replan a job's rented machines.")
 
 Name = Annotated[str, typer.Argument(help="The job's name.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One object, as JSON.")]
@@ -28,7 +28,9 @@ def show(
     context: typer.Context,
     job: Name,
     *,
-    limit: Annotated[int, typer.Option(min=1, max=100, help="Plans of its history.")] = 5,
+    limit: Annotated[
+        int, typer.Option(min=1, max=100, help="Plans of its history, newest first.")
+    ] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Show the plan in force and why, estimates, and what was spent so far, against what.
@@ -46,18 +48,18 @@ def show(
 def replan(
     context: typer.Context,
     job: Name,
-    reason: Annotated[str, typer.Option(help="Why; kept with the question.")] = "",
+    reason: Annotated[str, typer.Option(help="Why; recorded with the request.")] = "",
 ) -> None:
-    """Ask the policy anew; what it decides is in the history a little later.
+    """Ask the policy for a new plan; it appears in the history a little later.
 
     Example: [bold]doll provisioning replan digits --reason "the deadline moved"[/]
     """
     system_of(context).replan(job, reason)
-    typer.echo(f"a new plan for {job} was asked for; see `doll provisioning show {job}`")
+    typer.echo(f"a new plan for {job} was requested; see `doll provisioning show {job}`")
 
 
 def prices(context: typer.Context, *, as_json: AsJson = False) -> None:
-    """Tell what machines of the market cost now, pool by pool.
+    """Show current machine prices by pool.
 
     Example: [bold]doll prices[/]
     """

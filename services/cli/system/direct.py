@@ -204,7 +204,7 @@ def quarantine_of(log: Log, job: str) -> Quarantine:
 
     Raises:
         NotFoundError: If there is no such job; its topic alone would be an unknown one.
-        UnavailableError: If Kafka is away.
+        UnavailableError: If Kafka is unavailable.
     """
     JobBook(log).get(job)
     return Quarantine(log, job)
@@ -231,7 +231,7 @@ class DirectlyWatched:
 
     Raises:
         NotFoundError: If there is no such job.
-        UnavailableError: If Kafka is away.
+        UnavailableError: If Kafka is unavailable.
     """
 
     def __init__(

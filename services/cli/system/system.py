@@ -55,7 +55,7 @@ class PulledModel(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """How a job is that somebody watches; None is what nobody could say."""
+    """How a job is that somebody watches; None is what is not known."""
 
     state: State
     progress: Progress
@@ -78,7 +78,7 @@ class System(Protocol):
     """What a command may ask.
 
     Every call may raise `UserError` (`NotFoundError`, `ConflictError`) where it makes no sense, and
-    `UnavailableError` where a server is away.
+    `UnavailableError` where a server is unavailable.
     """
 
     def submit(self, text: str, source: str) -> Submitted:
