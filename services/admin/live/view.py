@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from common.core.messages import AuditRecord
     from common.jobs.progress import Look
     from common.jobs.store import JobRecord
-    from common.provisioning.records import PlanRecord
 
 
 class LagSample(NamedTuple):
@@ -102,14 +101,6 @@ class JobView:
                 self._course = Course()
             self._course.append(row)
         return True
-
-    def feed_plan(self, offset: int, record: PlanRecord | None) -> bool:
-        """Fold a record of the plans topic (None: does not parse); True where it counts.
-
-        Raises:
-            ValueError: If `offset` was fed before.
-        """
-        return self.ledger.feed(offset, record)
 
     def look(self, look: Look) -> None:
         """Take in what the board and the streams said."""

@@ -59,7 +59,7 @@ class BoundedTopic:
 
     Raises:
         UnknownTopicError: If there is no such topic.
-        UnavailableError: If Kafka is unavailable.
+        UnavailableError: If Kafka is away.
     """
 
     def __init__(  # noqa: PLR0913 -- everything that it touches
@@ -190,7 +190,7 @@ class BoundedTopic:
         trained = [self._trained(record) for record in readers.values()]
         starts, ends = self._log.starts(self._places), self._log.ends(self._places)
         if not self._places_are_in(starts) or not self._places_are_in(ends):
-            raise UnavailableError(f"nobody says what Kafka holds of {self._topic}")
+            raise UnavailableError(f"Kafka did not report all partitions of {self._topic}")
         dropped = 0
         for place in self._places:
             first = self._first[place]
