@@ -1,38 +1,61 @@
-"""What the API answers about jobs: the models behind the OpenAPI document, each with an example.
+"""What the API answers: the models behind the OpenAPI document, for both ends of a connection.
 
-Times are seconds since 1970. What is not known (nobody leads, Redis is away) is null, never 0.
+The admin service makes them, its events carry them, and the command line reads them, or makes them
+itself where it reaches Kafka. Times are seconds since 1970. What is not known (no leader, Redis
+unavailable) is null, never 0.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.core.events import Wanted  # noqa: TC001 -- pydantic reads it when run
-from common.jobs.progress import Word  # noqa: TC001 -- likewise
+from common.core.events import Wanted
+from common.jobs.progress import Word  # noqa: TC001 -- pydantic reads it when run
 from common.jobs.quarantine import Final, Outcome  # noqa: TC001 -- likewise
 from common.jobs.spec import JobSpec  # noqa: TC001 -- likewise
 
 Count = Annotated[int, Field(ge=0)]
+Metrics = dict[str, float]
 MachineKind = Literal["on-demand", "spot", "unknown"]  # unknown: started by hand
+WorkerStatus: TypeAlias = Literal["alive", "leaving", "silent", "unknown"]
+
+# Fields that several answers have.
+Job = Annotated[str, Field(description="The job's name.", examples=["digits"])]
+Stream = Annotated[str, Field(description="The datastream's topic.", examples=["clinic-a"])]
+Time = Annotated[float, Field(description="Seconds since 1970.")]
+Version = Annotated[int, Field(ge=0, description="J, the update that made this model.")]
+Epoch = Annotated[int, Field(ge=0, description="Of its leader: each has a higher number.")]
+Reason = Annotated[str, Field(description="Why this is wanted.")]
+Revision = Annotated[int, Field(ge=0, description="Changes of the job's settings so far.")]
+SetTo = Annotated[Wanted, Field(description="What is wanted of the job.")]
+Slot = Annotated[int, Field(ge=0, description="Of the job's N_tot workers.")]
+Pool = Annotated[str, Field(description="The pool of the market.", examples=["on-demand"])]
+Kind = Annotated[MachineKind, Field(description="How it is paid; unknown: started by hand.")]
+Spent = Annotated[float, Field(description="Of all machines until then.")]
 
 
 class Answer(BaseModel):
-    """What all answers share."""
+    """What all answers share; they can be made of whatever has attributes of the same names."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True, defer_build=True)
+
+
+# --- jobs ------------------------------------------------------------------------------------
 
 
 class EvaluationAnswer(Answer):
     """How good the model is, as an evaluator told last."""
 
     version: Count | None = Field(description="Tried on the test set last; null: none was.")
-    at_s: float | None
+    at_s: float | None = Field(description="When it was tried, since 1970.")
     records: Count = Field(description="Of the test set.")
-    test: dict[str, float] = Field(examples=[{"accuracy": 0.97, "loss": 0.11}])
+    test: Metrics = Field(
+        description="Means over the test set.", examples=[{"accuracy": 0.97, "loss": 0.11}]
+    )
     predicted: Count | None = Field(description="The last version that predicted new records.")
-    prequential: dict[str, dict[str, float]] = Field(
+    prequential: dict[str, Metrics] = Field(
         description="By stream: means over records that were predicted before the model learned"
         " from them.",
         examples=[{"clinic-a": {"accuracy": 0.95, "loss": 0.16}}],
@@ -46,11 +69,11 @@ class Progress(Answer):
     version: Count = Field(description="J, updates made so far.", examples=[412])
     samples: Count = Field(description="Records trained.", examples=[2109440])
     loss: float | None = Field(description="Mean per sample over the last updates.")
-    metrics: dict[str, float] = Field(description="Likewise, such as prequential accuracy.")
+    metrics: Metrics = Field(description="Likewise, such as prequential accuracy.")
     updates_per_s: float | None = Field(description="Over the last 10 s.")
     samples_per_s: float | None = Field(description="Over the last 10 s.")
     lag: Count | None = Field(description="Records in the streams and in no update yet.")
-    workers: Count | None = Field(description="That give signs of life.")
+    workers: Count | None = Field(description="That send heartbeats.")
     waiting: Count | None = Field(description="Batches that wait for an update.")
     skipped: Count = Field(description="Records that did not decode.")
     quarantined: Count = Field(description="Batches that were given up.")
@@ -60,8 +83,10 @@ class Progress(Answer):
         description="False: the beginning of its history is gone from Kafka; `samples`, `skipped`,"
         " `quarantined` and `expired` are of the rest."
     )
-    led: bool | None = Field(description="Whether a coordinator leads the job; null: Redis away.")
-    last_update_s: float | None
+    led: bool | None = Field(
+        description="Whether a coordinator leads the job; null: Redis is unavailable."
+    )
+    last_update_s: float | None = Field(description="When the last update was made, since 1970.")
     done: str = Field(description="Why it is over; empty while it is not.")
     evaluation: EvaluationAnswer | None = Field(
         default=None, description="Null: nobody evaluates it, or has not yet."
@@ -72,34 +97,36 @@ class Change(Answer):
     """A change of a job's settings while it ran."""
 
     revision: Count = Field(description="Updates carry the revision that they were made under.")
-    at_s: float
-    changed: dict[str, float | int | None] = Field(examples=[{"group_size": 10}])
-    reason: str
+    at_s: Time
+    changed: dict[str, float | int | None] = Field(
+        description="The new value of each setting that changed.", examples=[{"group_size": 10}]
+    )
+    reason: str = Field(description="Why it was changed.")
 
 
 class OriginAnswer(Answer):
     """The checkpoint of another job that a job began with."""
 
-    job: str
-    epoch: Count
-    version: Count
-    sha256: str
+    job: Job
+    epoch: Epoch
+    version: Version
+    sha256: str = Field(description="Of the copy in this job's own folder.")
 
 
 class JobAnswer(Answer):
     """One job."""
 
-    id: str = Field(description="Its name.", examples=["digits"])
-    wanted: Wanted
-    reason: str = Field(description="Why it is wanted so.")
+    id: Job
+    wanted: SetTo
+    reason: Reason
     detail: str = Field(
         default="", description="Of a job that is held: a traceback, or empty where there is none."
     )
-    submitted_s: float
+    submitted_s: float = Field(description="When it was submitted, since 1970.")
     deadline_s: float | None = Field(description="When it must be done, since 1970.")
-    revision: Count
-    changes: tuple[Change, ...]
-    spec: JobSpec
+    revision: Revision
+    changes: tuple[Change, ...] = Field(description="Of its settings, oldest first.")
+    spec: JobSpec = Field(description="As it was submitted, with all defaults and changes.")
     first: tuple[tuple[str, Count, Count], ...] = Field(
         default=(), description="Where it began: topic, partition, position."
     )
@@ -108,22 +135,22 @@ class JobAnswer(Answer):
         description="How it is now: docs/reference/job-states.md says what each means."
     )
     why: str = Field(default="", description="One line; of a job that is held, the reason.")
-    progress: Progress
+    progress: Progress = Field(description="How far it is.")
 
 
 class JobSummary(Answer):
     """One job in a list."""
 
-    id: str
-    wanted: Wanted
-    reason: str
-    submitted_s: float
-    streams: tuple[str, ...]
-    task: str
-    batch_size: int
-    group_size: int
+    id: Job
+    wanted: SetTo
+    reason: Reason
+    submitted_s: float = Field(description="When it was submitted, since 1970.")
+    streams: tuple[str, ...] = Field(description="Topics of its datastreams.")
+    task: str = Field(description="A built-in task's name, or an entrypoint.")
+    batch_size: int = Field(description="b, records per batch.")
+    group_size: int = Field(description="K, batches per update.")
     provisioned: bool = Field(description="Whether a provisioner rents its machines.")
-    state: Word
+    state: Word = Field(description="As in `JobAnswer`.")
     why: str = Field(description="One line; of a job that is held, the reason.")
     lag: Count | None = Field(description="Null: not known, as that of a job that is stopped.")
     skipped: Count | None = Field(description="Records that did not decode.")
@@ -139,44 +166,48 @@ class UnreadableRecord(Answer):
 
     id: str = Field(description="The record's key: a job that had this name goes on as it was.")
     offset: Count = Field(description="In the topic `doll.jobs`.")
-    reason: str
+    reason: str = Field(description="Why it does not parse.")
 
 
 class JobList(Answer):
     """Jobs by name."""
 
-    jobs: tuple[JobSummary, ...]
+    jobs: tuple[JobSummary, ...] = Field(description="By name.")
     unreadable: tuple[UnreadableRecord, ...] = Field(
         default=(), description="Records of jobs that do not parse, with the first page alone."
     )
-    next: str | None = Field(description="Give it as `after` for more; null: there are no more.")
+    next: str | None = Field(
+        default=None, description="Give it as `after` for more; null: there are no more."
+    )
 
 
 class QuarantinedBatchAnswer(Answer):
     """A batch that is quarantined."""
 
     batch: Count = Field(description="What it is called: its offset in the control topic.")
-    records: Count
+    records: Count = Field(description="That it holds.")
     spans: tuple[tuple[str, Count, Count, Count], ...] = Field(
         description="What it is made of: topic, partition, first position and the one after the"
         " last.",
         examples=[[["clinic-a", 0, 128, 192]]],
     )
-    reason: str = Field(examples=["poison: raised: KeyError: 'label'"])
+    reason: str = Field(
+        description="Why it was given up.", examples=["poison: raised: KeyError: 'label'"]
+    )
     final: Final = Field(description="Why nobody can take it back; empty: an operator may.")
 
 
 class QuarantineAnswer(Answer):
     """What is quarantined in a job, oldest batch first."""
 
-    batches: tuple[QuarantinedBatchAnswer, ...]
+    batches: tuple[QuarantinedBatchAnswer, ...] = Field(description="Oldest first.")
     next: Count | None = Field(description="Give it as `after` for more; null: there are no more.")
 
 
 class RequeuedBatchAnswer(Answer):
     """What became of the wish to take a batch back."""
 
-    batch: Count
+    batch: Count = Field(description="Its offset in the control topic.")
     outcome: Outcome = Field(
         description="requeued: it waits for an update as if it were new; before: it had been taken"
         " back already; replayed: somebody was faster and had its records written anew."
@@ -186,30 +217,30 @@ class RequeuedBatchAnswer(Answer):
 class RequeueAnswer(Answer):
     """What became of each batch; none where none could be taken back."""
 
-    batches: tuple[RequeuedBatchAnswer, ...]
+    batches: tuple[RequeuedBatchAnswer, ...] = Field(description="By offset.")
 
 
 class UpdateAnswer(Answer):
     """One effective update."""
 
-    version: Count
-    epoch: Count = Field(description="Of the leader that made it: each has a higher number.")
-    at_s: float | None
-    samples: Count
-    batches: Count
-    loss: float
-    metrics: dict[str, float]
+    version: Version
+    epoch: Epoch
+    at_s: float | None = Field(description="When it was written, since 1970.")
+    samples: Count = Field(description="Records in its batches.")
+    batches: Count = Field(description="K, or fewer: see `short`.")
+    loss: float = Field(description="Mean per sample, at the weights before it.")
     gradient_s: float | None = Field(description="Mean time of one batch's gradient.")
-    revision: Count
+    revision: Count = Field(description="Of the settings that it was made under.")
     short: str = Field(description="Why it has fewer than K batches: linger, missing, or empty.")
+    metrics: Metrics = Field(description="Means per sample, such as prequential accuracy.")
 
 
 class UpdatesPage(Answer):
     """Effective updates, by version."""
 
-    updates: tuple[UpdateAnswer, ...]
+    updates: tuple[UpdateAnswer, ...] = Field(description="By version, ascending.")
     next: Count | None = Field(description="Give it as `after` for more; null: there are no more.")
-    newest: Count
+    newest: Count = Field(description="J, updates made so far.")
     oldest: Count | None = Field(
         description="The first that can still be had singly; null: there is none."
     )
@@ -218,33 +249,33 @@ class UpdatesPage(Answer):
 class WorkerAnswer(Answer):
     """One worker, or the slot of one that is to come."""
 
-    name: str
-    status: Literal["alive", "leaving", "silent", "unknown"] = Field(
-        description="silent: its machine runs, but it gives no sign of life (yet); unknown: Redis"
-        " is away."
+    name: str = Field(description="The worker's name.")
+    status: WorkerStatus = Field(
+        description="silent: its machine runs, but it sends no heartbeat (yet); unknown: Redis is"
+        " unavailable."
     )
-    slot: Count | None = None
-    kind: MachineKind = "unknown"
-    pool: str | None = None
-    machine: str | None = None
+    slot: Count | None = Field(default=None, description="Null: no machine was rented for it.")
+    kind: Kind = "unknown"
+    pool: str | None = Field(default=None, description="Of its machine, where one was rented.")
+    machine: str | None = Field(default=None, description="The provider's id of its machine.")
     since_s: float | None = Field(default=None, description="When its machine began.")
-    samples: Count = Field(default=0, description="In its batches, of late.")
+    samples: Count = Field(default=0, description="In its batches, over the last 10 s.")
 
 
 class WorkersAnswer(Answer):
-    """All workers; null where Redis is away."""
+    """All workers; null where Redis is unavailable."""
 
-    workers: tuple[WorkerAnswer, ...]
-    board_away: str = Field(default="", description="Why signs of life cannot be read.")
+    workers: tuple[WorkerAnswer, ...] = Field(description="By name.")
+    board_away: str = Field(default="", description="Why heartbeats cannot be read.")
 
 
 class StreamAnswer(Answer):
     """One datastream, as this job sees it."""
 
-    stream: str
-    partitions: Count
+    stream: Stream
+    partitions: Count = Field(description="That the job reads.")
     rate_per_s: float | None = Field(description="Records that arrive.")
-    lag: Count | None
+    lag: Count | None = Field(description="Records in no update yet.")
     settled: Count | None = Field(description="Records in updates that a checkpoint covers.")
     dead_lettered: Count = Field(description="Records that did not decode or were quarantined.")
 
@@ -252,75 +283,86 @@ class StreamAnswer(Answer):
 class StreamsAnswer(Answer):
     """All datastreams of a job."""
 
-    streams: tuple[StreamAnswer, ...]
+    streams: tuple[StreamAnswer, ...] = Field(description="In the order of the job file.")
+
+
+# --- curves ----------------------------------------------------------------------------------
 
 
 class LagCurve(Answer):
     """Lag of one stream over time."""
 
-    stream: str
-    lag: tuple[int | None, ...]  # at `lag_at_s`
+    stream: Stream
+    lag: tuple[int | None, ...] = Field(description="Records, at `lag_at_s`.")
 
 
 class Life(Answer):
     """One machine's life, for a timeline."""
 
-    slot: Count
-    worker: str
-    pool: str
-    kind: MachineKind
-    from_s: float
+    slot: Slot
+    worker: str = Field(description="The worker's name.")
+    pool: Pool
+    kind: Kind
+    from_s: float = Field(description="When it began to run, since 1970; if refused, was ordered.")
     to_s: float | None = Field(description="Null: it runs.")
-    cause: Literal["preempted", "released", "failed", "refused", "lost"] | None = None
+    cause: Literal["preempted", "released", "failed", "refused", "lost"] | None = Field(
+        default=None, description="Of its end; null: it runs."
+    )
 
 
 class PrequentialCurve(Answer):
     """How well a stream's records were predicted before the model learned from them."""
 
-    stream: str
-    at_s: tuple[float, ...]
-    version: tuple[int, ...]
-    metrics: dict[str, tuple[float | None, ...]]
+    stream: Stream
+    at_s: tuple[float, ...] = Field(description="When each point was evaluated, since 1970.")
+    version: tuple[int, ...] = Field(description="The model's, of each point.")
+    metrics: dict[str, tuple[float | None, ...]] = Field(description="Means, at each point.")
 
 
 class DriftAnswer(Answer):
-    """A stream whose errors have risen."""
+    """A stream whose errors have risen; also the event `drift`."""
 
-    stream: str
+    stream: Stream
     version: Count = Field(description="At which it was noticed.")
-    at_s: float
+    at_s: Time
     before: float = Field(description="Mean error per record, from 0 to 1.")
-    after: float
+    after: float = Field(description="Mean error per record, from 0 to 1.")
 
 
 class EvaluationCurves(Answer):
     """What evaluators told."""
 
-    at_s: tuple[float, ...] = ()  # of versions that were tried on the test set
-    version: tuple[int, ...] = ()
-    test: dict[str, tuple[float | None, ...]] = {}
-    prequential: tuple[PrequentialCurve, ...] = ()
-    drifts: tuple[DriftAnswer, ...] = ()
+    at_s: tuple[float, ...] = Field(default=(), description="Of each try on the test set.")
+    version: tuple[int, ...] = Field(default=(), description="The model's, of each try.")
+    test: dict[str, tuple[float | None, ...]] = Field(
+        default={}, description="Means over the test set, at each try."
+    )
+    prequential: tuple[PrequentialCurve, ...] = Field(default=(), description="By stream.")
+    drifts: tuple[DriftAnswer, ...] = Field(default=(), description="The last 200 at most.")
 
 
 class CurvesAnswer(Answer):
     """What a page draws: columns of equal length, thinned to what an eye can tell apart."""
 
-    now_s: float
-    update_at_s: tuple[float, ...]
-    version: tuple[int, ...]
-    loss: tuple[float, ...]
-    metrics: dict[str, tuple[float | None, ...]]
-    updates_per_s: tuple[float, ...]
-    lag_at_s: tuple[float, ...]
-    lag: tuple[LagCurve, ...]
-    lives: tuple[Life, ...]
-    cost_at_s: tuple[float, ...]
-    spent_usd: tuple[float, ...]
-    on_demand_only_usd: tuple[float, ...]
-    stability: tuple[float, ...]  # at `cost_at_s`
-    running: tuple[int, ...]  # machines, at `cost_at_s`
-    evaluation: EvaluationCurves = EvaluationCurves()
+    now_s: Time
+    update_at_s: tuple[float, ...] = Field(description="When each point's last update was made.")
+    version: tuple[int, ...] = Field(description="Of that update.")
+    loss: tuple[float, ...] = Field(description="Mean per sample of each point's updates.")
+    metrics: dict[str, tuple[float | None, ...]] = Field(description="Likewise, by name.")
+    updates_per_s: tuple[float, ...] = Field(description="Over the 10 s before each point.")
+    lag_at_s: tuple[float, ...] = Field(description="When lags were looked at.")
+    lag: tuple[LagCurve, ...] = Field(description="By stream.")
+    lives: tuple[Life, ...] = Field(description="Machines, in the order of their launch.")
+    cost_at_s: tuple[float, ...] = Field(description="When costs were reviewed.")
+    spent_usd: tuple[float, ...] = Field(description="At `cost_at_s`.")
+    on_demand_only_usd: tuple[float, ...] = Field(
+        description="What the updates until `cost_at_s` would have cost that way."
+    )
+    stability: tuple[float, ...] = Field(
+        description="Capacity over arrivals at `cost_at_s`; below 1 updates cannot keep up."
+    )
+    running: tuple[int, ...] = Field(description="Machines, at `cost_at_s`.")
+    evaluation: EvaluationCurves = Field(description="Of versions that were evaluated.")
 
 
 # --- provisioning ----------------------------------------------------------------------------
@@ -329,45 +371,55 @@ class CurvesAnswer(Answer):
 class BelievedAnswer(Answer):
     """An estimate and how sure it is."""
 
-    value: float
-    std: float
+    value: float = Field(description="The estimate.")
+    std: float = Field(description="Its standard deviation.")
     low: float = Field(description="With `high`, where the quantity lies with 90 %.")
-    high: float
+    high: float = Field(description="See `low`.")
+
+
+Estimates = Annotated[
+    dict[str, BelievedAnswer],
+    Field(description="Estimates by name, such as `arrivals_per_s` and `availability.<pool>`."),
+]
+Stability = Annotated[
+    float, Field(description="Capacity over arrivals; below 1 updates cannot keep up.")
+]
+Warned = Annotated[str, Field(description="What is wrong with the machines; empty: nothing.")]
 
 
 class PlanInForce(Answer):
-    """One decision of a job's policy."""
+    """One decision of a job's policy; also the event `plan`."""
 
-    number: Count
-    at_s: float
-    policy: str
+    number: Count = Field(description="Counts the job's plans, from 1.")
+    at_s: Time
+    policy: str = Field(description="That decided.", examples=["adaptive"])
     why: str = Field(description="What made it decide.")
     reason: str = Field(description="Why this plan.")
-    feasible: bool
-    binding: str
-    spot: Count
-    on_demand: Count
+    feasible: bool = Field(description="Whether the deadline can be met.")
+    binding: str = Field(description="What limits the plan.", examples=["deadline"])
+    spot: Count = Field(description="N_s: workers on spot machines.")
+    on_demand: Count = Field(description="Machines on demand, stand-ins with them.")
     places: dict[str, Count] = Field(description="Slots by pool; `none`: without a machine.")
-    updates_left: float
-    deadline_left_s: float | None
-    spent_usd: float
-    expected_cost_usd: float
-    expected_runtime_s: float
-    on_demand_only_usd: float
+    updates_left: float = Field(description="Until the job is done.")
+    deadline_left_s: float | None = Field(description="Null: the job has none.")
+    spent_usd: Spent
+    expected_cost_usd: float = Field(description="Of what is left.")
+    expected_runtime_s: float = Field(description="Of what is left.")
+    on_demand_only_usd: float = Field(description="Of what is left, with every worker on demand.")
     predicted_usd: float = Field(description="Spent by then, and expected from then on.")
-    stability: float
-    usd_per_hour: dict[str, float]
-    believed: dict[str, BelievedAnswer]
-    warning: str
+    stability: Stability
+    usd_per_hour: dict[str, float] = Field(description="Of one machine by pool, when it decided.")
+    believed: Estimates
+    warning: Warned
 
 
 class CostAnswer(Answer):
     """What a job has cost so far, and against what."""
 
-    at_s: float
-    spent_usd: float
+    at_s: Time
+    spent_usd: Spent
     on_demand_only_usd: float = Field(description="What its updates would have cost that way.")
-    ratio_to_on_demand: float | None
+    ratio_to_on_demand: float | None = Field(description="Spent, over that.")
     predicted_usd: float | None = Field(description="Of the whole job, by the plan in force.")
     ratio_to_prediction: float | None = Field(description="Of a job that is over.")
     usd_per_hour: float = Field(description="Of the machines that run now.")
@@ -376,36 +428,93 @@ class CostAnswer(Answer):
 class ProvisioningAnswer(Answer):
     """How a job's machines are rented."""
 
-    policy: str
+    policy: str = Field(description="That the job asks for.", examples=["adaptive"])
     workers: Count = Field(description="N_tot")
-    plan: PlanInForce | None
+    plan: PlanInForce | None = Field(description="The plan in force; null: there is none yet.")
     plans: tuple[PlanInForce, ...] = Field(description="Newest first, at most `limit`.")
-    cost: CostAnswer | None
-    believed: dict[str, BelievedAnswer]
-    stability: float | None
-    warning: str
-    running: Count
+    cost: CostAnswer | None = Field(description="Null: nothing was planned yet.")
+    believed: Estimates
+    stability: float | None = Field(description="As in the plan, as of the last review.")
+    warning: Warned
+    running: Count = Field(description="Machines.")
     settled: str = Field(description="Why its provisioning is over; empty while it is not.")
 
 
 class ReplanAnswer(Answer):
     """A replan was asked for; the decision comes with the events and in the history."""
 
-    job: str
-    asked_at_s: float
+    job: Job
+    asked_at_s: Time
 
 
 class PoolAnswer(Answer):
     """One pool of the market."""
 
-    name: str
-    kind: MachineKind
-    usd_per_hour: float | None
+    name: Pool
+    kind: Kind
+    usd_per_hour: float | None = Field(description="Of one machine; null: not known.")
     reason: str = Field(default="", description="Why there is no price.")
 
 
 class PricesAnswer(Answer):
     """What machines cost now."""
 
-    at_s: float
-    pools: tuple[PoolAnswer, ...]
+    at_s: Time
+    pools: tuple[PoolAnswer, ...] = Field(description="The on-demand pool first.")
+
+
+# --- events ----------------------------------------------------------------------------------
+
+
+class UpdateEvent(UpdateAnswer):
+    """`update`: the newest update, and how many it stands for."""
+
+    count: Count = Field(description="Updates since the last such event, this one with them.")
+
+
+class MemberEvent(Answer):
+    """`member`: a worker's heartbeats say something else than before."""
+
+    worker: str = Field(description="The worker's name.")
+    status: Literal["alive", "leaving", "gone"] = Field(description="How it is now.")
+    at_s: Time
+
+
+class MachineEvent(Answer):
+    """`machine`: a machine was ordered, was seen running, or has ended."""
+
+    launch: Count = Field(description="Counts the job's machines, from 1.")
+    slot: Slot
+    worker: str = Field(description="The worker's name.")
+    pool: Pool
+    kind: Kind
+    state: Literal["ordered", "running", "ended"] = Field(description="How it is now.")
+    cause: str = Field(default="", description="Of its end; else empty.")
+    detail: str = Field(default="", description="Of its end, in the provider's words.")
+    at_s: Time
+
+
+class ReviewEvent(Answer):
+    """`review`: how things stand with the job's machines and money."""
+
+    at_s: Time
+    version: Version
+    updates_left: float = Field(description="Until the job is done.")
+    running: Count = Field(description="Machines.")
+    wanted: Count = Field(description="Machines that the plan wants.")
+    spent_usd: Spent
+    on_demand_only_usd: float = Field(description="What its updates would have cost that way.")
+    stability: Stability
+    believed: Estimates
+    warning: Warned
+
+
+class EvaluationEvent(Answer):
+    """`evaluation`: how good a version is; a version may come in two parts."""
+
+    version: Version
+    epoch: Epoch
+    at_s: Time
+    records: Count = Field(description="Of the test set.")
+    test: Metrics = Field(description="Means over the test set.")
+    prequential: dict[str, Metrics] = Field(description="By stream, as in `progress`.")

@@ -64,7 +64,7 @@ class KeyBook:
         """All keys as of now, by name.
 
         Raises:
-            UnavailableError: If Kafka is away for long.
+            UnavailableError: If Kafka is unavailable for long.
         """
         return self._book.read()
 
@@ -72,7 +72,7 @@ class KeyBook:
         """Wait up to `timeout_s` for news, then return all keys as known by then.
 
         Raises:
-            UnavailableError: If Kafka is away.
+            UnavailableError: If Kafka is unavailable.
         """
         return self._book.refresh(timeout_s)
 
@@ -82,7 +82,7 @@ class KeyBook:
         Raises:
             UserError: If the name or the note is not a legal one.
             ConflictError: If the name is taken, also by somebody else in the same moment.
-            UnavailableError: If Kafka is away for long.
+            UnavailableError: If Kafka is unavailable for long.
         """
         try:
             check_name(name)
@@ -108,7 +108,7 @@ class KeyBook:
         Raises:
             NotFoundError: If there is none of this name.
             ConflictError: If somebody else wrote it in the same moment.
-            UnavailableError: If Kafka is away for long.
+            UnavailableError: If Kafka is unavailable for long.
         """
         keys = self.read()
         if name not in keys:

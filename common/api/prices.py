@@ -1,37 +1,19 @@
-"""What machines of the market cost now, pool by pool, as the API and `doll prices` tell it."""
+"""What machines of the market cost now, pool by pool, as an answer of the API."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from common.api.answers import PoolAnswer, PricesAnswer
 from common.config.market_file import Market, load_market
 from common.errors import NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from common.api.answers import MachineKind
     from common.config.settings import Settings
-
-ON_DEMAND, SPOT = "on-demand", "spot"
-
-
-class PoolPrice(msgspec.Struct, frozen=True):
-    """One pool."""
-
-    name: str
-    kind: str  # `ON_DEMAND` or `SPOT`
-    usd_per_hour: float | None
-    reason: str = ""  # why there is no price
-
-
-class PriceList(msgspec.Struct, frozen=True):
-    """All pools, on-demand first."""
-
-    at_s: float  # since 1970
-    pools: tuple[PoolPrice, ...]
 
 
 def market_of(settings: Settings) -> Market:
@@ -46,13 +28,19 @@ def market_of(settings: Settings) -> Market:
     return load_market(Path(settings.market))
 
 
-def price_list(market: Market, usd_per_hour: Mapping[str, float], at_s: float) -> PriceList:
-    """Tell the prices that were found."""
-    kinds = {market.on_demand.name: ON_DEMAND} | {pool.name: SPOT for pool in market.spot}
-    return PriceList(
-        at_s,
-        tuple(
-            PoolPrice(name, kind, usd_per_hour.get(name), "" if name in usd_per_hour else _UNKNOWN)
+def prices_answer(market: Market, usd_per_hour: Mapping[str, float], at_s: float) -> PricesAnswer:
+    """Answer with the prices that were found."""
+    kinds: dict[str, MachineKind] = {market.on_demand.name: "on-demand"}
+    kinds |= {pool.name: "spot" for pool in market.spot}
+    return PricesAnswer(
+        at_s=at_s,
+        pools=tuple(
+            PoolAnswer(
+                name=name,
+                kind=kind,
+                usd_per_hour=usd_per_hour.get(name),
+                reason="" if name in usd_per_hour else _UNKNOWN,
+            )
             for name, kind in kinds.items()
         ),
     )
@@ -64,4 +52,4 @@ def minimum_billing_s(market: Market) -> dict[str, float]:
     return {market.on_demand.name: market.on_demand.minimum_billing_s} | spot
 
 
-_UNKNOWN = "its source names no price of now"
+_UNKNOWN = "its source has no current price"

@@ -104,10 +104,10 @@ def resting(record: JobRecord) -> State | None:
 
 
 class Look(NamedTuple):
-    """What the board and the streams said at one time; None is what nobody could say."""
+    """What the board and the streams said at one time; None is what is not known."""
 
     at_s: float
-    statuses: Mapping[str, str] | None = None  # by worker that gives signs of life
+    statuses: Mapping[str, str] | None = None  # by worker that sends heartbeats
     standing: Standing | None = None
     led: bool | None = None  # whether anybody holds the lease of leaders
     board_away: str = ""  # why the board did not answer
@@ -198,7 +198,7 @@ class Columns:
 
         Args:
             update: It counts.
-            at_s: When it was written, since 1970; None: nobody knows.
+            at_s: When it was written, since 1970; None: not known.
         """
         self._epoch.append(update.epoch)
         self._at_s.append(nan if at_s is None else at_s)
@@ -473,7 +473,7 @@ _STALE_S = 10.0  # after so long without an answer the ends count as unknown
 
 
 class StreamState(NamedTuple):
-    """One stream, now; None is what nobody knows."""
+    """One stream, now; None is what is not known."""
 
     stream: str
     partitions: int
@@ -507,7 +507,7 @@ class Ends:
         self.places: dict[str, list[Partition]] = {name: [] for name in names}
         for place in sorted(first):
             self.places[place.topic].append(place)
-        self.ends: Positions | None = None  # None: nobody knows
+        self.ends: Positions | None = None  # None: not known
         self.starts: Positions = {}  # as of the last answer: they only ever rise
         self._at_s = 0.0
         self._grown = deque[tuple[float, tuple[int, ...]]]()  # when, the sum of ends by stream
@@ -590,7 +590,7 @@ SHOWN_UPDATES = 20  # what "now" means for loss and metrics
 
 
 class Numbers(NamedTuple):
-    """How far a job is; None is what nobody knows."""
+    """How far a job is; None is what is not known."""
 
     version: int  # J
     samples: int  # trained
@@ -605,7 +605,7 @@ class Numbers(NamedTuple):
     requeueable: int  # of these, that an operator may take back
     expired: int  # records that Kafka deleted before they were trained
     whole: bool  # whether the counts above are of all that ever happened
-    workers: int | None  # that give signs of life
+    workers: int | None  # that send heartbeats
     led: bool | None
     last_update_s: float | None
 
@@ -665,7 +665,7 @@ class JobProgress:
         Args:
             offset: Its own.
             record: What it says.
-            written_s: Its timestamp; None: nobody knows.
+            written_s: Its timestamp; None: not known.
             seen_s: When it came, or for records from before we looked, when it was written.
 
         Raises:
@@ -747,7 +747,7 @@ class JobProgress:
 
     @property
     def waiting(self) -> int | None:
-        """Batches that are accepted and in no update yet; None: nobody knows."""
+        """Batches that are accepted and in no update yet; None: not known."""
         if self._claims.known:
             settled = self.columns.batches + self._quarantined
             return max(0, self._claims.batches - settled)
@@ -760,7 +760,7 @@ class JobProgress:
 
     @property
     def lag(self) -> int | None:
-        """Records in the streams, and in no update yet; None: nobody knows."""
+        """Records in the streams, and in no update yet; None: not known."""
         lags = self._lags()
         return None if lags is None else sum(lags)
 
@@ -804,7 +804,7 @@ class JobProgress:
     def _leaderless(self, now: float) -> State | None:
         look, spec = self.seen, self.record.spec
         if not look.at_s:
-            return State("waiting for a coordinator", "nobody has looked at it yet")
+            return State("waiting for a coordinator", "it has not been looked at yet")
         if look.led is None:
             if not self._quiet(now):
                 return None  # somebody leads, whom we cannot see
@@ -812,14 +812,14 @@ class JobProgress:
             return State("waiting for a coordinator", f"{REDIS_AWAY}{away}")
         if look.led:
             if look.standing is None and self._quiet(now):
-                return State("waiting for a coordinator", "one is about to lead")
+                return State("waiting for a coordinator", "one is taking over")
             return None
         if look.unable:
             why = "; ".join(f"{name}: {reason}" for name, reason in sorted(look.unable.items()))
         elif self.version:
-            why = "nobody leads it just now: another takes over within seconds, if one runs"
+            why = "none leads it now: another takes over within seconds, if one runs"
         else:
-            why = f"nobody leads {spec.name} yet: `doll coordinator` starts one"
+            why = f"none leads {spec.name} yet: `doll coordinator` starts one"
         return State("waiting for a coordinator", why)
 
     def _workerless(self) -> State | None:
@@ -827,7 +827,7 @@ class JobProgress:
         if statuses is None or "alive" in statuses.values() or lag == 0:
             return None
         records = "records wait" if lag is None else f"{_counted(lag, 'record')} wait"
-        return State("waiting for workers", f"{records} and no worker is there")
+        return State("waiting for workers", f"{records} and no worker runs")
 
     def _degraded(self) -> State | None:
         skipped, claimed = self._claims.skipped_share
@@ -886,13 +886,13 @@ class JobProgress:
     # --- how far it is ---------------------------------------------------------------------------
 
     def _claimed(self) -> Positions | None:
-        """Below it records are claimed; None: nobody knows."""
+        """Below it records are claimed; None: not known."""
         if self._claims.known:
             return self._claims.claimed
         return None if self.seen.standing is None else self.seen.standing.claimed
 
     def _unclaimed(self) -> list[int] | None:
-        """Records that nobody has claimed, by stream; None: nobody knows."""
+        """Records that nobody has claimed, by stream; None: not known."""
         claimed = self._claimed()
         return None if claimed is None else self._ends.beyond(claimed)
 
@@ -901,7 +901,7 @@ class JobProgress:
         return sum(self._ends.between(self._claimed() or self._ends.starts, self._ends.starts))
 
     def _lags(self) -> list[int] | None:
-        """Records in no update yet, by stream; None: nobody knows."""
+        """Records in no update yet, by stream; None: not known."""
         unclaimed = self._unclaimed()
         if unclaimed is None:
             return None

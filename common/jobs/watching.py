@@ -46,7 +46,7 @@ class Audited(NamedTuple):
 
     offset: int
     record: AuditRecord | None  # None: it does not parse
-    written_s: float | None  # since 1970; None: nobody knows
+    written_s: float | None  # since 1970; None: not known
 
 
 class HistoryReader:
@@ -63,7 +63,7 @@ class HistoryReader:
 
     Raises:
         UnknownTopicError: If the job has no such topics, or no more.
-        UnavailableError: If Kafka is away.
+        UnavailableError: If Kafka is unavailable.
     """
 
     def __init__(self, job: str, log: Log, most: int | None = None) -> None:
@@ -90,7 +90,7 @@ class HistoryReader:
         """What is new in the control topic; without waiting.
 
         Raises:
-            OutsideError: If Kafka is away, the topic was cut, or a newer program wrote to it.
+            OutsideError: If Kafka is unavailable, the topic was cut, or a newer program wrote it.
         """
         records = self._control.read(READ_RECORDS, 0.0)
         return [(each.offset, decoded(decode_claim, each)) for each in records]
@@ -99,7 +99,7 @@ class HistoryReader:
         """What is new in the updates topic; waits for it up to `timeout_s`.
 
         Raises:
-            OutsideError: If Kafka is away, the topic was cut, or a newer program wrote to it.
+            OutsideError: If Kafka is unavailable, the topic was cut, or a newer program wrote it.
         """
         return [
             Audited(each.offset, decoded(decode_audit, each), each.timestamp_s or None)
@@ -138,7 +138,7 @@ def read_history(
         timeout_s: How long to wait for an update.
 
     Raises:
-        OutsideError: If Kafka is away, a topic was cut, or a newer program wrote to it.
+        OutsideError: If Kafka is unavailable, a topic was cut, or a newer program wrote to it.
     """
     old = not reader.caught_up
     for offset, claim in reader.claims():
@@ -237,7 +237,7 @@ def look_at(board: Board, look: Look) -> Look:
     """What a job's board says, beside what a look saw already.
 
     Raises:
-        OutsideError: If Redis is away.
+        OutsideError: If Redis is unavailable.
     """
     led = board.is_leased()
     return look._replace(
@@ -274,7 +274,7 @@ def look_at_jobs(
         now: Seconds since 1970.
 
     Raises:
-        OutsideError: If Kafka is away.
+        OutsideError: If Kafka is unavailable.
     """
     looked_at = {name: record for name, record in records.items() if record.wanted != "stopped"}
     own = {name: topics_of(name) for name in looked_at}

@@ -65,8 +65,10 @@ class PlanRequest(BaseModel):
     availability: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None, description="Share of the time that a spot machine is there."
     )
-    spot_usd_per_hour: Usd | None = None
-    on_demand_usd_per_hour: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    spot_usd_per_hour: Usd | None = Field(default=None, description="Of one spot machine.")
+    on_demand_usd_per_hour: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
+        default=None, description="Of one on-demand machine."
+    )
     cycle_s: Annotated[float, Field(gt=0, le=1e12)] | None = Field(
         default=None,
         description="Mean time from one preemption of a machine to its next; null: 1000.",

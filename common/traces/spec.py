@@ -15,8 +15,15 @@ class TraceSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    file: str  # relative to the file that names it
-    series: dict[str, str] = {}  # which rows: column -> value; empty where the file has one series
-    column: str = ""  # which column holds the values, where there are several
-    speed: Positive = 1.0  # the paper's prices: 2000
-    start_s: Seconds | None = None  # where in the trace a reader begins; None: drawn
+    file: str = Field(description="Relative to the file that names it.")
+    series: dict[str, str] = Field(
+        default={},
+        description="Which rows: column to value; empty where the file has one series.",
+    )
+    column: str = Field(
+        default="", description="Which one holds the values, where there are several."
+    )
+    speed: Positive = Field(default=1.0, description="The paper's prices: 2000.")
+    start_s: Seconds | None = Field(
+        default=None, description="Where in the trace a reader begins; null: drawn."
+    )

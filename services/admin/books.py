@@ -91,7 +91,7 @@ class Books:
         """Wait until both topics have been read once.
 
         Raises:
-            UnavailableError: If Kafka is away, or takes long.
+            UnavailableError: If Kafka is unavailable, or takes long.
         """
         if self._read:
             return
@@ -106,7 +106,7 @@ class Books:
         """Have the thread do something, and wait for it.
 
         Raises:
-            UnavailableError: If Kafka is away, or takes long; the work may be done later.
+            UnavailableError: If Kafka is unavailable, or takes long; the work may be done later.
             DollError: What `act` raises.
         """
         self.start()
@@ -121,7 +121,7 @@ class Books:
             return await asyncio.wait_for(asyncio.wrap_future(asked), WRITE_S)
         except TimeoutError:
             raise UnavailableError(
-                "Kafka did not answer in time; whether the change was made shows the job itself"
+                "Kafka did not answer in time: look at the job to see whether the change was made"
             ) from None
 
     def _run(self) -> None:
@@ -145,7 +145,7 @@ class Books:
         """Look for news, then do what is asked until it is time to look again.
 
         Raises:
-            UnavailableError: If Kafka is away.
+            UnavailableError: If Kafka is unavailable.
         """
         if self._opened is None:
             log = self._open_log()
@@ -203,4 +203,4 @@ class Books:
             except Empty:
                 return
             if asked.set_running_or_notify_cancel():
-                asked.set_exception(UnavailableError("this service is about to end"))
+                asked.set_exception(UnavailableError("this service is shutting down"))

@@ -29,7 +29,7 @@ class Check(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    ok: bool
+    ok: bool = Field(description="Whether it answers.")
     reason: str = Field(default="", description="Why not; or what there is to say though it is.")
 
 

@@ -6,9 +6,7 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from common.api.prices import market_of, price_list
+from common.api.prices import market_of, prices_answer
 from common.errors import NotFoundError, OutsideError, UserError
 from common.runtime.connect import open_prices
 
@@ -41,11 +39,11 @@ class PriceDesk:
         self._lock = asyncio.Lock()  # one look for all who wait for it
 
     async def now(self) -> bytes:
-        """A `PriceList` as JSON.
+        """A `PricesAnswer` as JSON.
 
         Raises:
             NotFoundError: If there is no market.
-            UnavailableError: If the source of prices is away.
+            UnavailableError: If the source of prices is unavailable.
             OutsideError: If it refuses, or the market file makes no sense.
         """
         asked_at = monotonic()
@@ -67,7 +65,8 @@ class PriceDesk:
                 market = market_of(self._settings)
                 self._opened = market, open_prices(self._settings, market)
             market, prices = self._opened
-            return msgspec.json.encode(price_list(market, prices.look(), self._clock()))
+            told = prices_answer(market, prices.look(), self._clock())
+            return told.model_dump_json().encode()
         except NotFoundError:
             raise
         except UserError as error:  # of whoever runs this service, not of whoever asks

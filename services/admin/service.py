@@ -132,7 +132,7 @@ class Service:
         """Wait until jobs and keys have been read once.
 
         Raises:
-            UnavailableError: If Kafka is away, or takes long.
+            UnavailableError: If Kafka is unavailable, or takes long.
         """
         await self._books.ready()
 
@@ -140,7 +140,7 @@ class Service:
         """Do something with the jobs topic; what it changed is in `jobs` when it returns.
 
         Raises:
-            UnavailableError: If Kafka is away, or takes long.
+            UnavailableError: If Kafka is unavailable, or takes long.
             DollError: What `act` raises.
         """
         return await self._books.write(act)

@@ -17,7 +17,7 @@ from common.embedded.services import Service
 from common.embedded.stack import EmbeddedStack
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_log
-from services.admin.routes.examples import JOB
+from services.admin.routes.requests import JOB
 from tests.certificates import Authority
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import pytest
 from common.embedded.redis import free_port
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_log
-from services.admin.routes.examples import JOB
+from services.admin.routes.requests import JOB
 from tests.dockerfiles import DOCKERFILE
 from tests.integration.cluster import await_condition
 from tests.integration.plain_container import PlainContainer

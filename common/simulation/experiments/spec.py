@@ -26,8 +26,8 @@ class Part(BaseModel):
 class UniformRates(Part):
     """A rate drawn for each worker, anew in each run (section V-B: U(1, 250))."""
 
-    low: Seconds
-    high: Positive
+    low: Seconds = Field(description="Records per second.")
+    high: Positive = Field(description="Records per second.")
 
     @model_validator(mode="after")
     def _ordered(self) -> UniformRates:
@@ -39,9 +39,16 @@ class UniformRates(Part):
 class ArrivalsSpec(Part):
     """The process by which records arrive at each stream."""
 
-    process: Literal["poisson", "gamma", "even", "trace"] = "poisson"
-    variation: Positive = 1.0  # gamma: standard deviation of the gaps over their mean
-    trace: TraceSpec | None = None  # trace: arrivals per second over time; its mean becomes `rates`
+    process: Literal["poisson", "gamma", "even", "trace"] = Field(
+        default="poisson", description="How the gaps between records vary."
+    )
+    variation: Positive = Field(
+        default=1.0, description="gamma: standard deviation of the gaps over their mean."
+    )
+    trace: TraceSpec | None = Field(
+        default=None,
+        description="trace: arrivals per second over time; its mean becomes `rates`.",
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> ArrivalsSpec:
@@ -53,73 +60,105 @@ class ArrivalsSpec(Part):
 class GradientSpec(Part):
     """C, the time that a worker takes for the gradient of one batch: gamma distributed."""
 
-    mean_s: Positive = 0.01  # mu_C
-    variation: Seconds = 0.0  # standard deviation over the mean; 0: always the same, 1: exponential
+    mean_s: Positive = Field(default=0.01, description="mu_C")
+    variation: Seconds = Field(
+        default=0.0,
+        description="Standard deviation over the mean; 0: always the same, 1: exponential.",
+    )
+
+
+StartUp = Annotated[float, Field(ge=0, description="From the order until the worker works.")]
+MinimumBilling = Annotated[float, Field(ge=0, description="What a machine is paid for at least.")]
 
 
 class OnDemandSpec(Part):
     """Machines that are never preempted."""
 
-    usd_per_hour: Positive  # pi_o
-    start_up_s: Seconds = 0.0
-    minimum_billing_s: Seconds = 0.0
+    usd_per_hour: Positive = Field(description="pi_o")
+    start_up_s: StartUp = 0.0
+    minimum_billing_s: MinimumBilling = 0.0
 
 
 class SpotSpec(Part):
     """Machines of one pool that may be preempted."""
 
-    name: str = "spot"
-    usd_per_hour: Positive | TraceSpec  # pi_s
-    availability: Annotated[float, Field(ge=0, le=1)] | TraceSpec = 1.0  # alpha
-    cycle_s: Positive = 1000.0  # mean time from one preemption to the next; not for traces
-    together: bool = False  # with a trace: all workers see it at once; else each its own part of it
-    bid_usd_per_hour: Positive | None = None  # preempted while the price is above; None: never so
-    speed: Positive = 1.0  # of gradients, against on-demand
-    capacity: Count | None = None
-    start_up_s: Seconds = 0.0
-    minimum_billing_s: Seconds = 0.0
+    name: str = Field(default="spot", description="Of the pool.")
+    usd_per_hour: Positive | TraceSpec = Field(description="pi_s")
+    availability: Annotated[float, Field(ge=0, le=1)] | TraceSpec = Field(
+        default=1.0, description="alpha"
+    )
+    cycle_s: Positive = Field(
+        default=1000.0, description="Mean time from one preemption to the next; not for traces."
+    )
+    together: bool = Field(
+        default=False,
+        description="With a trace: all workers see it at once; else each its own part of it.",
+    )
+    bid_usd_per_hour: Positive | None = Field(
+        default=None, description="Preempted while the price is above; null: never so."
+    )
+    speed: Positive = Field(default=1.0, description="Of gradients, against on-demand.")
+    capacity: Count | None = Field(default=None, description="Machines; null: as many as asked.")
+    start_up_s: StartUp = 0.0
+    minimum_billing_s: MinimumBilling = 0.0
 
 
 class PolicySpec(Part):
     """Who decides what runs where."""
 
-    name: PolicyName = "static"
-    probability: Annotated[float, Field(gt=0.5, lt=1)] = 0.95  # chance, reassign: of the deadline
-    spot: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = (
-        None  # static: N_s as given instead of the optimum
+    name: PolicyName = Field(default="static", description="The policy.")
+    probability: float = Field(
+        default=0.95, gt=0.5, lt=1, description="chance, reassign: to meet the deadline."
+    )
+    spot: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        default=None, description="static: N_s as given instead of the optimum."
     )
 
 
 class LearningSpec(Part):
     """Real SGD on a real data set."""
 
-    data: str = "digits"  # built in, or a file that `doll produce` can read
-    hidden: tuple[Count, ...] = (32,)  # widths of the hidden layers; empty: logistic regression
-    optimizer: Literal["adam", "sgd"] = "adam"
-    learning_rate: Positive = 1e-3
-    evaluate_every: Count = 20  # updates
+    data: str = Field(
+        default="digits", description="Built in, or a file that `doll produce` can read."
+    )
+    hidden: tuple[Count, ...] = Field(
+        default=(32,), description="Widths of the hidden layers; empty: logistic regression."
+    )
+    optimizer: Literal["adam", "sgd"] = Field(default="adam", description="Of the steps.")
+    learning_rate: Positive = Field(default=1e-3, description="Of a step.")
+    evaluate_every: Count = Field(default=20, description="Updates.")
 
 
 class Experiment(Part):
     """One thing to simulate."""
 
-    name: str = "experiment"
-    workers: Count  # N_tot, one per stream
-    rates: Positive | UniformRates | tuple[Seconds, ...]  # lambda_A, records per second
+    name: str = Field(default="experiment", description="Of its results.")
+    workers: Count = Field(description="N_tot, one per stream.")
+    rates: Positive | UniformRates | tuple[Seconds, ...] = Field(
+        description="lambda_A, records per second."
+    )
     arrivals: ArrivalsSpec = ArrivalsSpec()
-    group_size: Count  # K
-    batch_size: Count  # b
-    updates: Count  # J(epsilon)
-    deadline_s: Positive | None = None  # theta
-    deadline_factor: Positive | None = None  # theta / theta_0 instead
+    group_size: Count = Field(description="K, batches per update.")
+    batch_size: Count = Field(description="b, records per batch.")
+    updates: Count = Field(description="J(epsilon)")
+    deadline_s: Positive | None = Field(default=None, description="theta")
+    deadline_factor: Positive | None = Field(default=None, description="theta / theta_0 instead.")
     gradient: GradientSpec = GradientSpec()
-    on_preemption: Literal["hold", "reassign"] = "hold"  # the paper's: the stream waits
-    while_preempted: Literal["pause", "keep"] = "pause"  # hold: do its records wait in Kafka?
+    on_preemption: Literal["hold", "reassign"] = Field(
+        default="hold", description="hold, the paper's: the stream of a lost worker waits."
+    )
+    while_preempted: Literal["pause", "keep"] = Field(
+        default="pause", description="hold: whether its records wait in Kafka."
+    )
     on_demand: OnDemandSpec
-    spot: tuple[SpotSpec, ...] = Field(min_length=1)
+    spot: tuple[SpotSpec, ...] = Field(min_length=1, description="Pools of spot machines.")
     policy: PolicySpec = PolicySpec()
-    mode: Literal["updates", "full"] = "updates"  # the update process alone; or the whole protocol
-    learning: LearningSpec | None = None
+    mode: Literal["updates", "full"] = Field(
+        default="updates", description="The update process alone; or the whole protocol."
+    )
+    learning: LearningSpec | None = Field(
+        default=None, description="Null: an update costs only its time."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:

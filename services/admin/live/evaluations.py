@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.api.answers import (
-    DriftAnswer,
-    EvaluationAnswer,
-    EvaluationCurves,
-    PrequentialCurve,
-)
+from msgspec.structs import asdict
+
+from common.api.answers import DriftAnswer, EvaluationAnswer, EvaluationCurves, PrequentialCurve
 from common.core.messages import Drifted, Evaluated
 
 if TYPE_CHECKING:
@@ -132,14 +129,10 @@ class Evaluations:
                 for stream, series in self._predictions.items()
                 if series.points
             ),
-            drifts=tuple(
-                DriftAnswer(
-                    stream=drift.stream,
-                    version=drift.model.version,
-                    at_s=drift.at_s,
-                    before=drift.before,
-                    after=drift.after,
-                )
-                for drift in self._drifts
-            ),
+            drifts=tuple(map(drift_answer, self._drifts)),
         )
+
+
+def drift_answer(record: Drifted) -> DriftAnswer:
+    """A stream whose errors have risen."""
+    return DriftAnswer.model_validate(asdict(record) | {"version": record.model.version})

@@ -2,146 +2,71 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import msgspec
+from msgspec.structs import asdict
 
-from common.api.provisioning import planned_told
+from common.api.answers import (
+    EvaluationEvent,
+    MachineEvent,
+    MemberEvent,
+    ReviewEvent,
+    UpdateEvent,
+)
+from common.api.provisioning import plan_answer
 from common.core.messages import Drifted
-from common.provisioning.records import Believed, Ended, Ordered, Planned, Reviewed, Started
+from common.provisioning.records import Ended, Ordered, Planned, Reviewed, Started
+from services.admin.live.evaluations import drift_answer
 from services.admin.live.machines import kind_of
 
 if TYPE_CHECKING:
-    from common.api.answers import MachineKind
+    from common.api.answers import Answer
     from common.core.messages import Evaluated
     from common.jobs.progress import Row
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.records import PlanRecord
 
-
-class UpdateTold(msgspec.Struct, frozen=True):
-    """`update`: the newest update; the fields of `UpdateAnswer`, and one more."""
-
-    version: int
-    epoch: int
-    at_s: float | None
-    samples: int
-    batches: int
-    loss: float
-    gradient_s: float | None
-    revision: int
-    short: str
-    metrics: dict[str, float]
-    count: int  # updates since the last such event, this one with them
+Event: TypeAlias = tuple[str, bytes]  # its name and its data
 
 
-class MemberTold(msgspec.Struct, frozen=True):
-    """`member`: a worker gives other signs of life than before."""
-
-    worker: str
-    status: str  # alive, leaving, gone
-    at_s: float
-
-
-class MachineTold(msgspec.Struct, frozen=True):
-    """`machine`: a machine was ordered, was seen running, or has ended."""
-
-    launch: int
-    slot: int
-    worker: str
-    pool: str
-    kind: MachineKind
-    state: Literal["ordered", "running", "ended"]
-    cause: str  # of its end; else empty
-    detail: str
-    at_s: float
-
-
-class ReviewTold(msgspec.Struct, frozen=True):
-    """`review`: how things stand with the job's machines and money."""
-
-    at_s: float
-    version: int
-    updates_left: float
-    running: int
-    wanted: int
-    spent_usd: float
-    on_demand_only_usd: float
-    stability: float
-    believed: dict[str, Believed]
-    warning: str
-
-
-class EvaluatedTold(msgspec.Struct, frozen=True):
-    """`evaluation`: how good a version is; a version may come in two parts."""
-
-    version: int
-    epoch: int
-    at_s: float
-    records: int
-    test: dict[str, float]
-    prequential: dict[str, dict[str, float]]
-
-
-class DriftTold(msgspec.Struct, frozen=True):
-    """`drift`: a stream's errors have risen; the fields of `DriftAnswer`."""
-
-    stream: str
-    version: int
-    at_s: float
-    before: float
-    after: float
-
-
-def verdict_told(record: Evaluated | Drifted) -> tuple[str, bytes]:
-    """An event's name and data, for what an evaluator told."""
+def verdict_event(record: Evaluated | Drifted) -> Event:
+    """What an evaluator told."""
     if isinstance(record, Drifted):
-        told = DriftTold(
-            record.stream, record.model.version, record.at_s, record.before, record.after
-        )
-        return "drift", msgspec.json.encode(told)
-    return "evaluation", msgspec.json.encode(
-        EvaluatedTold(
-            record.model.version,
-            record.model.epoch,
-            record.at_s,
-            record.records,
-            record.test,
-            record.prequential,
-        )
-    )
+        return _event("drift", drift_answer(record))
+    fields = asdict(record) | record.model._asdict()
+    return _event("evaluation", EvaluationEvent.model_validate(fields))
 
 
-def update_told(row: Row, count: int) -> bytes:
+def update_event(row: Row, count: int) -> Event:
     """The newest update, and how many new ones it stands for."""
-    return msgspec.json.encode(UpdateTold(*row, count))
+    return _event("update", UpdateEvent(**row._asdict(), count=count))
 
 
-def member_told(worker: str, status: str, at_s: float) -> bytes:
+def member_event(worker: str, status: str, at_s: float) -> Event:
     """A worker's new status."""
-    return msgspec.json.encode(MemberTold(worker, status, at_s))
+    fields = {"worker": worker, "status": status, "at_s": at_s}
+    return _event("member", MemberEvent.model_validate(fields))
 
 
-def record_told(ledger: FleetLedger, record: PlanRecord) -> tuple[str, bytes] | None:
-    """An event's name and data, for a record of the plans topic that counts; None: it is none."""
+def plan_event(ledger: FleetLedger, record: PlanRecord) -> Event | None:
+    """Of a record of the plans topic that counts; None: it is none."""
     match record:
         case Planned():
-            return "plan", msgspec.json.encode(planned_told(record))
+            return _event("plan", plan_answer(record))
         case Reviewed():
-            fields = {name: getattr(record, name) for name in ReviewTold.__struct_fields__}
-            return "review", msgspec.json.encode(ReviewTold(**fields))
+            return _event("review", ReviewEvent.model_validate(record))
         case Ordered() | Started() | Ended():
-            return "machine", msgspec.json.encode(_machine(ledger, record))
+            return _event("machine", _machine(ledger, record))
         case _:
             return None
 
 
-def _machine(ledger: FleetLedger, record: Ordered | Started | Ended) -> MachineTold:
+def _machine(ledger: FleetLedger, record: Ordered | Started | Ended) -> MachineEvent:
     rented = ledger.machines[record.launch]
     state: Literal["ordered", "running", "ended"] = "ordered"
     if not isinstance(record, Ordered):
         state = "running" if isinstance(record, Started) else "ended"
-    return MachineTold(
+    return MachineEvent(
         launch=rented.launch,
         slot=rented.slot,
         worker=rented.worker,
@@ -152,3 +77,7 @@ def _machine(ledger: FleetLedger, record: Ordered | Started | Ended) -> MachineT
         detail=record.detail if isinstance(record, Ended) else "",
         at_s=record.at_s,
     )
+
+
+def _event(name: str, data: Answer) -> Event:
+    return name, data.model_dump_json().encode()

@@ -1,6 +1,6 @@
 """The thread that follows one job: its topics as they grow, its board and streams twice a second.
 
-Kafka and Redis may be away, the plans topic may come later or never, the job may be deleted.
+Kafka and Redis may be unavailable, the plans topic may come later or never, the job may be deleted.
 Readers ask under a lock, which is held to fold, never while something is waited for.
 """
 
@@ -26,7 +26,7 @@ from common.telemetry.logging import Outage, event_logger
 from common.topics import names as topics
 from common.topics.read import identified
 from common.wire.plans import decode_plan
-from services.admin.live.event_data import member_told, record_told, update_told, verdict_told
+from services.admin.live.event_data import member_event, plan_event, update_event, verdict_event
 from services.admin.live.feed import Feed
 from services.admin.live.job_answer import Heads
 from services.admin.live.view import JobView
@@ -244,7 +244,7 @@ class Follower:
                         verdicts.append(record)
         if live:
             for verdict in verdicts:
-                self.feed.publish(*verdict_told(verdict))
+                self.feed.publish(*verdict_event(verdict))
             self._untold += counted
             if self._filling.job.version != before + counted:
                 # A new leader took some back: everything looks different.
@@ -255,7 +255,7 @@ class Follower:
         with self._lock:
             row = self._view.job.newest()
         if row is not None:
-            self.feed.publish("update", update_told(row, count))
+            self.feed.publish(*update_event(row, count))
 
     def _take_plans(self, plans: Tail) -> None:
         live = self._live()
@@ -266,7 +266,7 @@ class Follower:
             ledger = self._filling.ledger
             for offset, record in decisions:
                 if ledger.feed(offset, record) and record is not None and live:
-                    event = record_told(ledger, record)
+                    event = plan_event(ledger, record)
                     events += [] if event is None else [event]
         for name, data in events:
             self.feed.publish(name, data)
@@ -286,7 +286,7 @@ class Follower:
         for worker in sorted({*before, *look.statuses}):
             status = look.statuses.get(worker, "gone")
             if status != before.get(worker, "gone"):
-                self.feed.publish("member", member_told(worker, status, look.at_s))
+                self.feed.publish(*member_event(worker, status, look.at_s))
 
     def _tell_state(self, now: float) -> None:
         """Tell of the job where its state is called otherwise than before."""

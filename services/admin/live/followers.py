@@ -81,7 +81,7 @@ class Followers:
 
         Raises:
             NotFoundError: If there is no such job.
-            UnavailableError: If its history is long, or a server away: ask again.
+            UnavailableError: If its history is long, or a server unavailable: ask again.
         """
         follower = self.of(job)
         until = monotonic() + self._ready_s
@@ -146,7 +146,7 @@ class Followers:
     def _begun(self, job: str) -> Follower:
         """Whoever follows a job, from now on if nobody did; the lock is held."""
         if self._ending.is_set():
-            raise UnavailableError("this service is about to end")
+            raise UnavailableError("this service is shutting down")
         record = self._sources.jobs().get(job)
         if record is None:
             raise NotFoundError(f'there is no job "{job}"')

@@ -1,11 +1,11 @@
-"""A job as the API tells it, written once for each of its records: 500 requests a second ask."""
+"""A job as the API answers it, written once for each of its records: 500 requests a second ask."""
 
 from __future__ import annotations
 
 import msgspec
 
-from common.api.answers import Change, JobAnswer, OriginAnswer
-from common.jobs.progress import resting
+from common.api.jobs import job_answer
+from common.jobs.progress import UNREAD, resting
 from common.jobs.store import JobRecord
 from services.admin.live.view import JobView
 
@@ -35,43 +35,7 @@ class Heads:
             return known[1]
         if len(self._known) >= _MOST:
             self._known.clear()
-        head = _head(record)
+        answer = job_answer(record, UNREAD, JobView(record).progress(0.0))
+        head = answer.model_dump_json(exclude={"state", "why", "progress"}).encode()[:-1] + b","
         self._known[name] = record, head
         return head
-
-
-def _head(record: JobRecord) -> bytes:
-    spec, origin = record.spec, record.origin
-    told = JobAnswer(
-        id=spec.name,
-        wanted=record.wanted,
-        reason=record.reason,
-        submitted_s=record.submitted_s,
-        deadline_s=None
-        if spec.stop.deadline_s is None
-        else record.submitted_s + spec.stop.deadline_s,
-        revision=record.revision,
-        changes=tuple(
-            Change(
-                revision=change.revision,
-                at_s=change.at_s,
-                changed=change.changed,
-                reason=change.reason,
-            )
-            for change in record.changes
-        ),
-        spec=spec,
-        first=tuple(
-            (place.topic, place.index, position) for place, position in sorted(record.first.items())
-        ),
-        origin=None
-        if origin is None
-        else OriginAnswer(
-            job=origin.job, epoch=origin.epoch, version=origin.version, sha256=origin.sha256
-        ),
-        detail=record.detail,
-        state="running",
-        progress=JobView(record).progress(0.0),
-    )
-    head = told.model_dump_json(exclude={"state", "why", "progress"})
-    return head.encode()[:-1] + b","

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from common.api.answers import Life, WorkerAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from common.api.answers import MachineKind
+    from common.api.answers import MachineKind, WorkerStatus
     from common.provisioning.ledger import FleetLedger
-
-WorkerStatus: TypeAlias = Literal["alive", "leaving", "silent", "unknown"]
 
 LIVES = 2000  # on a timeline: more could not be told apart
 
@@ -50,11 +48,11 @@ def lives_of(ledger: FleetLedger, most: int = LIVES) -> tuple[Life, ...]:
 def workers_of(
     ledger: FleetLedger, statuses: Mapping[str, str] | None, samples: Mapping[str, int]
 ) -> tuple[WorkerAnswer, ...]:
-    """Everybody who gives signs of life, and machines whose worker gives none, by name.
+    """Everybody who sends heartbeats, and machines whose worker gives none, by name.
 
     Args:
         ledger: Of the job's machines.
-        statuses: Who gives signs of life; None: the board is away, and nobody is known to be.
+        statuses: Who sends heartbeats; None: Redis is unavailable, and nobody is known to be.
         samples: By worker, of late.
     """
     rented = {each.worker: each for each in ledger.open}
@@ -78,7 +76,7 @@ def workers_of(
 
 
 def status_of(worker: str, statuses: Mapping[str, str] | None) -> WorkerStatus:
-    """What its signs of life say of a worker; None: the board is away."""
+    """What its heartbeats say of a worker; None: Redis is unavailable."""
     if statuses is None:
         return "unknown"
     if worker not in statuses:

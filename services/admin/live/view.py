@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.api.answers import (
     CurvesAnswer,
     LagCurve,
-    Progress,
     StreamAnswer,
     StreamsAnswer,
-    UpdateAnswer,
     UpdatesPage,
     WorkersAnswer,
 )
+from common.api.jobs import progress_answer, update_answers
 from common.core.messages import Drifted, Evaluated, UpdateApplied
 from common.jobs.progress import KEPT, JobProgress
 from common.provisioning.ledger import FleetLedger
@@ -30,10 +29,10 @@ from services.admin.live.thinned import Thinned
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from common.api.answers import Progress
     from common.core.messages import AuditRecord
     from common.jobs.progress import Look
     from common.jobs.store import JobRecord
-    from common.provisioning.records import PlanRecord
 
 
 class LagSample(NamedTuple):
@@ -82,7 +81,7 @@ class JobView:
         Args:
             offset: Its own.
             record: What it says.
-            written_s: Its timestamp; None: nobody knows.
+            written_s: Its timestamp; None: not known.
             seen_s: When it came, or for records from before we looked, when it was written.
 
         Raises:
@@ -103,14 +102,6 @@ class JobView:
             self._course.append(row)
         return True
 
-    def feed_plan(self, offset: int, record: PlanRecord | None) -> bool:
-        """Fold a record of the plans topic (None: does not parse); True where it counts.
-
-        Raises:
-            ValueError: If `offset` was fed before.
-        """
-        return self.ledger.feed(offset, record)
-
     def look(self, look: Look) -> None:
         """Take in what the board and the streams said."""
         self.job.look(look)
@@ -121,28 +112,23 @@ class JobView:
 
     def progress(self, now: float) -> Progress:
         """How far the job is."""
-        record = self.job.record
-        return Progress(
-            **self.job.numbers(now)._asdict(),
-            done=record.reason if record.wanted == "stopped" else "",
-            evaluation=self._evaluations.latest(),
-        )
+        return progress_answer(self.job, now, self._evaluations.latest())
 
     def page(self, after: int, limit: int) -> UpdatesPage:
         """Effective updates above a version, at most so many."""
         columns = self.job.columns
         first = max(after + 1, columns.oldest or 1)
-        rows = list(columns.rows(first, first + limit - 1))
-        more = bool(rows) and rows[-1].version < columns.newest
+        updates = update_answers(self.job, first, first + limit - 1)
+        more = bool(updates) and updates[-1].version < columns.newest
         return UpdatesPage(
-            updates=tuple(UpdateAnswer(**row._asdict()) for row in rows),
-            next=rows[-1].version if more else None,
+            updates=updates,
+            next=updates[-1].version if more else None,
             newest=self.job.version,
             oldest=columns.oldest,
         )
 
     def workers(self, now: float) -> WorkersAnswer:
-        """Who works, and which machines give no sign of life."""
+        """Who works, and which machines send no heartbeat."""
         look = self.job.seen
         workers = workers_of(self.ledger, look.statuses, self.job.samples_of(now))
         return WorkersAnswer(workers=workers, board_away=look.board_away)

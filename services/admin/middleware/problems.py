@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 Responses: TypeAlias = dict[int | str, dict[str, Any]]  # as FastAPI wants a route's answers
 
 MEDIA_TYPE = "application/problem+json"
-RETRY_S = 2  # what Retry-After says while a server is away: they come back in seconds, or not soon
+RETRY_S = (
+    2  # what Retry-After says while a server is unavailable: they come back in seconds, or not soon
+)
 
 _log = event_logger(__name__)
 _STATUSES: tuple[tuple[type[DollError], int], ...] = (  # the first that fits
@@ -47,12 +49,12 @@ _MEANINGS = {
     403: "The key's role is too small, or the request comes from another site.",
     404: "There is no such thing.",
     408: "The request did not come whole in time.",
-    409: "It contradicts what is there, or what somebody else did meanwhile.",
+    409: "It conflicts with the current state, or with a concurrent change.",
     413: "The body is larger than this service takes.",
     422: "Fields make no sense; `errors` names each with its path.",
     429: "Too many requests, or too many streams of events; `Retry-After` says how long to wait.",
     502: "A server behind this one did not do what was asked.",
-    503: "A server behind this one is away; `Retry-After` says when to ask again.",
+    503: "A server behind this one is unavailable; `Retry-After` says when to try again.",
 }
 
 
@@ -62,7 +64,7 @@ class FieldProblem(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     field: str = Field(description="Its path in what was sent.", examples=["body.group_size"])
-    detail: str = Field(examples=["must be at least 1, got -3"])
+    detail: str = Field(description="What is wrong.", examples=["must be at least 1, got -3"])
 
 
 class Problem(BaseModel):
@@ -81,9 +83,9 @@ class Problem(BaseModel):
         },
     )
 
-    type: str = "about:blank"
+    type: str = Field(default="about:blank", description="Always this one.")
     title: str = Field(description="Of the status.")
-    status: int = Field(ge=400, le=599)
+    status: int = Field(ge=400, le=599, description="Of HTTP.")
     detail: str = Field(description="What was wrong, where, and what to do.")
     instance: str = Field(description="The path that was asked for.")
     errors: tuple[FieldProblem, ...] | None = Field(default=None, description="With 422.")

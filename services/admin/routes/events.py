@@ -4,14 +4,14 @@
 | ---------- | -------------------------------------------------- | ------------------------------ |
 | job        | at first; when it is changed; when updates were    | `JobAnswer`                    |
 |            | taken back                                         |                                |
-| update     | the model was updated, at most 20 times a second   | `UpdateTold`: the newest, and  |
+| update     | the model was updated, at most 20 times a second   | `UpdateEvent`: the newest, and |
 |            |                                                    | how many it stands for         |
-| evaluation | an evaluator judged a version                      | `EvaluatedTold`                |
-| drift      | a stream's errors have risen                       | `DriftTold`                    |
-| member     | a worker is alive, leaving or gone                 | `MemberTold`                   |
-| machine    | one was ordered, runs, or has ended                | `MachineTold`                  |
+| evaluation | an evaluator judged a version                      | `EvaluationEvent`              |
+| drift      | a stream's errors have risen                       | `DriftAnswer`                  |
+| member     | a worker is alive, leaving or gone                 | `MemberEvent`                  |
+| machine    | one was ordered, runs, or has ended                | `MachineEvent`                 |
 | plan       | the policy decided                                 | `PlanInForce`                  |
-| review     | cost and stability were reckoned                   | `ReviewTold`                   |
+| review     | cost and stability were reviewed                   | `ReviewEvent`                  |
 
 Each event is made once, by the job's follower; a stream only sends what the ring holds.
 """
@@ -28,7 +28,7 @@ from starlette.responses import Response
 
 from services.admin.middleware.access import VIEWER, Viewer
 from services.admin.middleware.problems import documented
-from services.admin.routes.parameters import JobName  # noqa: TC001 -- FastAPI reads it when run
+from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.service import service_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ class Health(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    ok: bool = Field(examples=[True])
+    ok: bool = Field(description="Always true.", examples=[True])
 
 
 class Readiness(BaseModel):

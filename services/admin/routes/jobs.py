@@ -9,27 +9,26 @@ from pydantic import ConfigDict, Field, with_config
 from starlette.responses import Response
 from typing_extensions import TypedDict  # pydantic asks for this one before Python 3.12
 
-from common.api.answers import JobAnswer, JobList, JobSummary, UnreadableRecord
+from common.api.answers import JobAnswer, JobList
+from common.api.jobs import job_summary, unreadable_records
 from common.api.keys import fingerprint
 from common.core.events import Wanted  # noqa: TC001 -- FastAPI reads it when run
 from common.errors import ConflictError, UnavailableError, UserError
 from common.jobs.check import check_submission
 from common.jobs.edit import CHANGEABLE, changed_spec
-from common.jobs.progress import UNREAD, resting
 from common.jobs.spec import JobSpec, check_options
 from common.planning.replan import check_given_back, read_ledger
 from services.admin.live.followers import followed
 from services.admin.live.view import JobView
 from services.admin.middleware.access import OPERATOR, VIEWER, Operator
 from services.admin.middleware.problems import documented
-from services.admin.routes.bodies import strictly
-from services.admin.routes.examples import JOB
-from services.admin.routes.parameters import JobName, Limit  # noqa: TC001 -- FastAPI reads them when run
+from services.admin.routes.requests import JOB, JobName, Limit, strictly
 from services.admin.service import service_of
 
 if TYPE_CHECKING:
     from fastapi.openapi.models import Example
 
+    from common.api.answers import JobSummary
     from common.jobs.edit import Value
     from common.jobs.store import JobBook, JobRecord
     from common.ports.servers import Log
@@ -89,7 +88,9 @@ class JobPatch(TypedDict, total=False):
     batch_size: Annotated[
         int, Field(ge=1, le=_MOST, description="b, records per batch.", examples=[256])
     ]
-    learning_rate: Annotated[float, Field(gt=0, le=1e6, examples=[0.001])]
+    learning_rate: Annotated[
+        float, Field(gt=0, le=1e6, description="Of the optimizer's steps.", examples=[0.001])
+    ]
     revision: Annotated[
         int,
         Field(
@@ -156,13 +157,9 @@ async def list_jobs(
     shown = names[:limit]
     followers = await service.followers.known(shown)
     now = service.clock()
-    unreadable = () if after else sorted(service.unreadable.items())
     return JobList(
         jobs=tuple(_summary(jobs[name], followers.get(name), now) for name in shown),
-        unreadable=tuple(
-            UnreadableRecord(id=name, offset=record.offset, reason=record.reason)
-            for name, record in unreadable
-        ),
+        unreadable=() if after else unreadable_records(service.unreadable),
         next=names[limit - 1] if len(names) > limit else None,
     )
 
@@ -220,7 +217,7 @@ def _submit(book: JobBook, spec: JobSpec, asked: str) -> tuple[JobRecord, bool]:
     Raises:
         ConflictError: If the name is taken.
         UserError: If a stream does not exist, or the idempotency key stands for another job.
-        UnavailableError: If Kafka is away for long.
+        UnavailableError: If Kafka is unavailable for long.
     """
     before = _made_by(book, asked)
     if before is not None:
@@ -239,7 +236,7 @@ def _made_by(book: JobBook, asked: str) -> JobRecord | None:
 
     Raises:
         UserError: If its key stands for another job.
-        UnavailableError: If Kafka is away for long.
+        UnavailableError: If Kafka is unavailable for long.
     """
     if not asked:
         return None
@@ -262,7 +259,7 @@ def _change(book: JobBook, job: str, patch: JobPatch, reason: str) -> JobRecord:
         NotFoundError: If there is no such job.
         UserError: Naming the field that cannot be changed so.
         ConflictError: If the job is at another revision, or somebody else wrote it meanwhile.
-        UnavailableError: If Kafka is away for long.
+        UnavailableError: If Kafka is unavailable for long.
     """
     record = book.get(job)
     if patch.get("revision", record.revision) != record.revision:
@@ -297,7 +294,7 @@ def _delete(book: JobBook, log: Log, job: str) -> None:
     Raises:
         NotFoundError: If there is no such job.
         ConflictError: If it is not stopped, or machines of it are not given back.
-        UnavailableError: If Kafka is away for long.
+        UnavailableError: If Kafka is unavailable for long.
     """
     if book.get(job).spec.provisioning is not None:
         check_given_back(job, read_ledger(log, job))
@@ -305,34 +302,10 @@ def _delete(book: JobBook, log: Log, job: str) -> None:
 
 
 def _summary(record: JobRecord, follower: Follower | None, now: float) -> JobSummary:
-    spec, state = record.spec, resting(record)
-    lag = skipped = quarantined = expired = None
-    whole = True
-    if follower is not None and followed(record):
-        with follower.view() as view:
-            state = state or view.job.state_at_work(now)
-            numbers = view.job.numbers(now)
-        lag, whole = numbers.lag, numbers.whole
-        skipped, quarantined, expired = numbers.skipped, numbers.quarantined, numbers.expired
-    state = state or UNREAD
-    return JobSummary(
-        id=spec.name,
-        wanted=record.wanted,
-        reason=record.reason,
-        submitted_s=record.submitted_s,
-        streams=spec.streams,
-        task=spec.task.name or spec.task.entrypoint or "",
-        batch_size=spec.batch_size,
-        group_size=spec.group_size,
-        provisioned=spec.provisioning is not None,
-        state=state.word,
-        why=state.why,
-        lag=lag,
-        skipped=skipped,
-        quarantined=quarantined,
-        expired=expired,
-        whole=whole,
-    )
+    if follower is None or not followed(record):
+        return job_summary(record, None, now)
+    with follower.view() as view:
+        return job_summary(record, view.job, now)
 
 
 def _told_new(service: Service, record: JobRecord) -> bytes:

@@ -15,7 +15,7 @@ from common.learning.checkpoint import save_weights
 from common.telemetry.logging import event_logger
 from services.admin.middleware.access import VIEWER
 from services.admin.middleware.problems import Responses, documented
-from services.admin.routes.parameters import JobName  # noqa: TC001 -- FastAPI reads it when run
+from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.service import service_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,12 @@ async def show(
         ),
     ] = "newest",
     if_none_match: Annotated[
-        str | None, Header(max_length=1000, examples=['"12-400-0123456789abcdef"'])
+        str | None,
+        Header(
+            max_length=1000,
+            description="Tags of models that are there already.",
+            examples=['"12-400-0123456789abcdef"'],
+        ),
     ] = None,
 ) -> Response:
     """Give a model's weights, of what counts by the audit."""

@@ -1,26 +1,94 @@
-"""`/v1/jobs/{job}/provisioning`: how a job's machines are rented, and asking for another plan."""
+"""Plans, simulations, prices of machines; how a job's are rented, and asking for another plan."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 from fastapi import APIRouter, Body, Query, Request
+from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from common.api.answers import ProvisioningAnswer, ReplanAnswer
-from common.api.provisioning import provisioning_told
+from common.api.answers import PricesAnswer, ProvisioningAnswer, ReplanAnswer
+from common.api.plan import ToldPlan
+from common.api.provisioning import provisioning_answer
 from common.errors import NotFoundError
 from common.planning.replan import ask_to_replan, check_replan, not_provisioned
+from common.planning.request import PlanRequest, Rate
+from common.planning.simulation import SimulateRequest, check_files, check_size
 from common.provisioning.records import ReplanAsked
 from services.admin.middleware.access import OPERATOR, VIEWER, Operator
 from services.admin.middleware.problems import documented
-from services.admin.routes.bodies import strictly
-from services.admin.routes.parameters import JobName  # noqa: TC001 -- FastAPI reads it when run
+from services.admin.routes.requests import JobName, strictly
 from services.admin.service import service_of
 
-router = APIRouter(prefix="/v1/jobs/{job}/provisioning", tags=["provisioning"])
+if TYPE_CHECKING:
+    from services.admin.service import Service
+
+router = APIRouter(prefix="/v1", tags=["provisioning"])
+
+MOST_WORKERS = 100_000  # a plan for so many takes some tens of milliseconds
+
+
+class PlanBody(PlanRequest):
+    """A job's work, its workers and what machines cost."""
+
+    workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | None = Field(
+        default=None, description="N_tot, all of the same `rate_per_s`."
+    )
+    rates_per_s: Annotated[list[Rate], Field(min_length=1, max_length=MOST_WORKERS)] | None = Field(
+        default=None, description="A rate for each worker instead."
+    )
+
+
+@router.post(
+    "/provisioning/plan",
+    response_model=ToldPlan,
+    responses=documented(404, 502),
+    dependencies=[VIEWER],
+)
+async def plan(request: Request, asked: PlanBody) -> Response:
+    """Find the cheapest mix of spot and on-demand machines that meets a deadline.
+
+    That no mix meets it is an answer, too: `feasible` is false, and `reason` says why.
+    """
+    service = service_of(request)
+    work = partial(_planned, service, asked)
+    # In a thread: it computes for some milliseconds, and with a job Kafka may hang.
+    told = await (service.histories.run(work) if asked.job else run_in_threadpool(work))
+    return Response(told, media_type="application/json")
+
+
+@router.post("/provisioning/simulate", responses=documented(), dependencies=[VIEWER])
+async def simulate(
+    request: Request,
+    asked: Annotated[SimulateRequest, strictly(SimulateRequest), Body()],
+) -> Response:
+    """Simulate a job on machines that come and go: cost, runtime and deadlines met, by policy.
+
+    All policies meet the same rates, prices and preemptions; the same seed gives the same result.
+    """
+    service = service_of(request)
+    traces = service.settings.api_traces
+    folder = Path(traces) if traces else None
+    check_size(asked)
+    check_files(asked, folder)
+    results = await service.simulations.run(asked, folder)
+    return Response(results, media_type="application/json")
+
+
+@router.get(
+    "/provisioning/prices",
+    response_model=PricesAnswer,
+    responses=documented(404, 502),
+    dependencies=[VIEWER],
+)
+async def prices(request: Request) -> Response:
+    """Tell what machines of the market's pools cost, as of a few seconds ago at most."""
+    told = await service_of(request).prices.now()
+    return Response(told, media_type="application/json")
 
 
 class ReplanBody(BaseModel):
@@ -28,10 +96,17 @@ class ReplanBody(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    reason: str = Field(default="", max_length=500, examples=["the deadline moved"])
+    reason: str = Field(
+        default="", max_length=500, description="Why.", examples=["the deadline moved"]
+    )
 
 
-@router.get("", response_model=ProvisioningAnswer, responses=documented(404), dependencies=[VIEWER])
+@router.get(
+    "/jobs/{job}/provisioning",
+    response_model=ProvisioningAnswer,
+    responses=documented(404),
+    dependencies=[VIEWER],
+)
 async def show(
     request: Request,
     job: JobName,
@@ -47,12 +122,15 @@ async def show(
     workers = spec.provisioning.workers
     follower = await service.followers.ready(job)
     with follower.view() as view:
-        told = provisioning_told(view.ledger, spec.policy, workers, service.clock(), limit)
-    return Response(msgspec.json.encode(told), media_type="application/json")
+        told = provisioning_answer(view.ledger, spec.policy, workers, service.clock(), limit)
+    return Response(told.model_dump_json(), media_type="application/json")
 
 
 @router.post(
-    "/replan", status_code=202, responses=documented(404, 409, 502), dependencies=[OPERATOR]
+    "/jobs/{job}/provisioning/replan",
+    status_code=202,
+    responses=documented(404, 409, 502),
+    dependencies=[OPERATOR],
 )
 async def replan(
     request: Request,
@@ -70,3 +148,16 @@ async def replan(
     question = ReplanAsked(service.clock(), caller.name, reason)
     await service.questions.run(lambda: ask_to_replan(service.log(), job, question))
     return ReplanAnswer(job=job, asked_at_s=question.at_s)
+
+
+def _planned(service: Service, asked: PlanBody) -> bytes:
+    """A plan as JSON; FastAPI would check what has just been made.
+
+    Raises:
+        GivenError: If a number makes no sense or is missing, by its field.
+        NotFoundError: If there is no such job.
+        UnavailableError: If Kafka is unavailable and a job is named.
+    """
+    from common.planning.plan import plan_told  # noqa: PLC0415 -- scipy takes long to load
+
+    return plan_told(asked, service.log, service.clock()).model_dump_json().encode()

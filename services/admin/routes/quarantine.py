@@ -16,8 +16,7 @@ from common.api.answers import (
 from common.jobs.quarantine import Quarantine
 from services.admin.middleware.access import OPERATOR, VIEWER, Operator
 from services.admin.middleware.problems import documented
-from services.admin.routes.bodies import strictly
-from services.admin.routes.parameters import JobName, Limit  # noqa: TC001 -- FastAPI reads them when run
+from services.admin.routes.requests import JobName, Limit, strictly
 from services.admin.service import service_of
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["quarantine"])

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from common.api.answers import CurvesAnswer, StreamsAnswer, UpdatesPage, WorkersAnswer
 from services.admin.middleware.access import VIEWER
 from services.admin.middleware.problems import documented
-from services.admin.routes.parameters import JobName  # noqa: TC001 -- FastAPI reads it when run
+from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.service import service_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ async def updates(
 
 @router.get("/{job}/workers", response_model=WorkersAnswer, responses=documented(404))
 async def workers(request: Request, job: JobName) -> Response:
-    """List workers by name: who gives signs of life, and whose machine runs without any."""
+    """List workers by name: who sends heartbeats, and whose machine runs without any."""
     service = service_of(request)
     follower = await service.followers.ready(job)
     with follower.view() as view:

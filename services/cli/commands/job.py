@@ -1,4 +1,4 @@
-"""`doll job`: submit a job, look at jobs, say what is wanted of them, change and delete them."""
+"""`doll job`: submit, list, show, watch, pause, resume, stop, change and delete jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -17,17 +18,14 @@ from common.errors import UserError
 from common.jobs.store import encode_job
 from common.topics import names as topics
 from services.cli.commands.requeue import replay, requeue
-from services.cli.commands.watch import watch
-from services.cli.commands.watching import at_least, number, printable
 from services.cli.system.outside import system_of
 
 if TYPE_CHECKING:
     from common.core.events import Wanted
     from common.jobs.edit import Value
+    from services.cli.system.system import Picture
 
-app = typer.Typer(
-    no_args_is_help=True, help="Submit jobs, look at them, change, pause and stop them."
-)
+app = typer.Typer(no_args_is_help=True, help="Submit, watch, change, pause and stop jobs.")
 
 _TOLD: dict[Wanted, str] = {
     "running": "is resumed",
@@ -60,7 +58,7 @@ def submit(
         ),
     ] = "",
 ) -> None:
-    """Check a job whole and post it; the coordinators take it up from there.
+    """Check a job and submit it; a coordinator starts to lead it.
 
     Example: [bold]doll job submit digits.yaml --from letters@best[/]
     """
@@ -76,17 +74,17 @@ def submit(
 
 @app.command("list")
 def list_jobs(context: typer.Context) -> None:
-    """List all jobs: how each is, how far behind, what it could not use.
+    """List all jobs: state, lag, and what could not be used.
 
-    Lag, skipped and expired are records, quarantined are batches; "-" is not known, or the job is
-    stopped.
+    Lag, skipped and expired count records, quarantined counts batches; "-": not known, or the job
+    is stopped.
 
     Example: [bold]doll job list[/]
     """
-    jobs = system_of(context).jobs()
+    found = system_of(context).jobs()
     # A name is for copying, and a state is a word: never cut them, however narrow the terminal.
-    name_width = max((len(line.name) for line in jobs.lines), default=0)
-    state_width = max((len(line.state.word) for line in jobs.lines), default=0)
+    name_width = max((len(line.id) for line in found.jobs), default=0)
+    state_width = max((len(line.state) for line in found.jobs), default=0)
     table = Table(
         Column("job", min_width=name_width),
         Column("state", min_width=state_width),
@@ -97,46 +95,46 @@ def list_jobs(context: typer.Context) -> None:
         *("task", "streams"),
         box=None,
     )
-    for line in jobs.lines:
+    for line in found.jobs:
         unused = line.skipped, line.quarantined, line.expired
-        counts = (at_least(each, whole=line.whole) for each in unused)
+        counts = (_at_least(each, whole=line.whole) for each in unused)
         cells = (
-            *(line.name, line.state.word, number(line.lag), *counts),
+            *(line.id, line.state, _number(line.lag), *counts),
             *(line.task, ", ".join(line.streams)),
         )
         table.add_row(*map(Text, cells))
-    if jobs.lines:
+    if found.jobs:
         Console().print(table)
-        for line in jobs.lines:  # below: too long for a column of a terminal
-            if why := line.state.why or line.reason:
-                typer.echo(f"{line.name}: {line.state.word}: {printable(why)}")
-    elif not jobs.unreadable:
+        for line in found.jobs:  # below: too long for a column of a terminal
+            if why := line.why or line.reason:
+                typer.echo(f"{line.id}: {line.state}: {_printable(why)}")
+    elif not found.unreadable:
         typer.echo("no jobs yet; submit one with `doll job submit FILE`")
-    for each in jobs.unreadable:
+    for each in found.unreadable:
         typer.echo(
-            f"unreadable: the record of {each.name!r} at offset {each.offset} of {topics.JOBS}:"
+            f"unreadable: the record of {each.id!r} at offset {each.offset} of {topics.JOBS}:"
             f" {each.reason}"
         )
 
 
 @app.command()
 def show(context: typer.Context, job: Name) -> None:
-    """Show a job as JSON: its specification with all defaults, what is wanted, where it began.
+    """Show a job as JSON: its specification with all defaults, its desired state, its start.
 
-    Of a job that is held, the reason and its traceback come behind, on standard error.
+    The reason why a job is held, and its traceback, go to standard error.
 
     Example: [bold]doll job show digits[/]
     """
     record = system_of(context).job(job)
     typer.echo(msgspec.json.format(encode_job(record), indent=2).decode())
     if record.held:
-        typer.echo(f"{job} is held: {printable(record.reason)}", err=True)
-        typer.echo(printable(record.detail), err=True)
+        typer.echo(f"{job} is held: {_printable(record.reason)}", err=True)
+        typer.echo(_printable(record.detail), err=True)
 
 
 @app.command()
 def pause(context: typer.Context, job: Name, reason: Reason = "paused by a person") -> None:
-    """Let a job rest: its streams wait in Kafka, `resume` goes on where it stood.
+    """Pause a job: its streams wait in Kafka, `resume` continues where it stopped.
 
     Example: [bold]doll job pause digits --reason "prices are high"[/]
     """
@@ -151,27 +149,27 @@ def resume(
         bool,
         typer.Option(
             "--after-loss",
-            help="Kafka lost records: of the job's own topics, go on from the best snapshot that"
-            " they still cover; of a stream, read on from where it was cut.",
+            help="Kafka lost records: continue from the best snapshot that the job's own topics"
+            " still cover; read a stream from where it was cut.",
         ),
     ] = False,
     from_start: Annotated[  # noqa: FBT002 -- a flag
         bool,
-        typer.Option("--from-start", help="With --after-loss: version 0 will do, if none is left."),
+        typer.Option("--from-start", help="With --after-loss: accept version 0 if none is left."),
     ] = False,
     read_from: Annotated[
         ReadFrom | None,
         typer.Option(
             "--from",
-            help="A stream's topic was deleted and created anew: read the new one from its"
-            " beginning, or only what comes from now on. Goes on after other losses, too.",
+            help="A stream's topic was deleted and recreated: read the new one from its"
+            " beginning, or only what comes from now on. Implies --after-loss.",
         ),
     ] = None,
     reason: Reason = "resumed by a person",
 ) -> None:
-    """Go on with a job that was paused or stopped, exactly where it was.
+    """Resume a job that was paused or stopped, exactly where it was.
 
-    Of a job that is held, the reason says what to give here, and what it will cost.
+    The reason why a job is held says which options to give, and what will be lost.
 
     Example: [bold]doll job resume digits --after-loss[/]
     """
@@ -188,7 +186,7 @@ def resume(
 
 @app.command()
 def stop(context: typer.Context, job: Name, reason: Reason = "stopped by a person") -> None:
-    """End a job with a last checkpoint; its workers are free, its model and its audit stay.
+    """Stop a job with a last checkpoint; its workers are freed, its model and its audit stay.
 
     Example: [bold]doll job stop digits[/]
     """
@@ -200,17 +198,19 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     context: typer.Context,
     job: Name,
     deadline: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Stop then, counted from submission.")
+        float | None, typer.Option(metavar="SECONDS", help="From submission on.")
     ] = None,
-    no_deadline: Annotated[bool, typer.Option("--no-deadline", help="Take its time.")] = False,  # noqa: FBT002 -- a flag
+    no_deadline: Annotated[  # noqa: FBT002 -- a flag
+        bool, typer.Option("--no-deadline", help="Remove the deadline.")
+    ] = False,
     group_size: Annotated[int | None, typer.Option(help="K, batches per update.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="b, records per batch.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Of the optimizer's steps.")] = None,
     reason: Reason = "changed by a person",
 ) -> None:
-    """Change a job, running or not: K, the deadline and the rate count from its next update on.
+    """Change a job, running or not: K, deadline and learning rate, from its next update on.
 
-    A new b counts from each worker's next batch on.
+    A new b takes effect at each worker's next batch.
 
     Example: [bold]doll job change digits --group-size 10 --deadline 7200 --reason "it is late"[/]
     """
@@ -234,15 +234,15 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
     before = system.job(job).revision
     record = system.change(job, changed, reason)
     if record.revision == before:
-        typer.echo(f"job {job} is so already: nothing was changed")
+        typer.echo(f"job {job} has these settings already: nothing was changed")
         return
     told = ", ".join(f"{n} {'none' if v is None else f'{v:g}'}" for n, v in changed.items())
-    typer.echo(f"job {job} is to have {told} (revision {record.revision}): {reason}")
+    typer.echo(f"job {job} changed: {told} (revision {record.revision}): {reason}")
 
 
 @app.command()
 def delete(context: typer.Context, job: Name) -> None:
-    """Take a stopped job out of the list; its history in Kafka and its checkpoints stay.
+    """Delete a stopped job; its history in Kafka and its checkpoints stay.
 
     Example: [bold]doll job delete digits[/]
     """
@@ -250,7 +250,32 @@ def delete(context: typer.Context, job: Name) -> None:
     typer.echo(f"job {job} is deleted: its history in Kafka and its checkpoints stay")
 
 
-app.command()(watch)
+@app.command()
+def watch(
+    context: typer.Context,
+    job: Name,
+    *,
+    every_s: Annotated[float, typer.Option("--every", min=0.1, help="Seconds.")] = 0.5,
+    once: Annotated[bool, typer.Option("--once", help="Show once and end.")] = False,
+) -> None:
+    """Watch a job live: updates, loss, metrics, records/s, workers, lag; ends with Ctrl-C.
+
+    Example: [bold]doll job watch digits[/]
+    """
+    watched = system_of(context).watch(job)
+    try:
+        if once:
+            Console().print(_render(job, watched.look(0.0)))
+            return
+        with Live(_render(job, watched.look(0.0)), auto_refresh=False) as live:
+            while True:
+                live.update(_render(job, watched.look(every_s)), refresh=True)
+    except KeyboardInterrupt:  # the usual end
+        pass
+    finally:
+        watched.close()
+
+
 app.command()(requeue)
 app.command()(replay)
 
@@ -267,3 +292,49 @@ def _read(file: str) -> str:
         raise UserError(f"{file}: there is no such file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: cannot be read as text: {error}") from error
+
+
+def _render(job: str, picture: Picture) -> Group:
+    """Draw a line of the present and a table of the last updates, newest first."""
+    progress = picture.progress
+    leaving = f" (+{picture.leaving} leaving)" if picture.leaving else ""
+    present = [
+        ("workers", _number(picture.alive) + leaving),
+        ("records/s", _number(progress.samples_per_s)),
+        ("lag", _number(progress.lag)),
+        ("batches waiting", _number(progress.waiting)),
+        ("records skipped", _at_least(progress.skipped, whole=progress.whole)),
+        ("batches quarantined", _at_least(progress.quarantined, whole=progress.whole)),
+        ("records expired", _at_least(progress.expired, whole=progress.whole)),
+    ]
+    head = Text.assemble((job, "bold"), f" {picture.state}")
+    numbers = Text("   ".join(f"{name} {value}" for name, value in present))
+    names = sorted({name for update in picture.updates for name in update.metrics})
+    table = Table("update", "by", "loss", *names, "records", "batches", box=None)
+    for update in reversed(picture.updates):
+        table.add_row(
+            f"{update.version:,}",
+            str(update.epoch),
+            f"{update.loss:.4f}",
+            *(f"{update.metrics[name]:.4f}" if name in update.metrics else "" for name in names),
+            f"{update.samples:,}",
+            f"{update.batches}" + (f" ({update.short})" if update.short else ""),
+        )
+    return Group(head, numbers, table if picture.updates else Text("no update yet"))
+
+
+def _number(value: float | None) -> str:
+    """A number for people; None is not known."""
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _at_least(count: int | None, *, whole: bool) -> str:
+    """A count for people: of a history that was not read whole, it may be more."""
+    return _number(count) + ("" if whole or count is None else "+")
+
+
+def _printable(text: str) -> str:
+    """A text without control characters; line ends and tabs stay."""
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else f"\\x{ord(each):02x}" for each in text
+    )

@@ -1,4 +1,4 @@
-"""`doll key`: who may use the admin service, and as what."""
+"""`doll key`: API keys of the admin service."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rich.table import Column, Table
 from common.api.keys import KeyBook, Role
 from services.cli.system.outside import outside_of
 
-app = typer.Typer(no_args_is_help=True, help="Make and revoke keys of the admin service.")
+app = typer.Typer(no_args_is_help=True, help="Create and revoke API keys of the admin service.")
 
-Name = Annotated[str, typer.Argument(help="What the key is called; it is no secret.")]
+Name = Annotated[str, typer.Argument(help="The key's name; not secret.")]
 
 
 @app.command()
 def create(
     context: typer.Context,
     name: Name,
-    role: Annotated[Role, typer.Option(help="What its holder may do: look, or change things too.")],
-    note: Annotated[str, typer.Option(help="Who has it, what for; kept with the key.")] = "",
+    role: Annotated[Role, typer.Option(help="viewer: read; operator: change, too.")],
+    note: Annotated[str, typer.Option(help="Who holds it and why.")] = "",
 ) -> None:
-    """Make a key and print it, once: only its hash is kept.
+    """Create a key and print it, once: only its hash is stored.
 
-    The key alone goes to standard output, so that a script can put it where it belongs.
+    Only the key goes to standard output, for scripts.
 
     Example: [bold]doll key create page --role viewer > page.key[/]
     """
@@ -44,7 +44,7 @@ def create(
 
 @app.command("list")
 def list_keys(context: typer.Context) -> None:
-    """List all keys by name: role, when it was made, note; never the key itself or its hash.
+    """List all keys by name: role, creation time, note; never the key itself or its hash.
 
     Example: [bold]doll key list[/]
     """
@@ -63,7 +63,7 @@ def list_keys(context: typer.Context) -> None:
 
 @app.command()
 def revoke(context: typer.Context, name: Name) -> None:
-    """Make a key invalid for good; admin services hear of it within seconds.
+    """Revoke a key for good; admin services refuse it within seconds.
 
     Example: [bold]doll key revoke page[/]
     """

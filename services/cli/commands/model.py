@@ -1,4 +1,4 @@
-"""`doll model`: take a trained model out, as safetensors."""
+"""`doll model`: export a trained model as safetensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from common.checkpoints.find import wish_of
 from common.errors import UserError
 from services.cli.system.outside import system_of
 
-app = typer.Typer(no_args_is_help=True, help="Take trained models out.")
+app = typer.Typer(no_args_is_help=True, help="Export trained models.")
 
 
 @app.command()
@@ -23,8 +23,8 @@ def pull(
 ) -> None:
     """Write a model's weights to a file that `safetensors.torch.load_file` reads.
 
-    Of what checkpoints and hot snapshots hold, only what counts by the audit is taken. The best is
-    the one that had the lowest mean loss over its last updates, each before it was made.
+    It is taken from checkpoints and hot snapshots, if it is part of the audited history. `best` is
+    the version with the lowest mean loss over its last updates.
 
     Example: [bold]doll model pull digits -o digits.safetensors --version best[/]
     """

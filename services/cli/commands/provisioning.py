@@ -1,11 +1,10 @@
-"""`doll provisioning` and `doll prices`: how a job's machines are rented, and what they cost."""
+"""`doll provisioning` and `doll prices`: a job's rented machines, and prices of machines."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.console import Console, Group
 from rich.table import Column, Table
@@ -16,10 +15,9 @@ from services.cli.system.outside import system_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from common.api.provisioning import ToldCost, ToldPlanned, ToldProvisioning
-    from common.provisioning.records import Believed
+    from common.api.answers import BelievedAnswer, CostAnswer, PlanInForce, ProvisioningAnswer
 
-app = typer.Typer(no_args_is_help=True, help="See how a job's machines are rented.")
+app = typer.Typer(no_args_is_help=True, help="Show and replan a job's rented machines.")
 
 Name = Annotated[str, typer.Argument(help="The job's name.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One object, as JSON.")]
@@ -30,7 +28,9 @@ def show(
     context: typer.Context,
     job: Name,
     *,
-    limit: Annotated[int, typer.Option(min=1, max=100, help="Plans of its history.")] = 5,
+    limit: Annotated[
+        int, typer.Option(min=1, max=100, help="Plans of its history, newest first.")
+    ] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Show the plan in force and why, estimates, and what was spent so far, against what.
@@ -39,7 +39,7 @@ def show(
     """
     told = system_of(context).provisioning(job, limit)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+        typer.echo(told.model_dump_json(indent=2))
     else:
         Console().print(draw(job, told))
 
@@ -48,24 +48,24 @@ def show(
 def replan(
     context: typer.Context,
     job: Name,
-    reason: Annotated[str, typer.Option(help="Why; kept with the question.")] = "",
+    reason: Annotated[str, typer.Option(help="Why; recorded with the request.")] = "",
 ) -> None:
-    """Ask the policy anew; what it decides is in the history a little later.
+    """Ask the policy for a new plan; it appears in the history a little later.
 
     Example: [bold]doll provisioning replan digits --reason "the deadline moved"[/]
     """
     system_of(context).replan(job, reason)
-    typer.echo(f"a new plan for {job} was asked for; see `doll provisioning show {job}`")
+    typer.echo(f"a new plan for {job} was requested; see `doll provisioning show {job}`")
 
 
 def prices(context: typer.Context, *, as_json: AsJson = False) -> None:
-    """Tell what machines of the market cost now, pool by pool.
+    """Show current machine prices by pool.
 
     Example: [bold]doll prices[/]
     """
     told = system_of(context).prices()
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+        typer.echo(told.model_dump_json(indent=2))
         return
     table = Table("pool", "kind", Column("USD per hour", justify="right"), "", box=None)
     for pool in told.pools:
@@ -74,7 +74,7 @@ def prices(context: typer.Context, *, as_json: AsJson = False) -> None:
     Console().print(table)
 
 
-def draw(job: str, told: ToldProvisioning) -> Group:
+def draw(job: str, told: ProvisioningAnswer) -> Group:
     """Draw the plan in force, what it costs, and the plans before it."""
     table = Table(Column(style="bold", no_wrap=True), Column(), box=None, show_header=False)
     rows = {"policy": f"{told.policy}, for {told.workers} workers; {told.running} machines run"}
@@ -102,7 +102,7 @@ def draw(job: str, told: ToldProvisioning) -> Group:
     return Group(Text(job, "bold"), table, Text(), history)
 
 
-def _plan_rows(plan: ToldPlanned) -> dict[str, str]:
+def _plan_rows(plan: PlanInForce) -> dict[str, str]:
     places = ", ".join(f"{count} on {pool}" for pool, count in plan.places.items())
     feasible = "" if plan.feasible else "infeasible; what comes nearest: "
     return {
@@ -115,7 +115,7 @@ def _plan_rows(plan: ToldPlanned) -> dict[str, str]:
     }
 
 
-def _cost(cost: ToldCost) -> str:
+def _cost(cost: CostAnswer) -> str:
     told = f"${cost.spent_usd:,.4g} so far"
     if cost.ratio_to_on_demand is not None:
         told += f", {100 * cost.ratio_to_on_demand:.1f} % of on demand only"
@@ -126,7 +126,7 @@ def _cost(cost: ToldCost) -> str:
     return f"{told}; ${cost.usd_per_hour:,.4g} an hour now"
 
 
-def _believed(believed: Mapping[str, Believed]) -> str:
+def _believed(believed: Mapping[str, BelievedAnswer]) -> str:
     return ", ".join(
         f"{name} {each.value:.4g} ({each.low:.4g} to {each.high:.4g})"
         for name, each in sorted(believed.items())

@@ -1,4 +1,4 @@
-"""`doll job requeue` and `doll job replay`: what becomes of quarantined batches, by hand."""
+"""`doll job requeue` and `doll job replay`: take batches out of quarantine."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _READ_RECORDS = 1000
 Name = Annotated[str, typer.Argument(help="The job's name.")]
 Batches = Annotated[
     list[int] | None,
-    typer.Option("--batch", metavar="OFFSET", help="Only this one; may be given several times."),
+    typer.Option("--batch", metavar="OFFSET", help="A batch; repeatable."),
 ]
-All = Annotated[bool, typer.Option("--all", help="Every batch for which it is possible.")]
+All = Annotated[bool, typer.Option("--all", help="Every batch that can be.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what is quarantined.")]
 
 
@@ -45,11 +45,11 @@ def requeue(
     all_batches: All = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Take poison batches out of quarantine: they are trained once more, as if they were new.
+    """Requeue poison batches: they are trained again, as if they were new.
 
-    For when the task is mended. Without --batch or --all it lists what is quarantined, and why. A
-    job that is held for its poison goes on with `doll job resume`. What expired is gone, and what
-    was replayed comes back by itself.
+    Use it once the task is fixed. Without --batch or --all it lists what is quarantined, and why.
+    A job that is held for poison continues with `doll job resume`. Expired batches are gone, and
+    replayed ones come back by themselves.
 
     Example: [bold]doll job requeue digits --all[/]
     """
@@ -76,12 +76,12 @@ def replay(
     all_batches: All = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Write the records of poison batches to their topics anew, where every reader gets them.
+    """Write the records of poison batches to their topics again, where every reader gets them.
 
-    For dead letters that other systems want, too; `doll job requeue` is for the job alone. The
+    For dead letters that other systems need, too; `doll job requeue` is for the job alone. The
     batch stays quarantined for good, and its records come back as new ones, with their keys and a
-    header `replayed_from`. They are written only once the quarantine is sealed: should this command
-    be ended between the two, they are not written, and `doll audit --json` names the batch as
+    header `replayed_from`. They are written once the quarantine is final: if this command is
+    interrupted between the two, they are not written, and `doll audit --json` lists the batch as
     replayed.
 
     Example: [bold]doll job replay digits --batch 1042[/]
@@ -105,14 +105,14 @@ def replay(
             continue
         _produce(log, each, records)
         written += len(records)
-        typer.echo(f"batch {each.offset}: {len(records)} records are written anew")
-    typer.echo(f"{written} records of {job} are written anew")
+        typer.echo(f"batch {each.offset}: {len(records)} records were written again")
+    typer.echo(f"{written} records of {job} were written again")
 
 
-_TOO_LATE = "somebody took it back or replayed it meanwhile, nothing was done"
+_TOO_LATE = "was requeued or replayed by somebody else meanwhile: nothing was done"
 _OUTCOMES: dict[Outcome, str] = {
     "requeued": "waits again",
-    "before": "was taken back before, nothing was done",
+    "before": "was requeued before: nothing was done",
     "replayed": _TOO_LATE,
 }
 

@@ -8,22 +8,29 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import msgspec
-from pydantic import ValidationError
 
+from common.api.answers import (
+    JobAnswer,
+    JobList,
+    JobSummary,
+    PricesAnswer,
+    ProvisioningAnswer,
+    QuarantineAnswer,
+    RequeueAnswer,
+    UnreadableRecord,
+    UpdatesPage,
+    WorkersAnswer,
+)
+from common.api.jobs import record_of
 from common.api.plan import ToldPlan
-from common.api.prices import PriceList
-from common.api.provisioning import ToldProvisioning
 from common.config.yaml_file import as_json, load_text
-from common.core.events import Wanted  # noqa: TC001 -- msgspec reads it when run
-from common.core.spans import Partition, Span
+from common.core.spans import Span
 from common.errors import UserError, WireError
-from common.jobs.progress import State, Word
-from common.jobs.quarantine import Final, Outcome, QuarantinedBatch, RequeuedBatch
+from common.jobs.progress import State
+from common.jobs.quarantine import QuarantinedBatch, RequeuedBatch
 from common.jobs.spec import job_from_json
-from common.jobs.store import Change, JobRecord, Origin
-from services.cli.commands.watching import SHOWN_UPDATES, Picture, UpdateLine
 from services.cli.system.api_client import Client
-from services.cli.system.system import JobLine, Jobs, PulledModel, Submitted, UnreadableLine
+from services.cli.system.system import SHOWN_UPDATES, Picture, PulledModel, Submitted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,101 +40,15 @@ if TYPE_CHECKING:
 
     from common.checkpoints.find import Wish
     from common.config.settings import Settings
+    from common.core.events import Wanted
     from common.core.losses import ReadFrom
     from common.jobs.edit import Value
+    from common.jobs.store import JobRecord
     from common.planning.compare import Result
     from common.planning.request import PlanRequest
     from common.planning.simulation import SimulateRequest
 
 _PAGE = 500
-
-
-class _Progress(msgspec.Struct):
-    version: int
-    samples_per_s: float | None
-    lag: int | None
-    waiting: int | None
-    skipped: int
-    quarantined: int
-    whole: bool
-    expired: int = 0  # an older service does not tell it
-
-
-class _Job(msgspec.Struct):
-    spec: msgspec.Raw
-    wanted: Wanted
-    reason: str
-    submitted_s: float
-    revision: int
-    changes: tuple[Change, ...]
-    first: tuple[tuple[str, int, int], ...]
-    origin: Origin | None
-    detail: str
-    state: Word
-    why: str
-    progress: _Progress
-
-
-class _Summary(msgspec.Struct):
-    id: str
-    wanted: Wanted
-    reason: str
-    streams: tuple[str, ...]
-    task: str
-    state: Word
-    why: str
-    lag: int | None
-    skipped: int | None
-    quarantined: int | None
-    whole: bool
-    expired: int | None = None  # an older service does not tell it
-
-
-class _Unreadable(msgspec.Struct):
-    id: str
-    offset: int
-    reason: str
-
-
-class _Jobs(msgspec.Struct):
-    jobs: tuple[_Summary, ...]
-    unreadable: tuple[_Unreadable, ...]
-    next: str | None
-
-
-class _QuarantinedBatch(msgspec.Struct):
-    batch: int
-    records: int
-    spans: tuple[tuple[str, int, int, int], ...]
-    reason: str
-    final: Final
-
-
-class _Quarantine(msgspec.Struct):
-    batches: tuple[_QuarantinedBatch, ...]
-    next: int | None
-
-
-class _RequeuedBatch(msgspec.Struct):
-    batch: int
-    outcome: Outcome
-
-
-class _Requeued(msgspec.Struct):
-    batches: tuple[_RequeuedBatch, ...]
-
-
-class _Updates(msgspec.Struct):
-    updates: tuple[UpdateLine, ...]
-
-
-class _Worker(msgspec.Struct):
-    status: str
-
-
-class _Workers(msgspec.Struct):
-    workers: tuple[_Worker, ...]
-    board_away: str = ""
 
 
 class Api:
@@ -157,20 +78,20 @@ class Api:
             self._record(self._client.ask("POST", "/v1/jobs", body.encode(), headers=headers))
         )
 
-    def jobs(self) -> Jobs:
+    def jobs(self) -> JobList:
         """See the protocol."""
-        lines, unreadable, after = list[JobLine](), list[UnreadableLine](), ""
+        jobs, unreadable, after = list[JobSummary](), list[UnreadableRecord](), ""
         while True:
-            page = self._client.get("/v1/jobs", _Jobs, limit=_PAGE, after=after)
-            lines += [_line(each) for each in page.jobs]
-            unreadable += [UnreadableLine(e.id, e.offset, e.reason) for e in page.unreadable]
+            page = self._client.get("/v1/jobs", JobList, limit=_PAGE, after=after)
+            jobs += page.jobs
+            unreadable += page.unreadable
             if page.next is None or page.next <= after:
-                return Jobs(tuple(lines), tuple(unreadable))
+                return JobList(jobs=tuple(jobs), unreadable=tuple(unreadable))
             after = page.next
 
     def job(self, name: str) -> JobRecord:
         """See the protocol."""
-        return self._record(self._client.ask("GET", _path(name)))
+        return record_of(self._client.get(_path(name), JobAnswer))
 
     def want(self, name: str, wanted: Wanted, reason: str) -> None:
         """See the protocol."""
@@ -195,21 +116,14 @@ class Api:
 
     def quarantine(self, name: str) -> list[QuarantinedBatch]:
         """See the protocol."""
-        found, after = list[QuarantinedBatch](), -1
+        found, path, after = list[QuarantinedBatch](), _path(name, "quarantine"), -1
         while True:
-            page = self._client.get(
-                _path(name, "quarantine"), _Quarantine, limit=_PAGE, after=after
-            )
-            found += [
-                QuarantinedBatch(
-                    each.batch,
-                    each.records,
-                    tuple(Span(*span) for span in each.spans),
-                    each.reason,
-                    each.final,
+            page = self._client.get(path, QuarantineAnswer, limit=_PAGE, after=after)
+            for each in page.batches:
+                address = tuple(Span(*span) for span in each.spans)
+                found.append(
+                    QuarantinedBatch(each.batch, each.records, address, each.reason, each.final)
                 )
-                for each in page.batches
-            ]
             if page.next is None or page.next <= after:
                 return found
             after = page.next
@@ -218,7 +132,7 @@ class Api:
         """See the protocol."""
         body = msgspec.json.encode({"batches": "all" if batches is None else batches})
         answer = self._client.ask("POST", _path(name, "requeue"), body)
-        told = self._client.read(answer, _Requeued)
+        told = self._client.read(answer, RequeueAnswer)
         return [RequeuedBatch(each.batch, each.outcome) for each in told.batches]
 
     def watch(self, name: str) -> ApiWatched:
@@ -239,11 +153,7 @@ class Api:
     def plan(self, request: PlanRequest) -> ToldPlan:
         """See the protocol."""
         body = request.model_dump_json(exclude_defaults=True).encode()
-        answer = self._client.ask("POST", "/v1/provisioning/plan", body)
-        try:
-            return ToldPlan.model_validate_json(answer.content)
-        except ValidationError as error:
-            raise self._client.strange(error) from error
+        return self._client.read(self._client.ask("POST", "/v1/provisioning/plan", body), ToldPlan)
 
     def simulate(
         self,
@@ -264,37 +174,24 @@ class Api:
             advance(name, 1.0)
         return results
 
-    def provisioning(self, name: str, limit: int) -> ToldProvisioning:
+    def provisioning(self, name: str, limit: int) -> ProvisioningAnswer:
         """See the protocol."""
-        return self._client.get(_path(name, "provisioning"), ToldProvisioning, limit=limit)
+        return self._client.get(_path(name, "provisioning"), ProvisioningAnswer, limit=limit)
 
     def replan(self, name: str, reason: str) -> None:
         """See the protocol."""
         body = msgspec.json.encode({"reason": reason})
         self._client.ask("POST", _path(name, "provisioning/replan"), body)
 
-    def prices(self) -> PriceList:
+    def prices(self) -> PricesAnswer:
         """See the protocol."""
-        return self._client.get("/v1/provisioning/prices", PriceList)
+        return self._client.get("/v1/provisioning/prices", PricesAnswer)
 
     def _patch(self, name: str, patch: Mapping[str, object]) -> JobRecord:
         return self._record(self._client.ask("PATCH", _path(name), msgspec.json.encode(patch)))
 
     def _record(self, answer: httpx2.Response) -> JobRecord:
-        told = self._client.read(answer, _Job)
-        return JobRecord(
-            spec=job_from_json(bytes(told.spec)),
-            wanted=told.wanted,
-            first={Partition(topic, index): position for topic, index, position in told.first},
-            reason=told.reason,
-            submitted_s=told.submitted_s,
-            origin=told.origin,
-            revision=told.revision,
-            changes=told.changes,
-            held=told.state == "held",
-            detail=told.detail,
-            finished=told.state == "finished",
-        )
+        return record_of(self._client.read(answer, JobAnswer))
 
 
 class ApiWatched:
@@ -310,25 +207,18 @@ class ApiWatched:
         if self._looked:
             time.sleep(timeout_s)
         self._looked = True
-        job = self._client.get(_path(self._name), _Job)
-        progress = job.progress
-        workers = self._client.get(_path(self._name, "workers"), _Workers)
-        after = max(progress.version - SHOWN_UPDATES, 0)
+        job = self._client.get(_path(self._name), JobAnswer)
+        workers = self._client.get(_path(self._name, "workers"), WorkersAnswer)
+        after = max(job.progress.version - SHOWN_UPDATES, 0)
         updates = self._client.get(
-            _path(self._name, "updates"), _Updates, after=after, limit=SHOWN_UPDATES
+            _path(self._name, "updates"), UpdatesPage, after=after, limit=SHOWN_UPDATES
         )
         statuses = [worker.status for worker in workers.workers]
         return Picture(
             State(job.state, job.why),
+            job.progress,
             None if workers.board_away else statuses.count("alive"),
             statuses.count("leaving"),
-            progress.samples_per_s,
-            progress.lag,
-            progress.waiting,
-            progress.skipped,
-            progress.quarantined,
-            progress.expired,
-            progress.whole,
             updates.updates,
         )
 
@@ -338,18 +228,3 @@ class ApiWatched:
 
 def _path(job: str, part: str = "") -> str:
     return f"/v1/jobs/{quote(job, safe='')}" + (f"/{part}" if part else "")
-
-
-def _line(told: _Summary) -> JobLine:
-    return JobLine(
-        told.id,
-        State(told.state, told.why),
-        told.task,
-        told.streams,
-        told.reason,
-        told.lag,
-        told.skipped,
-        told.quarantined,
-        told.expired,
-        told.whole,
-    )

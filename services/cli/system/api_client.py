@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import httpx2
 import msgspec
+from pydantic import BaseModel, ValidationError
 
+from common.config.validation import complaint
 from common.errors import (
     ConflictError,
     GivenError,
@@ -19,7 +21,7 @@ from common.errors import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-T = TypeVar("T")
+T = TypeVar("T", bound=BaseModel)
 
 _CONNECT_S = 5.0
 _ANSWER_S = 120.0  # a simulation takes as long as the service's settings let it
@@ -101,9 +103,9 @@ class Client:
             OutsideError: If it is something else.
         """
         try:
-            return msgspec.json.decode(answer.content, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self.strange(error) from error
+            return kind.model_validate_json(answer.content)
+        except ValidationError as error:
+            raise self.strange(complaint(error)) from error
 
     def strange(self, why: Exception | str) -> OutsideError:
         """What is to be raised where an answer makes no sense."""

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from common.api.prices import market_of, minimum_billing_s, price_list
-from common.api.provisioning import provisioning_told
+from common.api.answers import JobList
+from common.api.jobs import job_summary, progress_answer, unreadable_records, update_answers
+from common.api.prices import market_of, minimum_billing_s, prices_answer
+from common.api.provisioning import provisioning_answer
 from common.checkpoints.find import find_model
-from common.errors import NotFoundError
+from common.errors import (
+    ExpiredError,
+    NotFoundError,
+    TruncatedError,
+    UnavailableError,
+    UnknownTopicError,
+)
 from common.jobs.check import check_submission
-from common.jobs.progress import UNREAD, resting
+from common.jobs.progress import JobProgress
 from common.jobs.quarantine import Quarantine
 from common.jobs.spec import parse_job
 from common.jobs.store import JobBook
-from common.jobs.watching import look_at_jobs
+from common.jobs.watching import HistoryReader, Looker, look_at_jobs, read_history
 from common.learning.checkpoint import save_weights
 from common.learning.torch_here import need_torch
 from common.planning.replan import (
@@ -26,23 +35,21 @@ from common.planning.replan import (
 )
 from common.provisioning.records import ReplanAsked
 from common.runtime.connect import open_prices
+from common.telemetry.logging import event_logger
 from services.cli.commands.origins import begin_with
-from services.cli.system.directly_watched import DirectlyWatched
-from services.cli.system.system import JobLine, Jobs, PulledModel, Submitted, UnreadableLine
+from services.cli.system.system import SHOWN_UPDATES, Picture, PulledModel, Submitted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
+    from common.api.answers import PricesAnswer, ProvisioningAnswer
     from common.api.plan import ToldPlan
-    from common.api.prices import PriceList
-    from common.api.provisioning import ToldProvisioning
     from common.checkpoints.find import Wish
     from common.config.servers import Outside
     from common.core.events import Wanted
     from common.core.losses import ReadFrom
     from common.jobs.edit import Value
-    from common.jobs.progress import JobProgress
     from common.jobs.quarantine import QuarantinedBatch, RequeuedBatch
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
@@ -50,9 +57,16 @@ if TYPE_CHECKING:
     from common.planning.compare import Result
     from common.planning.request import PlanRequest
     from common.planning.simulation import SimulateRequest
-    from common.ports.servers import Log
+    from common.ports.servers import Board, Log
 
 BY = "the command line"  # who wanted what it writes, for people
+
+# Of each of its topics: a second or two. Of a longer history the newest part alone is read, and
+# counts are told as "at least"; `doll audit` and the admin service read it whole.
+MOST_RECORDS = 20_000
+_READ_S = 0.2
+
+_log = event_logger(__name__)
 
 
 class Direct:
@@ -75,15 +89,18 @@ class Direct:
         beginning = begin_with(source, spec, book, self._outside)
         return Submitted(book.submit(spec, beginning.origin), beginning.told)
 
-    def jobs(self) -> Jobs:
+    def jobs(self) -> JobList:
         """See the protocol."""
         log, now = self._outside.open_log(), time.time()
         book = JobBook(log)
         records = book.read()
         found = look_at_jobs(records, log, self._outside.open_board, now)
-        return Jobs(
-            tuple(_line(record, found.get(name), now) for name, record in sorted(records.items())),
-            tuple(UnreadableLine(name, *each) for name, each in sorted(book.unreadable.items())),
+        return JobList(
+            jobs=tuple(
+                job_summary(record, found.get(name), now)
+                for name, record in sorted(records.items())
+            ),
+            unreadable=unreadable_records(book.unreadable),
         )
 
     def job(self, name: str) -> JobRecord:
@@ -154,7 +171,7 @@ class Direct:
         with silent_output():
             return compare(variants, folder, request.runs, request.seed, advance)
 
-    def provisioning(self, name: str, limit: int) -> ToldProvisioning:
+    def provisioning(self, name: str, limit: int) -> ProvisioningAnswer:
         """See the protocol."""
         log, settings = self._outside.open_log(), self._outside.settings
         spec = JobBook(log).get(name).spec
@@ -162,7 +179,9 @@ class Direct:
             raise NotFoundError(not_provisioned(name))
         least_s = minimum_billing_s(market_of(settings)) if settings.market else {}
         ledger = read_ledger(log, name, least_s)
-        return provisioning_told(ledger, spec.policy, spec.provisioning.workers, time.time(), limit)
+        return provisioning_answer(
+            ledger, spec.policy, spec.provisioning.workers, time.time(), limit
+        )
 
     def replan(self, name: str, reason: str) -> None:
         """See the protocol."""
@@ -170,11 +189,11 @@ class Direct:
         check_replan(JobBook(log).get(name), read_ledger(log, name))
         ask_to_replan(log, name, ReplanAsked(time.time(), BY, reason))
 
-    def prices(self) -> PriceList:
+    def prices(self) -> PricesAnswer:
         """See the protocol."""
         settings = self._outside.settings
         market = market_of(settings)
-        return price_list(market, open_prices(settings, market).look(), time.time())
+        return prices_answer(market, open_prices(settings, market).look(), time.time())
 
     def _book(self) -> JobBook:
         return JobBook(self._outside.open_log())
@@ -185,32 +204,10 @@ def quarantine_of(log: Log, job: str) -> Quarantine:
 
     Raises:
         NotFoundError: If there is no such job; its topic alone would be an unknown one.
-        UnavailableError: If Kafka is away.
+        UnavailableError: If Kafka is unavailable.
     """
     JobBook(log).get(job)
     return Quarantine(log, job)
-
-
-def _line(record: JobRecord, progress: JobProgress | None, now: float) -> JobLine:
-    spec, state = record.spec, resting(record)
-    line = JobLine(
-        spec.name,
-        state or UNREAD,
-        spec.task.name or spec.task.entrypoint or "",
-        spec.streams,
-        record.reason,
-    )
-    if progress is None:
-        return line
-    numbers = progress.numbers(now)
-    return line._replace(
-        state=state or progress.state_at_work(now),
-        lag=numbers.lag,
-        skipped=numbers.skipped,
-        quarantined=numbers.quarantined,
-        expired=numbers.expired,
-        whole=numbers.whole,
-    )
 
 
 def _layout(spec: JobSpec, allowed: Collection[str]) -> Layout:
@@ -221,3 +218,83 @@ def _layout(spec: JobSpec, allowed: Collection[str]) -> Layout:
     from common.learning.parameters import layout_of  # noqa: PLC0415 -- see above
 
     return layout_of(task_of(spec, allowed).build())
+
+
+class DirectlyWatched:
+    """One job, looked at through Kafka and Redis; see `system.Watched`.
+
+    Args:
+        job: Its name.
+        log: Kafka.
+        open_board: Of a job.
+        book: All jobs.
+
+    Raises:
+        NotFoundError: If there is no such job.
+        UnavailableError: If Kafka is unavailable.
+    """
+
+    def __init__(
+        self, job: str, log: Log, open_board: Callable[[str], Board], book: JobBook
+    ) -> None:
+        self._job = job
+        self._log = log
+        self._book = book
+        self._record = book.get(job)
+        self._looker = Looker(self._record, lambda: log, open_board, _log)
+        self._history: HistoryReader | None = None
+        self._progress = JobProgress(self._record)
+        with suppress(UnknownTopicError):  # its record says why nobody works on it
+            self._open()
+
+    def look(self, timeout_s: float) -> Picture:
+        """Wait for updates up to `timeout_s`, and say how the job is."""
+        self._read(timeout_s)
+        self._record = self._book.refresh(0.0).get(self._job, self._record)
+        now = time.time()
+        look = self._looker.look(now, time.monotonic())
+        progress = self._progress
+        progress.record = self._record
+        if look is not None:
+            progress.look(look)
+        version, statuses = progress.version, progress.seen.statuses
+        alive = None if statuses is None else sum(each == "alive" for each in statuses.values())
+        return Picture(
+            progress.state(now),
+            progress_answer(progress, now),
+            alive,
+            len(statuses or ()) - (alive or 0),
+            update_answers(progress, version - SHOWN_UPDATES + 1, version),
+        )
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._leave()
+        self._looker.close()
+        self._book.close()
+
+    def _open(self) -> None:
+        """Read the history up to now."""
+        self._history = history = HistoryReader(self._job, self._log, MOST_RECORDS)
+        self._progress = JobProgress(self._record, history.updates_start, history.control_start)
+        while not history.caught_up:
+            read_history(history, self._progress, time.time(), _READ_S)
+
+    def _read(self, timeout_s: float) -> None:
+        if self._history is None:
+            time.sleep(timeout_s)
+            return
+        try:
+            read_history(self._history, self._progress, time.time(), timeout_s)
+        except UnavailableError:  # what was known is shown, until it is back
+            time.sleep(timeout_s)
+        except UnknownTopicError:
+            self._leave()
+        except (ExpiredError, TruncatedError):
+            self._leave()
+            self._open()
+
+    def _leave(self) -> None:
+        if self._history is not None:
+            self._history.close()
+        self._history = None

@@ -13,9 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from common.api.answers import (
+        JobList,
+        PricesAnswer,
+        Progress,
+        ProvisioningAnswer,
+        UpdateAnswer,
+    )
     from common.api.plan import ToldPlan
-    from common.api.prices import PriceList
-    from common.api.provisioning import ToldProvisioning
     from common.checkpoints.find import Wish
     from common.core.events import Wanted
     from common.core.losses import ReadFrom
@@ -26,10 +31,12 @@ if TYPE_CHECKING:
     from common.planning.compare import Result
     from common.planning.request import PlanRequest
     from common.planning.simulation import SimulateRequest
-    from services.cli.commands.watching import Picture
 
     Tell: TypeAlias = Callable[[str], object]  # where a person hears what was left out
     Advance: TypeAlias = Callable[[str, float], None]  # policy, share of its runs that is done
+
+
+SHOWN_UPDATES = 10  # of a job that somebody watches
 
 
 class Submitted(NamedTuple):
@@ -39,42 +46,22 @@ class Submitted(NamedTuple):
     beginning: str = ""
 
 
-class JobLine(NamedTuple):
-    """One job in a list; None is what nobody could say."""
-
-    name: str
-    state: State
-    task: str
-    streams: tuple[str, ...]
-    reason: str  # why it is wanted so
-    lag: int | None = None
-    skipped: int | None = None  # records
-    quarantined: int | None = None  # batches
-    expired: int | None = None  # records
-    whole: bool = True  # whether these three are of all that ever happened
-
-
-class UnreadableLine(NamedTuple):
-    """The newest record of a job, where it does not parse."""
-
-    name: str
-    offset: int  # in the jobs topic
-    reason: str
-
-
-class Jobs(NamedTuple):
-    """All jobs, by name."""
-
-    lines: tuple[JobLine, ...]
-    unreadable: tuple[UnreadableLine, ...] = ()
-
-
 class PulledModel(NamedTuple):
     """A model's weights as safetensors, and the update that made them."""
 
     epoch: int
     version: int
     data: bytes
+
+
+class Picture(NamedTuple):
+    """How a job is that somebody watches; None is what is not known."""
+
+    state: State
+    progress: Progress
+    alive: int | None  # workers
+    leaving: int
+    updates: tuple[UpdateAnswer, ...]  # the last ones, newest last
 
 
 class Watched(Protocol):
@@ -91,7 +78,7 @@ class System(Protocol):
     """What a command may ask.
 
     Every call may raise `UserError` (`NotFoundError`, `ConflictError`) where it makes no sense, and
-    `UnavailableError` where a server is away.
+    `UnavailableError` where a server is unavailable.
     """
 
     def submit(self, text: str, source: str) -> Submitted:
@@ -102,7 +89,7 @@ class System(Protocol):
             source: JOB or JOB@VERSION whose checkpoint it begins with; empty: its own version 0.
         """
 
-    def jobs(self) -> Jobs:
+    def jobs(self) -> JobList:
         """All jobs, by name, each with its state."""
 
     def job(self, name: str) -> JobRecord:
@@ -153,11 +140,11 @@ class System(Protocol):
             advance: Is told how far it is, where that can be known.
         """
 
-    def provisioning(self, name: str, limit: int) -> ToldProvisioning:
+    def provisioning(self, name: str, limit: int) -> ProvisioningAnswer:
         """How a job's machines are rented, with its last plans."""
 
     def replan(self, name: str, reason: str) -> None:
         """Ask the policy of a job's machines anew."""
 
-    def prices(self) -> PriceList:
+    def prices(self) -> PricesAnswer:
         """What machines cost now."""

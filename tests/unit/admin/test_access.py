@@ -14,7 +14,7 @@ from common.api.keys import KeyBook
 from services.admin.app import ROUTERS
 from services.admin.middleware import access
 from services.admin.routes import health
-from services.admin.routes.examples import JOB
+from services.admin.routes.requests import JOB
 from tests.unit.admin.conftest import HOST, World, problem
 
 if TYPE_CHECKING:

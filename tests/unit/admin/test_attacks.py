@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.api.keys import KeyBook, Keys
-from services.admin.routes.examples import JOB
+from services.admin.routes.requests import JOB
 from tests.unit.admin.conftest import HOST, World, problem
 
 if TYPE_CHECKING:

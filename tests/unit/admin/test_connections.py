@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse
 
 from common.config.settings import Settings
 from services.admin.middleware.connections import HEAD_BYTES, REQUEST_S, Connections
-from services.admin.routes.examples import JOB
+from services.admin.routes.requests import JOB
 from services.admin.server import Server
 from tests.unit.admin.conftest import World
 

@@ -14,8 +14,8 @@ from common.jobs.edit import CHANGEABLE
 from common.jobs.spec import JobSpec
 from common.jobs.store import JobBook
 from common.topics.names import JOBS
-from services.admin.routes.examples import JOB
 from services.admin.routes.jobs import JobPatch
+from services.admin.routes.requests import JOB
 from tests.unit.admin.conftest import World, problem
 from tests.unit.admin.live.helpers import eventually
 
@@ -52,11 +52,11 @@ def test_a_job_is_created_with_all_defaults_and_where_it_begins(world: World) ->
     assert told["first"] == [[stream, partition, 0] for stream, partition in places]
     assert (told["state"], told["why"]) == (
         "waiting for a coordinator",
-        "nobody has looked at it yet",
+        "it has not been looked at yet",
     )
     shown, seen = world.get("/v1/jobs/digits"), {"progress": None, "why": ""}
     assert shown | seen == told | seen
-    assert shown["why"] == "nobody leads digits yet: `doll coordinator` starts one"
+    assert shown["why"] == "none leads digits yet: `doll coordinator` starts one"
     assert JobBook(world.log).get("digits").spec.task.name == "image-classifier"
 
 

@@ -16,7 +16,7 @@ from schemathesis.specs.openapi import checks
 
 from common.config.settings import Settings
 from services.admin.app import create_app
-from services.admin.routes.examples import JOB
+from services.admin.routes.requests import JOB
 from tests.unit.admin.conftest import HOST, World
 
 if TYPE_CHECKING:
@@ -162,6 +162,29 @@ def test_every_field_of_every_request_has_its_range() -> None:
             for content in operation.get("requestBody", {}).get("content", {}).values():
                 lacking += boundless(content["schema"], f"{method} {path}")
     assert not lacking
+
+
+def test_every_field_of_every_model_is_described() -> None:
+    models = DOCUMENT["components"]["schemas"]
+    lacking = [
+        f"{name}.{field}"
+        for name, model in models.items()
+        for field, schema in model.get("properties", {}).items()
+        if not described(schema, models)
+    ]
+    for path, methods in DOCUMENT["paths"].items():
+        for method, operation in methods.items():
+            parameters = operation.get("parameters", [])
+            lacking += [
+                f"{method} {path} {e['name']}" for e in parameters if "description" not in e
+            ]
+    assert not lacking
+
+
+def described(schema: dict[str, Any], models: dict[str, Any]) -> bool:
+    """Whether a field says what it is; one that is a model may leave that to the model's words."""
+    model = models.get(schema.get("$ref", "").rpartition("/")[2], {})
+    return bool(schema.get("description") or model.get("description"))
 
 
 def boundless(schema: dict[str, Any], path: str) -> list[str]:

@@ -16,7 +16,7 @@ from common.planning.compare import as_data, compare, with_policies
 from common.planning.plan import plan_told
 from common.planning.request import PlanRequest
 from common.planning.simulation import SimulateRequest
-from services.admin.routes.planning import MOST_WORKERS, PlanBody
+from services.admin.routes.provisioning import MOST_WORKERS, PlanBody
 from services.admin.simulating import AT_ONCE
 from tests.unit.admin.conftest import World, problem
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from services.admin.routes.examples import JOB
+from services.admin.routes.requests import JOB
 
 if TYPE_CHECKING:
     from tests.unit.admin.conftest import World

@@ -10,7 +10,7 @@ from common.core.messages import GENESIS, Lead, Quarantined, Replayed, Requeued
 from common.core.spans import Partition
 from common.ports.servers import NewTopic
 from common.wire.messages import decode_audit, encode_audit
-from services.admin.routes.examples import JOB
+from services.admin.routes.requests import JOB
 from tests.unit.admin.conftest import World, problem
 from tests.unit.cli.test_requeue import BAD, GONE, POISON, QUARANTINE, UPDATES
 

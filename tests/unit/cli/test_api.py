@@ -214,10 +214,10 @@ def test_a_bad_job_is_refused_as_directly(both: Both, old: str, new: str) -> Non
 def test_settings_are_changed_and_a_stopped_job_deleted_as_directly(submitted: Both) -> None:
     change = ("job", "change", "digits", "--reason", "why")
     said = submitted.remote(*change, "--group-size", "3", "--deadline", "100").stdout
-    assert said == "job digits is to have deadline_s 100, group_size 3 (revision 1): why\n"
+    assert said == "job digits changed: deadline_s 100, group_size 3 (revision 1): why\n"
     said = submitted.remote(*change, "--no-deadline", "--learning-rate", "0.1").stdout
-    assert said == "job digits is to have learning_rate 0.1, deadline_s none (revision 2): why\n"
-    assert "is so already" in submitted.same(*change, "--group-size", "3")
+    assert said == "job digits changed: learning_rate 0.1, deadline_s none (revision 2): why\n"
+    assert "has these settings already" in submitted.same(*change, "--group-size", "3")
     for run in submitted.ways:
         shown = json.loads(run("job", "show", "digits").stdout)
         assert (shown["spec"]["group_size"], shown["spec"]["stop"]["deadline_s"]) == (3, None)
@@ -256,7 +256,7 @@ def test_a_quarantine_is_listed_and_taken_back_as_directly(submitted: Both) -> N
         "digits is held: go on with `doll job resume digits`",
     ]
     again = submitted.same("job", "requeue", "digits", "--batch", "1")
-    assert again.startswith("batch 1: was taken back before, nothing was done\n")
+    assert again.startswith("batch 1: was requeued before: nothing was done\n")
     written = world.log.tail(Partition("doll.digits.updates", 0), 4).read(100, 0.0)
     records = [decode_audit(record.value or b"") for record in written]
     assert [each.by for each in records if isinstance(each, Requeued)] == ["operator"] * 2

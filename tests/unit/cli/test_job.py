@@ -112,14 +112,14 @@ def test_a_job_is_changed_with_its_reason(world: World) -> None:
         "job", "change", "digits", *options, "--learning-rate", "0.5", "--reason", "it is late"
     )
     told = "deadline_s 60, group_size 4, batch_size 8, learning_rate 0.5"
-    assert result.stdout == f"job digits is to have {told} (revision 1): it is late\n"
+    assert result.stdout == f"job digits changed: {told} (revision 1): it is late\n"
     shown = json.loads(world.run("job", "show", "digits").stdout)
     assert (shown["revision"], shown["changes"][0]["reason"]) == (1, "it is late")
     assert shown["spec"]["stop"]["deadline_s"] == 60.0
     result = world.run("job", "change", "digits", "--no-deadline")
-    assert "is to have deadline_s none (revision 2): changed by a person" in result.stdout
+    assert "changed: deadline_s none (revision 2): changed by a person" in result.stdout
     result = world.run("job", "change", "digits", "--group-size", "4")
-    assert result.stdout == "job digits is so already: nothing was changed\n"
+    assert result.stdout == "job digits has these settings already: nothing was changed\n"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_the_list_says_how_each_job_is_and_what_it_could_not_use(world: World) -
     claimed(world, 1, skipped=2)
     shown = world.run("job", "list").stdout
     assert "waiting for a coordinator" in shown
-    assert "nobody leads digits yet: `doll coordinator` starts one" in shown
+    assert "none leads digits yet: `doll coordinator` starts one" in shown
     world.board("digits").put_unable("c1", "task [x] is not in DOLL_TASKS", 60.0)
     assert "c1: task [x] is not in DOLL_TASKS" in world.run("job", "list").stdout
     world.board("digits").hold_lease("c1", 60.0)

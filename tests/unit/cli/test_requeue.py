@@ -131,7 +131,7 @@ def test_all_poison_waits_again(world: World) -> None:
     assert history(world).requeued == {0: POISON, 1: BAD}
     assert set(history(world).quarantined) == {2}
     again = world.run("job", "requeue", "digits", "--batch", "1").stdout
-    assert again.startswith("batch 1: was taken back before, nothing was done\n0 of 1 batches")
+    assert again.startswith("batch 1: was requeued before: nothing was done\n0 of 1 batches")
     refused = world.run("job", "replay", "digits", "--batch", "1", code=exits.REFUSED)
     assert "batch 1 of digits is not quarantined" in refused.stderr
     assert len(written(world)) == len(QUARANTINE) + 2
@@ -145,7 +145,9 @@ def test_one_batch_is_taken_back_and_the_other_replayed_without_its_bad_records(
 
     told = world.run("job", "replay", "digits", "--batch", "1").stdout
 
-    assert told == ("batch 1: 3 records are written anew\n3 records of digits are written anew\n")
+    assert told == (
+        "batch 1: 3 records were written again\n3 records of digits were written again\n"
+    )
     assert stream(world)[10:] == [(b"k2", b"r2"), (b"k4", b"r4"), (b"k6", b"r6")]
     assert isinstance(written(world)[-1], Replayed)
     for command, words in (("requeue", "was replayed"), ("replay", "was replayed")):
@@ -190,5 +192,5 @@ def test_who_comes_second_is_told_so_and_does_nothing(command: str, first: Audit
 
     told = world.run("job", command, "digits", "--batch", "0").stdout
 
-    assert "somebody took it back or replayed it meanwhile" in told
+    assert "was requeued or replayed by somebody else meanwhile" in told
     assert len(stream(world)) == 10

@@ -231,16 +231,16 @@ def test_the_state_of_a_job_that_rests_is_what_its_record_says() -> None:
 
 def test_nobody_leads() -> None:
     view = JobProgress(job())
-    assert view.state(NOW).why == "nobody has looked at it yet"
+    assert view.state(NOW).why == "it has not been looked at yet"
     view.look(Look(NOW, {}, None, led=False, ends=FIRST))
     assert view.state(NOW) == (
         "waiting for a coordinator",
-        "nobody leads digits yet: `doll coordinator` starts one",
+        "none leads digits yet: `doll coordinator` starts one",
     )
     view.look(Look(NOW, {}, None, led=False, ends=FIRST, unable={"c2": "y", "c1": "no task x"}))
     assert view.state(NOW) == ("waiting for a coordinator", "c1: no task x; c2: y")
     view.look(Look(NOW, {}, None, led=True, ends=FIRST))
-    assert view.state(NOW) == ("waiting for a coordinator", "one is about to lead")
+    assert view.state(NOW) == ("waiting for a coordinator", "one is taking over")
     view.look(Look(NOW, board_away="connection refused", ends=FIRST))
     assert view.state(NOW) == (
         "waiting for a coordinator",
@@ -257,7 +257,7 @@ def test_where_redis_is_away_and_updates_come_it_runs() -> None:
 def test_workers_lack_while_there_is_work_alone() -> None:
     view = running(rows(2), 0, 200)
     view.look(Look(NOW, {}, standing(), led=True, ends=dict(FIRST) | {PLACES[0]: 200}))
-    assert view.state(NOW) == ("waiting for workers", "100 records wait and no worker is there")
+    assert view.state(NOW) == ("waiting for workers", "100 records wait and no worker runs")
     view.look(Look(NOW, {"w1": "leaving"}, standing(), led=True, ends={**FIRST, PLACES[0]: 200}))
     assert view.state(NOW).word == "waiting for workers"
     view = running(rows(2), 1, 120)

@@ -132,5 +132,5 @@ def test_the_end_ends_all_streams_and_threads_at_once(rig: Rig) -> None:
     eventually(lambda: all(follower.feed.closed for follower in followers))
     rig.followers.close()
     assert set(threading.enumerate()) <= rig.before
-    with pytest.raises(UnavailableError, match="about to end"):
+    with pytest.raises(UnavailableError, match="shutting down"):
         rig.followers.of(JOB)

@@ -1,0 +1,119 @@
+"""Jobs as answers of the API: for admin services and the command line; and back again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.api.answers import (
+    Change,
+    JobAnswer,
+    JobSummary,
+    OriginAnswer,
+    Progress,
+    UnreadableRecord,
+    UpdateAnswer,
+)
+from common.core.spans import Partition
+from common.jobs import store
+from common.jobs.progress import UNREAD, resting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from common.api.answers import EvaluationAnswer
+    from common.jobs.progress import JobProgress, State
+    from common.topics.table import Unreadable
+
+
+def progress_answer(
+    job: JobProgress, now: float, evaluation: EvaluationAnswer | None = None
+) -> Progress:
+    """How far a job is."""
+    record = job.record
+    return Progress(
+        **job.numbers(now)._asdict(),
+        done=record.reason if record.wanted == "stopped" else "",
+        evaluation=evaluation,
+    )
+
+
+def update_answers(job: JobProgress, first: int, last: int) -> tuple[UpdateAnswer, ...]:
+    """Effective updates from one version to another, both included, as far as they are there."""
+    return tuple(UpdateAnswer(**row._asdict()) for row in job.columns.rows(first, last))
+
+
+def job_answer(record: store.JobRecord, state: State, progress: Progress) -> JobAnswer:
+    """One job, whole."""
+    spec = record.spec
+    deadline_s = spec.stop.deadline_s
+    return JobAnswer(
+        id=spec.name,
+        wanted=record.wanted,
+        reason=record.reason,
+        submitted_s=record.submitted_s,
+        deadline_s=None if deadline_s is None else record.submitted_s + deadline_s,
+        revision=record.revision,
+        changes=tuple(map(Change.model_validate, record.changes)),
+        spec=spec,
+        first=tuple((*place, position) for place, position in sorted(record.first.items())),
+        origin=OriginAnswer.model_validate(record.origin) if record.origin else None,
+        detail=record.detail,
+        state=state.word,
+        why=state.why,
+        progress=progress,
+    )
+
+
+def record_of(answer: JobAnswer) -> store.JobRecord:
+    """The job's record, as far as an answer says it."""
+    return store.JobRecord(
+        spec=answer.spec,
+        wanted=answer.wanted,
+        first={Partition(topic, index): position for topic, index, position in answer.first},
+        reason=answer.reason,
+        submitted_s=answer.submitted_s,
+        origin=store.Origin(**answer.origin.model_dump()) if answer.origin else None,
+        revision=answer.revision,
+        changes=tuple(store.Change(**each.model_dump()) for each in answer.changes),
+        held=answer.state == "held",
+        detail=answer.detail,
+        finished=answer.state == "finished",
+    )
+
+
+def job_summary(record: store.JobRecord, job: JobProgress | None, now: float) -> JobSummary:
+    """One job in a list.
+
+    Args:
+        record: The job.
+        job: How far it is; None: not known yet, or it is stopped.
+        now: Seconds since 1970.
+    """
+    spec, numbers = record.spec, None if job is None else job.numbers(now)
+    state = resting(record) or (UNREAD if job is None else job.state_at_work(now))
+    return JobSummary(
+        id=spec.name,
+        wanted=record.wanted,
+        reason=record.reason,
+        submitted_s=record.submitted_s,
+        streams=spec.streams,
+        task=spec.task.name or spec.task.entrypoint or "",
+        batch_size=spec.batch_size,
+        group_size=spec.group_size,
+        provisioned=spec.provisioning is not None,
+        state=state.word,
+        why=state.why,
+        lag=numbers and numbers.lag,
+        skipped=numbers and numbers.skipped,
+        quarantined=numbers and numbers.quarantined,
+        expired=numbers and numbers.expired,
+        whole=numbers is None or numbers.whole,
+    )
+
+
+def unreadable_records(found: Mapping[str, Unreadable]) -> tuple[UnreadableRecord, ...]:
+    """Records of jobs that do not parse, by their keys."""
+    return tuple(
+        UnreadableRecord(id=name, offset=each.offset, reason=each.reason)
+        for name, each in sorted(found.items())
+    )
