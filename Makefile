@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+TESTS := $(BIN)/pytest -q --durations=40
 SEEDS ?= 10000
 MINUTES ?= 5
 SEED ?= 1
@@ -26,7 +27,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)  ## train on a live stream, kill a worker half-way, prove that nothing was lost
 	$(BIN)/doll demo --out out/demo
 
-test: lint unit servers  ## everything that this machine can check
+test: $(INSTALLED)  ## everything that this machine can check, but for what `make nightly` adds
+	$(MAKE) --jobs=2 --output-sync=target lint unit
+	$(MAKE) servers
 
 lint: $(INSTALLED)  ## style, types, architecture
 	$(BIN)/ruff check .
@@ -34,12 +37,11 @@ lint: $(INSTALLED)  ## style, types, architecture
 	$(BIN)/mypy
 
 unit: $(INSTALLED)  ## the pure parts, and the protocol under 1,000 seeded fault schedules
-	$(BIN)/pytest -q -n 2 tests/unit tests/test_architecture.py
-	$(BIN)/pytest -q tests/system
+	$(TESTS) -n 2 -m "not nightly" tests/system tests/unit tests/test_architecture.py
 
 servers: $(INSTALLED)  ## ports and processes, on every Kafka and Redis that can be had here
-	$(BIN)/pytest -q -rs -n 2 --dist loadfile -m "not alone and not nightly" tests/contract tests/integration
-	$(BIN)/pytest -q -rs -m alone tests/integration
+	$(TESTS) -rs -n 2 --dist loadfile -m "not alone and not nightly" tests/contract tests/integration
+	$(TESTS) -rs -m "alone and not nightly" tests/integration
 
 compose-check: $(INSTALLED)  ## docker-compose.yml, by the oldest docker-compose that must read it
 	TEST_REQUIRE_SERVERS=1 $(BIN)/pytest -q tests/unit/deploy/test_compose.py tests/unit/deploy/test_compose_check.py
@@ -60,7 +62,8 @@ paper: $(INSTALLED)  ## section V of the paper, reproduced by simulation: some m
 	$(BIN)/python -m load.paper
 
 nightly: simulate chaos  ## what takes too long for every change: 10,000 schedules, five minutes of chaos
-	$(BIN)/pytest -q -rs -m nightly tests/integration
+	TEST_SINCE= $(TESTS) -n 2 --hypothesis-profile=nightly tests/system tests/unit
+	$(TESTS) -rs -m nightly tests/integration
 
 .tools/helm:  # for the tests of the chart
 	GOBIN=$(CURDIR)/.tools go install helm.sh/helm/v3/cmd/helm@v3.18.6

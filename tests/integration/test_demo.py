@@ -129,6 +129,7 @@ def test_a_demo_uses_every_record_once_and_leaves_nothing_running(
     assert list(temporary.glob("doll-*")) == []
 
 
+@pytest.mark.nightly
 def test_a_demo_on_rented_machines_tells_what_they_cost_and_gives_all_back(
     tmp_path: Path, temporary: Path
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_demo_on_rented_machines_tells_what_they_cost_and_gives_all_back(
     await_condition(lambda: not left(seen), "all machines are given back")
 
 
+@pytest.mark.nightly
 def test_rented_machines_end_with_a_demo_that_is_killed(tmp_path: Path, temporary: Path) -> None:
     said = tmp_path / "said"
     arguments = ["demo", "--provision", "--workers", "2", "--out", str(tmp_path)]
@@ -172,6 +174,7 @@ def test_rented_machines_end_with_a_demo_that_is_killed(tmp_path: Path, temporar
     await_condition(lambda: not left(everything), "everything has ended")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_demo_that_is_told_to_end_leaves_nothing_running(
     tmp_path: Path, temporary: Path, how: signal.Signals
@@ -189,6 +192,7 @@ def test_a_demo_that_is_told_to_end_leaves_nothing_running(
     assert not (tmp_path / "summary.json").exists()
 
 
+@pytest.mark.nightly
 def test_nothing_survives_a_demo_that_is_killed(tmp_path: Path, temporary: Path) -> None:
     said = tmp_path / "said"
     with running(["demo", "--out", str(tmp_path)], temporary, said) as process:
@@ -199,6 +203,7 @@ def test_nothing_survives_a_demo_that_is_killed(tmp_path: Path, temporary: Path)
     await_condition(lambda: not left(children), "the kernel has ended them")
 
 
+@pytest.mark.nightly
 def test_a_worker_that_dies_unasked_ends_the_demo_and_is_named(
     tmp_path: Path, temporary: Path
 ) -> None:

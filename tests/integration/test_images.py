@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from common.config.settings import Settings
 
+pytestmark = pytest.mark.nightly  # images are built first
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
 
 EXAMPLES = DOCKERFILE.parent.parent / "docs" / "examples"

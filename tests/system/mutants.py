@@ -8,7 +8,20 @@ need more seeds than a test has time for; docs/explain/protocol.md names both.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from _pytest.mark.structures import ParameterSet
+
+ROOT = Path(__file__).parents[2]
 
 
 class Edit(NamedTuple):
@@ -25,6 +38,45 @@ class Mutant(NamedTuple):
     rule: str
     seeds: int
     edits: tuple[Edit, ...]
+
+    def write(self, folder: Path) -> None:
+        """Edit the rule out of a copy of the sources.
+
+        Raises:
+            AssertionError: If the text is not there, or not once.
+        """
+        for path, before, after in self.edits:
+            text = (folder / path).read_text()
+            assert text.count(before) == 1, f"{path} reads otherwise now: {before}"
+            (folder / path).write_text(text.replace(before, after))
+
+
+def cases(mutants: Sequence[Mutant]) -> list[ParameterSet]:
+    """Tests of mutants: those of files that did not change since TEST_SINCE wait for the night.
+
+    TEST_SINCE is a commit; without it, or without git, all are tried at once.
+    """
+    changed = _changed(os.environ.get("TEST_SINCE", ""))
+    found = []
+    for mutant in mutants:
+        waits = changed is not None and not changed & {edit.path for edit in mutant.edits}
+        found.append(pytest.param(mutant, id=mutant.rule, marks=[pytest.mark.nightly] * waits))
+    return found
+
+
+def _changed(since: str) -> set[str] | None:
+    """Files that changed since a commit; None where that cannot be told."""
+    git = shutil.which("git")
+    if not since or git is None:
+        return None
+    found = subprocess.run(  # noqa: S603 -- our own command line
+        [git, "diff", "--name-only", since],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return None if found.returncode != 0 else set(found.stdout.splitlines())
 
 
 CORE, SIMULATION = "common/core/", "common/simulation/faults/"

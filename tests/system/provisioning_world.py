@@ -464,10 +464,6 @@ def main(first: int, end: int) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
-
-
 PATIENCE_S = 25.0  # a calm time after which what is wanted runs
 # Within it a change of a price is seen, also where a provisioner died and its successor took over.
 PRICES_SEEN_S = 60.0
@@ -603,3 +599,7 @@ def _bill_usd(world: World, pool: str, since_s: float, until_s: float) -> float:
         seconds = min(until_s, end_s) - max(since_s, at_s)
         total += max(seconds, 0.0) * prices[pool] / HOUR_S
     return total
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

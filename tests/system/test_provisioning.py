@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.provisioning.records import Ended, Planned, Settled, Taken
+from tests.system.mutants import cases
 from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
 from tests.system.provisioning_world import World
 
@@ -59,16 +60,13 @@ def test_a_seed_tells_the_same_story_every_time() -> None:
         assert World(seed).run().log == World(seed).run().log
 
 
-@pytest.mark.parametrize("mutant", PROVISIONING_MUTANTS, ids=lambda mutant: mutant.rule)
+@pytest.mark.parametrize("mutant", cases(PROVISIONING_MUTANTS))
 def test_without_a_rule_some_world_fails(mutant: Mutant, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "common", tmp_path / "common")
     (tmp_path / "tests").mkdir()
     shutil.copy(ROOT / "tests" / "__init__.py", tmp_path / "tests")
     shutil.copytree(ROOT / "tests" / "system", tmp_path / "tests" / "system")
-    for path, before, after in mutant.edits:
-        text = (tmp_path / path).read_text()
-        assert text.count(before) == 1, f"{path} reads otherwise now: {before}"
-        (tmp_path / path).write_text(text.replace(before, after))
+    mutant.write(tmp_path)
 
     command = (sys.executable, "-m", "tests.system.provisioning_world", "0", str(mutant.seeds))
     run = subprocess.run(  # noqa: S603 -- our own command line

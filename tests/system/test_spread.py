@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.mutants import Edit, Mutant
+from tests.system.mutants import Edit, Mutant, cases
 from tests.system.spread_world import Setting, World
 
 ROOT = Path(__file__).parents[2]
@@ -87,16 +87,13 @@ MUTANTS = (
 )
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
+@pytest.mark.parametrize("mutant", cases(MUTANTS))
 def test_without_a_rule_of_the_plan_a_test_fails(mutant: Mutant, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "common/core", tmp_path / "common/core")
     for path in TESTS:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
-    for path, before, after in mutant.edits:
-        text = (tmp_path / path).read_text()
-        assert text.count(before) == 1, f"{path} reads otherwise now: {before}"
-        (tmp_path / path).write_text(text.replace(before, after))
+    mutant.write(tmp_path)
 
     command = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", TESTS[0])
     run = subprocess.run(  # noqa: S603 -- our own command line

@@ -160,7 +160,7 @@ def test_what_is_no_http_is_no_metadata_service(
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     raw=st.binary(max_size=40)
@@ -185,7 +185,7 @@ def test_whatever_comes_back_is_no_notice_or_an_error_of_ours(
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(instant=st.datetimes(timezones=st.just(UTC)), hours=st.integers(-23, 23), action=st.text())
 def test_any_instant_that_can_be_written_can_be_told(

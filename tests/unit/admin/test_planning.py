@@ -153,7 +153,7 @@ def test_a_job_that_is_not_there_is_not_found(world: World) -> None:
         }
     )
 )
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_is_in_range_is_planned_or_refused_by_field(asked: dict[str, object]) -> None:
     request = PlanBody.model_validate(asked)
     fields = set[str]()

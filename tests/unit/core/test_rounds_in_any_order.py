@@ -177,4 +177,4 @@ class _AnyRound(RuleBasedStateMachine):
 
 
 def test_whatever_happens_a_round_is_finished_with_exactly_its_batches() -> None:
-    run_state_machine_as_test(_AnyRound, settings=settings(stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(_AnyRound, settings=settings(stateful_step_count=40))

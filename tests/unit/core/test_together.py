@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.core import commands as do
@@ -231,7 +231,6 @@ happenings = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(happenings, st.integers(0, 90), st.integers(0, 90))
 def test_whoever_is_slow_or_lost_or_replaced_every_offset_is_used_exactly_once(
     happenings: list[str], p: int, q: int

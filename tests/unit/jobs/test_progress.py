@@ -7,7 +7,7 @@ from collections import Counter
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.core.audit import audit
@@ -140,7 +140,6 @@ def told(whole: Story, seed: int) -> JobProgress:
     return view
 
 
-@settings(deadline=None, max_examples=60)  # other tests run beside it
 @given(st.integers(0, 2**32), st.integers(0, 80), st.integers(0, 2**32))
 def test_the_view_is_what_the_audit_proves_however_it_is_read(
     seed: int, length: int, order: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.learning.sizes import MIB, try_model
@@ -13,7 +13,6 @@ from common.learning.task_options import options_of
 from common.learning.tasks import make_task
 
 
-@settings(deadline=None, max_examples=30)  # other tests run beside it
 @given(
     st.sampled_from(["auto", "cnn-28", "cnn-32", "cnn-small"]),
     st.integers(16, 40),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import CorruptError, UserError
@@ -117,7 +117,6 @@ def test_a_buffer_that_no_batch_moves_stays_bit_for_bit_what_it_was() -> None:
     assert np.array_equal(weights_of(subject)[split : split + 3], constant)
 
 
-@settings(deadline=None)  # the first run of torch is slow on a busy machine
 @given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=6), data=st.data())
 def test_batch_statistics_do_not_depend_on_who_holds_which_batch(
     counts: list[int], data: st.DataObject

@@ -55,7 +55,7 @@ spots = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rates_lists, st.lists(spots, min_size=1, max_size=2), st.floats(1.0, 1.6))
 def test_no_placement_is_cheaper(rates: list[float], some: list[Pool], factor: float) -> None:
     pools = (ON_DEMAND_POOL, *some)
@@ -163,7 +163,7 @@ def test_useless_spot_stays_unused_even_with_time_to_spare(spot: Pool, binding: 
     assert (found.counts, found.plan.binding) == ((2, 0), binding)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(spots, min_size=1, max_size=2), st.floats(0.001, 0.3))
 def test_no_numbers_of_machines_are_cheaper(some: list[Pool], gradient_s: float) -> None:
     pools = (ON_DEMAND_POOL, *some)

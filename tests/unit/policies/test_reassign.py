@@ -138,7 +138,7 @@ def test_a_lone_spot_machine_is_not_trusted_where_its_outage_would_take_the_slac
     assert tight.on_demand + tight.spot > 1 or tight.spot == 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.floats(0.5, 0.99), st.floats(1.005, 1.5))
 def test_more_certainty_and_less_time_cost_no_less(probability: float, factor: float) -> None:
     sure = plan_reassign(work(factor), MARKET, Computing(0.05, probability=0.995))

@@ -154,4 +154,4 @@ class _TurnsInAnyOrder(RuleBasedStateMachine):
 
 
 TestTurnsInAnyOrder = _TurnsInAnyOrder.TestCase
-TestTurnsInAnyOrder.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestTurnsInAnyOrder.settings = settings(stateful_step_count=40)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
@@ -107,7 +107,6 @@ def test_from_below_the_floor_the_bound_rises_to_it() -> None:
     assert bounds[-1] == pytest.approx(BELOW.floor)
 
 
-@settings(deadline=None)  # quadrature is slow on a busy machine
 @given(jobs(), st.floats(0, 1000), st.floats(0.01, 300))
 def test_equation_11_in_closed_form_is_the_integral(
     problem: Convex, mean: float, std: float

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import approx_fprime, brentq
 
@@ -109,7 +109,6 @@ def test_a_target_within_the_floors_interval_is_neither_certain_nor_given_up() -
 
 
 @given(st.floats(0.05, 3.0), st.floats(0.05, 3.0))
-@settings(deadline=None)
 def test_a_lower_target_never_takes_fewer_updates(one: float, other: float) -> None:
     draws = [SHARED.remaining_draws(target) for target in sorted((one, other))]
     assert (draws[0] >= draws[1]).all()

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.theory import preemption
@@ -115,7 +115,6 @@ def test_the_chain_relaxes_at_the_sum_of_its_rates(availability: float, cycle_s:
     assert chain.mean_on_s / cycle_s == pytest.approx(availability)
 
 
-@settings(deadline=None)  # its first example loads scipy.special
 @given(st.integers(0, 300), st.floats(0, 1))
 def test_the_number_that_runs_is_binomial(workers: int, availability: float) -> None:
     law = preemption.distribution_of_running(workers, availability)

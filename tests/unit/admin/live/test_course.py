@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.jobs.progress import Row
@@ -17,7 +17,6 @@ def row(version: int, loss: float, samples: int, at_s: float | None) -> Row:
     return Row(version, 0, at_s, samples, 1, loss, None, 0, "", metrics)
 
 
-@settings(deadline=None)  # other tests run beside it
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 30)), max_size=12))
 def test_points_are_means_over_runs_of_the_versions_that_count(
     steps: list[tuple[int, int]],

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.admin.live.thinned import Thinned
 
 
-@settings(deadline=None)  # other tests run beside it
 @given(st.integers(0, 500), st.sampled_from([2, 4, 10]))
 def test_kept_are_the_first_the_newest_and_equal_steps_between(count: int, capacity: int) -> None:
     thinned = Thinned[int](capacity)

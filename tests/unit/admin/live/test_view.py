@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.core.history import History
@@ -71,7 +71,6 @@ def effective(
     return [by_name[model] for model in history.path[1:]], list(history.quarantined.values())
 
 
-@settings(deadline=None)  # other tests run beside it
 @given(COURSE, st.sets(st.integers(0, 79)))
 def test_the_view_is_what_the_effective_history_says(
     course: list[tuple[str, int, int]], asked_at: set[int]
@@ -122,7 +121,6 @@ def test_the_view_is_what_the_effective_history_says(
     assert list(curves.update_at_s) == [at_s for at_s, _ in made]
 
 
-@settings(deadline=None)  # other tests run beside it
 @given(COURSE)
 def test_rates_are_of_the_updates_of_the_last_ten_seconds_that_still_count(
     course: list[tuple[str, int, int]],
@@ -151,7 +149,6 @@ def test_rates_are_of_the_updates_of_the_last_ten_seconds_that_still_count(
     assert {each.name: each.samples for each in view.workers(now).workers} == samples
 
 
-@settings(deadline=None)  # other tests run beside it
 @given(COURSE, st.integers(1, 30))
 def test_of_many_updates_the_newest_are_kept_and_the_sums_of_all(
     course: list[tuple[str, int, int]], kept: int

@@ -92,7 +92,6 @@ def test_within_a_piece_of_a_trace_arrivals_are_poisson() -> None:
     assert stats.kstest(gaps, stats.expon(scale=1.1 / 2000).cdf).pvalue > 0.001
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(sorted(SPECS)),
     st.integers(0, 2**32 - 1),

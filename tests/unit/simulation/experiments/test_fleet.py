@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.simulation.experiments.fleet import Fleet
@@ -267,7 +267,6 @@ STARTS = st.sampled_from([0.0, 2.0, 5.0, 10.0])
 MINIMA = st.sampled_from([0.0, 7.0, 60.0])
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(STARTS, MINIMA), min_size=3, max_size=3), st.integers(0, 2**32 - 1))
 def test_every_machine_is_billed_for_its_seconds_at_their_price(
     kinds: list[tuple[float, float]], seed: int
