@@ -11,11 +11,14 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from common.embedded.fork_server import fork_module
 from common.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    from common.embedded.fork_server import Forked
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _LOG_TAIL = 2000  # characters of the child's output that an error quotes
@@ -47,6 +50,8 @@ class Child:
         log: Where what it says is added.
         environment: All of its variables; None: ours.
         stays: It may survive us after all; then it does not matter which thread makes it.
+        forks: The command is `python -m` and one of our services: where that can be, it is forked
+            by the fork server, which saves it 1.6 s of a processor; no matter in which thread.
 
     Raises:
         OSError: If there cannot be such a process.
@@ -59,11 +64,17 @@ class Child:
         environment: Mapping[str, str] | None = None,
         *,
         stays: bool = False,
+        forks: bool = False,
     ) -> None:
         self._name = command[0]
         self._log = log
         self._asked_to_end = False
+        self._process: subprocess.Popen[bytes] | Forked
         with log.open("ab") as output:
+            if forks and sys.platform == "linux":
+                _, _, module, *arguments = command
+                self._process = fork_module(module, arguments, output, environment)
+                return
             self._process = subprocess.Popen(  # noqa: S603 -- our own command line, no shell
                 command,
                 stdin=subprocess.DEVNULL,

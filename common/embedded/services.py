@@ -30,6 +30,7 @@ class Service:
         settings: What the process takes from its environment; it inherits no other.
         logs: An existing folder.
         arguments: Further ones of its command line.
+        forks: Whether the fork server may start it, sooner than a machine of its own would.
     """
 
     def __init__(
@@ -39,8 +40,11 @@ class Service:
         settings: Settings,
         logs: Path,
         arguments: Sequence[str] = (),
+        *,
+        forks: bool = False,
     ) -> None:
         self.name = name
+        self._forks = forks
         self.log = logs / f"{name}.log"
         self._command = command_of(f"services.{kind}", "--name", name, *arguments)
         self._environment = environment_of(settings)
@@ -77,7 +81,7 @@ class Service:
         self._child.stop(_STOP_GRACE_S)
 
     def _started(self) -> Child:
-        return Child(self._command, self.log, environment=self._environment)
+        return Child(self._command, self.log, self._environment, forks=self._forks)
 
 
 def start_machine(

@@ -128,7 +128,7 @@ class Cluster:
         command = [sys.executable, "-m", f"services.{service}", "--name", name, *options]
         own = self.settings.model_copy(update=settings)
         environment = {**os.environ, **own.environ()}
-        self._children[name] = Child(command, self._folder / f"{name}.log", environment=environment)
+        self._children[name] = Child(command, self._folder / f"{name}.log", environment, forks=True)
 
     def kill(self, name: str) -> None:
         """Kill a process without notice."""

@@ -159,9 +159,7 @@ def test_what_is_no_http_is_no_metadata_service(
     assert not caught.value.retriable
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     raw=st.binary(max_size=40)
     | st.builds(
@@ -184,9 +182,7 @@ def test_whatever_comes_back_is_no_notice_or_an_error_of_ours(
         assert str(error)  # noqa: PT017 -- both ends are right
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(instant=st.datetimes(timezones=st.just(UTC)), hours=st.integers(-23, 23), action=st.text())
 def test_any_instant_that_can_be_written_can_be_told(
     server: MetadataServer, notices: Ec2Notices, instant: datetime, hours: int, action: str

@@ -1,0 +1,35 @@
+"""What a process of the fork server sees of itself: run as a module, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import torch
+
+if __name__ == "__main__":
+    ones = torch.ones(1000, 1000, requires_grad=True)
+    told = {
+        "arguments": sys.argv[1:],
+        "environment": dict(os.environ),
+        "folder": str(Path.cwd()),
+        "path": sys.path,
+        "session": os.getsid(0),
+        "group": os.getpgid(0),
+        "threads": threading.active_count(),
+        "chance": float(np.random.rand()),  # noqa: NPY002 -- the one that everybody shares
+        "files": sorted(int(each.name) for each in Path("/proc/self/fd").iterdir()),
+        "interrupts": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+        # Works only where the threads of torch's gradients were not begun before.
+        "gradient": torch.autograd.grad(torch.sum(ones), ones)[0].sum().item(),
+    }
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
+    if sys.argv[1] == "wait":
+        signal.pause()
+    sys.exit(int(sys.argv[1]))
