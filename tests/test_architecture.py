@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,7 @@ def module(path: Path) -> str:
     return named(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
+@cache
 def imports(path: Path) -> set[str]:
     found = set[str]()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -121,18 +124,12 @@ def graph(*trees: str) -> dict[str, set[str]]:
 
 
 def circles(arrows: dict[str, set[str]]) -> list[str]:
-    """Files from which arrows lead back to themselves."""
-
-    def leads_to(begin: str) -> set[str]:
-        seen, ahead = set[str](), [*arrows[begin]]
-        while ahead:
-            name = ahead.pop()
-            if name not in seen:
-                seen.add(name)
-                ahead += arrows[name]
-        return seen
-
-    return [name for name in arrows if name in leads_to(name)]
+    """Files of a circle, if there is one."""
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        return sorted(set(error.args[1]))
+    return []
 
 
 def upward(arrows: dict[str, set[str]]) -> list[str]:
