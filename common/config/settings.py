@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
@@ -28,15 +28,15 @@ from common.config.validation import complaint, nearest
 from common.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 _BEGINNING = re.compile(r"(redis|rediss|unix)://.+", re.DOTALL)
 _DATABASE = re.compile(r"(/\d*)?", re.ASCII)
 
 
-def check_redis_url(value: str) -> None:
-    """Check that a URL is whole.
+def check_redis_url(value: str) -> str:
+    """Return a URL of Redis if it is whole.
 
     A password with a slash in it ends the host's part too early: what is left may well be a URL,
     whose host and port, pieces of the password, would be told when nobody answers there.
@@ -51,6 +51,7 @@ def check_redis_url(value: str) -> None:
             "is not a complete URL: in a password write / as %2F, ? as %3F, # as %23 and @ as %40,"
             " or put it into DOLL_REDIS_PASSWORD"
         )
+    return value
 
 
 def names_user(value: str) -> bool:
@@ -78,15 +79,48 @@ _FILES_OF_THE_CLIENT = re.compile(
     r"DOLL_KAFKA_SASL_OAUTHBEARER_ASSERTION_(FILE|JWT_TEMPLATE_FILE|PRIVATE_KEY_FILE)"
 )
 _EMBEDDED = "embedded:"
-_BLOBS = re.compile(r"file:///.*|s3://[^/@]+(/.*)?")
-_API = re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?")
+_BLOBS = re.compile(r"(file:///.*|s3://[^/@]+(/.*)?)?")
+_API = re.compile(r"(https?://[^/@?#\s]+(/[^@?#\s]*)?)?")
 _ENDPOINT = re.compile(r"http://([\w-]{1,63}(\.[\w-]{1,63})*|\[[\da-fA-F:.]+\])(:\d+)?/?", re.ASCII)
+
+
+def _legal(is_legal: Callable[[str], object], complaint: str) -> AfterValidator:
+    """A text that has a form, or it is refused; it is not shown where it might hold a password."""
+
+    def check(value: str) -> str:
+        if not is_legal(value):
+            raise ValueError(complaint if "@" in value else f"{complaint}, got {value!r}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _names_server(value: str) -> bool:
+    # The port is checked where it is read: that raises a `ValueError` of its own.
+    return bool(_ENDPOINT.fullmatch(value)) and urlsplit(value).port != 0
+
+
+def _check_networks(value: tuple[str, ...]) -> tuple[str, ...]:
+    for each in value:
+        try:
+            ip_network(each)
+        except ValueError as error:
+            raise ValueError(f"must be addresses or networks: {error}") from error
+    return value
 
 
 def _split(value: object) -> object:
     return (
         tuple(filter(None, value.replace(" ", "").split(","))) if isinstance(value, str) else value
     )
+
+
+_Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+_Url = Annotated[
+    str,
+    _legal(_API.fullmatch, "must be http://host:port or https://host:port"),
+    AfterValidator(lambda value: value.rstrip("/")),
+]
 
 
 class Settings(BaseModel):
@@ -96,7 +130,13 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True
     )
 
-    kafka: str = "localhost:9092"
+    kafka: Annotated[
+        str,
+        _legal(
+            lambda value: "@" not in value or value.startswith(_EMBEDDED),
+            "must be host:port,...; a password goes to DOLL_KAFKA_SASL_PASSWORD",
+        ),
+    ] = "localhost:9092"
     """`host:port,host:port`, or `embedded:/its/socket`."""
     kafka_group_protocol: Literal["classic", "consumer"] = "classic"
     """`classic`, or `consumer` from Kafka 4 on."""
@@ -106,7 +146,9 @@ class Settings(BaseModel):
     kafka_security: dict[str, str] = Field(default={}, repr=False)
     """Passed on to the Kafka client by its names, and so are SASL and SSL:
     DOLL_KAFKA_SASL_USERNAME as `sasl.username`."""
-    redis: str = Field(default="redis://localhost:6379", repr=False)
+    redis: Annotated[str, AfterValidator(check_redis_url)] = Field(
+        default="redis://localhost:6379", repr=False
+    )
     """`redis://`, `rediss://` or `unix://`."""
     redis_username: str = ""
     """The ACL user that we are in Redis."""
@@ -118,11 +160,19 @@ class Settings(BaseModel):
     """File of our own certificate, where Redis wants one."""
     redis_key: str = ""
     """File of that certificate's key."""
-    blobs: str = ""
+    blobs: Annotated[
+        str, _legal(_BLOBS.fullmatch, "must be file:///directory or s3://bucket/prefix")
+    ] = ""
     """`file:///directory` or `s3://bucket/prefix`."""
-    s3_endpoint: str = ""
+    s3_endpoint: Annotated[
+        str,
+        _legal(
+            lambda value: "@" not in value,
+            "must hold no password: S3's are AWS_ACCESS_KEY_ID and the like",
+        ),
+    ] = ""
     """URL of an S3 server that is not Amazon's."""
-    tasks: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    tasks: _Names = ()
     """Entrypoints that jobs may name, between commas."""
     max_model_mb: int = Field(default=16_384, ge=1)
     """Largest model of a job, in MiB."""
@@ -134,7 +184,9 @@ class Settings(BaseModel):
     """Where a machine hears of its end: `none` or `ec2`."""
     # Not the AWS_ variable of the same purpose: whoever sets that one often names a server that
     # hands out credentials and nothing else, at which no notice would ever be found.
-    metadata_endpoint: str = "http://169.254.169.254"
+    metadata_endpoint: Annotated[
+        str, _legal(_names_server, "must be http://host or http://host:port")
+    ] = "http://169.254.169.254"
     """URL of EC2's instance metadata service; by default link-local."""
     on_rebalance: Literal["leave", "stay"] = "leave"
     """`leave` or `stay` when the end is only likely."""
@@ -166,13 +218,13 @@ class Settings(BaseModel):
     """Event streams open at once."""
     api_connections: int = Field(default=300, ge=1)
     """Connections of one address, open at once."""
-    api_proxies: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    api_proxies: Annotated[_Names, AfterValidator(_check_networks)] = ()
     """Addresses and networks, between commas, of proxies whose X-Forwarded-For is believed."""
     api_simulate_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)
     """Longest time of one simulation."""
     api_traces: str = ""
     """Folder of the traces that simulations may name."""
-    api: str = ""
+    api: _Url = ""
     """URL of an admin service, for the command line."""
     api_key: str = Field(default="", repr=False)
     """The key that the command line shows it."""
@@ -180,7 +232,7 @@ class Settings(BaseModel):
     """Where a process tells metrics and health; 0: not."""
     metrics_host: str = "127.0.0.1"
     """The address that it does so on."""
-    traces: str = ""
+    traces: _Url = ""
     """URL of an OpenTelemetry collector (OTLP over HTTP)."""
     # A trace is some 2 KB: at 100 batches a second, one in a hundred is 2 KB/s.
     traces_ratio: float = Field(default=0.01, gt=0, le=1)
@@ -194,58 +246,6 @@ class Settings(BaseModel):
     def embedded_kafka(self) -> str:
         """Path of the embedded broker's control socket, empty for a real broker."""
         return self.kafka.removeprefix(_EMBEDDED) if self.kafka.startswith(_EMBEDDED) else ""
-
-    @field_validator("kafka")
-    @classmethod
-    def _legal_kafka(cls, value: str) -> str:
-        if "@" in value and not value.startswith(_EMBEDDED):
-            raise ValueError("must be host:port,...; a password goes to DOLL_KAFKA_SASL_PASSWORD")
-        return value
-
-    @field_validator("blobs")
-    @classmethod
-    def _legal_blobs(cls, value: str) -> str:
-        if value and not _BLOBS.fullmatch(value):
-            raise ValueError(f"must be file:///directory or s3://bucket/prefix{_got(value)}")
-        return value
-
-    @field_validator("api", "traces")
-    @classmethod
-    def _legal_api(cls, value: str) -> str:
-        if value and not _API.fullmatch(value):
-            raise ValueError(f"must be http://host:port or https://host:port{_got(value)}")
-        return value.rstrip("/")
-
-    @field_validator("api_proxies")
-    @classmethod
-    def _legal_proxies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for each in value:
-            try:
-                ip_network(each)
-            except ValueError as error:
-                raise ValueError(f"must be addresses or networks: {error}") from error
-        return value
-
-    @field_validator("s3_endpoint")
-    @classmethod
-    def _legal_s3_endpoint(cls, value: str) -> str:
-        if "@" in value:
-            raise ValueError("must hold no password: S3's are AWS_ACCESS_KEY_ID and the like")
-        return value
-
-    @field_validator("metadata_endpoint")
-    @classmethod
-    def _legal_endpoint(cls, value: str) -> str:
-        # The port is checked where it is read: that raises a `ValueError` of its own.
-        if not _ENDPOINT.fullmatch(value) or urlsplit(value).port == 0:
-            raise ValueError(f"must be http://host or http://host:port{_got(value)}")
-        return value
-
-    @field_validator("redis")
-    @classmethod
-    def _legal_redis(cls, value: str) -> str:
-        check_redis_url(value)
-        return value
 
     @model_validator(mode="after")
     def _legal_pairs(self) -> Self:
@@ -330,8 +330,3 @@ def _is_ours(variable: str) -> bool:
 def _names_a_file(variable: str) -> bool:
     """Whether it stands for the variable of its name without the end."""
     return variable.endswith(SUFFIX) and not _FILES_OF_THE_CLIENT.fullmatch(variable)
-
-
-def _got(value: str) -> str:
-    """The end of a complaint; empty where it might show a password."""
-    return "" if "@" in value else f", got {value!r}"

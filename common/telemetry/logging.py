@@ -93,14 +93,10 @@ def _json(entry: EventDict, **_: object) -> str:
 
     Nor must a mapping by pairs, deep in what a task tells of itself.
     """
-    try:
-        return json.dumps(entry, default=str, allow_nan=False)
-    except (TypeError, ValueError):
-        plain = {key: _told(value) for key, value in entry.items()}
-        return json.dumps(plain, default=str)
+    return json.dumps({key: _plain(value) for key, value in entry.items()}, default=str)
 
 
-def _told(value: object) -> object:
+def _plain(value: object) -> object:
     try:
         json.dumps(value, default=str, allow_nan=False)
     except (TypeError, ValueError):
