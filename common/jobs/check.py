@@ -107,7 +107,7 @@ def built(order: Order) -> Report:
     """Build the task."""
     # These bring torch.
     from common.jobs.build import task_of  # noqa: PLC0415 -- see above
-    from common.learning.origin import one_line  # noqa: PLC0415 -- likewise
+    from common.learning.errors import one_line  # noqa: PLC0415 -- likewise
     from common.learning.sizes import try_model  # noqa: PLC0415 -- likewise
 
     spec = job_from_json(bytes(order.spec))

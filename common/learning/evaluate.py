@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from common.learning.errors import TaskError
-from common.learning.origin import what_was_raised
+from common.learning.errors import TaskError, what_was_raised
 from common.learning.outputs import check_losses, check_metrics, check_outputs
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import torch
 from torch.backends import cudnn
 
 from common.errors import UserError
-from common.learning.errors import NotFiniteError, TaskError
-from common.learning.origin import what_was_raised
+from common.learning.errors import NotFiniteError, TaskError, what_was_raised
 from common.learning.outputs import check_losses, check_metrics, check_outputs, check_same_metrics
 from common.learning.parameters import FlatModel
 

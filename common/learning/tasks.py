@@ -11,8 +11,8 @@ import torch.nn.functional as functions
 from torch import Tensor, nn
 
 from common.errors import TaskMissingError, UserError
+from common.learning.errors import one_line, what_was_raised
 from common.learning.models import IMAGE_NETWORKS, logistic_regression, multilayer_perceptron
-from common.learning.origin import one_line, what_was_raised
 from common.learning.task_options import (
     ImageClassifierOptions,
     LogisticRegressionOptions,

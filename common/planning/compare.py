@@ -5,6 +5,7 @@ Not for every command: it brings scipy.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -83,7 +84,7 @@ def as_data(experiment: Experiment, seed: int, results: Mapping[str, Result]) ->
     }
     if experiment.learning is not None:
         data["curves"] = {
-            name: [[point._asdict() for point in curve] for curve in it.curves]
+            name: [[asdict(point) for point in curve] for curve in it.curves]
             for name, it in results.items()
         }
     return data
@@ -102,7 +103,7 @@ def results_of(data: bytes) -> dict[str, Result]:
     return {
         name: Result(
             tuple(map(_run, runs)),
-            tuple(tuple(map(_point, curve)) for curve in told.curves.get(name, ())),
+            tuple(told.curves.get(name, ())),
         )
         for name, runs in told.runs.items()
     }
@@ -110,7 +111,7 @@ def results_of(data: bytes) -> dict[str, Result]:
 
 class _Told(msgspec.Struct):
     runs: dict[str, list[_ToldRun]]
-    curves: dict[str, list[list[_ToldPoint]]] = {}
+    curves: dict[str, list[tuple[Point, ...]]] = {}
 
 
 class _ToldRun(msgspec.Struct):
@@ -132,17 +133,6 @@ class _ToldPool(msgspec.Struct):
     machine_s: float
     launches: int
     preemptions: int
-
-
-class _ToldPoint(msgspec.Struct):
-    version: int
-    at_s: float
-    accuracy: float
-    loss: float
-
-
-def _point(told: _ToldPoint) -> Point:
-    return Point(told.version, told.at_s, told.accuracy, told.loss)
 
 
 def _run(told: _ToldRun) -> Run:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from common.planning.request import PlanRequest
     from common.ports.servers import Log
-    from common.theory.plan import Plan
+    from common.theory.provisioning import Plan
 
 _FIELDS = {  # what the theory calls a number, where a request calls it otherwise
     "spot.availability": "availability",

@@ -31,12 +31,12 @@ import numpy.typing as npt
 
 from common.policies.policy import ON_DEMAND, Decision
 from common.theory.errors import ParameterError, not_negative, positive, share
-from common.theory.plan import Plan
 from common.theory.preemption import effective_availability
+from common.theory.provisioning import Plan
 
 if TYPE_CHECKING:
     from common.policies.policy import Flags, Situation
-    from common.theory.plan import Binding
+    from common.theory.provisioning import Binding
     from common.theory.work import Pool, Rates, Work
 
 

@@ -28,8 +28,7 @@ from common.theory.updates import partial_batches_s
 
 if TYPE_CHECKING:
     from common.policies.policy import Decision, Situation
-    from common.theory.plan import Plan
-    from common.theory.provisioning import Order
+    from common.theory.provisioning import Order, Plan
     from common.theory.work import Market, Pool, Work
 
 Values: TypeAlias = npt.NDArray[np.float64]

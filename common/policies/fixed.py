@@ -16,7 +16,7 @@ from common.theory.provisioning import plan, plan_of
 from common.theory.work import Market
 
 if TYPE_CHECKING:
-    from common.theory.plan import Plan
+    from common.theory.provisioning import Plan
     from common.theory.work import Pool
 
 FIRST_SPOT = 1  # index of the first pool that may be preempted

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from common.theory.plan import Plan
+    from common.theory.provisioning import Plan
     from common.theory.work import Pool, Work
 
 PolicyName: TypeAlias = Literal[

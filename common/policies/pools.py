@@ -23,12 +23,12 @@ from common.policies.fixed import OnDemandOnly
 from common.policies.policy import NOWHERE, ON_DEMAND, Decision
 from common.policies.reassign import Computing, machines_for_stability
 from common.theory.errors import ParameterError
-from common.theory.plan import Plan
 from common.theory.preemption import effective_availability
+from common.theory.provisioning import Plan
 
 if TYPE_CHECKING:
     from common.policies.policy import Places, Situation
-    from common.theory.plan import Binding
+    from common.theory.provisioning import Binding
     from common.theory.work import Pool, Rates, Work
 
 

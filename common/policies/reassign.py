@@ -21,17 +21,17 @@ from scipy.special import ndtr
 
 from common.policies.policy import NOWHERE, ON_DEMAND, Decision
 from common.theory.errors import ParameterError, not_negative, positive
-from common.theory.plan import Plan
 from common.theory.preemption import (
     distribution_of_running,
     effective_availability,
     variance_of_uptime_s2,
 )
+from common.theory.provisioning import Plan
 from common.theory.work import Market
 
 if TYPE_CHECKING:
     from common.policies.policy import Situation
-    from common.theory.plan import Binding
+    from common.theory.provisioning import Binding
     from common.theory.work import Pool, Work
 
 

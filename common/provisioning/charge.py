@@ -115,7 +115,7 @@ class Charge:
         self._unread.popleft()
         self._written_s = now_s
         if not counts:
-            self.failed = f"its {type(record).__name__} did not count"
+            self.failed = f"its {type(record).__name__} record was not accepted"
 
     def machines_seen(self, look: MachinesSeen) -> None:
         """Take in what the fleet says there is."""
@@ -135,11 +135,11 @@ class Charge:
 
     def fleet_away(self, reason: str) -> None:
         """The fleet did not do what was asked."""
-        self._fleet_away = reason or "it does not say why"
+        self._fleet_away = reason or "no reason given"
 
     def prices_away(self, reason: str) -> None:
         """The source of prices did not say any."""
-        self._prices_away = reason or "it does not say why"
+        self._prices_away = reason or "no reason given"
 
     def change(self, settings: ProvisionerSettings) -> None:
         """Decide by other settings from now on."""
@@ -158,7 +158,7 @@ class Charge:
         yield from self._looks(now_s)
         if self._unread:
             if now_s - self._written_s > UNREAD_S:
-                self.failed = "its records do not come back"
+                self.failed = "its records were not read back in time"
             return
         yield from self._launch(now_s)
         for step in (self._observed, self._priced, self._end, self._provide, self._decide):
@@ -320,8 +320,8 @@ class Charge:
         ratio = 0.0
         told = {
             "policy": self._decider.trouble,
-            "fleet": self._fleet_away and f"the fleet does not answer: {self._fleet_away}",
-            "prices": self._prices_away and f"prices are those of before: {self._prices_away}",
+            "fleet": self._fleet_away and f"the provider does not answer: {self._fleet_away}",
+            "prices": self._prices_away and f"current prices are unavailable: {self._prices_away}",
         }
         try:
             situation = self._decider.situation(now_s)
@@ -355,7 +355,7 @@ class Charge:
         lacking = reconcile(self._wishes(), known.ledger.open).order
         held = sorted({wish.pool for wish in lacking if known.backoff.until_s(wish) > now_s})
         if held:
-            return f"{', '.join(held)}: asked again soon, after it was refused or failed"
+            return f"{', '.join(held)}: will be retried soon after a refusal or failure"
         if lacking:
             return f"{len(lacking)} are being ordered"
         return "the plan wants no more" if known.ledger.plan else "there is no plan yet"

@@ -21,8 +21,8 @@ from common.policies.reassign import (
     update_capacity_per_s,
 )
 from common.provisioning.records import Planned
-from common.theory.plan import Binding, Plan
 from common.theory.preemption import distribution_of_running
+from common.theory.provisioning import Binding, Plan
 from common.theory.work import Work
 
 if TYPE_CHECKING:

@@ -156,7 +156,7 @@ class Provisioner:
 
     def _tick(self, now_s: float) -> Iterator[ProvisionerCommand]:
         if self._candidacy is not None and now_s - self._candidacy.since_s > CANDIDACY_S:
-            yield from self._step_down("its candidacy came to nothing")
+            yield from self._step_down("its candidacy was not confirmed in time")
         if now_s >= self._lease_at_s + self._known.settings.lease_ttl_s / RENEWALS:
             self._lease_at_s = now_s
             yield do.AskLease()
@@ -193,7 +193,7 @@ class Provisioner:
             self._charge = Charge(self._known, now_s)
             yield do.TookCharge(offset)
         elif own:
-            yield from self._step_down("somebody was faster")
+            yield from self._step_down("another candidate was first")
 
     def _step_down(self, reason: str) -> Iterator[ProvisionerCommand]:
         self._charge = self._candidacy = None

@@ -121,10 +121,10 @@ class FleetWatch:
         if missed.looks < LOOKS or look.as_of_s - missed.since_s < patience_s:
             return None
         if rented.started_s is None:
-            return self._end(rented, now_s, "lost", "it was ordered and never seen")
+            return self._end(rented, now_s, "lost", "it was requested and never appeared")
         if rented.machine in self._released_s:
-            return self._end(rented, missed.since_s, "released", "no longer named")
-        return self._end(rented, missed.since_s, "lost", "it was there and is no longer named")
+            return self._end(rented, missed.since_s, "released", "no longer listed")
+        return self._end(rented, missed.since_s, "lost", "the provider no longer lists it")
 
     def _end(
         self, rented: Rented, at_s: float, cause: Literal["refused", "released", "lost"], why: str

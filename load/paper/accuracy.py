@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +179,7 @@ def _mean(values: list[float]) -> str:
 
 def _data(curve: plots.Curve) -> dict[str, Any]:
     return {
-        "points": [point._asdict() for point in curve.points],
+        "points": [asdict(point) for point in curve.points],
         "runtime_s": curve.runtime_s,
         "cost_usd": curve.cost_usd,
         "cost_ratio": curve.cost_ratio,

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from common.core.messages import MOST_TRACEBACK, Failed, Gradient
 from common.core.orders import Orders
 from common.errors import CorruptError, ExpiredError, OutsideError, UnavailableError, UserError
-from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
+from common.learning.errors import NotFiniteError, Origin, TaskError, WrongTaskError
 from common.learning.fields import Columns, concatenate
-from common.learning.origin import Origin
 from common.telemetry.logging import Outage, StageTimes
 
 if TYPE_CHECKING:

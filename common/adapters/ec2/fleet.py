@@ -237,7 +237,7 @@ def _refused(order: LaunchOrder, answer: CreateFleetResultTypeDef) -> Refused | 
     codes = {error.get("ErrorCode", "") for error in errors}
     told = {f"{error.get('ErrorCode')}: {error.get('ErrorMessage')}" for error in errors}
     if not errors:
-        return Refused(order.launch, capacity=True, reason="EC2 gave no machine and no reason")
+        return Refused(order.launch, capacity=True, reason="EC2 returned no instance and no reason")
     capacity = bool(codes & _CAPACITY) or any(code.startswith(PASSING) for code in codes)
     return Refused(order.launch, capacity, "; ".join(sorted(told)))
 

@@ -67,10 +67,10 @@ class Ec2Prices:
             records = [record for page in pages for record in page["SpotPriceHistory"]]
         prices = [_usd_per_hour(record) for record in _newest(records)]
         if not all(0 < price < math.inf for price in prices):  # not a number is neither
-            raise UnavailableError(f"EC2 told a price of pool {name!r} that is none: {prices}")
+            raise UnavailableError(f"EC2 returned an invalid price for pool {name!r}: {prices}")
         if not prices:
             where = f"{', '.join(pool.instance_types)} in {', '.join(pool.zones) or self._region}"
-            raise UnavailableError(f"EC2 told no price of pool {name!r}: {where}")
+            raise UnavailableError(f"EC2 returned no price for pool {name!r}: {where}")
         return min(prices)
 
 

@@ -192,7 +192,7 @@ class ProcessFleet:
                     environment = self._table.environment(order.token)
                     self._children[order.token] = self._start(order.worker, environment)
                 except OSError as error:
-                    refused = f"there is no room for a process: {error}"
+                    refused = f"cannot start a process: {error}"
             if refused:
                 record = self._change(order.token, record, refused=refused, capacity=capacity)
         return Refused(order.launch, record.capacity, record.refused) if record.refused else None
@@ -206,11 +206,11 @@ class ProcessFleet:
             return f"the market has no pool {pool!r}", False
         if pool in self._spot:
             if self._down_s(order.slot, now) <= now:
-                return f"pool {pool!r} has no machine for slot {order.slot} just now", True
+                return f"pool {pool!r} has no capacity for slot {order.slot} at present", True
             there = sum(not record.over and record.pool == pool for record in records)
             capacity = self._spot[pool].capacity
             if capacity is not None and there >= capacity:
-                return f"pool {pool!r} has {capacity} machines, and they are taken", True
+                return f"pool {pool!r} has {capacity} machines, all in use", True
         return "", True
 
     def _change(self, token: str, record: Record, **changes: object) -> Record:
@@ -268,7 +268,7 @@ class ProcessFleet:
         if child is not None:
             detail = f"exit code {child.exit_code}"
         else:
-            detail = "nobody saw how it ended" if seen else "it never appeared"
+            detail = "exit status unknown" if seen else "its process never started"
         cause = record.leaving or "failed"
         self._change(token, record, ended_s=now, cause=cause, detail=detail)
         self._children.pop(token, None)

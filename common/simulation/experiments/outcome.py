@@ -31,7 +31,8 @@ class Change(NamedTuple):
     on_demand: int  # slots on demand, and stand-ins
 
 
-class Point(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Point:
     """How good the model is after so many updates."""
 
     version: int

@@ -150,7 +150,7 @@ def test_a_machine_that_was_given_back_and_does_not_leave_is_made_to(lender: Pro
     with closing(lender.fleet()) as another:  # who takes over goes on with it
         await_that(lambda: state(another, 1) == "ended")
         ended = machine_of(another, 1)
-        assert (ended.cause, ended.detail) == ("released", "nobody saw how it ended")
+        assert (ended.cause, ended.detail) == ("released", "exit status unknown")
         await_that(lambda: not alive(below))  # what ran on the machine ends with it
 
 
@@ -291,7 +291,7 @@ def test_a_machine_survives_whoever_launched_it_and_is_found_again(lender: Proce
         lender.running()[1].kill()
         await_that(lambda: state(fleet, 1) == "ended")
         ended = machine_of(fleet, 1)
-        assert (ended.cause, ended.detail) == ("failed", "nobody saw how it ended")
+        assert (ended.cause, ended.detail) == ("failed", "exit status unknown")
 
 
 # --- refusals ------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from common.theory.errors import ParameterError
 from common.theory.work import Market, Pool, Work
 
 if TYPE_CHECKING:
-    from common.theory.plan import Plan
+    from common.theory.provisioning import Plan
 
 MARKET = Market(Pool("on-demand", 0.286), Pool("spot", 0.158, 0.9, 1000.0))
 EQUAL = np.full(64, 125.0)  # 1.5625 updates a second

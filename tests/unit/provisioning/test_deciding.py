@@ -182,7 +182,7 @@ def test_where_no_price_is_to_be_had_those_of_the_market_file_are_taken(street: 
     desk.run(40)
 
     assert plans(street)[0].usd_per_hour == {"on-demand": 1.0, "spot": 0.25}
-    assert "prices are those of before" in street.written(Reviewed)[-1].warning
+    assert "current prices are unavailable" in street.written(Reviewed)[-1].warning
 
 
 def test_a_plan_of_another_policy_is_not_silently_kept(street: Street) -> None:
@@ -212,7 +212,7 @@ def test_a_fleet_below_what_keeps_up_is_told_of_with_the_reason(street: Street) 
     assert review.stability < 1
     assert (review.running, review.wanted) == (1, 4)
     assert "run: 1, needed to keep up with arrivals (Proposition 1): 2;" in review.warning
-    assert "spot: asked again soon, after it was refused or failed" in review.warning
+    assert "spot: will be retried soon after a refusal or failure" in review.warning
 
 
 def test_a_plan_below_what_keeps_up_says_so(street: Street) -> None:
@@ -245,7 +245,7 @@ def test_a_fleet_that_does_not_answer_is_told_of(street: Street) -> None:
     desk = at_work(street)
     street.fleet.go_away()
     desk.run(20)
-    assert "the fleet does not answer: the lender of machines is away" in (
+    assert "the provider does not answer: the lender of machines is away" in (
         street.written(Reviewed)[-1].warning
     )
 

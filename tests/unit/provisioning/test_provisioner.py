@@ -76,7 +76,9 @@ def test_of_two_who_stand_the_slower_one_waits_and_tries_again() -> None:
     assert isinstance(stand, do.AppendPlan)
 
     records = ((0, taken(-1, "p2#1")), (1, stand.record))
-    assert provisioner.on(events.PlansRead(records), T0) == (do.StepDown("somebody was faster"),)
+    assert provisioner.on(events.PlansRead(records), T0) == (
+        do.StepDown("another candidate was first"),
+    )
     again = provisioner.on(events.LeaseAnswered(held=True), T0 + 1)
     assert again == (do.AppendPlan(Taken(0, "p1#2", T0 + 1)),)
 
@@ -88,7 +90,7 @@ def test_a_candidacy_that_is_never_read_back_comes_to_nothing() -> None:
 
     told = provisioner.on(events.Tick(), T0 + CANDIDACY_S + 1)
 
-    assert told == (do.StepDown("its candidacy came to nothing"), do.AskLease())
+    assert told == (do.StepDown("its candidacy was not confirmed in time"), do.AskLease())
 
 
 def test_who_loses_the_lease_steps_down(street: Street) -> None:
@@ -120,7 +122,7 @@ def test_whose_records_do_not_come_back_steps_down(street: Street) -> None:
     street.fleet.preempt(1)
     desk.run(UNREAD_S + 10)
 
-    assert desk.did(do.StepDown) == [do.StepDown("its records do not come back")]
+    assert desk.did(do.StepDown) == [do.StepDown("its records were not read back in time")]
 
 
 # --- orders --------------------------------------------------------------------------------------

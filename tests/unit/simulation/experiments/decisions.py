@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.policies.policy import Decision, Situation
-from common.theory.plan import Plan
+from common.theory.provisioning import Plan
 from common.theory.work import Pool, Work
 
 if TYPE_CHECKING:
