@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING
 
 from common.errors import UserError
 from load.paper import accuracy, equations, figures, policies, recorded, updates_law
-from load.paper.asked import Asked
 from load.paper.document import write
-from load.paper.runner import FEW, Runner
+from load.paper.runner import FEW, Asked, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from load.paper.asked import Part
     from load.paper.document import Section
+    from load.paper.runner import Part
 
 _ROOT = Path(__file__).parents[2]
 _DATA = _ROOT.parent / "shared" / "data"
