@@ -149,9 +149,9 @@ class Witness:
     def _wait_for(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
         came = self._news.wait_for(lambda: self._fault is not None or condition(), timeout_s)
         if self._fault is not None:
-            raise NotMeasuredError(f"the witness is blind: {self._fault}") from self._fault
+            raise NotMeasuredError(f"the rounds cannot be followed: {self._fault}") from self._fault
         if not came:
-            raise NotMeasuredError(f"waited {timeout_s:g} s in vain: {what}")
+            raise NotMeasuredError(f"timed out after {timeout_s:g} s: {what}")
 
     def _follow(self, read: Callable[[], None]) -> None:
         try:

@@ -74,7 +74,7 @@ def main(words: Sequence[str] | None = None) -> int:
     data: Path | None = given.data or _DATA
     if data is not None and not data.is_dir():
         if given.data is not None:
-            print(f"--data: there is no folder {given.data}", file=sys.stderr)
+            print(f"--data: folder not found: {given.data}", file=sys.stderr)
             return 2
         data = None
     runs = given.runs or (FEW if given.quick else _RUNS)
