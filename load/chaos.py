@@ -32,7 +32,6 @@ from common.runtime.connect import open_log
 from common.testing.counting import ENTRYPOINT
 from load.faults.actions import Targets, actions_on
 from load.faults.fleet import Fleet, Slot
-from load.faults.pauses import UpdatesWatch
 from load.faults.report import CarriedOut, Outcome
 from load.faults.schedule import KINDS, LOSSES, Fault, draw
 from load.harness import report
@@ -41,6 +40,7 @@ from load.harness.outside import Outside
 from load.harness.producers import Producers
 from load.harness.stack import NotMeasuredError
 from load.harness.transactions import Transactions
+from load.harness.updates import UpdatesWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

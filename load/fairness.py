@@ -24,20 +24,18 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.config.yaml_file import as_json
 from common.datasets.records import count, take
 from common.datasets.tables import table_records
 from common.embedded.services import stop_all
 from common.errors import UserError
 from common.jobs.build import codec_of, task_of
-from common.jobs.spec import job_from_json
 from common.learning.evaluate import evaluate
 from common.learning.fields import concatenate
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
 from common.runtime.connect import open_log
 from load.harness import report
-from load.harness.counting import CountingJob
+from load.harness.counting import CountingJob, spec_of
 from load.harness.stack import NotMeasuredError, Servers, await_until, check, servers
 from load.throughput.backlog import partitions_for, produce
 
@@ -113,27 +111,17 @@ def connections(data: Path, rows: int | None) -> Records:
 
 def job_of(case: Case, features: int, given: argparse.Namespace) -> JobSpec:
     """The job of a case, which drains by itself."""
-    return job_from_json(
-        as_json(
-            {
-                "name": case.name,
-                "streams": list(case.streams),
-                "records": {
-                    "codec": "tensor",
-                    "fields": {
-                        "features": {"dtype": "float32", "shape": [features]},
-                        "label": {"dtype": "int64"},
-                    },
-                },
-                "task": {"name": given.task, "classes": 2},
-                "batch_size": given.batch_size,
-                "group_size": given.group_size,
-                "optimizer": {"name": "sgd", "learning_rate": given.learning_rate},
-                "batch_linger_s": 1.0,
-                "group_linger_s": 1.0,
-                "hot_snapshot": {"every_s": 0.3},
-            }
-        )
+    return spec_of(
+        {"features": {"dtype": "float32", "shape": [features]}, "label": {"dtype": "int64"}},
+        name=case.name,
+        streams=list(case.streams),
+        task={"name": given.task, "classes": 2},
+        optimizer={"name": "sgd", "learning_rate": given.learning_rate},
+        batch_size=given.batch_size,
+        group_size=given.group_size,
+        batch_linger_s=1.0,
+        group_linger_s=1.0,
+        hot_snapshot={"every_s": 0.3},
     )
 
 
@@ -188,7 +176,7 @@ def main() -> int:
     example = "python load/fairness.py --workers 2 --json out/fairness.json"
     parser = report.parser(__doc__, example)
     parser.add_argument("--data", type=Path, default=_DATA, help="NSL-KDD's CSV, gzipped or not")
-    parser.add_argument("--rows", type=int, help="so many of them [default: all]")
+    parser.add_argument("--rows", type=int, help="use that many of its rows [default: all]")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument(
         "--task", choices=["logistic-regression", "tabular-mlp"], default="logistic-regression"

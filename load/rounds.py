@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.config.yaml_file import as_json
 from common.embedded.services import Service, stop_all
-from common.jobs.spec import job_from_json
 from common.jobs.store import JobBook
 from common.runtime.connect import open_board, open_log
 from common.testing.costless import ENTRYPOINT
 from load.harness import report
+from load.harness.counting import spec_of
 from load.harness.processor import Processor
 from load.harness.stack import NotMeasuredError, Servers, await_until, check, events, servers
 from load.harness.updates import Pace, UpdatesMeter
@@ -54,19 +53,15 @@ class Scenario(NamedTuple):
 
     def job(self) -> JobSpec:
         """The job."""
-        return job_from_json(
-            as_json(
-                {
-                    "name": self.name,
-                    "streams": [_TOPIC],
-                    "records": {"codec": "tensor", "fields": {"x": {"dtype": "float32"}}},
-                    "task": {"entrypoint": ENTRYPOINT, "weights": self.weights},
-                    "batch_size": 1,
-                    "group_size": _GROUP_SIZE,
-                    "waiting_batches": _WAITING,
-                    "optimizer": {"name": "sgd", "learning_rate": 1e-6},
-                }
-            )
+        return spec_of(
+            {"x": {"dtype": "float32"}},
+            name=self.name,
+            streams=[_TOPIC],
+            task={"entrypoint": ENTRYPOINT, "weights": self.weights},
+            optimizer={"name": "sgd", "learning_rate": 1e-6},
+            batch_size=1,
+            group_size=_GROUP_SIZE,
+            waiting_batches=_WAITING,
         )
 
 

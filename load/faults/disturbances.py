@@ -55,7 +55,7 @@ def kill_workers(drill: Drill, kills: int) -> Iterator[Disturbance]:
                 break
             missed += 1  # its gradient was on its way
             if missed > kills:
-                raise NotMeasuredError("kills come too late: the machine is too busy")
+                raise NotMeasuredError("kills came too late: the machine is too busy")
         drill.await_calm()
         rounds = drill.witness.rounds()
         after = [each for each in rounds if each.began_at > round_.began_at and each.applied_at]
@@ -181,7 +181,7 @@ def _leader(drill: Drill, epoch: int) -> Service:
     for coordinator in drill.coordinators:
         if any(entry["epoch"] == epoch for entry in events(coordinator, "leads")):
             return coordinator
-    raise NotMeasuredError(f"no coordinator says that it leads with epoch {epoch}")
+    raise NotMeasuredError(f"no coordinator logged that it leads with epoch {epoch}")
 
 
 def _last_ms(service: Service, event: str, since_s: float) -> float:

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.config.yaml_file import as_json
 from common.embedded.services import stop_all
 from common.jobs.build import codec_of
-from common.jobs.spec import job_from_json
 from common.jobs.store import JobBook
 from common.runtime.connect import open_board, open_log
-from common.testing.counting import ENTRYPOINT
+from load.harness.counting import counting_spec
 from load.harness.stack import await_until, check
 from load.harness.witness import SeenRound, Witness
 from load.throughput.backlog import check_left, produce
@@ -54,22 +52,15 @@ class Conditions:
 
     def job(self, name: str, topic: str) -> JobSpec:
         """The job."""
-        task = {"entrypoint": ENTRYPOINT, "records": _IDS, "seconds": self.gradient_s}
-        return job_from_json(
-            as_json(
-                {
-                    "name": name,
-                    "streams": [topic],
-                    "records": {"codec": "tensor", "fields": {"id": {"dtype": "int64"}}},
-                    "task": task,
-                    "batch_size": _BATCH_SIZE,
-                    "group_size": self.group_size,
-                    "waiting_batches": _WAITING_GROUPS * self.group_size,
-                    "reduction": "sum",
-                    "optimizer": {"name": "sgd", "learning_rate": 1.0},
-                    "deadline_floor_s": self.deadline_floor_s,
-                }
-            )
+        return counting_spec(
+            _IDS,
+            self.gradient_s,
+            name=name,
+            streams=[topic],
+            batch_size=_BATCH_SIZE,
+            group_size=self.group_size,
+            waiting_batches=_WAITING_GROUPS * self.group_size,
+            deadline_floor_s=self.deadline_floor_s,
         )
 
     def records_in(self, seconds: float) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from load.faults.pauses import longest_pause_s, next_after
 from load.harness import report
 
 if TYPE_CHECKING:
@@ -154,3 +156,19 @@ def by_kind(times_s: Iterable[tuple[CarriedOut, float]]) -> dict[str, dict[str, 
         kind: {"times": len(found[kind]), **report.spread(found[kind], _SPREAD)}
         for kind in sorted(found)
     }
+
+
+def next_after(times: Sequence[float], at: float) -> float | None:
+    """The first of some ascending times after `at`."""
+    index = bisect_right(times, at)
+    return times[index] if index < len(times) else None
+
+
+def longest_pause_s(
+    times: Sequence[float], begin: float = -math.inf, end: float = math.inf
+) -> float:
+    """The longest time between two that follow each other, of which any part is in an interval."""
+    pauses = (
+        later - earlier for earlier, later in pairwise(times) if later > begin and earlier < end
+    )
+    return max(pauses, default=0.0)

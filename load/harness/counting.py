@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from confluent_kafka.admin import AdminClient
@@ -36,34 +36,50 @@ _SNAPSHOT_S = 60.0
 _GROW_S = 30.0
 
 
-def counting_job(name: str, records: int, gradient_s: float) -> JobSpec:
-    """A job that drains by itself, and is quick to notice what is overdue.
+def spec_of(fields: dict[str, Any], **more: object) -> JobSpec:
+    """A job on records of the tensor codec with these fields; the rest is as in a job file.
+
+    Raises:
+        UserError: If it makes no job.
+    """
+    return job_from_json(as_json({"records": {"codec": "tensor", "fields": fields}, **more}))
+
+
+def counting_spec(records: int, gradient_s: float, **more: object) -> JobSpec:
+    """A job of the counting model; the rest is as in a job file.
 
     Args:
-        name: Of the job; its streams are `<name>-a` and `<name>-b`.
         records: Ids from 0; the model has a weight for each.
         gradient_s: How long the gradient of a batch takes, by a timed wait.
+        more: Name, streams and what else differs from the defaults.
     """
-    task = {"entrypoint": ENTRYPOINT, "records": records, "seconds": gradient_s}
-    return job_from_json(
-        as_json(
-            {
-                "name": name,
-                "streams": [f"{name}-a", f"{name}-b"],
-                "records": {"codec": "tensor", "fields": {"id": {"dtype": "int64"}}},
-                "task": task,
-                "batch_size": 8,
-                "group_size": 4,
-                "reduction": "sum",
-                "optimizer": {"name": "sgd", "learning_rate": 1.0},
-                "batch_linger_s": 0.3,
-                "group_linger_s": 0.5,
-                "deadline_floor_s": 0.3,
-                "hot_snapshot": {"every_s": 0.3},
-                "checkpoint": {"every_updates": 25},
-                "strikes": 1000,  # no batch is poison here, however many hold it when they die
-            }
-        )
+    return spec_of(
+        {"id": {"dtype": "int64"}},
+        task={"entrypoint": ENTRYPOINT, "records": records, "seconds": gradient_s},
+        reduction="sum",
+        optimizer={"name": "sgd", "learning_rate": 1.0},
+        **more,
+    )
+
+
+def counting_job(name: str, records: int, gradient_s: float) -> JobSpec:
+    """A counting job that drains by itself, and is quick to notice what is overdue.
+
+    Its streams are `<name>-a` and `<name>-b`; see `counting_spec`.
+    """
+    return counting_spec(
+        records,
+        gradient_s,
+        name=name,
+        streams=[f"{name}-a", f"{name}-b"],
+        batch_size=8,
+        group_size=4,
+        batch_linger_s=0.3,
+        group_linger_s=0.5,
+        deadline_floor_s=0.3,
+        hot_snapshot={"every_s": 0.3},
+        checkpoint={"every_updates": 25},
+        strikes=1000,  # no batch is poison here, however many hold it when they die
     )
 
 
@@ -138,13 +154,13 @@ class CountingJob:
         """What is not settled, for a report."""
         standing = self.board.get_standing()
         if standing is None:
-            return "there is no standing: nobody leads"
+            return "no coordinator leads the job"
         unclaimed = {
             str(partition): f"{standing.claimed.get(partition)} of {end}"
             for partition in self.places
             if standing.claimed.get(partition) != (end := self._log.bounds(partition).end)
         }
-        return f"{standing.waiting} batches wait, {standing.live} workers; claimed: {unclaimed}"
+        return f"{standing.waiting} batches waiting, {standing.live} workers; claimed: {unclaimed}"
 
     def audit(self) -> Audit:
         """What both topics prove."""

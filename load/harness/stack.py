@@ -46,7 +46,7 @@ def await_until(condition: Callable[[], bool], timeout_s: float, what: str) -> N
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise NotMeasuredError(f"waited {timeout_s:g} s in vain: {what}")
+            raise NotMeasuredError(f"timed out after {timeout_s:g} s: {what}")
         time.sleep(_LOOK_S)
 
 

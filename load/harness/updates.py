@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from common.core.history import History
 from common.core.messages import Lead, UpdateApplied
 from common.core.spans import Partition
+from common.errors import TruncatedError, UnavailableError
 from common.topics.names import updates_topic
 from common.wire import messages as wire
 from load.harness.stack import NotMeasuredError
@@ -14,10 +17,21 @@ from load.harness.stack import NotMeasuredError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from common.ports.servers import Log
+    from common.core.messages import AuditRecord
+    from common.ports.servers import Log, Tail
 
 _READ_RECORDS = 1000
 _READ_S = 0.1
+
+
+def read_audit(tail: Tail, wait_s: float) -> list[tuple[int, AuditRecord]]:
+    """What is new in an updates topic, each with its offset; waits for it up to `wait_s`.
+
+    Raises:
+        OutsideError: If Kafka is away, or the topic was cut.
+    """
+    records = tail.read(_READ_RECORDS, wait_s)
+    return [(record.offset, wire.decode_audit(record.value or b"")) for record in records]
 
 
 class Pace(NamedTuple):
@@ -112,8 +126,65 @@ class UpdatesMeter:
         return Pace(updates, samples, ended - started)
 
     def _read(self) -> list[UpdateApplied]:
-        records = self._tail.read(_READ_RECORDS, _READ_S)
-        audit = [wire.decode_audit(record.value) for record in records if record.value is not None]
+        audit = [record for _, record in read_audit(self._tail, _READ_S)]
         if any(isinstance(record, Lead) and record.after >= 0 for record in audit):
             raise NotMeasuredError(f"the leader of {self._job} changed: its updates are void")
         return [record for record in audit if isinstance(record, UpdateApplied)]
+
+
+class UpdatesWatch(threading.Thread):
+    """Follows a job's updates topic and notes when an update came that counted at that moment.
+
+    A broker that is away is waited for, so its absence is part of the pauses. A topic that lost
+    records is read from its beginning again, and what was noted is not noted twice.
+    """
+
+    def __init__(self, log: Log, job: str) -> None:
+        super().__init__(name="updates", daemon=True)
+        self.times = list[float]()  # monotonic, ascending
+        self.leads = 0
+        self._fault: BaseException | None = None
+        self._log = log
+        self._place = Partition(updates_topic(job), 0)
+        self._tail = log.tail(self._place, 0)
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Read until stopped."""
+        history, noted = History(), 0  # up to which offset
+        try:
+            while not self._stopped.is_set():
+                try:
+                    records = read_audit(self._tail, _READ_S)
+                except UnavailableError:
+                    continue
+                except TruncatedError as lost:
+                    self._tail.close()
+                    self._tail = self._log.tail(self._place, 0)
+                    history, noted = History(), min(noted, lost.divergent_offset or 0)
+                    continue
+                now = time.monotonic()
+                for offset, record in records:
+                    counts = history.feed(offset, record) and offset >= noted
+                    if counts and isinstance(record, UpdateApplied):
+                        self.times.append(now)
+                    self.leads += counts and isinstance(record, Lead)
+                    noted = max(noted, offset + 1)
+        except BaseException as fault:  # noqa: BLE001 -- raised again by `check`, in the main thread
+            self._fault = fault
+        finally:
+            self._tail.close()
+
+    def check(self) -> None:
+        """Make sure that it still reads.
+
+        Raises:
+            NotMeasuredError: If it failed.
+        """
+        if self._fault is not None:
+            raise NotMeasuredError(f"the updates cannot be read: {self._fault}") from self._fault
+
+    def stop(self) -> None:
+        """End it."""
+        self._stopped.set()
+        self.join()

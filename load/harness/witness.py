@@ -16,8 +16,8 @@ from common.core.messages import ModelId, TriggerId, UpdateApplied
 from common.core.spans import Partition
 from common.errors import DollError
 from common.topics.names import updates_topic
-from common.wire import messages as wire
 from load.harness.stack import NotMeasuredError
+from load.harness.updates import read_audit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from common.ports.servers import Board, Log
 
 _WAIT_S = 0.2  # of one read: how soon a thread notices that it is over
-_READ_RECORDS = 100
 
 
 @dataclass(slots=True)
@@ -150,9 +149,9 @@ class Witness:
     def _wait_for(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
         came = self._news.wait_for(lambda: self._fault is not None or condition(), timeout_s)
         if self._fault is not None:
-            raise NotMeasuredError(f"the witness is blind: {self._fault}") from self._fault
+            raise NotMeasuredError(f"the rounds cannot be followed: {self._fault}") from self._fault
         if not came:
-            raise NotMeasuredError(f"waited {timeout_s:g} s in vain: {what}")
+            raise NotMeasuredError(f"timed out after {timeout_s:g} s: {what}")
 
     def _follow(self, read: Callable[[], None]) -> None:
         try:
@@ -176,11 +175,10 @@ class Witness:
             self._news.notify_all()
 
     def _read_updates(self) -> None:
-        records = self._tail.read(_READ_RECORDS, _WAIT_S)
+        records = read_audit(self._tail, _WAIT_S)
         at = monotonic()
         with self._news:
-            for record in records:
-                audit = wire.decode_audit(record.value or b"")
+            for _, audit in records:
                 if isinstance(audit, UpdateApplied):
                     round_ = self._by_model.get(ModelId(audit.epoch, audit.version - 1))
                     if round_ is not None and round_.applied_at is None:

@@ -55,7 +55,10 @@ def main() -> int:
     given = parser.parse_args()
     program = prometheus_program()
     if program is None:
-        print("there is no prometheus: install Debian's package of this name", file=sys.stderr)
+        print(
+            "prometheus was not found on PATH: install Debian's package of this name",
+            file=sys.stderr,
+        )
         return 2
     boards = [read_board(path) for path in sorted(_BOARDS.glob("*.json"))]
     with (
@@ -129,7 +132,7 @@ def _state(axes: Axes, panel: Panel, ask: Callable[[Query], list[Line]]) -> None
             number = panel.names.get(f"{value:g}") or _said(value, panel.unit)
             several = len(panel.queries) > 1 or "{{" in query.legend
             told.append(f"{_named(query, line)}: {number}" if several else number)
-    text = "\n".join(told) or "nothing"
+    text = "\n".join(told) or "no data"
     axes.text(0.0, 0.45, text, fontsize=16 if len(told) < 2 else 9, va="center")
 
 
@@ -144,7 +147,7 @@ def _course(axes: Axes, panel: Panel, ask: Callable[[Query], list[Line]], first_
             axes.plot(times, values, linewidth=1, label=_named(query, line), drawstyle=style)
             count += any(map(math.isfinite, values))
     if not count:
-        axes.text(0.5, 0.5, "nothing", transform=axes.transAxes, ha="center")
+        axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center")
     elif count <= _LEGEND_MOST:
         axes.legend(fontsize=6, frameon=False, loc="upper left", ncols=2)
     low, high = axes.get_ylim()

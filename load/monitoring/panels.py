@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import msgspec
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Query(msgspec.Struct, frozen=True):
+class Query(NamedTuple):
     """What a panel asks Prometheus, and what the lines that come of it are called."""
 
-    expression: str = msgspec.field(name="expr")
-    legend: str = msgspec.field(name="legendFormat")
+    expression: str
+    legend: str
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(NamedTuple):
     """Where a panel is, on a grid of 24 columns."""
 
     x: int
@@ -26,73 +25,59 @@ class Place(msgspec.Struct, frozen=True):
     h: int
 
 
-class _Text(msgspec.Struct, frozen=True):
-    text: str
-
-
-class _Mapping(msgspec.Struct, frozen=True):
-    options: dict[str, _Text]
-
-
-class _Defaults(msgspec.Struct, frozen=True):
-    unit: str
-    mappings: tuple[_Mapping, ...] = ()
-
-
-class _Fields(msgspec.Struct, frozen=True):
-    defaults: _Defaults
-
-
-class Panel(msgspec.Struct, frozen=True):
+class Panel(NamedTuple):
     """One picture."""
 
     title: str
-    description: str
     type: str
-    place: Place = msgspec.field(name="gridPos")
-    fields: _Fields = msgspec.field(name="fieldConfig")
-    queries: tuple[Query, ...] = msgspec.field(name="targets")
-
-    @property
-    def unit(self) -> str:
-        """By Grafana's name."""
-        return self.fields.defaults.unit
-
-    @property
-    def names(self) -> dict[str, str]:
-        """What values are called."""
-        mappings = self.fields.defaults.mappings
-        return {value: it.text for each in mappings for value, it in each.options.items()}
+    place: Place
+    unit: str  # by Grafana's name
+    names: dict[str, str]  # what values are called
+    queries: tuple[Query, ...]
 
 
-class Annotation(msgspec.Struct, frozen=True):
+class Annotation(NamedTuple):
     """Moments that are marked in all panels."""
 
     name: str
-    expression: str = msgspec.field(name="expr")
+    expression: str
 
 
-class _Annotations(msgspec.Struct, frozen=True):
-    list: tuple[Annotation, ...]
-
-
-class Board(msgspec.Struct, frozen=True):
+class Board(NamedTuple):
     """A dashboard."""
 
     uid: str
     title: str
     panels: tuple[Panel, ...]
-    marked: _Annotations = msgspec.field(name="annotations")
-
-    @property
-    def annotations(self) -> tuple[Annotation, ...]:
-        """What is drawn into all panels."""
-        return self.marked.list
+    annotations: tuple[Annotation, ...]
 
 
 def read_board(path: Path) -> Board:
     """Read a dashboard's JSON."""
-    return msgspec.json.decode(path.read_bytes(), type=Board)
+    raw = json.loads(path.read_bytes())
+    marked = raw["annotations"]["list"]
+    return Board(
+        raw["uid"],
+        raw["title"],
+        tuple(map(_panel, raw["panels"])),
+        tuple(Annotation(each["name"], each["expr"]) for each in marked),
+    )
+
+
+def _panel(raw: dict[str, Any]) -> Panel:
+    shown = raw["fieldConfig"]["defaults"]
+    return Panel(
+        raw["title"],
+        raw["type"],
+        Place(**raw["gridPos"]),
+        shown["unit"],
+        {
+            value: name["text"]
+            for mapping in shown.get("mappings", ())
+            for value, name in mapping["options"].items()
+        },
+        tuple(Query(each["expr"], each["legendFormat"]) for each in raw["targets"]),
+    )
 
 
 def filled(expression: str, job: str, rate_interval_s: int) -> str:

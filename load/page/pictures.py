@@ -80,7 +80,7 @@ def main() -> int:
     given = parser.parse_args()
     executable = chromium()
     if executable is None:
-        print("there is no Chromium", file=sys.stderr)
+        print("Chromium was not found on PATH", file=sys.stderr)
         return 2
     service = PageService(some_jobs(time.time()))
     with served(service) as address, browser(executable) as opened, service.training("fraud"):

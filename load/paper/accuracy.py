@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.policies.policy import PolicyName
-    from load.paper.asked import Asked
-    from load.paper.runner import Runner
+    from load.paper.runner import Asked, Runner
 
 IMAGES = "mnist-train-00000-47999-images-idx3-ubyte.gz"
 WORKERS, GROUP_SIZE, BATCH_SIZE = 16, 8, 64

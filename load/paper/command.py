@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING
 
 from common.errors import UserError
 from load.paper import accuracy, equations, figures, policies, recorded, updates_law
-from load.paper.asked import Asked
 from load.paper.document import write
-from load.paper.runner import FEW, Runner
+from load.paper.runner import FEW, Asked, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from load.paper.asked import Part
     from load.paper.document import Section
+    from load.paper.runner import Part
 
 _ROOT = Path(__file__).parents[2]
 _DATA = _ROOT.parent / "shared" / "data"
@@ -75,7 +74,7 @@ def main(words: Sequence[str] | None = None) -> int:
     data: Path | None = given.data or _DATA
     if data is not None and not data.is_dir():
         if given.data is not None:
-            print(f"--data: there is no folder {given.data}", file=sys.stderr)
+            print(f"--data: folder not found: {given.data}", file=sys.stderr)
             return 2
         data = None
     runs = given.runs or (FEW if given.quick else _RUNS)

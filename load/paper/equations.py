@@ -25,8 +25,7 @@ from load.paper.job import (
 )
 
 if TYPE_CHECKING:
-    from load.paper.asked import Asked
-    from load.paper.runner import Outcome, Runner
+    from load.paper.runner import Asked, Outcome, Runner
 
 WITHIN = 0.01  # of equations 16 and 22
 

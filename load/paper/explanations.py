@@ -25,9 +25,8 @@ from load.paper.runner import FEW
 from load.paper.series import like_the_papers
 
 if TYPE_CHECKING:
-    from load.paper.asked import Asked
     from load.paper.document import Section
-    from load.paper.runner import Outcome, Runner
+    from load.paper.runner import Asked, Outcome, Runner
 
 BASE = Setting()  # (0.9, 1.05), equal rates, high price
 # The on-demand cost of theta_0 at equal rates; where rates are drawn, of their mean.

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.policies.policy import PolicyName
-    from load.paper.asked import Asked
     from load.paper.job import Rates
-    from load.paper.runner import Outcome, Runner
+    from load.paper.runner import Asked, Outcome, Runner
 
 POLICIES: tuple[PolicyName, ...] = ("static", "adaptive")
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from common.policies.policy import PolicyName
     from common.simulation.experiments.outcome import Summary
-    from load.paper.asked import Asked
-    from load.paper.runner import Outcome, Runner
+    from load.paper.runner import Asked, Outcome, Runner
 
 SLOW = Variation("slow gradients", gradient_s=SLOW_GRADIENT_S)
 CHANCE = 0.95  # what `chance` and `reassign` promise

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from common.policies.policy import PolicyName
     from common.simulation.experiments.outcome import Summary
-    from load.paper.asked import Asked
-    from load.paper.runner import Outcome, Runner, Simulation
+    from load.paper.runner import Asked, Outcome, Runner, Simulation
     from load.paper.series import Found, Series
 
 POLICIES: tuple[PolicyName, ...] = ("static", "adaptive", "backfill")

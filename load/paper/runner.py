@@ -1,4 +1,4 @@
-"""Carries out simulations on a few processes, each once, with a bar that tells how far it is."""
+"""What is asked for, and its simulations on a few processes, each once, with a progress bar."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ from rich.progress import (
 
 from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.outcome import Summary
+from load.paper.job import NOTHING, experiment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
     from pathlib import Path
 
+    from common.policies.policy import PolicyName
     from common.simulation.experiments.outcome import Run
     from common.simulation.experiments.spec import Experiment
+    from load.paper.document import Section
+    from load.paper.job import Setting, Variation
 
 FEW = 12  # runs of each setting in the paper
 
@@ -73,6 +77,27 @@ class Simulation:
         return self.experiment.name
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command was asked for."""
+
+    runs: int
+    seed: int
+    quick: bool
+    data: Path | None  # recorded traces and images; None: there are none
+    scratch: Path  # for files that simulations read
+
+    def simulation(
+        self, setting: Setting, policy: PolicyName, change: Variation = NOTHING, runs: int = 0
+    ) -> Simulation:
+        """Make a simulation of one setting and policy; the same seed for all of them.
+
+        So all policies see the same rates and preemptions.
+        """
+        wanted = experiment(setting, policy, change)
+        return Simulation(wanted, self.scratch, runs or self.runs, self.seed)
+
+
 def carry_out(simulation: Simulation) -> Outcome:
     """Run it; here rather than as a method, so that another process finds it by its name."""
     runs = simulate(simulation.experiment, simulation.folder, simulation.runs, simulation.seed)
@@ -85,7 +110,7 @@ def _say_nothing() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-Asked = TypeVar("Asked", bound=Work)
+Wanted = TypeVar("Wanted", bound=Work)
 Got = TypeVar("Got")
 
 
@@ -131,7 +156,9 @@ class Runner:
         self._done.update({(each.name, each.runs, each.seed): found[each.name] for each in new})
         return {name: self._done[name, runs, seed] for name, runs, seed in keys}
 
-    def map(self, title: str, do: Callable[[Asked], Got], works: Sequence[Asked]) -> dict[str, Got]:
+    def map(
+        self, title: str, do: Callable[[Wanted], Got], works: Sequence[Wanted]
+    ) -> dict[str, Got]:
         """Do all of it; results are by name."""
         if not works:
             return {}
@@ -151,3 +178,11 @@ class Runner:
                 self._progress.update(bar, advance=1, now=waiting[future])
         self._progress.update(bar, now="")
         return {work.name: found[work.name] for work in works}
+
+
+class Part(Protocol):
+    """Does one part of the evaluation and says what it found."""
+
+    def __call__(self, asked: Asked, runner: Runner) -> Section:
+        """Do it."""
+        ...

@@ -37,8 +37,7 @@ from load.paper.job import (
 )
 
 if TYPE_CHECKING:
-    from load.paper.asked import Asked
-    from load.paper.runner import Runner
+    from load.paper.runner import Asked, Runner
 
 Values: TypeAlias = npt.NDArray[np.float64]
 

@@ -43,7 +43,7 @@ def test_every_query_of_every_panel_gives_a_number_and_every_alert_can_be_judged
     # queries                         ? ? ? ? ? ? ? ? ? ?  until all have given a number
     program = prometheus_program()
     if program is None:
-        lacking("there is no prometheus: install Debian's package of this name")
+        lacking("prometheus was not found on PATH: install Debian's package of this name")
     with watched_demo(program, tmp_path / "demo", RECORDS_PER_S, coordinators=1) as demo:
         prometheus = demo.prometheus
         await_condition(

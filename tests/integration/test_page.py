@@ -84,8 +84,8 @@ def opened() -> Iterator[Browser]:
     executable = chromium()
     if executable is None:
         if os.environ.get("TEST_REQUIRE_SERVERS") == "1":
-            pytest.fail("there is no Chromium, and TEST_REQUIRE_SERVERS=1")
-        pytest.skip("there is no Chromium")
+            pytest.fail("Chromium was not found on PATH, and TEST_REQUIRE_SERVERS=1")
+        pytest.skip("Chromium was not found on PATH")
     with browser(executable) as found:
         yield found
 

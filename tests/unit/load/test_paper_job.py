@@ -13,7 +13,6 @@ from common.policies.backfill import cost_share_limit
 from common.policies.policy import POLICY_NAMES
 from common.theory.provisioning import cost_share_bound, cost_usd, plan
 from load.paper import stated
-from load.paper.asked import Asked
 from load.paper.explanations import most_updates, price_for, price_of_bound, updates_for
 from load.paper.job import (
     HIGH,
@@ -26,6 +25,7 @@ from load.paper.job import (
     experiment,
     settings,
 )
+from load.paper.runner import Asked
 
 SETTINGS = [Setting(*pair) for pair in PAIRS]
 ASKED = Asked(12, 1, quick=True, data=None, scratch=Path())

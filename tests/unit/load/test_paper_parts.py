@@ -10,13 +10,12 @@ import pytest
 
 from load.paper import stated
 from load.paper.accuracy import Lesson, learn
-from load.paper.asked import Asked
 from load.paper.command import main, parse
 from load.paper.document import Section
 from load.paper.equations import run as equations
 from load.paper.explanations import explain_static
 from load.paper.job import PAIRS, UPDATES, Setting
-from load.paper.runner import Runner
+from load.paper.runner import Asked, Runner
 from load.paper.updates_law import FEW, FEW_LATER, MANY_LATER, SIGNIFICANT, Streams, p_value
 
 if TYPE_CHECKING:

@@ -10,11 +10,10 @@ import pytest
 
 from common.simulation.experiments.experiment import simulate
 from common.traces.files import read_trace
-from load.paper.asked import Asked
 from load.paper.job import CYCLE_S, HIGH, experiment
 from load.paper.policies import START_UP_S, start_up_s
-from load.paper.price_files import listed, snapshot, split
-from load.paper.series import Found, find
+from load.paper.runner import Asked
+from load.paper.series import Found, find, listed, snapshot, split
 
 RECORDS = """timestamp,availability_zone,instance_type,product,price_usd_per_hour
 2015-03-11T00:00:00Z,us-east-1a,c3.xlarge,Linux/UNIX,0.03

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from load.faults.pauses import longest_pause_s, next_after
-from load.faults.report import CarriedOut, by_kind
+from load.faults.report import CarriedOut, by_kind, longest_pause_s, next_after
 from load.faults.schedule import Fault
 
 #        updates   0    1    2         4    5
