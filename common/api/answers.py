@@ -79,9 +79,10 @@ class Progress(Answer):
     quarantined: Count = Field(description="Batches that were given up.")
     requeueable: Count = Field(description="Of these, those that an operator may take back.")
     expired: Count = Field(description="Records that Kafka deleted before they were trained.")
+    lost: Count = Field(description="Records that were trained, and that Kafka lost afterwards.")
     whole: bool = Field(
         description="False: the beginning of its history is gone from Kafka; `samples`, `skipped`,"
-        " `quarantined` and `expired` are of the rest."
+        " `quarantined`, `expired` and `lost` are of the rest."
     )
     led: bool | None = Field(
         description="Whether a coordinator leads the job; null: Redis is unavailable."
@@ -158,7 +159,10 @@ class JobSummary(Answer):
     expired: Count | None = Field(
         description="Records that Kafka deleted before they were trained."
     )
-    whole: bool = Field(description="As in `progress`: whether these three are of all its history.")
+    lost: Count | None = Field(
+        description="Records that were trained, and that Kafka lost afterwards."
+    )
+    whole: bool = Field(description="As in `progress`: whether these four are of all its history.")
 
 
 class UnreadableRecord(Answer):

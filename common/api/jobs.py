@@ -107,6 +107,7 @@ def job_summary(record: store.JobRecord, job: JobProgress | None, now: float) ->
         skipped=numbers and numbers.skipped,
         quarantined=numbers and numbers.quarantined,
         expired=numbers and numbers.expired,
+        lost=numbers and numbers.lost,
         whole=numbers is None or numbers.whole,
     )
 

@@ -9,7 +9,6 @@ What lay above where a log was cut, or in a topic that was created anew since, i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.history import History
@@ -133,7 +132,7 @@ def audit(
             settled.add(batch.offset)
             spans += batch.address
             if what != "quarantine":
-                lost += _lost(ledger, batch)
+                lost += filter(None, map(ledger.lost_part, batch.address))
     waiting = [span for o, b in accepted.items() if o not in settled for span in b.address]
     frontier, holes = _tile(
         _beginnings(first, ledger), _in_log(ledger, spans), _in_log(ledger, waiting)
@@ -193,10 +192,15 @@ def _beginnings(first: Positions, ledger: Ledger) -> Positions:
     """Where the job begins in the logs of today; partitions included that were added."""
     begin = dict(first)
     for place, openings in ledger.opened.items():
-        begin.setdefault(place, openings[0].start)
-        for before, each in pairwise(openings):
-            if "" != before.topic_id != each.topic_id != "":
+        topic_id = ""
+        for each in openings:
+            if each.after is None:  # as it was when the job began, or when it was added
+                begin.setdefault(place, each.start)
+            elif "" != topic_id != each.topic_id != "":
                 begin[place] = each.start
+            else:  # perhaps cut below where the job began
+                begin[place] = min(begin[place], each.start)
+            topic_id = each.topic_id
     return begin
 
 
@@ -206,14 +210,6 @@ def _in_log(ledger: Ledger, spans: Iterable[Span]) -> Iterator[Span]:
         end = ledger.end_in_log(span)
         if end > span.start:
             yield span._replace(end=end)
-
-
-def _lost(ledger: Ledger, batch: Batch) -> Iterator[Span]:
-    """What of an accepted batch was in a log, and is not any more."""
-    for span in batch.address:
-        if ledger.is_gone(span):
-            end = span.known if span.known >= 0 else span.end
-            yield span._replace(start=max(span.start, ledger.end_in_log(span)), end=end)
 
 
 def _tile(

@@ -102,15 +102,21 @@ class Ledger:
         """
         openings = self._opened.get(span.place, ())
         own = [at for at, each in enumerate(openings) if each.generation == span.generation]
-        topic_id = openings[own[0]].topic_id if own else ""
-        later = openings[own[0] + 1 :] if own else openings
-        if any("" != topic_id != each.topic_id != "" for each in later):
+        since = openings[own[0] :] if own else openings
+        if len({each.topic_id for each in since} - {""}) > 1:
             return -1
+        later = since[1:] if own else since
         return min([span.end, *(each.start for each in later)])
+
+    def lost_part(self, span: Span) -> Span | None:
+        """What of an accepted span had records in its log, and is there no more; None: nothing."""
+        end = span.known if span.known >= 0 else span.end
+        start = max(span.start, self.end_in_log(span))
+        return span._replace(start=start, end=end) if start < end else None
 
     def is_gone(self, span: Span) -> bool:
         """Whether records of an accepted span are in no log any more: it was cut below them."""
-        return self.end_in_log(span) < (span.known if span.known >= 0 else span.end)
+        return self.lost_part(span) is not None
 
     def decide(self, offset: int, record: ControlRecord | None) -> Decision:
         """Decide the control record at `offset`; None stands for one that does not parse.

@@ -29,6 +29,7 @@ from common.core.ledger import Ledger
 from common.core.messages import (
     BatchReady,
     Lead,
+    Opened,
     Quarantined,
     Requeued,
     SpanExpired,
@@ -36,6 +37,7 @@ from common.core.messages import (
 )
 from common.core.partial_history import Trail
 from common.core.snapshots import genesis
+from common.core.spans import LogPosition, Partition, Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
         Skipped,
         Standing,
     )
-    from common.core.spans import LogPosition, Partition, Span
     from common.jobs.store import JobRecord
 
 # --- what a job's state is -----------------------------------------------------------------------
@@ -391,6 +392,9 @@ class Claims:
         self.offsets = Counter[str]()  # in their spans, by stream
         self.skipped = Counter[str]()  # records of accepted batches that did not decode, by stream
         self.expired = 0  # records that were deleted before anybody read them
+        self._lost = 0  # offsets of batches, in a log when they were claimed, and there no more
+        self._begun = dict(first)  # where the first record was claimed of each topic of today
+        self._unread = dict[Partition, list[Span]]()  # claimed without a batch, and in a log
         self._recent = deque[tuple[int, int]]()  # offsets and skipped records of the last batches
         self._recent_offsets = 0
         self._recent_skipped = 0
@@ -411,6 +415,20 @@ class Claims:
         """Skipped records among the last `RECENT_RECORDS` claimed ones, and how many those are."""
         return self._recent_skipped, self._recent_offsets
 
+    def lost(self, given_up: Iterable[Batch]) -> int:
+        """Records that were trained, and that Kafka lost afterwards, as the audit counts them.
+
+        A batch that still waits is among them until it is quarantined as expired: at once, by
+        whoever leads.
+
+        Args:
+            given_up: Quarantined batches: those were not trained.
+        """
+        if self._ledger is None or not self._lost:
+            return 0
+        parts = (self._ledger.lost_part(span) for batch in given_up for span in batch.address)
+        return self._lost - _lengths(part for part in parts if part is not None).total()
+
     def feed(self, offset: int, record: ControlRecord | None) -> None:
         """Fold the record at `offset` (None: does not parse).
 
@@ -419,11 +437,17 @@ class Claims:
         """
         if self._ledger is None:
             return
+        if isinstance(record, Opened):
+            self._open(self._ledger, offset, record)
+            return
         decision = self._ledger.decide(offset, record)
         if not decision.accepted:
             return
         if isinstance(record, SpanExpired):
             self.expired += _lengths(record.address).total()
+        if isinstance(record, BatchReady | SpanExpired) and decision.batch is None:
+            for span in record.address:
+                self._unread.setdefault(span.place, []).append(span)
         if not isinstance(record, BatchReady):
             return
         if decision.batch is not None:
@@ -444,6 +468,24 @@ class Claims:
         # Programs before format 2 said it of each batch.
         of_batches = _skips(each for batch in update.batches for each in batch.skipped)
         self._take(update.samples, Counter(update.skipped) + of_batches)
+
+    def _open(self, ledger: Ledger, offset: int, opened: Opened) -> None:
+        """Count what is in a partition's log no more, of what was known of it."""
+        place, start = opened.partition, opened.start
+        known = ledger.known.get(place, LogPosition(ledger.claimed.get(place, start)))
+        if not ledger.decide(offset, opened).accepted:
+            return
+        begun = self._begun.get(place, start)
+        recreated = "" != known.topic_id != opened.topic_id != ""
+        since = begun if recreated else max(start, begun)
+        unread = self._unread.pop(place, [])
+        self._lost += max(known.offset - since, 0) - sum(
+            max(min(span.end, known.offset) - max(span.start, since), 0) for span in unread
+        )
+        self._unread[place] = [
+            span._replace(end=min(span.end, since)) for span in unread if span.start < since
+        ]
+        self._begun[place] = start if recreated else min(start, begun)
 
     def _take(self, samples: int, skipped: Counter[str]) -> None:
         bad = skipped.total()
@@ -604,6 +646,7 @@ class Numbers(NamedTuple):
     quarantined: int  # batches
     requeueable: int  # of these, that an operator may take back
     expired: int  # records that Kafka deleted before they were trained
+    lost: int  # records that were trained, and that Kafka lost afterwards
     whole: bool  # whether the counts above are of all that ever happened
     workers: int | None  # that send heartbeats
     led: bool | None
@@ -739,6 +782,7 @@ class JobProgress:
             quarantined=self._quarantined,
             requeueable=len(self._trail.poison),
             expired=self._claims.expired + self._expired + self._unread(),
+            lost=self._claims.lost(record.batch for _, record in self._quarantines.values()),
             whole=self.whole,
             workers=None if look.statuses is None else len(look.statuses),
             led=look.led,

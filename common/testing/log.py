@@ -804,6 +804,7 @@ class MemoryWriter:
         self._queue: deque[_Queued] = deque()
         self._due: deque[Callable[[], None]] = deque()  # delivery callbacks
         self._failure: DeliveryError | None = None
+        self._checked = set[str]()  # topics
 
     def append(
         self,
@@ -827,8 +828,10 @@ class MemoryWriter:
         self._raise_failure()
         if value is not None and len(value) > MAX_RECORD_BYTES:
             raise RecordTooLargeError(f"{topic} refuses a record of {len(value)} bytes")
-        with suppress(UnavailableError):  # then it waits in the queue, known or not
-            self._log.partitions(topic)
+        if topic not in self._checked:
+            with suppress(UnavailableError):  # then it waits in the queue, known or not
+                self._log.partitions(topic)
+                self._checked.add(topic)
         record = _Queued(topic, partition, key, value, on_delivered, on_failed)
         while self._queue and self._queued_bytes() + record.size() > self._max_bytes:
             if not self._waits:
@@ -886,6 +889,7 @@ class MemoryWriter:
             except DeliveryError as error:
                 self._refuse(record, error)
             except UnknownTopicError as error:
+                self._checked.discard(record.topic)
                 self._refuse(record, DeliveryError(str(error)))
             else:
                 if record.on_delivered is not None:

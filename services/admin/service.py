@@ -161,7 +161,7 @@ class Service:
         for job, follower in self.followers.following().items():
             with follower.view() as view:
                 numbers, state = view.job.numbers(now), view.job.state(now)
-            counts = numbers.skipped, numbers.quarantined, numbers.expired
+            counts = numbers.skipped, numbers.quarantined, numbers.expired, numbers.lost
             yield ShownJob(job, state.word, numbers.lag, *counts)
 
     def _minimum_billing_s(self) -> dict[str, float]:

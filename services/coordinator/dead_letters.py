@@ -18,6 +18,7 @@ from common.core.messages import Quarantined, Skipped
 from common.core.spans import Span
 from common.errors import (
     BrokenWriterError,
+    DeliveryError,
     ExpiredError,
     UnavailableError,
     UnknownTopicError,
@@ -165,21 +166,33 @@ class DeadLetters:
         except UnavailableError as error:
             self._outage.met(error)
             return False
-        except UnknownTopicError:
-            self._make_topics(letters)
+        except (UnknownTopicError, DeliveryError):  # a writer asks about a topic once
+            if not self._make_topics(letters):
+                raise
             return False
         self._metrics.dead_lettered(_count(letters))
         self._outage.over()
         return True
 
-    def _make_topics(self, letters: Letters) -> None:
-        """Somebody deleted one: its letters are lost, but those to come need not be."""
+    def _make_topics(self, letters: Letters) -> bool:
+        """Where one was deleted its letters are lost, but those to come need not be.
+
+        Returns:
+            Whether to try again: one was not there, or nobody can say so now.
+        """
         if isinstance(letters, Quarantined):
             topics = {dead_letter_topic(span.topic) for span in letters.batch.address}
         else:
             topics = {dead_letter_topic(record.topic) for record in letters}
-        self._log.warning("dead_letter_topic_missing", topics=", ".join(sorted(topics)))
-        self._source.create_topics([NewTopic(topic, kept_forever=True) for topic in topics])
+        try:
+            missing = sorted(topics - self._source.describe(topics).keys())
+            if missing:
+                self._log.warning("dead_letter_topic_missing", topics=", ".join(missing))
+                self._source.create_topics([NewTopic(each, kept_forever=True) for each in missing])
+        except UnavailableError as error:
+            self._outage.met(error)
+            return True
+        return bool(missing)
 
     def _tell(self, letters: Letters) -> None:
         if isinstance(letters, Quarantined):

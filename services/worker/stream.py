@@ -123,7 +123,13 @@ class Stream:
         return self._machine.topic_id(span)
 
     def turn(self) -> None:
-        """One turn of the loop: due decisions, one poll, delivery reports."""
+        """One turn of the loop: due decisions, one poll, delivery reports.
+
+        Raises:
+            UnknownTopicError: If the control topic is gone: what it held is lost, and the leader
+                holds the job.
+            DeliveryError: If an announcement was refused.
+        """
         if self._round_began:
             self._round_began = False
             self._feed(events.RoundBegan())

@@ -18,7 +18,7 @@ from common.errors import (
     UnknownTopicError,
 )
 from common.ports.servers import NewTopic
-from tests.contract.log_fixtures import PATIENCE_S, eventually, filled
+from tests.contract.log_fixtures import PATIENCE_S, eventually, everything, filled
 
 if TYPE_CHECKING:
     from common.ports.servers import LogRecord, Tail
@@ -260,6 +260,12 @@ def test_who_reads_or_writes_a_deleted_topic_hears_of_it_and_nobody_else_does(
             each.append(kept.topic, b"more")
             assert each.flush(PATIENCE_S)
         assert [each.offset for each in next_records(other, 2)] == [1, 2]
+        with pytest.raises(UnknownTopicError):
+            writer.append(doomed.topic, b"nowhere")
+        owned_rig.log.create_topics([NewTopic(doomed.topic)])
+        writer.append(doomed.topic, b"anew")
+        assert writer.flush(PATIENCE_S)
+    assert [each.value for each in everything(owned_rig.log, doomed)] == [b"anew"]
 
 
 # --- spans ---------------------------------------------------------------------------------------

@@ -371,8 +371,10 @@ class KafkaLog:
         """Up to where each log has records of leader epochs no later than its position's.
 
         While a leader epoch is in force, those before it end where they did, so each is asked once.
+        Several threads may ask: an answer is kept in the table that this one looked into, also
+        where another one has put a later epoch's in its place meanwhile.
         """
-        reached, unknown = dict[Partition, int](), dict[Partition, int]()
+        reached, unknown = dict[Partition, int](), dict[Partition, PastEpochs]()
         for place, known in positions.items():
             end, topic_id, epoch = ends[place]
             if -1 in {known.epoch, epoch} or known.epoch == epoch:
@@ -384,11 +386,12 @@ class KafkaLog:
             if known.epoch in past.ends:
                 reached[place] = past.ends[known.epoch]
             else:
-                unknown[place] = known.epoch
+                unknown[place] = past
         if unknown:
-            asked = epoch_ends(self._settings, unknown, self._settings.request_timeout_s)
+            epochs = {place: positions[place].epoch for place in unknown}
+            asked = epoch_ends(self._settings, epochs, self._settings.request_timeout_s)
             for place, end in asked.items():
-                reached[place] = self._past_epochs[place].ends[unknown[place]] = end
+                reached[place] = unknown[place].ends[epochs[place]] = end
         return reached
 
     def _offsets(

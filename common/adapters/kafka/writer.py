@@ -17,11 +17,12 @@ from weakref import WeakSet
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from common.adapters.kafka.client import cause_of, made
+from common.adapters.kafka.client import UNKNOWN, as_ours, cause_of, made
 from common.adapters.kafka.settings import writer_properties
 from common.errors import (
     BrokenWriterError,
     DeliveryError,
+    OutsideError,
     RecordTooLargeError,
     UnavailableError,
 )
@@ -165,6 +166,7 @@ class KafkaWriter:
     ) -> None:
         self._producer = producer
         self._close_timeout_s = settings.close_timeout_s
+        self._request_timeout_s = settings.request_timeout_s
         self._check_topic = check_topic
         self._waits = waits
         self._max_bytes = max_bytes
@@ -207,20 +209,22 @@ class KafkaWriter:
         self._await_room(topic, size)
         self._appended += 1  # before the report of it may come
         self._appended_bytes += size
+        produce = partial(
+            self._producer.client.produce,
+            topic,
+            value,
+            key,
+            _ANY_PARTITION if partition is None else partition,
+            partial(self._report, size, on_delivered, on_failed),
+            headers=list(headers) or None,
+        )
         try:
-            self._producer.client.produce(
-                topic,
-                value,
-                key,
-                _ANY_PARTITION if partition is None else partition,
-                partial(self._report, size, on_delivered, on_failed),
-                headers=list(headers) or None,
-            )
-            self._producer.appended()
-        except KafkaException as raised:
+            self._produce(topic, produce)
+        except OutsideError:
             self._appended -= 1
             self._appended_bytes -= size
-            raise _refusal(topic, cause_of(raised)) from raised
+            raise
+        self._producer.appended()
 
     def poll(self) -> None:
         """See the port."""
@@ -261,6 +265,33 @@ class KafkaWriter:
         self._news.set()
         if self._on_ready is not None and (self._due or self._failure or self._producer.fault):
             self._on_ready()
+
+    def _produce(self, topic: str, produce: Callable[[], object]) -> None:
+        """Hand a record to the client, also to a topic that was deleted and made again.
+
+        Raises:
+            DeliveryError: If the client does not take it.
+            UnknownTopicError: If there is no such topic.
+            UnavailableError: If nobody can say now whether there is.
+        """
+        try:
+            try:
+                produce()
+            except KafkaException as raised:
+                if cause_of(raised).code() not in UNKNOWN:
+                    raise
+                # The client would not look for five minutes whether it is there again.
+                self._check_topic(topic)
+                self._look_again(topic)
+                produce()
+        except KafkaException as raised:
+            raise _refusal(topic, cause_of(raised)) from raised
+
+    def _look_again(self, topic: str) -> None:
+        try:
+            self._producer.client.list_topics(topic, timeout=self._request_timeout_s)
+        except KafkaException as raised:
+            raise as_ours(cause_of(raised), f"writing to {topic}") from raised
 
     def _await_room(self, topic: str, size: int) -> None:
         while True:

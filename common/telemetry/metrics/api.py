@@ -24,6 +24,7 @@ class ShownJob(NamedTuple):
     skipped: int
     quarantined: int
     expired: int
+    lost: int
 
 
 class ApiMetrics:
@@ -60,7 +61,7 @@ class ApiMetrics:
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """What the registry asks at each scrape."""
-        state, lag, skipped, quarantined, expired = map(self.meters.family, _OF_JOBS)
+        state, lag, skipped, quarantined, expired, lost = map(self.meters.family, _OF_JOBS)
         for shown in self._jobs():
             state.add_metric([shown.job, shown.state], 1)
             if shown.lag is not None:
@@ -68,7 +69,8 @@ class ApiMetrics:
             skipped.add_metric([shown.job], shown.skipped)
             quarantined.add_metric([shown.job], shown.quarantined)
             expired.add_metric([shown.job], shown.expired)
-        yield from (state, lag, skipped, quarantined, expired)
+            lost.add_metric([shown.job], shown.lost)
+        yield from (state, lag, skipped, quarantined, expired, lost)
 
 
 _OF_JOBS = (
@@ -77,4 +79,5 @@ _OF_JOBS = (
     catalogue.JOB_SKIPPED,
     catalogue.JOB_QUARANTINED,
     catalogue.JOB_EXPIRED,
+    catalogue.JOB_LOST,
 )

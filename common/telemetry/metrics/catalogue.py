@@ -430,6 +430,13 @@ JOB_EXPIRED = gauge(
     "Deleted from Kafka before they were trained, read or not, since the job began.",
     "admin",
 )
+JOB_LOST = gauge(
+    "doll_job_lost_records",
+    "records",
+    _JOB,
+    "Trained, and lost by Kafka afterwards, since the job began.",
+    "admin",
+)
 
 CATALOGUE: tuple[Metric, ...] = tuple(
     value for value in dict(globals()).values() if isinstance(value, Metric)

@@ -76,8 +76,8 @@ def submit(
 def list_jobs(context: typer.Context) -> None:
     """List all jobs: state, lag, and what could not be used.
 
-    Lag, skipped and expired count records, quarantined counts batches; "-": not known, or the job
-    is stopped.
+    Lag, skipped, expired and lost count records, quarantined counts batches; lost: trained, and
+    then lost by Kafka; "-": not known, or the job is stopped.
 
     Example: [bold]doll job list[/]
     """
@@ -90,14 +90,14 @@ def list_jobs(context: typer.Context) -> None:
         Column("state", min_width=state_width),
         *(
             Column(name, justify="right", min_width=len(name))
-            for name in ("lag", "skipped", "quarantined", "expired")
+            for name in ("lag", "skipped", "quarantined", "expired", "lost")
         ),
         *("task", "streams"),
         box=None,
     )
     for line in found.jobs:
-        unused = line.skipped, line.quarantined, line.expired
-        counts = (_at_least(each, whole=line.whole) for each in unused)
+        counted = line.skipped, line.quarantined, line.expired, line.lost
+        counts = (_at_least(each, whole=line.whole) for each in counted)
         cells = (
             *(line.id, line.state, _number(line.lag), *counts),
             *(line.task, ", ".join(line.streams)),
@@ -306,6 +306,7 @@ def _render(job: str, picture: Picture) -> Group:
         ("records skipped", _at_least(progress.skipped, whole=progress.whole)),
         ("batches quarantined", _at_least(progress.quarantined, whole=progress.whole)),
         ("records expired", _at_least(progress.expired, whole=progress.whole)),
+        ("trained, then lost", _at_least(progress.lost, whole=progress.whole)),
     ]
     head = Text.assemble((job, "bold"), f" {picture.state}")
     numbers = Text("   ".join(f"{name} {value}" for name, value in present))

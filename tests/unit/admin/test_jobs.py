@@ -366,6 +366,7 @@ def test_metrics_say_how_each_job_is_that_is_not_stopped(digits: World) -> None:
                 'doll_job_skipped_records{job_name="letters"} 0.0',
                 'doll_job_quarantined_batches{job_name="letters"} 0.0',
                 'doll_job_expired_records{job_name="letters"} 0.0',
+                'doll_job_lost_records{job_name="letters"} 0.0',
             }
             <= lines()
         )

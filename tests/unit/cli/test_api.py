@@ -37,7 +37,7 @@ from tests.unit.admin.live.helpers import eventually
 from tests.unit.admin.test_model import kept, trained
 from tests.unit.admin.test_provisioning import planned as decided
 from tests.unit.cli.conftest import World
-from tests.unit.cli.test_job import JOB, claimed, update
+from tests.unit.cli.test_job import JOB, claimed, lost_after_training, update
 from tests.unit.cli.test_plan import options
 from tests.unit.cli.test_requeue import QUARANTINE
 from tests.unit.cli.test_simulate import SMALL
@@ -347,6 +347,13 @@ def test_lists_say_the_same_of_every_job(submitted: Both) -> None:
     assert "letters: finished: 400 updates applied" in shown
     for run in submitted.ways:
         assert "Traceback: boom" in run("job", "show", "digits").stderr
+
+
+def test_what_was_trained_and_then_lost_is_told_by_both(submitted: Both) -> None:
+    lost_after_training(submitted.direct)
+    watched, listed = ("job", "watch", "digits", "--once"), ("job", "list")
+    eventually(lambda: "trained, then lost 1\n" in submitted.remote(*watched).stdout)
+    eventually(lambda: submitted.remote(*listed).stdout == submitted.direct.run(*listed).stdout)
 
 
 def test_models_are_pulled_with_the_same_tensors(submitted: Both, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from common.core.messages import (
     Batch,
     BatchReady,
     Lead,
+    Opened,
     Skipped,
     Standing,
     UpdateApplied,
@@ -204,9 +205,28 @@ def test_watch_and_list_tell_what_expired(world: World) -> None:
     world.log.expire(Partition("clinic-a", 0), 4)
     shown = world.run("job", "watch", "digits", "--once").stdout
     assert "lag 3 " in shown  # the batch of two, and the one that nobody has claimed
-    assert "records expired 2\n" in shown
+    assert "records expired 2 " in shown
     head, line, *_ = world.run("job", "list").stdout.splitlines()
     assert line[head.index("quarantined") :].split()[:2] == ["0", "2"]
+
+
+def lost_after_training(world: World) -> None:
+    """Train clinic-a[0] up to 4, and open it at 3: its log was cut there, and the job resumed."""
+    world.write("clinic-a", *[b"record"] * 4)
+    claimed(world, 1, 2)
+    records = (Lead(-1, GENESIS, "c"), update(0, 1), update(0, 2))
+    world.write("doll.digits.updates", *map(encode_audit, records))
+    opened = Opened(Partition("clinic-a", 0), 0, 9, "", 3, 0)
+    world.write("doll.digits.control", encode_claim(opened))
+
+
+def test_watch_and_list_tell_what_was_trained_and_then_lost(world: World) -> None:
+    submitted(world)
+    assert "trained, then lost 0\n" in world.run("job", "watch", "digits", "--once").stdout
+    lost_after_training(world)
+    assert "trained, then lost 1\n" in world.run("job", "watch", "digits", "--once").stdout
+    head, line, *_ = world.run("job", "list").stdout.splitlines()
+    assert line[head.index("quarantined") :].split()[:3] == ["0", "0", "1"]
 
 
 def test_the_lag_is_of_now_not_of_the_last_checkpoint(world: World) -> None:

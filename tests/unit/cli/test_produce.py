@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -10,12 +10,13 @@ import pytest
 from common.core.spans import Partition
 from common.learning.codecs import make_codec
 from common.learning.fields import Field
-from common.ports.servers import NewTopic
-from common.testing.log import MemoryLog
+from common.ports.servers import WRITER_BYTES, NewTopic
+from common.testing.log import MemoryLog, MemoryWriter
 from services.cli import exits
 from tests.unit.cli.conftest import World
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 FIELDS = (Field("image", "uint8", (1, 8, 8)), Field("label", "int64"))
@@ -52,24 +53,31 @@ def test_whoever_asks_for_more_records_than_there_are_hears_of_it(world: World) 
     )
 
 
-class InterruptedLog(MemoryLog):
+class InterruptedWriter(MemoryWriter):
     """Somebody presses Ctrl-C once so many records are written."""
 
     left = 1100
 
-    def append(
-        self, topic: str, partition: int | None, key: bytes | None, value: bytes | None
-    ) -> int:
-        """As ever, counted."""
+    def append(self, *record: Any, **options: Any) -> None:  # noqa: ANN401 -- as the port has them
+        """As ever, so many times."""
         self.left -= 1
-        return super().append(topic, partition, key, value)
-
-    def partitions(self, topic: str) -> tuple[Partition, ...]:
-        """As ever; a writer asks for them before it takes a record."""
-        if self.left == 0:
-            self.left -= 1
+        if self.left == -1:
             raise KeyboardInterrupt
-        return super().partitions(topic)
+        super().append(*record, **options)
+
+
+class InterruptedLog(MemoryLog):
+    """Kafka, as such a person writes to it."""
+
+    def writer(
+        self,
+        *,
+        waits: bool = True,
+        max_bytes: int = WRITER_BYTES,
+        on_ready: Callable[[], None] | None = None,
+    ) -> MemoryWriter:
+        """As ever."""
+        return InterruptedWriter(self, waits=waits, max_bytes=max_bytes, on_ready=on_ready)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Topic = list["AuditRecord | None"]
 OLD = -1  # number of a Lead that a program wrote which knew only offsets
+FIRST_NUMBER = 1000  # of Leads of later programs: above all offsets
 
 
 def update(epoch: int, version: int, *offsets: int) -> UpdateApplied:
@@ -63,7 +64,8 @@ def play(steps: Iterable[tuple[str, int, int]]) -> Topic:
 
     A candidate has read the topic up to some point and starts from an update that was effective
     there; a leader goes on although it may have been deposed; records come again. Operators take
-    batches back and replay them, whether or not they are quarantined. Some programs are older.
+    batches back and replay them, whether or not they are quarantined. Some programs are older: they
+    read no record of a later one, so once they have seen one that leads they do not stand.
     """
     topic: Topic = []
     believers = list[Believer]()
@@ -71,8 +73,9 @@ def play(steps: Iterable[tuple[str, int, int]]) -> Topic:
         if step == "lead":
             known = read(topic[: max(len(topic) - one % 4, 0)])
             base = known.path[two % len(known.path)]
-            number = max(known.epoch + 1, 1000 + len(topic))
-            lead = Lead(known.epoch, base, f"c{len(topic)}", number if two % 3 else OLD)
+            number = max(known.epoch + 1, FIRST_NUMBER + len(topic))
+            is_older = two % 3 == 0 and known.epoch < FIRST_NUMBER
+            lead = Lead(known.epoch, base, f"c{len(topic)}", OLD if is_older else number)
             epoch = lead.epoch_at(len(topic))
             believers.append(Believer(epoch, base.version, numbers=lead.epoch >= 0))
             topic.append(lead)

@@ -318,6 +318,23 @@ def test_what_was_trained_and_then_lost_is_told_and_each_record_in_the_log_is_on
     assert found.settled == {P: 25, Q: 0}
 
 
+def test_a_log_that_was_cut_below_where_the_job_began_is_tiled_from_there_on() -> None:
+    # log      ... 40: the job begins, at the end of that time   cut at 32   32:42 of the next
+    control: list[ControlRecord | None] = [
+        ready(A, of(0, 40, 50)),
+        Opened(P, 0, 9, "id", 32, 2),
+        ready(A, of(9, 32, 42)),
+    ]
+    made = update(1, Batch(0, A, (of(0, 40, 50),), SAMPLES))
+    again = update(2, Batch(2, A, (of(9, 32, 42),), SAMPLES))
+
+    found = audit({P: 40, Q: 0}, enumerate(control), enumerate([LEAD, made, again]))
+
+    assert found.flaws == ()
+    assert found.lost == (of(0, 40, 50),)
+    assert found.settled == {P: 42, Q: 0}
+
+
 @pytest.mark.parametrize(("start", "end"), [(0, 5), (8, 12), (40, 44)])
 def test_a_topic_that_was_created_anew_is_tiled_from_where_it_is_read(start: int, end: int) -> None:
     control: list[ControlRecord | None] = [

@@ -231,6 +231,17 @@ def test_what_reaches_above_where_its_generation_was_cut_is_gone() -> None:
     assert ledger.is_gone(later)  # another topic has its name
 
 
+def test_of_a_topic_whose_first_id_nobody_knew_a_later_one_is_another() -> None:
+    # topic    ?         cut: "id"     created anew: "new", from where it ends
+    ledger = Ledger({P: 0})
+    first = Span(*P, 0, 10, known=10)
+    cut, anew = Opened(P, 0, 9, "id", 10, 0), Opened(P, 9, 11, "new", 10, -1)
+    assert decide(ledger, ready(A, first), cut) == [True, True]
+    assert not ledger.is_gone(first)
+    assert decide(ledger, anew) == [True]
+    assert ledger.is_gone(first)
+
+
 def test_a_ledger_goes_on_from_what_it_stated() -> None:
     ledger = Ledger(FIRST)
     assert decide(ledger, ADDED, known(P, 0, 10, -1, 1)) == [True, True]

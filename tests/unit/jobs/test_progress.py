@@ -73,15 +73,23 @@ def story(seed: int, length: int) -> Story:  # noqa: C901, PLR0915 -- one case p
     append(lead())
     epochs.append(0)
     for _ in range(length):
-        if chance.random() < 0.02:
-            opened = Opened(ADDED, None, chance.randint(1, 9), "", 0, -1)
+        if chance.random() < 0.04:
+            opened = Opened(ADDED, None, chance.randint(1, 9), "one", 0, -1)
+            if chance.random() < 0.5:
+                place = chance.choice(sorted(ledger.claimed))
+                topic_id = chance.choice(["one", "one", "other"])
+                start = max(ledger.claimed[place] - chance.randint(0, 12), 0)
+                after = ledger.generation(place)
+                opened = Opened(place, after, len(control) + 10, topic_id, start, -1)
             control.append((len(control), opened))
             ledger.decide(len(control) - 1, opened)
         what = chance.random()
         if what < 0.5:
             place = chance.choice(sorted(ledger.claimed))
             begin = ledger.claimed[place] + chance.choice([0, 0, 0, 0, 3])
-            span = Span(*place, begin, begin + chance.randint(1, 5), ledger.generation(place) or 0)
+            end = begin + chance.randint(1, 5)
+            known = chance.choice([-1, end, end])
+            span = Span(*place, begin, end, ledger.generation(place) or 0, -1, known)
             bad = chance.randint(0, span.end - begin) if chance.random() < 0.4 else 0
             left_out = tuple(Skipped(*place, begin + index, "torn") for index in range(bad))
             worker = WorkerId(f"w{chance.randint(0, 2)}")
@@ -115,7 +123,9 @@ def story(seed: int, length: int) -> Story:  # noqa: C901, PLR0915 -- one case p
             append(None)
     ends = {place: end + chance.randint(0, 6) for place, end in ledger.claimed.items()}
     # Retention may have deleted what is claimed, and what is not.
-    starts = {place: chance.randint(FIRST.get(place, 0), end) for place, end in ends.items()}
+    starts = {
+        place: chance.randint(min(FIRST.get(place, 0), end), end) for place, end in ends.items()
+    }
     return Story(control, updates, starts, ends)
 
 
@@ -165,6 +175,8 @@ def test_the_view_is_what_the_audit_proves_however_it_is_read(
     settled = [each for made in proof.updates for each in made.batches]
     for each in (*settled, *(given_up.batch for given_up in proof.quarantined)):
         left.pop(each.offset, None)
+    expiring = [part for b in left.values() for part in map(claimed.lost_part, b.address) if part]
+    assert numbers.lost == proof.lost_records + sum(part.end - part.start for part in expiring)
     there = {place: max(whole.starts[place], at) for place, at in claimed.claimed.items()}
     unclaimed = sum(end - there[place] for place, end in whole.ends.items())
     waiting = sum(span.end - span.start for each in left.values() for span in each.address)

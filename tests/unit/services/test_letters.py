@@ -12,9 +12,14 @@ from common.core.messages import Batch, Quarantined, Skipped, WorkerId
 from common.core.spans import Partition, Span
 from common.errors import DeliveryError, RecordTooLargeError, UnknownTopicError
 from common.ports.servers import NewTopic
+from common.runtime.supervisor import Supervisor
+from common.telemetry.logging import event_logger
+from common.telemetry.metrics.coordinator import CoordinatorMetrics
+from common.telemetry.metrics.serving import Pulses
 from common.testing.log import MemoryLog
-from services.coordinator.dead_letters import READ_RECORDS, written
+from services.coordinator.dead_letters import READ_RECORDS, DeadLetters, written
 from services.coordinator.letters import Letter, letter_of, letters_of, write
+from tests.unit.services.replicas import until
 
 if TYPE_CHECKING:
     from common.ports.servers import Fetched, LogRecord
@@ -159,3 +164,30 @@ def test_of_records_that_expired_the_address_is_left() -> None:
     letters = list(written((Skipped(*STREAM, 3, "torn", (12,)),), log.spans()))
     assert [int(dict(letter.headers)["offset"]) for letter in letters] == [3, 15]
     assert letters[0].value is None
+
+
+def test_a_dead_letter_topic_that_was_deleted_is_made_again_whoever_has_written_to_it() -> None:
+    # clicks.dlq   @1   deleted   @2
+    log, logger, faults = kafka(), event_logger("test"), list[BaseException]()
+    writer = log.writer()
+    for _ in range(3):
+        writer.append("clicks", b"value")
+    assert writer.flush(WAIT_S)
+    steps = Supervisor(None, Pulses(), logger, threads=1)
+    letters = DeadLetters(
+        "job",
+        log=log,
+        spans=log.spans(),
+        steps=steps,
+        metrics=CoordinatorMetrics().follow("job", lambda: None),
+        logger=logger,
+        wake=lambda: None,
+        fail=faults.append,
+    )
+    for offset in (1, 2):
+        letters.add((Skipped(*STREAM, offset, "torn"),))
+        until(lambda: bool(faults) or letters.all_delivered, "it is delivered")
+        assert [record.key for record in delivered(log)] == [f"clicks[0]@{offset}".encode()]
+        log.delete_topic("clicks.dlq")
+    assert faults == []
+    assert steps.close(WAIT_S)

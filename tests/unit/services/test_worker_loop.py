@@ -21,7 +21,7 @@ from common.errors import (
     UserError,
 )
 from common.jobs.spec import job_from_json
-from common.ports.servers import NewTopic
+from common.ports.servers import Bounds, NewTopic
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.serving import Pulse, Pulses
 from common.telemetry.metrics.worker import WorkerMetrics
@@ -66,6 +66,13 @@ class FailingLog(MemoryLog):
     """Kafka, of which a part refuses."""
 
     refuses_spans = False
+    deletes = ""  # a topic, as soon as somebody asks where it ends
+
+    def bounds(self, partition: Partition) -> Bounds:
+        """As ever, but of a topic that is deleted just then."""
+        if partition.topic == self.deletes:
+            self.delete_topic(partition.topic)
+        return super().bounds(partition)
 
     def spans(self) -> MemorySpanReader:
         """Make a reader, or fail.
@@ -182,6 +189,18 @@ def test_a_control_topic_that_is_gone_ends_the_work_and_leaves_nothing(bench: Be
     bench.produce()
     bench.log.delete_topic(control_topic(NAME))
     with pytest.raises((UnknownTopicError, DeliveryError)):
+        bench.run()
+    assert bench.is_clean()
+
+
+def test_a_control_topic_that_is_gone_before_a_claim_is_found_in_it_ends_the_work(
+    bench: Bench,
+) -> None:
+    # claim   sent, and Kafka has it without saying where: so it is asked where the topic ends
+    bench.produce()
+    bench.log.tells_no_offsets = True
+    bench.log.deletes = control_topic(NAME)
+    with pytest.raises(UnknownTopicError, match=control_topic(NAME)):
         bench.run()
     assert bench.is_clean()
 

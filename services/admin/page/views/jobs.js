@@ -10,7 +10,7 @@ const EVERY_S = 5;
 const JOBS_PER_S = 8; // asked about by one page, however many there are
 const AT_ONCE = 4;
 const COLUMNS = [
-  ...["Job", "State", "Version", "Loss", "Accuracy", "Updates/s", "Lag", "Skipped", "Quarantined", "Expired", "Workers"],
+  ...["Job", "State", "Version", "Loss", "Accuracy", "Updates/s", "Lag", "Skipped", "Quarantined", "Expired", "Lost", "Workers"],
   ...["Cost", "Of on-demand"],
 ];
 
@@ -168,6 +168,7 @@ function tell(row, job, provisioning) {
     atLeast(progress.skipped, progress.whole),
     atLeast(progress.quarantined, progress.whole),
     atLeast(progress.expired, progress.whole),
+    atLeast(progress.lost, progress.whole),
     count(progress.workers),
     money(cost?.spent_usd ?? null),
     percent(cost?.ratio_to_on_demand ?? null),

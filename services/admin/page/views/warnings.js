@@ -25,6 +25,9 @@ export function warnings(store) {
   if (progress.expired > 0) {
     warn(true, `${counted(progress.expired, "record", "records")} expired:`, "Kafka deleted them before they were trained. Their topics need a longer retention.");
   }
+  if (progress.lost > 0) {
+    warn(false, `${counted(progress.lost, "record was", "records were")} trained, then lost:`, "Kafka lost them after they were used: they are in the model, and in no topic.");
+  }
   if (provisioning) rented(provisioning, warn);
   return found;
 }

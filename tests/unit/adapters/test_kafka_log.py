@@ -1,0 +1,45 @@
+"""What the adapter concludes of what the client answers, with no broker to ask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.adapters.kafka import log as adapter
+from common.adapters.kafka.log import KafkaLog
+from common.adapters.kafka.settings import KafkaSettings
+from common.core.spans import LogPosition, Partition
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pytest
+
+P = Partition("s", 0)
+
+
+def test_an_answer_that_came_before_a_loss_is_not_believed_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # log           epoch 5, ends at 120     cut at 60: epoch 7
+    # one thread    asks where epoch 3 ends ........................ 100
+    # another                                 where 4 ends: 60            where 3 ends: 60
+    log, asked = KafkaLog(KafkaSettings("127.0.0.1:1")), list[int]()
+
+    def parted(epoch: int, known: int, end: int) -> dict[Partition, int]:
+        ends = {P: LogPosition(end, "id", epoch)}
+        return log.agrees({P: LogPosition(90, "id", known)}, ends)
+
+    def epoch_ends(
+        _settings: KafkaSettings, epochs: Mapping[Partition, int], _timeout_s: float
+    ) -> dict[Partition, int]:
+        asked.append(epochs[P])
+        if len(asked) == 1:
+            assert parted(7, 4, 60) == {P: 60}
+            return {P: 100}
+        return {P: 60}
+
+    monkeypatch.setattr(adapter, "epoch_ends", epoch_ends)
+    assert parted(5, 3, 120) == {}
+    assert parted(7, 3, 60) == {P: 60}
+    assert parted(7, 4, 60) == {P: 60}
+    assert asked == [3, 4, 3]  # while an epoch is in force, of each earlier one once
