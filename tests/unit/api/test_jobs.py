@@ -1,0 +1,52 @@
+"""Jobs as answers: what the command line makes of an answer is the record that it was made of."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from common.api.answers import JobAnswer
+from common.api.jobs import job_answer, job_summary, progress_answer, record_of
+from common.core.spans import Partition
+from common.jobs.progress import UNREAD, JobProgress, resting
+from common.jobs.spec import job_from_json
+from common.jobs.store import Change, JobRecord, Origin
+from services.admin.routes.requests import JOB
+
+NOW = 2000.0
+FIRST = {Partition("clinic-a", 0): 7, Partition("clinic-a", 1): 0, Partition("clinic-b", 0): 3}
+RUNNING = JobRecord(job_from_json(json.dumps(JOB)), "running", FIRST, "submitted", 1000.0)
+CHANGED = RUNNING._replace(
+    revision=2,
+    changes=(
+        Change(1, 1100.0, {"group_size": 10}, "late"),
+        Change(2, 1200.0, {"deadline_s": None}),
+    ),
+    origin=Origin("letters", 3, 400, "0" * 64),
+)
+HELD = RUNNING._replace(wanted="paused", reason="it raises", held=True, detail="Traceback: boom")
+OVER = RUNNING._replace(wanted="stopped", reason="400 updates applied", finished=True)
+
+
+@pytest.mark.parametrize("record", [RUNNING, CHANGED, HELD, OVER])
+def test_an_answer_says_a_record_whole(record: JobRecord) -> None:
+    progress = progress_answer(JobProgress(record), NOW)
+    answer = job_answer(record, resting(record) or UNREAD, progress)
+    sent = answer.model_dump_json()
+    assert record_of(JobAnswer.model_validate_json(sent)) == record
+
+
+def test_a_deadline_is_counted_from_submission() -> None:
+    answer = job_answer(RUNNING, UNREAD, progress_answer(JobProgress(RUNNING), NOW))
+    assert answer.deadline_s == 1000.0 + 6720
+
+
+def test_of_a_job_that_nobody_has_read_a_list_says_what_its_record_does() -> None:
+    shown = job_summary(RUNNING, None, NOW)
+    assert (shown.state, shown.why) == UNREAD
+    assert (shown.lag, shown.skipped, shown.quarantined, shown.expired) == (None,) * 4
+    assert shown.whole
+    assert job_summary(OVER, None, NOW).state == "finished"
+    known = job_summary(RUNNING, JobProgress(RUNNING), NOW)
+    assert (known.skipped, known.expired) == (0, 0)
