@@ -52,6 +52,7 @@ HOMES = {  # a client library has one home
     "torch": (
         *("common/learning/", "common/testing/", "services/worker/", "services/coordinator/"),
         *("services/evaluator/", "common/simulation/experiments/learning.py"),
+        "common/public/task_check.py",
     ),
     "scipy": ("common/theory/", "common/policies/", "common/simulation/experiments/outcome.py"),
     "matplotlib": ("services/cli/render/plots.py",),
@@ -117,7 +118,7 @@ def graph(*trees: str) -> dict[str, set[str]]:
             ours
             for found in imports(path)
             for ours in (found, found.rpartition(".")[0])
-            if ours in paths and ours != name
+            if ours in paths and ours not in (name, "common", "services")  # roots have no floor
         }
         for name, path in paths.items()
     }
