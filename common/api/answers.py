@@ -522,3 +522,15 @@ class EvaluationEvent(Answer):
     records: Count = Field(description="Of the test set.")
     test: Metrics = Field(description="Means over the test set.")
     prequential: dict[str, Metrics] = Field(description="By stream, as in `progress`.")
+
+
+EVENT_DATA: dict[str, type[Answer]] = {  # what each carries, by its name
+    "job": JobAnswer,
+    "update": UpdateEvent,
+    "evaluation": EvaluationEvent,
+    "drift": DriftAnswer,
+    "member": MemberEvent,
+    "machine": MachineEvent,
+    "plan": PlanInForce,
+    "review": ReviewEvent,
+}

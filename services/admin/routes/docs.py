@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
+from pydantic.json_schema import models_json_schema
 from starlette.responses import JSONResponse, Response
 
+from common.api.answers import EVENT_DATA
 from common.errors import NotFoundError
 from services.admin.middleware.problems import Problem
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 router = APIRouter(include_in_schema=False)
 
@@ -44,17 +49,18 @@ _BEGIN = """SwaggerUIBundle({
 
 
 class Api(FastAPI):
-    """An application whose OpenAPI document knows how problems are told."""
+    """An application whose OpenAPI document has problems and events, too."""
 
     def openapi(self) -> dict[str, Any]:
         """The document; made once."""
         if self.openapi_schema is None:
             document = super().openapi()
-            told = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-            parts = told.pop("$defs", {})
-            document.setdefault("components", {}).setdefault("schemas", {}).update(
-                {**parts, "Problem": told}
+            models: tuple[type[BaseModel], ...] = (Problem, *EVENT_DATA.values())
+            _, more = models_json_schema(
+                [(model, "serialization") for model in models],
+                ref_template="#/components/schemas/{model}",
             )
+            document["components"]["schemas"] |= more["$defs"]
             self.openapi_schema = document
         return self.openapi_schema
 

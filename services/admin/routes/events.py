@@ -26,6 +26,7 @@ from fastapi import APIRouter, Header, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from common.api.answers import EVENT_DATA
 from services.admin.middleware.access import VIEWER, Viewer
 from services.admin.middleware.problems import documented
 from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI reads it when run
@@ -162,8 +163,9 @@ async def _sent(send: Send, data: bytes, *, more: bool = True) -> None:
     responses={
         **documented(404),
         200: {
-            "description": "Events `job` (first), `update`, `evaluation`, `drift`, `member`,"
-            " `machine`, `plan`, `review`.",
+            "description": "Events, by name, and the schema of their data: "
+            + ", ".join(f"`{name}` ({model.__name__})" for name, model in EVENT_DATA.items())
+            + "; `job` comes first.",
             "content": {"text/event-stream": {"example": _EXAMPLE}},
         },
     },

@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 from starlette.requests import ClientDisconnect
 
+from common.api.answers import EVENT_DATA
 from common.api.keys import KeyBook
 from common.jobs.store import JobBook
 from services.admin.live.feed import EVENTS
@@ -102,6 +103,9 @@ class Stream:
                 fields[name] = value
             elif "event" in fields:
                 self.last_id = fields["id"]
+                EVENT_DATA[fields["event"]].model_validate_json(
+                    fields["data"]
+                )  # as the document says
                 return fields["event"], json.loads(fields["data"])
             else:
                 self.comments += "" in fields
