@@ -182,7 +182,9 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="folder with MNIST; default: random images")
     parser.add_argument("--require", type=float, help="least median ratio; cnn: 0.85")
     given = parser.parse_args()
-    required: float = given.require or (_REQUIRED if given.case == "cnn" else 0.0)
+    required: float = _REQUIRED if given.case == "cnn" else 0.0
+    if given.require is not None:
+        required = given.require
     machine = report.machine()
     with set_up(given) as (pipeline, reference):
         pairs = measure(reference, pipeline, given.pairs, given.block_seconds)
