@@ -48,7 +48,7 @@ class OutsideError(DollError):
 
 
 class UnavailableError(OutsideError):
-    """The server is away or slow: the same call may work later."""
+    """The server is unavailable or slow: the same call may work later."""
 
     retriable: ClassVar[bool] = True
 

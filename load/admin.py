@@ -20,14 +20,14 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.api.keys import KeyBook
+from common.api.keys import KeyStore
 from common.core.messages import Batch, Lead, ModelId, UpdateApplied, WorkerId
 from common.core.spans import Partition, Span
 from common.embedded.redis import free_port
 from common.embedded.services import Service
 from common.embedded.stack import EmbeddedStack
 from common.jobs.spec import parse_job
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_log
 from common.topics.names import updates_topic
@@ -98,7 +98,7 @@ def _measured(arguments: argparse.Namespace) -> Found:
         stack = parts.enter_context(EmbeddedStack())
         logs = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="doll-admin-")))
         log = open_log(stack.settings, "benchmark")
-        key, _ = KeyBook(log).create("benchmark", "operator")
+        key, _ = KeyStore(log).create("benchmark", "operator")
         job = _MadeUp(log)
         port = free_port()
         address = Address("127.0.0.1", port, key)
@@ -185,7 +185,7 @@ class _MadeUp:
 
     def __init__(self, log: Log) -> None:
         log.create_topics([NewTopic(STREAM, 4)])
-        JobBook(log).submit(parse_job(_SPEC))
+        JobStore(log).submit(parse_job(_SPEC))
         self._writer = log.writer()
         self._version = 0
         self._append(Lead(-1, ModelId(-1, 0), "benchmark"))

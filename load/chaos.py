@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 
 from common.embedded.services import Service
 from common.errors import ConflictError, OutsideError, UnavailableError, UserError
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.runtime.connect import open_log
 from common.testing.counting import ENTRYPOINT
 from load.faults.actions import Targets, actions_on
@@ -244,7 +244,7 @@ class _Owner:
     def __init__(self, log: Log, job: str) -> None:
         self.resumed = 0
         self.why_held = ""
-        self._book = JobBook(log)
+        self._book = JobStore(log)
         self._job = job
         self._look_at = 0.0
 

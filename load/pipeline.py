@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 
 from common.embedded.services import stop_all
 from common.jobs.build import codec_of
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.runtime.connect import open_board, open_log
 from load.harness import report
 from load.harness.processor import Block, Processor
@@ -68,7 +68,7 @@ class Pipeline:
     def __init__(self, on: Servers, job: JobSpec, records: int) -> None:
         self._log = open_log(on.settings, "load")
         self._board = open_board(on.settings, job.name)
-        self._book = JobBook(self._log)
+        self._book = JobStore(self._log)
         self._job = job.name
         self._records = records
         self._book.submit(job)
@@ -107,8 +107,8 @@ class Pipeline:
 
     def _warm(self) -> None:
         """Train until every worker has found its place again, then a little longer."""
-        standing = self._board.get_standing()
-        decided = standing.cpos if standing is not None else 0
+        leader_status = self._board.get_leader_status()
+        decided = leader_status.control_position if leader_status is not None else 0
         try:
             workers = (service.name for service in self.services[1:])
             self._meter.await_workers(workers, decided, _TIMEOUT_S)

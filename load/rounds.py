@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
 from common.embedded.services import Service, stop_all
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.runtime.connect import open_board, open_log
 from common.testing.costless import ENTRYPOINT
 from load.harness import report
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 _TOPIC = "records"
 _PARTITIONS = 20  # one at least for each worker of the largest scenario
 _GROUP_SIZE = 20  # K
-_WAITING = 100  # batches that a worker may hold: five groups, so that none waits for the standing
+_WAITING = (
+    100  # batches that a worker may hold: five groups, so that none waits for the leader's status
+)
 _TINY, _MEGABYTE = 100, 250_000  # weights, float32
 _REQUIRED_PER_S = 200.0
 _PER_S = 1_000  # updates per second that a backlog lasts for
@@ -152,7 +154,7 @@ class Fleet:
 def measure(scenario: Scenario, fleet: Fleet, log: Log, backlog: int, seconds: float) -> Measured:
     """Run one scenario from its job's submission to its end."""
     fleet.grow(scenario.workers)
-    with closing(JobBook(log)) as book:
+    with closing(JobStore(log)) as book:
         job = book.submit(scenario.job()).spec.name
         with closing(UpdatesMeter(log, job)) as meter:
             try:

@@ -18,7 +18,7 @@ from msgspec import Meta
 from common.errors import ConflictError, NotFoundError, UserError, WireError
 from common.jobs.names import check_name
 from common.topics import names as topics
-from common.topics.table import Book
+from common.topics.table import CompactedTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,12 +47,12 @@ class KeyRecord(msgspec.Struct, frozen=True):
         return needed in ("viewer", self.role)
 
 
-class KeyBook:
+class KeyStore:
     """Reads and writes the keys topic; for one thread."""
 
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
         # Closed: whatever a newer program says of a key, what it replaced must not let anybody in.
-        self._book = Book(log, topics.KEYS, decode_key, "key", closed=True)
+        self._book = CompactedTable(log, topics.KEYS, decode_key, "key", closed=True)
         self._clock = clock
 
     @property

@@ -6,7 +6,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from common.checkpoints.manifest import told
-from common.checkpoints.snapshot_file import Stored, from_bytes, from_store, in_hand
+from common.checkpoints.snapshot_file import FoundSnapshot, from_bytes, from_store, in_hand
 from common.checkpoints.store import CheckpointStore
 from common.core.snapshots import choose
 from common.errors import CorruptError, NotFoundError, UnavailableError, UserError
@@ -64,9 +64,9 @@ def find_model(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> 
         NotFoundError: If there is none; names the versions that there are.
         CorruptError: If it holds no weights.
         FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
-        UnavailableError: If Kafka or storage is away, or the board and it is not in storage.
+        UnavailableError: If Kafka or storage is unavailable, or the board and it is not in storage.
     """
-    kept, away = list[Stored](), ""
+    kept, away = list[FoundSnapshot](), ""
     try:
         with closing(outside.open_board(job)) as board:
             kept += on_board(board, tell)
@@ -89,14 +89,14 @@ def find_model(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> 
     return Model(found.snapshot.made, found.title, weights, layout)
 
 
-def on_board(board: Board, tell: Tell) -> list[Stored]:
+def on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
     """Every hot snapshot that can be read; what cannot is told.
 
     Raises:
         FutureFormatError: If a newer program wrote one.
-        UnavailableError: If the board is away.
+        UnavailableError: If the board is unavailable.
     """
-    found = list[Stored]()
+    found = list[FoundSnapshot]()
     for data in board.snapshots():
         try:
             found.append(in_hand(from_bytes(data)))
@@ -105,12 +105,12 @@ def on_board(board: Board, tell: Tell) -> list[Stored]:
     return found
 
 
-def in_storage(blobs: Blobs, job: str, tell: Tell) -> list[Stored]:
+def in_storage(blobs: Blobs, job: str, tell: Tell) -> list[FoundSnapshot]:
     """Every checkpoint that can be read, newest first; what cannot is told.
 
     Raises:
         FutureFormatError: If a newer program wrote one.
-        UnavailableError: If storage is away.
+        UnavailableError: If storage is unavailable.
     """
     found, unreadable = from_store(CheckpointStore(blobs, job))
     for name, reason in unreadable.items():
@@ -118,7 +118,9 @@ def in_storage(blobs: Blobs, job: str, tell: Tell) -> list[Stored]:
     return list(found.values())
 
 
-def pick(kept: Iterable[Stored], updates: Updates, wish: Wish, tell: Tell) -> tuple[Stored, bytes]:
+def pick(
+    kept: Iterable[FoundSnapshot], updates: Updates, wish: Wish, tell: Tell
+) -> tuple[FoundSnapshot, bytes]:
     """The one that is wanted, of those whose updates count by the audit, and its trainer's part.
 
     One whose weights cannot be read is told and passed over, as a coordinator would.

@@ -29,7 +29,7 @@ _PROTOCOL, _TRAINER = "protocol.msgpack", "trainer.safetensors"
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class Saved(NamedTuple):
+class SnapshotFile(NamedTuple):
     """Both parts of a snapshot."""
 
     snapshot: Snapshot
@@ -41,7 +41,7 @@ class Saved(NamedTuple):
         return ModelId(self.snapshot.by, self.snapshot.made.version)
 
 
-class Stored(NamedTuple):
+class FoundSnapshot(NamedTuple):
     """A snapshot that was found; its weights are read when they are wanted."""
 
     title: str  # for people: "the checkpoint 12-400"
@@ -54,27 +54,27 @@ class _Protocol(msgspec.Struct):
     snapshot: msgspec.Raw = msgspec.Raw()  # a later format need not have one
 
 
-def to_parts(saved: Saved) -> dict[str, bytes]:
+def to_parts(saved: SnapshotFile) -> dict[str, bytes]:
     """Write the parts of a checkpoint."""
     return {_PROTOCOL: _encode(saved.snapshot), _TRAINER: saved.trainer}
 
 
-def from_checkpoint(checkpoint: Checkpoint) -> Stored:
+def from_checkpoint(checkpoint: Checkpoint) -> FoundSnapshot:
     """Read a checkpoint, all but the weights.
 
     Raises:
         CorruptError: If a part is missing, or the protocol's is not what was written.
         FutureFormatError: If a newer program wrote it.
-        UnavailableError: If storage is away.
+        UnavailableError: If storage is unavailable.
     """
     title = f"the checkpoint {told(checkpoint.name)}"
     if _TRAINER not in checkpoint.manifest.parts:
         raise CorruptError(f"a snapshot without {_TRAINER}")
     snapshot = _decode(checkpoint.read(_PROTOCOL), title)
-    return Stored(title, snapshot, partial(checkpoint.read, _TRAINER))
+    return FoundSnapshot(title, snapshot, partial(checkpoint.read, _TRAINER))
 
 
-def from_store(store: CheckpointStore) -> tuple[dict[ModelId, Stored], dict[ModelId, str]]:
+def from_store(store: CheckpointStore) -> tuple[dict[ModelId, FoundSnapshot], dict[ModelId, str]]:
     """Read every finished checkpoint, all but the weights, later leaders and versions first.
 
     One that is missing although the hint names it was finished once: it is among those that cannot
@@ -86,9 +86,9 @@ def from_store(store: CheckpointStore) -> tuple[dict[ModelId, Stored], dict[Mode
     Raises:
         FutureFormatError: If a newer program wrote one: to go on without it would take back what
             that program trained.
-        UnavailableError: If storage is away: a better one might be there.
+        UnavailableError: If storage is unavailable: a better one might be there.
     """
-    readable, unreadable = dict[ModelId, Stored](), dict[ModelId, str]()
+    readable, unreadable = dict[ModelId, FoundSnapshot](), dict[ModelId, str]()
     hint, names = store.latest(), store.finished()  # in this order: a new one is not missed
     for name in sorted({*names, *([] if hint is None else [hint])}, reverse=True):
         try:
@@ -98,12 +98,12 @@ def from_store(store: CheckpointStore) -> tuple[dict[ModelId, Stored], dict[Mode
     return readable, unreadable
 
 
-def to_bytes(saved: Saved) -> bytes:
+def to_bytes(saved: SnapshotFile) -> bytes:
     """Write a hot snapshot, in one piece."""
     return frame(_encode(saved.snapshot), saved.trainer)
 
 
-def from_bytes(data: bytes) -> Saved:
+def from_bytes(data: bytes) -> SnapshotFile:
     """Read a hot snapshot.
 
     Raises:
@@ -114,12 +114,14 @@ def from_bytes(data: bytes) -> Saved:
         protocol, trainer = unframe(data)
     except WireError as error:
         raise CorruptError(f"a hot snapshot is torn: {error}") from error
-    return Saved(_decode(protocol, "a hot snapshot"), bytes(trainer))
+    return SnapshotFile(_decode(protocol, "a hot snapshot"), bytes(trainer))
 
 
-def in_hand(saved: Saved) -> Stored:
+def in_hand(saved: SnapshotFile) -> FoundSnapshot:
     """A hot snapshot as one that was found."""
-    return Stored(f"the hot snapshot {told(saved.name)}", saved.snapshot, lambda: saved.trainer)
+    return FoundSnapshot(
+        f"the hot snapshot {told(saved.name)}", saved.snapshot, lambda: saved.trainer
+    )
 
 
 def _format_of(snapshot: Snapshot) -> int:

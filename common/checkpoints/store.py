@@ -51,7 +51,7 @@ class Checkpoint:
 
         Raises:
             CorruptError: If it is missing or not what was written.
-            UnavailableError: If storage is away.
+            UnavailableError: If storage is unavailable.
         """
         expected = self.manifest.parts.get(part)
         if expected is None:

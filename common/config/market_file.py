@@ -69,7 +69,7 @@ class SpotPool(Part):
     zones: tuple[str, ...] = ()
 
 
-class ProcessLender(Part):
+class ProcessProvider(Part):
     """Local processes as machines, each preempted by a chain of its own, or all by a trace."""
 
     availability: Share | TraceSpec = 0.9  # of spot machines, as it really is
@@ -78,7 +78,7 @@ class ProcessLender(Part):
     seed: int = Field(default=0, ge=0)
 
 
-class Ec2Lender(Part):
+class Ec2Provider(Part):
     """Amazon EC2, by a launch template whose user data starts a worker."""
 
     region: str
@@ -94,8 +94,8 @@ class Market(Part):
     fleet: Literal["process", "ec2"] = "process"
     on_demand: OnDemandPool
     spot: tuple[SpotPool, ...] = ()
-    process: ProcessLender = ProcessLender()
-    ec2: Ec2Lender | None = None
+    process: ProcessProvider = ProcessProvider()
+    ec2: Ec2Provider | None = None
     # Since 1970: when the replay of recorded prices began, so that all who replay them see the same
     # price at the same time. None: when the market file was last changed.
     replayed_from_s: Seconds | None = None

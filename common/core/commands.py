@@ -14,12 +14,12 @@ if TYPE_CHECKING:
         AuditRecord,
         Claim,
         Gradient,
+        LeaderStatus,
         ModelId,
         Opened,
         Quarantined,
         Reply,
         Skipped,
-        Standing,
         UpdateApplied,
         UpdateTrigger,
     )
@@ -56,16 +56,16 @@ class SetReading(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Beat(msgspec.Struct, frozen=True):
+class Heartbeat(msgspec.Struct, frozen=True):
     """Give a sign of life."""
 
     status: str
 
 
-class LookAtStanding(msgspec.Struct, frozen=True):
-    """Read the leader's standing, then run what delivery reports are there, then report it.
+class ReadLeaderStatus(msgspec.Struct, frozen=True):
+    """Read the leader's status, then run what delivery reports are there, then report it.
 
-    In this order: what the standing has decided must be known as sent.
+    In this order: what the leader's status has decided must be known as sent.
     """
 
 
@@ -82,7 +82,7 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 WorkerCommand: TypeAlias = (
-    Announce | Place | DropRows | SetReading | Beat | LookAtStanding | Forget | Commit
+    Announce | Place | DropRows | SetReading | Heartbeat | ReadLeaderStatus | Forget | Commit
 )
 
 # --- the coordinator -------------------------------------------------------------------------
@@ -139,10 +139,10 @@ class PostTrigger(msgspec.Struct, frozen=True):
     trigger: UpdateTrigger
 
 
-class PutStanding(msgspec.Struct, frozen=True):
-    """Put the standing on the board."""
+class PutLeaderStatus(msgspec.Struct, frozen=True):
+    """Put the leader's status on the board."""
 
-    standing: Standing
+    leader_status: LeaderStatus
 
 
 class SetLearningRate(msgspec.Struct, frozen=True):
@@ -193,7 +193,7 @@ class DeadLetterBatch(msgspec.Struct, frozen=True):
     record: Quarantined
 
 
-class LookForWorkers(msgspec.Struct, frozen=True):
+class ReadHeartbeats(msgspec.Struct, frozen=True):
     """Read the workers' beats, and report."""
 
 
@@ -237,7 +237,7 @@ CoordinatorCommand: TypeAlias = (
     | OpenPartition
     | PublishModel
     | PostTrigger
-    | PutStanding
+    | PutLeaderStatus
     | SetLearningRate
     | AddGradient
     | Apply
@@ -246,7 +246,7 @@ CoordinatorCommand: TypeAlias = (
     | PublishSnapshot
     | DeadLetterRecords
     | DeadLetterBatch
-    | LookForWorkers
+    | ReadHeartbeats
     | Drop
     | Hold
     | Finish

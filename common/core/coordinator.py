@@ -20,7 +20,7 @@ from common.core import events
 from common.core.leader import Leader
 from common.core.losses import Wish
 from common.core.messages import Lead, Quarantined, UpdateApplied
-from common.core.search import Chosen, Lost, Search, Wait
+from common.core.snapshot_search import Chosen, Lost, SnapshotSearch, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ class Coordinator:
         self._candidacies = 0
         self._lease_at = float("-inf")
         self._alive_at = float("-inf")
-        self._search = Search(settings.lease_ttl_s)
+        self._search = SnapshotSearch(settings.lease_ttl_s)
         self._searching_since: float | None = None
         self._candidacy: _Candidacy | None = None
         self._history: History | None = None
@@ -92,7 +92,7 @@ class Coordinator:
         """When it wants a `Tick` at the latest.
 
         While its leader is calm that is mostly when the lease is renewed: looks at the workers and
-        standings wait for such a tick, so that a job with nothing to do wakes up seldom.
+        leaders' statuses wait for such a tick, so that a job with nothing to do wakes up seldom.
         """
         if self.finished or self._held:
             return float("inf")
@@ -166,7 +166,7 @@ class Coordinator:
             every_s = settings.calm_s if self._leader.calm else settings.alive_s
             if now >= self._alive_at + every_s:
                 self._alive_at = now
-                yield do.LookForWorkers()
+                yield do.ReadHeartbeats()
             yield from self._leader.tick(now)
 
     def _lease_answered(self, now: float, *, held: bool) -> Iterator[CoordinatorCommand]:
@@ -290,7 +290,9 @@ class Coordinator:
             return
         yield do.Hold(reason, detail)
         yield from self._step_down(reason)
-        self._search = Search(self._settings.lease_ttl_s)  # what was torn may be mended till then
+        self._search = SnapshotSearch(
+            self._settings.lease_ttl_s
+        )  # what was torn may be mended till then
         self._held = True
 
     def _step_down(self, reason: str) -> Iterator[CoordinatorCommand]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from common.core.batching import Run
     from common.core.losses import Parted, ReadFrom
-    from common.core.messages import AuditRecord, ControlRecord, Reply, Standing, WorkerId
+    from common.core.messages import AuditRecord, ControlRecord, LeaderStatus, Reply, WorkerId
     from common.core.settings import CoordinatorSettings
     from common.core.snapshots import Snapshot
     from common.core.spans import Partition
@@ -86,14 +86,14 @@ class Delivered(msgspec.Struct, frozen=True):
     offset: int
 
 
-class StandingSeen(msgspec.Struct, frozen=True):
-    """What the board says of the leader's standing; None where there is none."""
+class LeaderStatusSeen(msgspec.Struct, frozen=True):
+    """What the board says of the leader's status; None where there is none."""
 
-    standing: Standing | None
+    leader_status: LeaderStatus | None
 
 
 class RoundBegan(msgspec.Struct, frozen=True):
-    """A trigger was heard: the update before it is applied, and the standing will say so."""
+    """A trigger was heard: the update before it is applied, and the leader's status will say so."""
 
 
 class SizesChanged(msgspec.Struct, frozen=True):
@@ -118,7 +118,7 @@ WorkerEvent: TypeAlias = (
     | RecordBelow
     | EndReached
     | Delivered
-    | StandingSeen
+    | LeaderStatusSeen
     | RoundBegan
     | SizesChanged
     | Leaving
@@ -197,7 +197,9 @@ class StreamsSeen(msgspec.Struct, frozen=True):
 
     partitions: Mapping[Partition, str]  # Kafka's id of its topic; empty: not known
     number: int  # `unused_number`, for generations that begin with what is seen
-    parted: Mapping[Partition, Parted] = {}  # for sure not what they were, as the standing had them
+    parted: Mapping[
+        Partition, Parted
+    ] = {}  # for sure not what they were, as the leader's status had them
     sure: bool = True  # whether the others are: of none it is to be seen whether it stays so
     control_end: int = 0  # of the control topic, then: who has not decided all of it knows less
 

@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING
 
 from common.core import commands as do
 from common.core import losses
-from common.core.goal import Goal
 from common.core.grouping import Grouper
 from common.core.ledger import Ledger
 from common.core.liveness import Liveness
 from common.core.losses import Wish
 from common.core.messages import (
-    Farewell,
     Gradient,
+    LeaderStatus,
     ModelId,
     Opened,
     Quarantined,
     Requeued,
-    Standing,
     TriggerId,
     UpdateApplied,
     UpdateTrigger,
     WorkerId,
+    WorkerLeaving,
 )
-from common.core.publishing import Publisher
 from common.core.rounds import GradientTimes, PoisonLimits, Round, Suspects, judge
+from common.core.snapshot_schedule import SnapshotSchedule
 from common.core.snapshots import Snapshot
+from common.core.stop_rule import StopRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -95,17 +95,17 @@ class Leader:
         self._suspects.clear(self._quarantined.keys() | requeued.keys())
         self._poison = PoisonLimits(settings.poison_in_a_row, settings.poison_share)
         self._times = GradientTimes(settings.deadline_floor_s)
-        self._liveness = Liveness(settings.beats_grace_s)
-        self._publisher = Publisher(settings, snapshot, history, now)
+        self._liveness = Liveness(settings.heartbeats_grace_s)
+        self._publisher = SnapshotSchedule(settings, snapshot, history, now)
         self._settled = snapshot.settled
         self._round: Round | None = None
         self._triggers = 0
-        self._goal = Goal(settings, snapshot.losses)
+        self._goal = StopRule(settings, snapshot.losses)
         self._wanted: Wanted = "running"
         self._finishing = ""  # why the job ends, once it does
         self._finished = False
         self._moved_at = now  # last accepted batch or update, for the linger of a group
-        self._standing_at = now
+        self._leader_status_at = now
 
     @property
     def model(self) -> ModelId:
@@ -125,8 +125,8 @@ class Leader:
     def begin(self, now: float) -> Iterator[CoordinatorCommand]:
         """The first commands; dead letters that an earlier leader owed are written again."""
         yield do.PublishModel(self.model)
-        yield self._standing(now)
-        yield do.LookForWorkers()
+        yield self._leader_status(now)
+        yield do.ReadHeartbeats()
         for record in self._history.quarantined.values():
             yield do.DeadLetterBatch(record)
         yield from self._expire_gone()
@@ -153,7 +153,7 @@ class Leader:
                 self._grouper.add(decision.batch)
             if isinstance(record, Opened):
                 yield from self._expire_gone()
-        yield self._standing(now)
+        yield self._leader_status(now)
         yield from self._advance(now)
 
     def why_lost(self, seen: StreamsSeen) -> str:
@@ -198,12 +198,12 @@ class Leader:
     def replies_read(self, replies: Iterable[Reply], now: float) -> Iterator[CoordinatorCommand]:
         """Count gradients, learn of failures."""
         for reply in replies:
-            if isinstance(reply, Farewell):
+            if isinstance(reply, WorkerLeaving):
                 self._liveness.leave(reply.worker)
                 if self._round is not None:
                     self._round.release(reply.worker, reply.finishing)
                 continue
-            self._liveness.trust(reply.worker)
+            self._liveness.clear(reply.worker)
             if self._round is None or reply.model != self._round.model:
                 yield do.Drop(reply, "its round is over")
             elif isinstance(reply, Gradient):
@@ -272,10 +272,10 @@ class Leader:
     def tick(self, now: float) -> Iterator[CoordinatorCommand]:
         """Time has passed."""
         if self._round is not None and (late := self._round.overdue(now)):
-            self._liveness.doubt(late, now)
+            self._liveness.suspect(late, now)
             yield from self._proceed(self._round, now)
-        if now >= self._standing_at + self._standing_every_s():
-            yield self._standing(now)
+        if now >= self._leader_status_at + self._leader_status_every_s():
+            yield self._leader_status(now)
         if reason := self._goal.reached(self._made.version, now):
             yield from self._finish_job(reason, now)
         yield from self._advance(now)
@@ -285,7 +285,7 @@ class Leader:
         stop_at = float("inf") if self._goal.stop_at is None else self._goal.stop_at
         if self.calm:
             return stop_at
-        times = [self._standing_at + self._settings.standing_s]
+        times = [self._leader_status_at + self._settings.leader_status_s]
         if self._finishing:
             return times[0]  # only the audit is waited for
         if self._round is not None:
@@ -297,8 +297,8 @@ class Leader:
         times += [stop_at, *([] if snapshot_due is None else [snapshot_due])]
         return min(times)
 
-    def _standing_every_s(self) -> float:
-        return self._settings.calm_s if self.calm else self._settings.standing_s
+    def _leader_status_every_s(self) -> float:
+        return self._settings.calm_s if self.calm else self._settings.leader_status_s
 
     # --- what now? ---------------------------------------------------------------------------
 
@@ -453,7 +453,7 @@ class Leader:
             self._grouper.add(batch)
             self._moved_at = now
             yield from self._expire_gone()
-            yield self._standing(now)
+            yield self._leader_status(now)
 
     def _proceed(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
         """`on_missing: proceed`: apply what came; each batch is put back once, then awaited."""
@@ -464,14 +464,14 @@ class Leader:
                 self._grouper.add(batch)
             yield from self._apply(round_, "missing", now)
 
-    # --- standing, snapshots, the end --------------------------------------------------------
+    # --- status, snapshots, the end ----------------------------------------------------------
 
     def _unsettled(self) -> tuple[Batch, ...]:
         in_flight = self._round.todo + self._round.counted if self._round is not None else ()
         return tuple(sorted(self._grouper.batches + in_flight, key=lambda batch: batch.offset))
 
-    def _standing(self, now: float) -> do.PutStanding:
-        self._standing_at = now
+    def _leader_status(self, now: float) -> do.PutLeaderStatus:
+        self._leader_status_at = now
         oldest = [self._ledger.position]
         waiting = len(self._grouper)
         if self._grouper.oldest is not None:
@@ -479,12 +479,12 @@ class Leader:
         if self._round is not None:
             oldest += [batch.offset for batch in self._round.todo + self._round.counted]
             waiting += len(self._round)
-        return do.PutStanding(
-            Standing(
+        return do.PutLeaderStatus(
+            LeaderStatus(
                 epoch=self._epoch,
-                cpos=self._ledger.position,
+                control_position=self._ledger.position,
                 claimed=self._ledger.claimed,
-                horizon=min(oldest),
+                oldest_unsettled=min(oldest),
                 waiting=waiting,
                 live=len(self._liveness.live),
                 settled=self._settled,

@@ -48,11 +48,11 @@ class Liveness:
         trusted = {w for w in self._live if now >= self._doubted_until.get(w, now)}
         return frozenset(trusted) or self._live
 
-    def doubt(self, workers: Iterable[WorkerId], now: float) -> None:
+    def suspect(self, workers: Iterable[WorkerId], now: float) -> None:
         """They did not do in time what they were asked to: others are asked first for a while."""
         self._doubted_until.update(dict.fromkeys(workers, now + self._grace_s))
 
-    def trust(self, worker: WorkerId) -> None:
+    def clear(self, worker: WorkerId) -> None:
         """It was heard of."""
         self._doubted_until.pop(worker, None)
 
@@ -76,7 +76,7 @@ class Liveness:
         left = {w for w in gone if self._status[w] == LEAVING}
         for worker in gone:
             del self._status[worker]
-            self.trust(worker)  # if it comes back, it does so anew
+            self.clear(worker)  # if it comes back, it does so anew
         self._status.update(seen)
         self._live = frozenset(w for w, status in self._status.items() if status != LEAVING)
         return Departures(frozenset(gone - left), frozenset(left))

@@ -55,10 +55,10 @@ class TriggerId(NamedTuple):
 
 
 class TriggerStream(NamedTuple):
-    """Where a leader posts its triggers, as its standing says."""
+    """Where a leader posts its triggers, as its status says."""
 
     name: str = ""  # empty: the first one of the job
-    epoch: int = -1  # the leader's; -1: no standing was seen
+    epoch: int = -1  # the leader's; -1: no status was seen
 
 
 # --- the control topic: what workers claim, of which logs --------------------------------------
@@ -252,15 +252,15 @@ AuditRecord: TypeAlias = (
 # --- Redis: fast, and allowed to vanish ------------------------------------------------------
 
 
-class Standing(msgspec.Struct, frozen=True):
+class LeaderStatus(msgspec.Struct, frozen=True):
     """Where the leader stands: what a worker needs to find its place, in one value."""
 
     epoch: int
-    cpos: int  # every control record below this offset has been decided
-    claimed: (
-        Positions  # below it, every record belongs to exactly one accepted batch or has expired
-    )
-    horizon: int  # control offset of the oldest unsettled batch; `cpos` when none is
+    # Every control record below this offset has been decided.
+    control_position: int = msgspec.field(name="cpos")
+    claimed: Positions  # below it, every record is of one accepted batch, or has expired
+    # Control offset of the oldest unsettled batch; `control_position` when none is.
+    oldest_unsettled: int = msgspec.field(name="horizon")
     waiting: int  # batches not yet settled
     live: int  # workers that the leader sees
     settled: Positions  # the frontier that a checkpoint covers, for lag tools
@@ -287,7 +287,7 @@ class Standing(msgspec.Struct, frozen=True):
         return known if whole else LogPosition(claimed, known.topic_id)
 
 
-class Order(msgspec.Struct, frozen=True):
+class Assignment(msgspec.Struct, frozen=True):
     """One worker's part of a trigger: one gradient over all these batches, sent as one message."""
 
     worker: WorkerId
@@ -299,7 +299,7 @@ class UpdateTrigger(msgspec.Struct, frozen=True):
 
     id: TriggerId
     model: ModelId
-    orders: tuple[Order, ...]
+    orders: tuple[Assignment, ...]
     weights: bytes | None = None  # a small model travels inside; a large one is fetched by its id
     reply_to: str = ""  # the replica that leads: where gradients go
 
@@ -342,7 +342,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     traceback: str = ""  # of the exception, at most `MOST_TRACEBACK` characters
 
 
-class Farewell(msgspec.Struct, frozen=True, tag="farewell"):
+class WorkerLeaving(msgspec.Struct, frozen=True, tag="farewell"):
     """The worker leaves: it begins no further gradient, and others may have its batches at once."""
 
     worker: WorkerId
@@ -350,4 +350,4 @@ class Farewell(msgspec.Struct, frozen=True, tag="farewell"):
     finishing: tuple[int, ...] = ()  # control offsets that it still sends a gradient of
 
 
-Reply: TypeAlias = Gradient | Failed | Farewell
+Reply: TypeAlias = Gradient | Failed | WorkerLeaving

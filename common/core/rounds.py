@@ -11,7 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.core.messages import Batch, Order, UpdateApplied, WorkerId
+from common.core.messages import Assignment, Batch, UpdateApplied, WorkerId
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -85,7 +85,7 @@ class Suspects:
 
 
 @dataclass(slots=True)
-class Hand:
+class Dispatch:
     """What one order put into one worker's hands and is still expected back."""
 
     worker: WorkerId
@@ -113,7 +113,7 @@ class Round:
         self._times = times
         self._todo = {batch.offset: batch for batch in batches}
         self._counted = dict[int, Batch]()
-        self._hands = list[Hand]()
+        self._hands = list[Dispatch]()
         self._asked = dict[int, list[WorkerId]]()  # who has been asked for a batch so far
         self.not_finite = set[int]()  # batches that gave no finite gradient
         self.samples = 0
@@ -143,7 +143,7 @@ class Round:
         """Take further batches in, in place of some that were quarantined."""
         self._todo.update((batch.offset, batch) for batch in batches)
 
-    def orders(self, now: float, live: Collection[WorkerId]) -> tuple[Order, ...]:
+    def orders(self, now: float, live: Collection[WorkerId]) -> tuple[Assignment, ...]:
         """Hand out every batch that is in nobody's hands and can travel now."""
         awaited = [hand for hand in self._hands if not hand.late]
         held = {offset for hand in awaited for offset in hand.offsets}
@@ -221,7 +221,7 @@ class Round:
             skipped=dict(skipped),
         )
 
-    def excuse(self, worker: WorkerId, offsets: Iterable[int]) -> bool:
+    def requeue(self, worker: WorkerId, offsets: Iterable[int]) -> bool:
         """Take an order back without blame: the worker leaves, or could not get data or model.
 
         Returns:
@@ -229,7 +229,7 @@ class Round:
         """
         return self._drop(worker, offsets)
 
-    def accuse(self, worker: WorkerId, offsets: Iterable[int]) -> tuple[Batch, ...]:
+    def fail(self, worker: WorkerId, offsets: Iterable[int]) -> tuple[Batch, ...]:
         """Take an order back, blaming these batches of it; returns those that are poison now."""
         offsets = set(offsets)
         hands = [hand for hand in self._hands if hand.worker == worker]
@@ -292,13 +292,13 @@ class Round:
         asked.append(worker)
         return worker
 
-    def _give(self, worker: WorkerId, batches: list[Batch], load: int, now: float) -> Order:
+    def _give(self, worker: WorkerId, batches: list[Batch], load: int, now: float) -> Assignment:
         """Put batches into a worker's hands, which then hold `load` of them."""
         offsets = {batch.offset for batch in batches}
         attempt = max([len(self._asked[offset]) for offset in offsets]) - 1
         allowed_s = self._times.allowed_s(load, attempt)
-        self._hands.append(Hand(worker, offsets, now + allowed_s, alone=len(offsets) == 1))
-        return Order(worker, tuple(batches))
+        self._hands.append(Dispatch(worker, offsets, now + allowed_s, alone=len(offsets) == 1))
+        return Assignment(worker, tuple(batches))
 
     def _let_go(self, offsets: Collection[int]) -> None:
         """Nobody is to compute these batches any more; hands that are empty then go."""
@@ -341,7 +341,7 @@ def judge(failed: Failed, round_: Round, group_size: int) -> Verdict:
         group_size: K
     """
     if failed.reason not in ("raised", "not_finite"):
-        had = round_.excuse(failed.worker, failed.batches)
+        had = round_.requeue(failed.worker, failed.batches)
         if failed.reason == "task" and had:  # what comes late or twice is of a task that was mended
             return Verdict(hold=f"the task is wrong: {failed.detail}; mend it and resume the job")
         if failed.reason != "expired":
@@ -349,7 +349,7 @@ def judge(failed: Failed, round_: Round, group_size: int) -> Verdict:
         return Verdict(tuple(b for b in round_.todo if b.offset in failed.batches), "expired")
     if failed.reason == "not_finite":
         round_.not_finite.update(b.offset for b in round_.todo if b.offset in failed.batches)
-    poison = round_.accuse(failed.worker, failed.batches)
+    poison = round_.fail(failed.worker, failed.batches)
     count = len(round_.not_finite)
     if count >= max(2, (group_size + 1) // 2):  # half of the data cannot be bad at once
         return Verdict(

@@ -19,9 +19,9 @@ class WorkerSettings:
     # Offsets without a record at a log's end are claimed after this, unless a record follows: while
     # transactions come one after the other, their markers go with the next batch.
     end_linger_s: float = 1.0
-    beat_s: float = 0.3  # between signs of life; a beat's validity is a few of these
-    standing_s: float = 0.1  # between looks at the standing while all goes well
-    standing_hungry_s: float = 0.01  # while the worker waits for a position or for room
+    heartbeat_s: float = 0.3  # between signs of life; a beat's validity is a few of these
+    leader_status_s: float = 0.1  # between looks at the leader's status while all goes well
+    leader_status_hungry_s: float = 0.01  # while the worker waits for a position or for room
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class CoordinatorSettings:
     checkpoint_every_updates: int | None = 200
     checkpoint_every_control_records: int = 100_000  # what a takeover replays at most, about 20 MB
     lease_ttl_s: float = 1.0  # how long a dead leader is waited for
-    standing_s: float = 0.1
+    leader_status_s: float = 0.1
     alive_s: float = 0.05  # between looks at the workers' beats: how late a death is noticed
     calm_s: float = 0.5  # instead of both, while no worker lives and no round is in flight
-    beats_grace_s: float = 1.5  # all beats gone for this long: the workers are
+    heartbeats_grace_s: float = 1.5  # all beats gone for this long: the workers are

@@ -1,17 +1,17 @@
 """The stream side of a worker: where it may read, and what it announces (Algorithm 1).
 
-A worker has no source of positions but the leader's standing. It begins, and begins again after a
-rebalance or a lost race, where the standing says that everything below is claimed; and only when
-that standing has decided everything that the worker ever announced on the partition.
+A worker has no source of positions but the leader's status. It begins, and begins again after a
+rebalance or a lost race, where that status says that everything below is claimed; and only when it
+has decided everything that the worker ever announced on the partition.
 
     announced   [0:10]  [10:20]  [20:30]             offsets of p; control offsets 4, 7, 9
-    standing    cpos=8, claimed[p]=20                4 and 7 decided, 20 is the end of 7: in place
-    standing    cpos=8, claimed[p]=15                another worker moved it: place lost
-    standing    cpos=10, claimed[p]=35               all three decided: read on from 35
+    status      control 8, claimed[p]=20             4 and 7 decided, 20 is the end of 7: in place
+    status      control 8, claimed[p]=15             another worker moved it: place lost
+    status      control 10, claimed[p]=35            all three decided: read on from 35
 
-A place is what the standing knows of the log: the topic's id, and the leader epoch of the last
-record that is claimed. Where the log turns out to be another one, the worker leaves the partition
-alone until the standing says something else: what to do about it is the leader's to say.
+A place is what the leader's status knows of the log: the topic's id, and the leader epoch of the
+last record that is claimed. Where the log turns out to be another one, the worker leaves the
+partition alone until that status says something else: what to do about it is the leader's to say.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from common.core.batching import Cut, Run
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
-    from common.core.messages import Standing, WorkerId
+    from common.core.messages import LeaderStatus, WorkerId
     from common.core.settings import WorkerSettings
     from common.core.spans import Address, Span
 
 
-# So long a standing is ignored that is older than one that was seen. That saves work, no more; an
-# older one that keeps coming is the leader's, and the other was forged.
+# So long a leader's status is ignored that is older than one that was seen. That saves work, no
+# more; an older one that keeps coming is the leader's, and the other was forged.
 OLDER_S = 3.0
 # So long a worker leaves a partition alone whose log lost records, as its reader says: the leader
-# makes sure in 3 s and says so. Where it says nothing, the standing was forged, or brokers
+# makes sure in 3 s and says so. Where it says nothing, the leader's status was forged, or brokers
 # disagreed after an election, and it tries again.
 LOST_S = 5.0
 # So long it waits under a new leader for claims that it made before: that one reads the control
@@ -86,16 +86,16 @@ class Worker:
         self._underway = dict[int, _Sent]()  # not delivered yet, by number
         self._undecided = deque[_Sent]()
         self._held = deque[_Sent]()  # batches in memory: announced, not below the horizon
-        self._seen: Standing | None = None
+        self._seen: LeaderStatus | None = None
         self._seen_at = float("-inf")
-        self._led_since = float("-inf")  # by whose standing it is
+        self._led_since = float("-inf")  # by whose status it is
         self._still_since = float("-inf")  # nothing was decided
         self._patience_s = UNDECIDED_S
         self._reading = False
-        self._news = False  # a standing that was not seen yet may give room
+        self._news = False  # a leader's status that was not seen yet may give room
         self._leaving = False
         self._beat_at = float("-inf")
-        self._standing_at = float("-inf")
+        self._leader_status_at = float("-inf")
 
     @property
     def room(self) -> int:
@@ -145,7 +145,10 @@ class Worker:
 
     def due(self) -> float:
         """When it wants a `Tick` at the latest."""
-        times = [self._beat_at + self._settings.beat_s, self._standing_at + self._look_every_s()]
+        times = [
+            self._beat_at + self._settings.heartbeat_s,
+            self._leader_status_at + self._look_every_s(),
+        ]
         linger = self._batcher.due()
         if not self._leaving:
             times += [] if linger is None else [linger]
@@ -182,9 +185,9 @@ class Worker:
                     yield from self._leave_alone(partition, now + LOST_S)
             case events.EndReached(partition, end):
                 self._reach(partition, end, now)
-            case events.StandingSeen(standing):
-                if standing is not None:
-                    yield from self._stand(standing, now)
+            case events.LeaderStatusSeen(leader_status):
+                if leader_status is not None:
+                    yield from self._stand(leader_status, now)
             case events.RoundBegan():
                 self._news = True
             case events.SizesChanged(batch_size, bound, group_size) if not self._leaving:
@@ -196,16 +199,16 @@ class Worker:
                     yield from self._announce(full, now)
             case events.Leaving():
                 self._leaving = True
-                yield do.Beat("leaving")
+                yield do.Heartbeat("leaving")
 
     def _tick(self, now: float) -> Iterator[WorkerCommand]:
-        if now >= self._beat_at + self._settings.beat_s:
+        if now >= self._beat_at + self._settings.heartbeat_s:
             self._beat_at = now
-            yield do.Beat("leaving" if self._leaving else "alive")
-        if now >= self._standing_at + self._look_every_s():
-            self._standing_at = now
+            yield do.Heartbeat("leaving" if self._leaving else "alive")
+        if now >= self._leader_status_at + self._look_every_s():
+            self._leader_status_at = now
             self._news = False
-            yield do.LookAtStanding()
+            yield do.ReadLeaderStatus()
         linger = self._batcher.due()
         if linger is not None and now >= linger and not self._leaving:
             yield from self._close(now)
@@ -223,26 +226,32 @@ class Worker:
 
     # --- positions ---------------------------------------------------------------------------
 
-    def _stand(self, standing: Standing, now: float) -> Iterator[WorkerCommand]:
+    def _stand(self, leader_status: LeaderStatus, now: float) -> Iterator[WorkerCommand]:
         seen = self._seen
-        older = seen is not None and (standing.epoch < seen.epoch or standing.cpos < seen.cpos)
+        older = seen is not None and (
+            leader_status.epoch < seen.epoch
+            or leader_status.control_position < seen.control_position
+        )
         if older and now < self._seen_at + OLDER_S:
             return
-        if seen is None or standing.epoch != seen.epoch:
+        if seen is None or leader_status.epoch != seen.epoch:
             self._led_since = now
-        if seen is None or (standing.epoch, standing.cpos) != (seen.epoch, seen.cpos):
+        if seen is None or (leader_status.epoch, leader_status.control_position) != (
+            seen.epoch,
+            seen.control_position,
+        ):
             self._still_since, self._patience_s = now, UNDECIDED_S
-        self._seen, self._seen_at = standing, now
-        self._decide(standing.cpos)
-        yield from self._forget(standing.horizon)
+        self._seen, self._seen_at = leader_status, now
+        self._decide(leader_status.control_position)
+        yield from self._forget(leader_status.oldest_unsettled)
         yield from self._give_up(now)
-        yield from self._place(standing, now)
-        covered = {p: standing.settled[p] for p in self._own if p in standing.settled}
+        yield from self._place(leader_status, now)
+        covered = {p: leader_status.settled[p] for p in self._own if p in leader_status.settled}
         if covered:
             yield do.Commit(covered)
 
-    def _place(self, standing: Standing, now: float) -> Iterator[WorkerCommand]:
-        """Leave places that are not the standing's any more, and take those that are free."""
+    def _place(self, leader_status: LeaderStatus, now: float) -> Iterator[WorkerCommand]:
+        """Leave places that the leader's status has no more, and take those that are free."""
         positions = dict[Partition, LogPosition]()
         undecided = {span.place for sent in self._undecided for span in sent.address}
         underway = self._underway.values()
@@ -250,10 +259,10 @@ class Worker:
             (span.place, (span.generation, span.end)) for sent in underway for span in sent.address
         }
         for partition, sure in self._own.items():
-            claimed = standing.claimed.get(partition)
+            claimed = leader_status.claimed.get(partition)
             if claimed is None:
                 continue  # not a partition of this job, or not yet
-            generation = standing.generation(partition)
+            generation = leader_status.generation(partition)
             stands = (generation, claimed)
             if sure == stands:
                 continue  # all is well
@@ -262,7 +271,7 @@ class Worker:
             if sure is not None:
                 self._own[partition] = None  # somebody else moved it, or a claim was refused
                 yield from self._drop(partition)
-            known = standing.place(partition)
+            known = leader_status.place(partition)
             if partition in undecided or self._is_lost(partition, generation, known, now):
                 continue
             self._own[partition] = stands
@@ -283,11 +292,11 @@ class Worker:
             return False
         return (lost.generation, lost.topic_id) == (generation, known.topic_id)
 
-    def _decide(self, cpos: int) -> None:
-        """Announcements below `cpos` are decided; if all were accepted, `claimed` is their end."""
+    def _decide(self, control_position: int) -> None:
+        """Claims below this position are decided; if all were accepted, `claimed` is their end."""
         while self._undecided:
             sent = self._undecided[0]
-            if sent.offset is None or sent.offset >= cpos:
+            if sent.offset is None or sent.offset >= control_position:
                 return
             self._undecided.popleft()
             for span in sent.address:
@@ -295,11 +304,17 @@ class Worker:
                 if self._own.get(span.place) is not None:
                     self._own[span.place] = span.generation, span.end
 
-    def _forget(self, horizon: int) -> Iterator[WorkerCommand]:
+    def _forget(self, oldest_unsettled: int) -> Iterator[WorkerCommand]:
         # Mostly the oldest come first; not where the control topic was created anew meanwhile.
-        gone = [sent for sent in self._held if sent.offset is not None and sent.offset < horizon]
+        gone = [
+            sent
+            for sent in self._held
+            if sent.offset is not None and sent.offset < oldest_unsettled
+        ]
         if gone:
-            self._held = deque(s for s in self._held if s.offset is None or s.offset >= horizon)
+            self._held = deque(
+                s for s in self._held if s.offset is None or s.offset >= oldest_unsettled
+            )
             yield do.Forget(tuple(sent.address for sent in gone))
 
     def _give_up(self, now: float) -> Iterator[WorkerCommand]:
@@ -408,4 +423,4 @@ class Worker:
 
     def _look_every_s(self) -> float:
         hungry = None in self._own.values() or (self._news and not self._reading)
-        return self._settings.standing_hungry_s if hungry else self._settings.standing_s
+        return self._settings.leader_status_hungry_s if hungry else self._settings.leader_status_s

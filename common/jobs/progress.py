@@ -12,7 +12,7 @@ are arguments. Both topics are folded apart, so it does not matter how their rec
 
 `common.core.history` says which updates count, `common.core.ledger` which claims. Where the
 beginning of a topic is gone (retention, the small log of an embedded broker), or was not read, the
-counts are of the rest, `whole` is False, and the lag is what the leader's standing says.
+counts are of the rest, `whole` is False, and the lag is what the leader's status says.
 
 What a job's state is called, and exactly when, stands in `docs/reference/job-states.md`.
 """
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
         AuditRecord,
         Batch,
         ControlRecord,
+        LeaderStatus,
         ModelId,
         Positions,
         Skipped,
-        Standing,
     )
     from common.jobs.store import JobRecord
 
@@ -109,7 +109,7 @@ class Look(NamedTuple):
 
     at_s: float
     statuses: Mapping[str, str] | None = None  # by worker that sends heartbeats
-    standing: Standing | None = None
+    leader_status: LeaderStatus | None = None
     led: bool | None = None  # whether anybody holds the lease of leaders
     board_away: str = ""  # why the board did not answer
     ends: Mapping[Partition, int] | None = None  # of the streams' partitions
@@ -317,7 +317,7 @@ class _Made(NamedTuple):
     batches: tuple[Batch, ...]
 
 
-class Recent:
+class RecentRates:
     """The updates of the window, with samples by worker; none of those that were taken back."""
 
     def __init__(self) -> None:
@@ -672,7 +672,7 @@ class JobProgress:
         self.seen = Look(0.0)
         self._trail = Trail(updates_start)
         self._claims = Claims(record.first, record.known, whole=self.whole)
-        self._recent = Recent()
+        self._recent = RecentRates()
         self._ends = Ends(record.spec.streams, record.first)
         self._quarantined = 0
         self._expired = 0  # records of batches whose records were deleted before their gradient
@@ -724,7 +724,7 @@ class JobProgress:
                 if record.version != self.columns.newest + 1:
                     # Whom the first records showed to lead did not: see `Trail`.
                     self.columns.clear(record.version - 1)
-                    self._recent = Recent()
+                    self._recent = RecentRates()
                 self.columns.append(record, written_s)
                 self._recent.add(record, seen_s)
                 self._claims.use(record)
@@ -795,7 +795,7 @@ class JobProgress:
         if self._claims.known:
             settled = self.columns.batches + self._quarantined
             return max(0, self._claims.batches - settled)
-        return self.seen.standing.waiting if self.seen.standing is not None else None
+        return self.seen.leader_status.waiting if self.seen.leader_status is not None else None
 
     @property
     def claimed(self) -> Positions:
@@ -814,9 +814,9 @@ class JobProgress:
 
     def streams(self) -> list[StreamState]:
         """Each stream as of the last look."""
-        ends, standing = self._ends, self.seen.standing
+        ends, leader_status = self._ends, self.seen.leader_status
         rates, lags, skipped = ends.rates(), self._lags(), self._claims.skipped
-        settled = None if standing is None else ends.between({}, standing.settled)
+        settled = None if leader_status is None else ends.between({}, leader_status.settled)
         return [
             StreamState(
                 name,
@@ -855,7 +855,7 @@ class JobProgress:
             away = f": {look.board_away}" if look.board_away else ""
             return State("waiting for a coordinator", f"{REDIS_AWAY}{away}")
         if look.led:
-            if look.standing is None and self._quiet(now):
+            if look.leader_status is None and self._quiet(now):
                 return State("waiting for a coordinator", "one is taking over")
             return None
         if look.unable:
@@ -933,7 +933,7 @@ class JobProgress:
         """Below it records are claimed; None: not known."""
         if self._claims.known:
             return self._claims.claimed
-        return None if self.seen.standing is None else self.seen.standing.claimed
+        return None if self.seen.leader_status is None else self.seen.leader_status.claimed
 
     def _unclaimed(self) -> list[int] | None:
         """Records that nobody has claimed, by stream; None: not known."""
@@ -955,11 +955,11 @@ class JobProgress:
         else:
             # How many batches wait is known of the job alone: they are counted to its streams in
             # proportion to what no checkpoint covers of each.
-            standing = self.seen.standing
-            waiting = standing.waiting * self.record.spec.batch_size if standing else 0
+            leader_status = self.seen.leader_status
+            waiting = leader_status.waiting * self.record.spec.batch_size if leader_status else 0
             uncovered = (
-                self._ends.between(standing.settled, standing.claimed)
-                if standing
+                self._ends.between(leader_status.settled, leader_status.claimed)
+                if leader_status
                 else [0] * len(names)
             )
             apart = _spread(waiting, uncovered)

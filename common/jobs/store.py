@@ -27,7 +27,7 @@ from common.jobs.edit import Value, changed_spec, differences
 from common.jobs.spec import JobSpec, check_streams, job_from_json
 from common.ports.servers import NewTopic
 from common.topics import names as topics
-from common.topics.table import Book
+from common.topics.table import CompactedTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -112,14 +112,14 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     read_from: ReadFrom = ""
 
 
-class JobBook:
+class JobStore:
     """Reads and writes the jobs topic. May be shared between threads: one for a process will do."""
 
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
         self._log = log
         self._clock = clock
         # Not closed: a job that only a newer program understands goes on as it was.
-        self._book = Book(log, topics.JOBS, decode_job, "job", closed=False)
+        self._book = CompactedTable(log, topics.JOBS, decode_job, "job", closed=False)
 
     @property
     def rejected(self) -> int:
@@ -138,7 +138,7 @@ class JobBook:
         """All jobs as of now, by name.
 
         Raises:
-            UnavailableError: If Kafka is away for long.
+            UnavailableError: If Kafka is unavailable for long.
         """
         return self._book.read()
 
@@ -146,7 +146,7 @@ class JobBook:
         """Wait up to `timeout_s` for news, then return all jobs as known by then.
 
         Raises:
-            UnavailableError: If Kafka is away.
+            UnavailableError: If Kafka is unavailable.
         """
         return self._book.refresh(timeout_s)
 
@@ -155,7 +155,7 @@ class JobBook:
 
         Raises:
             NotFoundError: If there is none of this name.
-            UnavailableError: If Kafka is away for long.
+            UnavailableError: If Kafka is unavailable for long.
         """
         jobs = self.read()
         if job not in jobs:
@@ -169,7 +169,7 @@ class JobBook:
         Raises:
             ConflictError: If its name is taken.
             UserError: If a stream does not exist.
-            UnavailableError: If Kafka is away for long.
+            UnavailableError: If Kafka is unavailable for long.
         """
         taken = self.read().get(spec.name)
         if taken is not None:
@@ -192,7 +192,7 @@ class JobBook:
             ConflictError: If the name is taken, by a job or by the history of an earlier one, or
                 if somebody else wrote a job of this name in the same moment.
             UserError: If a stream does not exist.
-            UnavailableError: If Kafka is away for long.
+            UnavailableError: If Kafka is unavailable for long.
         """
         # The writer of the record finds its brokers while all else is done.
         with self._book.lock, closing(self._log.writer()):
@@ -215,7 +215,7 @@ class JobBook:
         Raises:
             NotFoundError: If there is no such job.
             ConflictError: If somebody else wrote it in the same moment.
-            UnavailableError: If Kafka is away for long.
+            UnavailableError: If Kafka is unavailable for long.
         """
         reason = reason[:REASON_CHARACTERS]
         with self._book.lock:
@@ -242,7 +242,7 @@ class JobBook:
             NotFoundError: If there is no such job.
             ConflictError: If it is not held, or somebody else wrote it in the same moment.
             OutsideError: If Kafka does not let us make a topic.
-            UnavailableError: If Kafka is away for long.
+            UnavailableError: If Kafka is unavailable for long.
         """
         with self._book.lock:
             record = self.get(job)
@@ -270,7 +270,7 @@ class JobBook:
         Raises:
             NotFoundError: If there is no such job.
             ConflictError: If somebody else wrote it in the same moment.
-            UnavailableError: If Kafka is away for long.
+            UnavailableError: If Kafka is unavailable for long.
         """
         with self._book.lock:
             record = self.get(job)._replace(
@@ -291,7 +291,7 @@ class JobBook:
         Raises:
             NotFoundError: If there is no such job.
             ConflictError: If somebody else wrote it in the same moment.
-            UnavailableError: If Kafka is away for long.
+            UnavailableError: If Kafka is unavailable for long.
         """
         with self._book.lock:
             record = self.get(job)._replace(
@@ -318,7 +318,7 @@ class JobBook:
             NotFoundError: If there is no such job.
             UserError: Naming the field that cannot be changed so.
             ConflictError: If somebody else wrote it in the same moment.
-            UnavailableError: If Kafka is away for long.
+            UnavailableError: If Kafka is unavailable for long.
         """
         with self._book.lock:
             old = self.get(job)
@@ -340,7 +340,7 @@ class JobBook:
         Raises:
             NotFoundError: If there is no such job.
             ConflictError: If it is not stopped, or if somebody else wrote it in the same moment.
-            UnavailableError: If Kafka is away for long.
+            UnavailableError: If Kafka is unavailable for long.
         """
         with self._book.lock:
             wanted = self.get(job).wanted
@@ -385,7 +385,7 @@ def first_positions(spec: JobSpec, log: Log) -> LogPositions:
     """Where each partition of the job begins, by its `start_at`, and what is known of its log.
 
     Raises:
-        UnavailableError: If Kafka is away.
+        UnavailableError: If Kafka is unavailable.
     """
     places = [place for stream in spec.streams for place in log.partitions(stream)]
     if spec.start_at == "latest" and spec.start_s is None:

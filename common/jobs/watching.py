@@ -156,7 +156,7 @@ _LONGEST_S = 10.0  # even where servers are slow
 _STARTS_S = 5.0  # between looks at where streams begin: retention looks once in minutes itself
 
 
-class Looker:
+class Poller:
     """Looks when it is time to, and never fails: what cannot be seen is told as unknown.
 
     For one thread.
@@ -220,7 +220,9 @@ class Looker:
         return seen
 
     def _look_at_streams(self, look: Look, clock: float) -> Look:
-        places = partitions_of(self._record, {} if look.standing is None else look.standing.claimed)
+        places = partitions_of(
+            self._record, {} if look.leader_status is None else look.leader_status.claimed
+        )
         try:
             ends = self._log().ends(places)
             starts = self._log().starts(places) if clock >= self._starts_due else None
@@ -242,7 +244,7 @@ def look_at(board: Board, look: Look) -> Look:
     led = board.is_leased()
     return look._replace(
         statuses={str(worker): status for worker, status in board.alive().items()},
-        standing=board.get_standing(),
+        leader_status=board.get_leader_status(),
         led=led,
         unable={} if led else board.unable(),
     )

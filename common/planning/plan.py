@@ -68,7 +68,7 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
     Raises:
         GivenError: If a number makes no sense or is missing, by its field.
         NotFoundError: If there is no such job.
-        UnavailableError: If Kafka is away and a job is named.
+        UnavailableError: If Kafka is unavailable and a job is named.
     """
     _check_rates(given)
     log = open_log() if given.job else None
@@ -145,7 +145,7 @@ def plan_told(request: PlanRequest, open_log: Callable[[], Log], now_s: float) -
     Raises:
         GivenError: If a number makes no sense or is missing, by its field.
         NotFoundError: If there is no such job.
-        UnavailableError: If Kafka is away and a job is named.
+        UnavailableError: If Kafka is unavailable and a job is named.
     """
     asked = gather(request, open_log, now_s)
     found = answer(asked, probability=request.probability, spot=request.spot)

@@ -17,7 +17,7 @@ from common.core.history import History
 from common.core.messages import BatchReady
 from common.core.spans import Partition
 from common.errors import GivenError
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.theory.estimates import pooled_prior, rate_from_counts
 from common.topics import names as topics
 from common.topics.read import read_decoded
@@ -69,9 +69,9 @@ def remaining(job: str, log: Log, now_s: float) -> Remaining:
 
     Raises:
         NotFoundError: If there is no such job.
-        UnavailableError: If Kafka is away.
+        UnavailableError: If Kafka is unavailable.
     """
-    record = JobBook(log).get(job)
+    record = JobStore(log).get(job)
     spec, stop = record.spec, record.spec.stop
     updates, deadline_s, notes = None, None, tuple[str, ...]()
     if stop.updates is not None:
@@ -95,7 +95,7 @@ def arriving(job: str, log: Log) -> Arriving:
 
     Raises:
         GivenError: If they say nothing yet.
-        UnavailableError: If Kafka is away.
+        UnavailableError: If Kafka is unavailable.
     """
     claims = read_decoded(log, topics.control_topic(job), decode_claim, last=RECENT)
     found = rates_of(claim for _, claim in claims)

@@ -28,7 +28,7 @@ def read_ledger(
 
     Raises:
         FutureFormatError: If a newer program wrote one of its records.
-        UnavailableError: If Kafka is away.
+        UnavailableError: If Kafka is unavailable.
     """
     ledger = FleetLedger(minimum_billing_s)
     try:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class LaunchOrder(NamedTuple):
+class LaunchRequest(NamedTuple):
     """One machine that shall be had, with one worker on it."""
 
     launch: int  # counts the machines ordered for the job, from 1
@@ -33,7 +33,7 @@ class Refused(NamedTuple):
 
 MachineState: TypeAlias = Literal["running", "ended"]
 EndCause: TypeAlias = Literal[
-    "preempted",  # the lender took it back
+    "preempted",  # the provider took it back
     "released",  # we gave it back
     "failed",  # it ended by itself
 ]
@@ -42,7 +42,7 @@ EndCause: TypeAlias = Literal[
 class Machine(NamedTuple):
     """A machine of the job, found by the tags that it carries."""
 
-    id: str  # the lender's own
+    id: str  # the provider's own
     launch: int
     slot: int
     pool: str
@@ -51,17 +51,17 @@ class Machine(NamedTuple):
     started_s: float  # since 1970: paid for from then on
     ended_s: float | None = None
     cause: EndCause | None = None  # of its end
-    detail: str = ""  # in the lender's words
+    detail: str = ""  # in the provider's words
 
 
 class Fleet(Protocol):
     """Machines that one job rents. For one thread at a time.
 
-    Every call may raise `UnavailableError` where the lender is away, and `OutsideError` where it
+    Every call may raise `UnavailableError` where the provider is away, and `OutsideError` where it
     refuses for good (credentials, limits).
     """
 
-    def launch(self, orders: Sequence[LaunchOrder]) -> tuple[Refused, ...]:
+    def launch(self, orders: Sequence[LaunchRequest]) -> tuple[Refused, ...]:
         """Ask for machines; those that are not refused are found by `machines` sooner or later.
 
         An order that was given before, by whomever, brings nothing new about.

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from common.core.messages import (
+        LeaderStatus,
         ModelId,
         Positions,
         Reply,
-        Standing,
         TriggerId,
         UpdateTrigger,
         WorkerId,
@@ -150,7 +150,7 @@ class StreamReader(Protocol):
                 is not said, as many as fit.
 
         Raises:
-            UnavailableError: If the broker is away; call again.
+            UnavailableError: If the broker is unavailable; call again.
         """
 
     def place(self, positions: Mapping[Partition, int | LogPosition]) -> None:
@@ -208,7 +208,7 @@ class Tail(Protocol):
             RecreatedError: If the position names the id of another topic than has the name now;
                 if it was created anew after reading began, within some seconds.
             UnknownTopicError: If there is no such partition, or it was deleted; so it stays.
-            UnavailableError: If the broker is away; call again.
+            UnavailableError: If the broker is unavailable; call again.
         """
 
     def position(self) -> int:
@@ -259,8 +259,8 @@ class Writer(Protocol):
             DeliveryError: If an earlier record's delivery failed for good; a `BrokenWriterError`
                 where another writer of the log can go on.
             UnknownTopicError: If there is no such topic.
-            UnavailableError: If the broker is away and the topic has never been seen, or if the
-                writer does not wait and its queue is full. Nothing was queued.
+            UnavailableError: If the broker is unavailable and the topic has never been seen, or if
+                the writer does not wait and its queue is full. Nothing was queued.
         """
 
     def poll(self) -> None:
@@ -288,7 +288,7 @@ class Log(Protocol):
         """Create those that are not there, and wait until all can be used.
 
         Raises:
-            UnavailableError: If the broker is away.
+            UnavailableError: If the broker is unavailable.
             OutsideError: If it refuses; the message says how to make them by hand.
         """
 
@@ -298,7 +298,7 @@ class Log(Protocol):
         Topics that do not exist, or of which the broker tells nobody or not us, are missing.
 
         Raises:
-            UnavailableError: If the broker is away.
+            UnavailableError: If the broker is unavailable.
         """
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
@@ -318,7 +318,7 @@ class Log(Protocol):
         their topic says which. So none of them keeps the others from being known.
 
         Raises:
-            UnavailableError: If the broker is away.
+            UnavailableError: If the broker is unavailable.
         """
 
     def end_positions(
@@ -339,7 +339,7 @@ class Log(Protocol):
         """What topics are, in one request; those that do not exist are missing.
 
         Raises:
-            UnavailableError: If the broker is away.
+            UnavailableError: If the broker is unavailable.
         """
 
     def agrees(
@@ -427,7 +427,7 @@ class Log(Protocol):
 class Board(Protocol):
     """One job's notice board: fast, shared, and allowed to be wiped at any moment.
 
-    May be shared between threads. Every call may raise `UnavailableError` when the server is away.
+    May be shared between threads. Every call may raise `UnavailableError`.
     What does not parse is left out, logged and counted in `rejected`.
     """
 
@@ -454,7 +454,7 @@ class Board(Protocol):
         """Append to a stream of triggers; False where something else keeps this id out.
 
         That is a leader's that came later, or anything at all that somebody put there: whoever
-        leads goes on in another stream, and says in its standing which one.
+        leads goes on in another stream, and says in its status which one.
 
         Args:
             trigger: Its id is above those that this leader posted before.
@@ -467,11 +467,11 @@ class Board(Protocol):
     def push_reply(self, reply: Reply, to: str) -> None:
         """Send a gradient, a failure or a farewell to the replica of this name: see `Replies`."""
 
-    def put_standing(self, standing: Standing) -> bool:
-        """Write the leader's standing; False where none was there."""
+    def put_leader_status(self, leader_status: LeaderStatus) -> bool:
+        """Write the leader's status; False where none was there."""
 
-    def get_standing(self) -> Standing | None:
-        """Read the standing, or None where there is none."""
+    def get_leader_status(self) -> LeaderStatus | None:
+        """Read the leader's status, or None where there is none."""
 
     def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
         """Say that a worker lives, for `ttl_s`: status "alive" or "leaving".
@@ -530,7 +530,7 @@ class Replies(Protocol):
         The vectors of gradients are read-only views of the bytes received.
 
         Raises:
-            UnavailableError: If the server is away.
+            UnavailableError: If the server is unavailable.
         """
 
 
@@ -562,8 +562,13 @@ class Exchange(Protocol):
     def release_lease(self, job: str, holder: str) -> None:
         """See `Board`; nobody is told, and it is always sent soon."""
 
-    def put_standing(
-        self, job: str, standing: Standing, tell: Callable[[bool | Exception], None], *, soon: bool
+    def put_leader_status(
+        self,
+        job: str,
+        leader_status: LeaderStatus,
+        tell: Callable[[bool | Exception], None],
+        *,
+        soon: bool,
     ) -> None:
         """See `Board`."""
 
@@ -579,7 +584,7 @@ class Exchange(Protocol):
 class Roster(Protocol):
     """Small records about all jobs and workers; fast, shared, and allowed to be wiped.
 
-    May be shared between threads. Every call may raise `UnavailableError` when the server is away.
+    May be shared between threads. Every call may raise `UnavailableError`.
     What does not parse is left out, logged and counted in `rejected`.
     """
 
@@ -622,7 +627,7 @@ class Boards(Protocol):
 class Blobs(Protocol):
     """Named immutable bytes, and a few small names that move. May be shared between threads.
 
-    Every call may raise `UnavailableError` when the store is away.
+    Every call may raise `UnavailableError` when the store is unavailable.
     """
 
     def put(self, name: str, data: bytes | memoryview) -> None:

@@ -18,7 +18,7 @@ from common.provisioning.records import Ended, Planned, Settled, Started, Taken
 from common.theory.estimates import CyclePrior, availability_from_times, cycle_from_times
 
 if TYPE_CHECKING:
-    from common.provisioning.ledger import Rented
+    from common.provisioning.ledger import Instance
     from common.provisioning.records import PlanRecord
     from common.theory.estimates import Estimate
     from common.theory.work import Pool
@@ -50,7 +50,7 @@ class Availability:
     _taken_s: float = float("-inf")
     _heard_s: float = float("-inf")
 
-    def feed(self, record: PlanRecord, rented: Rented | None) -> None:
+    def feed(self, record: PlanRecord, rented: Instance | None) -> None:
         """Take in a record that counts, with the machine that it is about."""
         match record:
             case Taken():
@@ -96,7 +96,7 @@ class Availability:
             if place < 0 or planned.pools[place] != since.pool:
                 self._rise(slot, planned.at_s)
 
-    def _ended(self, ended: Ended, rented: Rented) -> None:
+    def _ended(self, ended: Ended, rented: Instance) -> None:
         up = self._up.pop(rented.launch, None)
         if up is not None:
             times = self._of(up.pool)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.policies.policy import ON_DEMAND
 from common.provisioning import commands as do
-from common.provisioning.deciding import Decider
+from common.provisioning.deciding import PolicyRunner
 from common.provisioning.planning import bounded, stability_of_fleet, updates_left
 from common.provisioning.reconciling import Steps, reconcile, wishes_of, worker_name
 from common.provisioning.records import (
     Ended,
-    Ordered,
+    LaunchRequested,
     PlanRecord,
     Priced,
     Reviewed,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.estimating import Estimator
     from common.provisioning.events import MachinesSeen
-    from common.provisioning.ledger import FleetLedger, Rented
+    from common.provisioning.ledger import FleetLedger, Instance
     from common.provisioning.reconciling import Backoff, Wish
     from common.provisioning.settings import ProvisionerSettings
 
@@ -90,7 +90,7 @@ class Charge:
     def __init__(self, known: Known, now_s: float) -> None:
         self._known = known
         self._watch = FleetWatch(known.settings, known.ledger)
-        self._decider = Decider(known.settings, known.estimator, known.ledger, known.backoff)
+        self._decider = PolicyRunner(known.settings, known.estimator, known.ledger, known.backoff)
         self._begun_s = now_s
         self._unread = deque[PlanRecord]()
         self._written_s = now_s
@@ -251,7 +251,7 @@ class Charge:
                 )
         return self._lack
 
-    def _at_work(self, now_s: float, rented: Rented) -> bool:
+    def _at_work(self, now_s: float, rented: Instance) -> bool:
         start_up_s = {pool.name: pool.start_up_s for pool in self._known.settings.pools}
         started_s = rented.started_s
         return started_s is not None and now_s >= started_s + start_up_s.get(rented.pool, 0.0)
@@ -265,7 +265,7 @@ class Charge:
             worker = worker_name(
                 known.settings.job, wish.slot, number, known.settings.on_preemption
             )
-            yield Ordered(
+            yield LaunchRequested(
                 known.ledger.term, number, now_s, wish.slot, wish.pool, worker, wish.stand_in
             )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 if TYPE_CHECKING:
-    from common.ports.machines import LaunchOrder
+    from common.ports.machines import LaunchRequest
     from common.provisioning.records import PlanRecord
 
 
@@ -34,11 +34,11 @@ class AppendPlan(msgspec.Struct, frozen=True):
 class Launch(msgspec.Struct, frozen=True):
     """Ask the fleet for machines; answered by LaunchAnswered or FleetAway."""
 
-    orders: tuple[LaunchOrder, ...]
+    orders: tuple[LaunchRequest, ...]
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Give machines back, by the lender's ids; only a failure is answered, by FleetAway."""
+    """Give machines back, by the provider's ids; only a failure is answered, by FleetAway."""
 
     machines: tuple[str, ...]
     reason: str  # for the log

@@ -64,7 +64,7 @@ class PriceCurve:
 def paid_until_s(started_s: float, ended_s: float, cause: EndedBecause, minimum_s: float) -> float:
     """Give until when a machine is paid for that is gone.
 
-    Whatever the lender did not take back is paid for the pool's shortest time at least.
+    Whatever the provider did not take back is paid for the pool's shortest time at least.
     """
     if cause == "preempted":
         return max(ended_s, started_s)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 AGAIN_S = 5.0  # until a policy is asked anew that could not decide
 
 
-class Decider:
+class PolicyRunner:
     """The policy in charge, with its last decision.
 
     Attributes:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from common.core.goal import LOSS_WINDOW
 from common.core.history import History
 from common.core.messages import BatchReady, Lead, ModelId, Opened, UpdateApplied
+from common.core.stop_rule import LOSS_WINDOW
 from common.policies.policy import ON_DEMAND
 from common.provisioning.availability import Availability
-from common.provisioning.records import Believed, Ended, Started
+from common.provisioning.records import Ended, EstimateRecord, Started
 from common.theory.estimates import Estimate, pooled_prior, rate_from_counts
 from common.theory.losses import LossTally
 from common.theory.streams import StreamTally
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import AuditRecord, ControlRecord
     from common.core.spans import Partition
-    from common.provisioning.ledger import FleetLedger, Rented
+    from common.provisioning.ledger import FleetLedger, Instance
     from common.provisioning.records import PlanRecord
     from common.provisioning.settings import ProvisionerSettings
     from common.theory.work import Pool, Rates
@@ -208,7 +208,7 @@ class Estimator:
             told.append(_priced(pool, usd_per_hour, availability, cycle_s))
         return tuple(told)
 
-    def believed(self, now_s: float) -> dict[str, Believed]:
+    def believed(self, now_s: float) -> dict[str, EstimateRecord]:
         """All estimates by name, each with where it lies with 90 %."""
         estimates = {
             "arrivals_per_s": self.arrivals(now_s),
@@ -254,7 +254,7 @@ class Estimator:
                 self._heard_s[span.place] = now_s
         self._batches += 1
 
-    def _heard_of(self, record: Started | Ended, rented: Rented) -> None:
+    def _heard_of(self, record: Started | Ended, rented: Instance) -> None:
         """Silence of a stream that nobody reads says nothing; its records come all the same."""
         if rented.started_s is None:
             return  # it never ran
@@ -351,7 +351,7 @@ def _priced(
     )
 
 
-def _believed(estimate: Estimate) -> Believed:
+def _believed(estimate: Estimate) -> EstimateRecord:
     low, high = estimate.interval(INTERVAL)
     numbers = (float(estimate.value), float(estimate.std), max(float(low), 0.0), float(high))
-    return Believed(*numbers)
+    return EstimateRecord(*numbers)

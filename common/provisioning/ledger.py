@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from common.provisioning.costs import Bill
 from common.provisioning.records import (
     Ended,
-    Ordered,
+    LaunchRequested,
     Planned,
     Priced,
     ReplanAsked,
@@ -35,7 +35,7 @@ REPLANS_KEPT = 100  # that nobody has answered yet
 
 
 @dataclass(slots=True)
-class Rented:
+class Instance:
     """One machine, from its order to its end."""
 
     launch: int
@@ -44,7 +44,7 @@ class Rented:
     worker: str
     stand_in: bool
     ordered_s: float
-    machine: str = ""  # the lender's id, once it was seen
+    machine: str = ""  # the provider's id, once it was seen
     started_s: float | None = None  # None: not seen running yet, or it never ran
     ended_s: float | None = None
     cause: EndedBecause | None = None
@@ -118,14 +118,14 @@ class FleetLedger:
         self.position = 0
         self.plans = deque[Planned](maxlen=PLANS_KEPT)
         self.planned = Counter[bool]()
-        self.machines: dict[int, Rented] = {}
+        self.machines: dict[int, Instance] = {}
         self.ended = Counter["EndedBecause"]()
         self.prices: dict[str, float] = {}
         self.reviews = Thinned()
         self.review: Reviewed | None = None
         self.replans: dict[int, ReplanAsked] = {}
         self.settled: Settled | None = None
-        self._open: dict[int, Rented] = {}
+        self._open: dict[int, Instance] = {}
         self._bill = Bill(minimum_billing_s or {})
 
     @property
@@ -139,12 +139,12 @@ class FleetLedger:
         return len(self.machines)
 
     @property
-    def open(self) -> tuple[Rented, ...]:
+    def open(self) -> tuple[Instance, ...]:
         """Machines that run or may come to run, by launch."""
         return tuple(self._open.values())
 
     @property
-    def running(self) -> tuple[Rented, ...]:
+    def running(self) -> tuple[Instance, ...]:
         """Machines that were seen running and not seen to end, by launch."""
         return tuple(rented for rented in self._open.values() if rented.running)
 
@@ -195,10 +195,10 @@ class FleetLedger:
     def _decided(
         self,
         offset: int,
-        record: Priced | Planned | Ordered | Started | Ended | Reviewed | Settled,
+        record: Priced | Planned | LaunchRequested | Started | Ended | Reviewed | Settled,
     ) -> bool:
         match record:
-            case Ordered():
+            case LaunchRequested():
                 return self._ordered(record)
             case Started():
                 return self._started(record)
@@ -226,10 +226,10 @@ class FleetLedger:
             del self.replans[offset]
         return True
 
-    def _ordered(self, ordered: Ordered) -> bool:
+    def _ordered(self, ordered: LaunchRequested) -> bool:
         if ordered.launch != self.launches + 1:
             return False
-        self.machines[ordered.launch] = self._open[ordered.launch] = Rented(
+        self.machines[ordered.launch] = self._open[ordered.launch] = Instance(
             launch=ordered.launch,
             slot=ordered.slot,
             pool=ordered.pool,

@@ -28,7 +28,7 @@ from common.theory.work import Work
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from common.provisioning.records import Believed
+    from common.provisioning.records import EstimateRecord
     from common.provisioning.settings import ProvisionerSettings
     from common.theory.work import Pool, Rates
 
@@ -138,7 +138,7 @@ class Occasion:
     why: str
     deadline_left_s: float | None
     spent_usd: float
-    believed: Mapping[str, Believed]
+    believed: Mapping[str, EstimateRecord]
     warning: str
     answers: int
 

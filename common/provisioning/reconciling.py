@@ -18,7 +18,7 @@ from common.provisioning.records import Ended, Started
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from common.provisioning.ledger import Rented
+    from common.provisioning.ledger import Instance
 
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0  # of outages that last minutes, what is lost by asking so late is a fraction
@@ -37,7 +37,7 @@ class Steps(NamedTuple):
     """What to do about the fleet."""
 
     order: tuple[Wish, ...]
-    release: tuple[Rented, ...]
+    release: tuple[Instance, ...]
 
 
 def wishes_of(
@@ -58,9 +58,9 @@ def wishes_of(
 
 def reconcile(
     wishes: Iterable[Wish],
-    rented: Iterable[Rented],
+    rented: Iterable[Instance],
     may_order: Callable[[Wish], bool] = lambda _: True,
-    at_work: Callable[[Rented], bool] | None = None,
+    at_work: Callable[[Instance], bool] | None = None,
 ) -> Steps:
     """Say what to order and what to give back.
 
@@ -71,7 +71,7 @@ def reconcile(
         at_work: Whether a machine has begun to work, so that the one before it can go; None: the
             one before has to end first.
     """
-    by_slot: dict[int, list[Rented]] = {}
+    by_slot: dict[int, list[Instance]] = {}
     for machine in sorted(rented, key=_usefulness):
         by_slot.setdefault(machine.slot, []).append(machine)
     missing, waited_for = list[Wish](), set[int]()
@@ -101,7 +101,7 @@ def reconcile(
     return Steps(order, release)
 
 
-def _usefulness(machine: Rented) -> tuple[bool, int]:
+def _usefulness(machine: Instance) -> tuple[bool, int]:
     """Keep what runs before what may come to run, and what is older."""
     return (not machine.running, machine.launch)
 
@@ -151,7 +151,7 @@ class Backoff:
         self._slots: dict[int, _Wait] = {}
         self.refused = set[int]()
 
-    def feed(self, record: Started | Ended, rented: Rented) -> None:
+    def feed(self, record: Started | Ended, rented: Instance) -> None:
         """Take in a record that counts, with the machine that it is about."""
         match record:
             case Started():

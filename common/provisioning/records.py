@@ -39,7 +39,7 @@ class Priced(msgspec.Struct, frozen=True, tag="priced"):
     usd_per_hour: dict[str, float]  # by pool
 
 
-class Believed(msgspec.Struct, frozen=True):
+class EstimateRecord(msgspec.Struct, frozen=True):
     """An estimate: value, standard deviation and where the quantity lies with 90 %."""
 
     value: float
@@ -72,7 +72,9 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
     on_demand_only_usd: float  # of what is left, with every worker on demand
     stability: float  # capacity over arrivals, Proposition 1; below 1 updates cannot keep up
     usd_per_hour: dict[str, float]  # by pool, as it was decided on
-    believed: dict[str, Believed]  # "arrivals_per_s", "gradient_s", "availability.<pool>", ...
+    believed: dict[
+        str, EstimateRecord
+    ]  # "arrivals_per_s", "gradient_s", "availability.<pool>", ...
     warning: str = ""  # the fleet is below what Proposition 1 needs, and why it is left so
     answers: int = -1  # offset of the latest ReplanAsked that had been read, -1 for none
 
@@ -82,7 +84,7 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
         return self.spent_usd + self.expected_cost_usd
 
 
-class Ordered(msgspec.Struct, frozen=True, tag="ordered"):
+class LaunchRequested(msgspec.Struct, frozen=True, tag="ordered"):
     """A machine is to be launched; the order that comes first with this number counts."""
 
     term: int
@@ -100,7 +102,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     term: int
     launch: int
     at_s: float  # since when it is paid for
-    machine: str  # the lender's id
+    machine: str  # the provider's id
 
 
 EndedBecause: TypeAlias = Literal[
@@ -134,7 +136,7 @@ class Reviewed(msgspec.Struct, frozen=True, tag="reviewed"):
     spent_usd: float
     on_demand_only_usd: float  # what the updates made so far would have cost that way
     stability: float
-    believed: dict[str, Believed]
+    believed: dict[str, EstimateRecord]
     warning: str = ""
 
 
@@ -161,12 +163,12 @@ class Settled(msgspec.Struct, frozen=True, tag="settled"):
 
 
 PlanRecord: TypeAlias = (
-    Taken | Priced | Planned | Ordered | Started | Ended | Reviewed | ReplanAsked | Settled
+    Taken | Priced | Planned | LaunchRequested | Started | Ended | Reviewed | ReplanAsked | Settled
 )
 
 
 def client_token(job: str, launch: int) -> str:
-    """Name an order for the lender: the same for whoever carries it out; EC2 takes 64 characters.
+    """Name an order for the provider: the same for whoever carries it out; EC2 takes 64 characters.
 
     A job's name is its own for ever, since its topics are never emptied.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.provisioning.ledger import FleetLedger
-    from common.provisioning.records import Believed
+    from common.provisioning.records import EstimateRecord
     from common.provisioning.settings import ProvisionerSettings
 
 MILLION = 1_000_000
@@ -38,7 +38,7 @@ class FleetReport:
     on_demand_only_usd: float | None  # what the updates made would have cost that way
     updates: int  # J, made so far
     records: int  # in them
-    believed: Mapping[str, Believed]
+    believed: Mapping[str, EstimateRecord]
     stability: float | None  # capacity over arrivals, Proposition 1
     deadline_at_s: float | None
     done_at_s: float | None  # by the plan that stands

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from common.ports.machines import LaunchOrder
+from common.ports.machines import LaunchRequest
 from common.provisioning.records import Ended, Started, client_token
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from common.ports.machines import Machine, Refused
     from common.provisioning.events import MachinesSeen
-    from common.provisioning.ledger import FleetLedger, Rented
+    from common.provisioning.ledger import FleetLedger, Instance
     from common.provisioning.settings import ProvisionerSettings
 
 LOOKS = 3  # in which a machine is not named, at least, before it is taken to be lost
@@ -55,8 +55,8 @@ class FleetWatch:
     _look: MachinesSeen | None = None
     _as_of_s: float = float("-inf")
     _missed: dict[int, _Missed] = field(default_factory=dict)  # by launch
-    _unknown: dict[str, _Missed] = field(default_factory=dict)  # by the lender's id
-    _released_s: dict[str, float] = field(default_factory=dict)  # by the lender's id: when, last
+    _unknown: dict[str, _Missed] = field(default_factory=dict)  # by the provider's id
+    _released_s: dict[str, float] = field(default_factory=dict)  # by the provider's id: when, last
 
     # --- what the fleet says -------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ class FleetWatch:
             if rented is not None and rented.open and rented.machine in ("", machine.id):
                 yield machine
 
-    def _named(self, rented: Rented, machine: Machine, now_s: float) -> Iterator[Started | Ended]:
+    def _named(self, rented: Instance, machine: Machine, now_s: float) -> Iterator[Started | Ended]:
         term = self.ledger.term
         if rented.started_s is None:
             yield Started(term, rented.launch, max(machine.started_s, 0.0), machine.id)
@@ -108,7 +108,7 @@ class FleetWatch:
             at_s = now_s if machine.ended_s is None else machine.ended_s
             yield Ended(term, rented.launch, at_s, machine.cause or "lost", machine.detail)
 
-    def _not_named(self, rented: Rented, look: MachinesSeen, now_s: float) -> Ended | None:
+    def _not_named(self, rented: Instance, look: MachinesSeen, now_s: float) -> Ended | None:
         launch = rented.launch
         if rented.started_s is None:
             answered_s = self._answered_s.get(launch)
@@ -127,13 +127,13 @@ class FleetWatch:
         return self._end(rented, missed.since_s, "lost", "the provider no longer lists it")
 
     def _end(
-        self, rented: Rented, at_s: float, cause: Literal["refused", "released", "lost"], why: str
+        self, rented: Instance, at_s: float, cause: Literal["refused", "released", "lost"], why: str
     ) -> Ended:
         return Ended(self.ledger.term, rented.launch, at_s, cause, why)
 
     # --- what to ask of the fleet --------------------------------------------------------------
 
-    def orders(self, now_s: float) -> tuple[LaunchOrder, ...]:
+    def orders(self, now_s: float) -> tuple[LaunchRequest, ...]:
         """Give the orders that are to be asked for now: new ones, and those without an answer."""
         due = [
             rented
@@ -144,7 +144,7 @@ class FleetWatch:
         ]
         self._asked_s |= {rented.launch: now_s for rented in due}
         return tuple(
-            LaunchOrder(
+            LaunchRequest(
                 rented.launch,
                 client_token(self.settings.job, rented.launch),
                 rented.slot,
@@ -154,7 +154,7 @@ class FleetWatch:
             for rented in due
         )
 
-    def releases(self, rented: Iterable[Rented], now_s: float) -> tuple[str, ...]:
+    def releases(self, rented: Iterable[Instance], now_s: float) -> tuple[str, ...]:
         """Give the ids of machines that are to be given back now, of these and of strangers.
 
         An order that has no machine yet is given back when it has one.

@@ -14,7 +14,7 @@ from time import monotonic
 
 TIMEOUT_S = 3.0  # for all of it: a process that is frozen takes the connection and says nothing
 ANSWER_BYTES = 65536
-WELL, ILL, USAGE = 0, 1, 2
+HEALTHY, UNHEALTHY, USAGE = 0, 1, 2
 EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 -- to be recognised, not to listen on
 HELP = """\
 usage: python -m common.runtime.healthcheck
@@ -31,13 +31,13 @@ def main(arguments: list[str]) -> int:
     if arguments:
         asked = arguments in (["-h"], ["--help"])
         print(HELP, end="", file=sys.stdout if asked else sys.stderr)
-        return WELL if asked else USAGE
+        return HEALTHY if asked else USAGE
     host = os.environ.get("DOLL_METRICS_HOST", "")
     port = os.environ.get("DOLL_METRICS_PORT", "")
     complaint = trouble("127.0.0.1" if host in EVERYWHERE else host, port)
     if complaint:
         print(f"unhealthy: {complaint}", file=sys.stderr)  # noqa: T201 -- to whoever asked
-    return ILL if complaint else WELL
+    return UNHEALTHY if complaint else HEALTHY
 
 
 def trouble(host: str, port: str, timeout_s: float = TIMEOUT_S) -> str:

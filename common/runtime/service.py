@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from common.config.settings import Settings, read_settings
 from common.errors import UnavailableError, UserError
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.runtime.connect import open_boards, open_log
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import HANGS_S, SLOW_S, Supervisor
 from common.runtime.termination import end_with, on_termination
 from common.telemetry.logging import EventLogger, Outage, event_logger, set_up_logging
-from common.telemetry.metrics.serving import Pulses, serve
+from common.telemetry.metrics.serving import Watchdogs, serve
 from common.telemetry.metrics.supervision import SupervisionMetrics
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class ServiceProcess(NamedTuple):
     name: str  # of this replica
     settings: Settings
     stopping: threading.Event  # set once the process is to end
-    pulses: Pulses
+    watchdogs: Watchdogs
     logger: EventLogger
 
     def serve_metrics(self, meters: Meters) -> None:
@@ -54,7 +54,7 @@ class ServiceProcess(NamedTuple):
             UserError: If the address cannot be had.
         """
         if self.settings.metrics_port:
-            serve(meters, self.pulses, self.settings.metrics_host, self.settings.metrics_port)
+            serve(meters, self.watchdogs, self.settings.metrics_host, self.settings.metrics_port)
 
 
 def command_line(
@@ -111,7 +111,7 @@ def run(
         if settings.owner_pid:
             end_with(settings.owner_pid)
         logger = event_logger(service)
-        status = work(ServiceProcess(service, name, settings, stopping, Pulses(), logger))
+        status = work(ServiceProcess(service, name, settings, stopping, Watchdogs(), logger))
     except UserError as error:
         print(f"{service}: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it
         return EXIT_USAGE
@@ -125,7 +125,7 @@ class Opened(NamedTuple):
     """The servers of a process with jobs."""
 
     log: Log
-    book: JobBook
+    book: JobStore
     boards: Boards
     closing: ExitStack  # for what else is to be closed, after the jobs have ended
 
@@ -158,20 +158,20 @@ def follow_jobs(
     """
     process.serve_metrics(meters)
     outage = Outage(process.logger, "kafka")
-    pulse = process.pulses.begin("the loop of jobs")
+    watchdog = process.watchdogs.begin("the loop of jobs")
     freeze_imports()
 
     @contextmanager
-    def opened() -> Iterator[tuple[Jobs, JobBook]]:
+    def opened() -> Iterator[tuple[Jobs, JobStore]]:
         with ExitStack() as stack:
             log = stack.enter_context(closing(open_log(process.settings, process.name)))
-            book = stack.enter_context(closing(JobBook(log)))
+            book = stack.enter_context(closing(JobStore(log)))
             book.read()  # all of it: by its first records alone, a stopped job seems to run
             boards = stack.enter_context(closing(open_boards(process.settings)))
             make_part = make_parts(Opened(log, book, boards, stack))
             supervisor = Supervisor(
                 SupervisionMetrics(meters),
-                process.pulses,
+                process.watchdogs,
                 process.logger,
                 slow_s=slow_s,
                 hangs_s=hangs_s,
@@ -180,9 +180,9 @@ def follow_jobs(
             yield Jobs(supervisor, make_part, begins), book
 
     with ExitStack() as stack:
-        found: tuple[Jobs, JobBook] | None = None
+        found: tuple[Jobs, JobStore] | None = None
         while not process.stopping.is_set():
-            pulse.beat()
+            watchdog.beat()
             try:
                 if found is None:
                     found = stack.enter_context(opened())

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from common.errors import DollError
 from common.runtime.schedule import Schedule
-from common.telemetry.metrics.serving import Pulse
+from common.telemetry.metrics.serving import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.telemetry.logging import EventLogger
-    from common.telemetry.metrics.serving import Pulses
+    from common.telemetry.metrics.serving import Watchdogs
     from common.telemetry.metrics.supervision import SupervisionMetrics
 
 THREADS = 8
@@ -84,9 +84,9 @@ class Supervised:
     Made by `Supervisor.begin`.
     """
 
-    def __init__(self, name: str, make: Make, supervisor: Supervisor, pulse: Pulse) -> None:
+    def __init__(self, name: str, make: Make, supervisor: Supervisor, watchdog: Watchdog) -> None:
         self.name = name
-        self.pulse = pulse
+        self.watchdog = watchdog
         self.ended = threading.Event()  # its actor is closed, and none will be made
         self.ending = False
         self.began_at = inf  # its actor; infinite as long as there is none
@@ -163,7 +163,7 @@ class Supervisor:
     def __init__(  # noqa: PLR0913 -- the parts of a process, and figures that each differ
         self,
         metrics: SupervisionMetrics | None,
-        pulses: Pulses,
+        watchdogs: Watchdogs,
         logger: EventLogger,
         *,
         threads: int = THREADS,
@@ -173,7 +173,7 @@ class Supervisor:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._metrics = metrics
-        self._pulses = pulses
+        self._watchdogs = watchdogs
         self._log = logger
         self._slow_s = slow_s
         self._hangs_s = hangs_s
@@ -200,8 +200,8 @@ class Supervisor:
             make: Makes its actor, in a turn, and anew after a fault; None: the job is over. It gets
                 what wakes the actor, from any thread, and what ended the one before.
         """
-        pulse = Pulse(self._clock, f"a turn of job {name}", self._hangs_s)
-        job = Supervised(name, make, self, pulse)
+        watchdog = Watchdog(self._clock, f"a turn of job {name}", self._hangs_s)
+        job = Supervised(name, make, self, watchdog)
         with self._changed:
             if self._closed:
                 job.ended.set()
@@ -289,7 +289,7 @@ class Supervisor:
         self._timed.remove(until)
 
     def _run(self, job: Supervised) -> float | None:
-        self._pulses.watch(job.pulse)
+        self._watchdogs.watch(job.watchdog)
         began_at = self._clock()
         try:
             due = job.run(began_at)
@@ -299,7 +299,7 @@ class Supervisor:
             self._close_actor(job)
             due = self._after(job, error)
         finally:
-            self._pulses.end(job.pulse)
+            self._watchdogs.end(job.watchdog)
         took_s = self._clock() - began_at
         if self._metrics is not None and took_s >= self._slow_s:
             self._metrics.slow_turn(job.name, took_s)

@@ -238,7 +238,7 @@ class Outage:
 
     Args:
         logger: Where to tell.
-        what: The server: its events are `<what>_away` and `<what>_back`.
+        what: The server: its events are `<what>_unavailable` and `<what>_recovered`.
         clock: Seconds that never go back.
     """
 
@@ -246,7 +246,7 @@ class Outage:
         self, logger: EventLogger, what: str, clock: Callable[[], float] = monotonic
     ) -> None:
         self._logger = logger
-        self._away, self._back = f"{what}_away", f"{what}_back"
+        self._away, self._back = f"{what}_unavailable", f"{what}_recovered"
         self._clock = clock
         self._reason = ""
         self._met_at = 0.0
@@ -265,7 +265,7 @@ class Outage:
             self._logger.info(self._back)
 
     def quiet(self) -> None:
-        """Nothing was heard, not of trouble either, as a reader sees it whose server is away."""
+        """Nothing was heard, not of trouble either, as where a reader's server is unavailable."""
         if self._reason and self._clock() - self._met_at >= SETTLED_S:
             self.over()
 

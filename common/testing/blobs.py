@@ -59,7 +59,7 @@ class MemoryBlobs:
 
 
 class DyingBlobs:
-    """Passes calls on until one is too many: from then on the store is away, until `revive`.
+    """Passes calls on until one is too many: from then on the store is unavailable, until `revive`.
 
     Args:
         blobs: The store that lives on.
@@ -106,7 +106,7 @@ class DyingBlobs:
             return call()
         if self._lands and self._left == -1:
             call()
-        raise UnavailableError("the store is away")
+        raise UnavailableError("the store is unavailable")
 
 
 def _tag(data: bytes) -> str:

@@ -21,7 +21,7 @@ from common.wire import messages as wire
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from common.core.messages import Reply, Standing, UpdateTrigger
+    from common.core.messages import LeaderStatus, Reply, UpdateTrigger
 
 T = TypeVar("T")
 
@@ -42,8 +42,10 @@ class Notices:
         default_factory=dict
     )  # by stream; ascending
     unable: dict[str, tuple[str, float]] = field(default_factory=dict)  # why, until when
-    standing: bytes | None = None
-    beats: dict[WorkerId, tuple[str, float]] = field(default_factory=dict)  # status, until when
+    leader_status: bytes | None = None
+    heartbeats: dict[WorkerId, tuple[str, float]] = field(
+        default_factory=dict
+    )  # status, until when
     lease: tuple[str, float] | None = None  # holder, until when
     snapshots: dict[int, bytes] = field(default_factory=dict)  # by epoch
 
@@ -141,7 +143,7 @@ class MemoryReplies:
         with self._server.changed:
             while True:
                 if self._server.away:
-                    raise UnavailableError("the server is away")
+                    raise UnavailableError("the server is unavailable")
                 waiting = self._server.replies.get(self._replica, [])
                 taken, waiting[:] = waiting[:max_replies], waiting[max_replies:]
                 parsed = (self._rejections.parse("reply", wire.decode_reply, it) for it in taken)
@@ -172,16 +174,16 @@ class MemoryExchange:
         """Give the lease back; nobody is told."""
         _told(lambda: self._open_board(job).release_lease(holder), lambda _: None)
 
-    def put_standing(
+    def put_leader_status(
         self,
         job: str,
-        standing: Standing,
+        leader_status: LeaderStatus,
         tell: Callable[[bool | Exception], None],
         *,
         soon: bool,  # noqa: ARG002 -- likewise
     ) -> None:
-        """Write the standing; told whether one was there."""
-        _told(lambda: self._open_board(job).put_standing(standing), tell)
+        """Write the leader's status; told whether one was there."""
+        _told(lambda: self._open_board(job).put_leader_status(leader_status), tell)
 
     def alive(
         self,
@@ -279,34 +281,37 @@ class MemoryBoard:
             self._server.replies.setdefault(to, []).append(data)
             self._server.changed.notify_all()
 
-    def put_standing(self, standing: Standing) -> bool:
-        """Write the leader's standing; False where none was there."""
+    def put_leader_status(self, leader_status: LeaderStatus) -> bool:
+        """Write the leader's status; False where none was there."""
         with self._server.changed:
             notices = self._notices()
-            before, notices.standing = notices.standing, wire.encode_standing(standing)
+            before, notices.leader_status = (
+                notices.leader_status,
+                wire.encode_leader_status(leader_status),
+            )
             return before is not None
 
-    def get_standing(self) -> Standing | None:
-        """Read the standing, or None where there is none."""
+    def get_leader_status(self) -> LeaderStatus | None:
+        """Read the leader's status, or None where there is none."""
         with self._server.changed:
-            data = self._notices().standing
+            data = self._notices().leader_status
         if data is None:
             return None
-        return self._rejections.parse("standing", wire.decode_standing, data)
+        return self._rejections.parse("standing", wire.decode_leader_status, data)
 
     def beat(self, worker: WorkerId, status: str, ttl_s: float) -> None:
         """Say that a worker lives, for `ttl_s`: status "alive" or "leaving"."""
         with self._server.changed:
-            self._notices().beats[worker] = (status, self._server.clock() + ttl_s)
+            self._notices().heartbeats[worker] = (status, self._server.clock() + ttl_s)
             self._workers.add(worker)
 
     def alive(self) -> dict[WorkerId, str]:
         """Status of every worker whose beat has not run out, and whose process is there."""
         with self._server.changed:
-            beats, now = self._notices().beats, self._server.clock()
-            for worker in [worker for worker, (_, until) in beats.items() if until <= now]:
-                del beats[worker]
-            statuses = {worker: status for worker, (status, _) in beats.items()}
+            heartbeats, now = self._notices().heartbeats, self._server.clock()
+            for worker in [worker for worker, (_, until) in heartbeats.items() if until <= now]:
+                del heartbeats[worker]
+            statuses = {worker: status for worker, (status, _) in heartbeats.items()}
         for worker, status in list(statuses.items()):
             if status not in _STATUSES:
                 self._rejections.reject("status", f"alive is {status!r}, expected {_STATUSES}")
@@ -371,11 +376,11 @@ class MemoryBoard:
         """Take its beats with it, as the end of its process would."""
         with self._server.changed:
             for worker in self._workers:
-                self._server.jobs[self._job].beats.pop(worker, None)
+                self._server.jobs[self._job].heartbeats.pop(worker, None)
 
     def _notices(self) -> Notices:
         if self._server.away:
-            raise UnavailableError("the server is away")
+            raise UnavailableError("the server is unavailable")
         return self._server.jobs.setdefault(self._job, Notices())
 
     def _parsed(self, data: Iterable[bytes]) -> list[UpdateTrigger]:
@@ -416,7 +421,7 @@ class MemoryRoster:
 
     def _records(self) -> dict[str, bytes]:
         if self._server.away:
-            raise UnavailableError("the server is away")
+            raise UnavailableError("the server is unavailable")
         return self._server.spread
 
     def _parsed(self, field: str, value: bytes) -> JobDemand | WorkerPlacement | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class HandClock:
+class ManualClock:
     """Seconds that pass when a test says so; call it to read it."""
 
     def __init__(self, now: float = 0.0) -> None:

@@ -1,7 +1,7 @@
 """Rented machines and their prices in memory, in whatever time a clock shows.
 
 A market in which machines are preempted by two-state chains, or by hand. It may be shared by any
-number of provisioners, as a real lender is; tests look at `rented` for what really happened.
+number of provisioners, as a real provider is; tests look at `rented` for what really happened.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from common.ports.machines import Machine, Refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from common.ports.machines import EndCause, LaunchOrder
+    from common.ports.machines import EndCause, LaunchRequest
 
 
 class Chain(NamedTuple):
@@ -70,7 +70,7 @@ class _Token:
 
 @dataclass
 class Faults:
-    """What a test may do to the lender; everything is well at first."""
+    """What a test may do to the provider; everything is well at first."""
 
     away: bool = False  # every call fails
     without: set[str] = field(default_factory=set)  # pools that have no machine to give
@@ -80,7 +80,7 @@ class Faults:
 
 
 class MemoryFleet:
-    """All machines of one job, and the lender's books.
+    """All machines of one job, and the provider's books.
 
     Args:
         clock: Seconds since 1970; it never goes back.
@@ -111,23 +111,23 @@ class MemoryFleet:
 
     # --- the port ------------------------------------------------------------------------------
 
-    def launch(self, orders: Sequence[LaunchOrder]) -> tuple[Refused, ...]:
+    def launch(self, orders: Sequence[LaunchRequest]) -> tuple[Refused, ...]:
         """Ask for machines; a token that was given before brings nothing new about.
 
         Raises:
-            UnavailableError: If the lender is away.
+            UnavailableError: If the provider is away.
         """
         self._reach()
         results = [self._launch(order) for order in orders]
         if self.faults.answers_lost:
-            raise UnavailableError("the lender's answer got lost")
+            raise UnavailableError("the provider's answer got lost")
         return tuple(refused for refused in results if refused is not None)
 
     def release(self, machines: Sequence[str]) -> None:
         """Give machines back.
 
         Raises:
-            UnavailableError: If the lender is away.
+            UnavailableError: If the provider is away.
         """
         self._reach()
         for token, machine in self._running():
@@ -138,7 +138,7 @@ class MemoryFleet:
         """All that run, and those that ended lately, by launch.
 
         Raises:
-            UnavailableError: If the lender is away.
+            UnavailableError: If the provider is away.
         """
         self._reach()
         now_s = self._clock()
@@ -165,7 +165,7 @@ class MemoryFleet:
 
     def preempt(self, *launches: int) -> None:
         """Take machines back."""
-        self._end(launches, "preempted", "taken back by the lender")
+        self._end(launches, "preempted", "taken back by the provider")
 
     def fail(self, *launches: int) -> None:
         """Let machines end by themselves."""
@@ -187,21 +187,21 @@ class MemoryFleet:
         """Answer again; machines ran on meanwhile."""
         self.faults.away = False
 
-    # --- the lender ----------------------------------------------------------------------------
+    # --- the provider ----------------------------------------------------------------------------
 
     def _reach(self) -> None:
         if self.faults.away:
-            raise UnavailableError("the lender of machines is away")
+            raise UnavailableError("the provider of machines is unavailable")
         self._settle()
 
-    def _launch(self, order: LaunchOrder) -> Refused | None:
+    def _launch(self, order: LaunchRequest) -> Refused | None:
         known = self._tokens.get(order.token)
         if known is None:
             known = self._tokens[order.token] = self._carry_out(order)
             self._alive.append(known)
         return known.refused
 
-    def _carry_out(self, order: LaunchOrder) -> _Token:
+    def _carry_out(self, order: LaunchRequest) -> _Token:
         now_s = self._clock()
         if order.pool in self.faults.broken:
             return _Token(None, Refused(order.launch, capacity=False, reason="no such machines"))
@@ -266,7 +266,7 @@ class MemoryPrices:
             UnavailableError: If the source is away.
         """
         if self.away:
-            raise UnavailableError("the source of prices is away")
+            raise UnavailableError("the source of prices is unavailable")
         return dict(self._usd_per_hour)
 
     def set(self, pool: str, usd_per_hour: float) -> None:

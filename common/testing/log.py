@@ -135,7 +135,7 @@ class MemoryStreamReader:
         """See the port.
 
         Raises:
-            UnavailableError: If the broker is away; call again.
+            UnavailableError: If the broker is unavailable; call again.
             OutsideError: If another static member of its name has taken its place.
         """
         with self._log.here():
@@ -564,7 +564,7 @@ class MemoryLog:
         """Hold the lock.
 
         Raises:
-            UnavailableError: If the broker is away.
+            UnavailableError: If the broker is unavailable.
         """
         with self._changed:
             if self._away:
@@ -573,7 +573,7 @@ class MemoryLog:
 
     @contextmanager
     def anyway(self) -> Iterator[None]:
-        """Hold the lock, whether the broker is away or not; wakes everybody who waits."""
+        """Hold the lock, whether the broker is unavailable or not; wakes everybody who waits."""
         with self._changed:
             yield
             self.changed()
@@ -787,7 +787,7 @@ class _Queued(NamedTuple):
 
 
 class MemoryWriter:
-    """The `Writer` port: records stay in its queue while the broker is away."""
+    """The `Writer` port: records stay in its queue while the broker is unavailable."""
 
     def __init__(
         self,

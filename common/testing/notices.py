@@ -7,7 +7,7 @@ from common.ports.servers import Notice
 
 
 class MemoryNotices:
-    """A machine whose lender is the test."""
+    """A machine whose provider is the test."""
 
     def __init__(self) -> None:
         self.looks = 0  # how often somebody looked
@@ -25,7 +25,7 @@ class MemoryNotices:
         """
         self.looks += 1
         if self._away:
-            raise UnavailableError("the lender does not answer")
+            raise UnavailableError("the provider does not answer")
         if self._nonsense:
             self.rejected += 1
         return self._interruption or self._rebalance

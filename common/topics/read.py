@@ -54,7 +54,7 @@ def identified(log: Log, partition: Partition, offset: int) -> LogPosition:
     """A position that names its topic: whoever reads on from it notices a topic created anew.
 
     Raises:
-        UnavailableError: If Kafka is away.
+        UnavailableError: If Kafka is unavailable.
     """
     found = log.describe([partition.topic]).get(partition.topic)
     return LogPosition(offset, "" if found is None else found.topic_id)

@@ -52,7 +52,7 @@ class Unreadable(NamedTuple):
     reason: str
 
 
-class Book(Generic[T]):
+class CompactedTable(Generic[T]):
     """Reads and writes one such topic. May be shared between threads.
 
     `lock` is for whoever writes what depends on what was read: nobody else reads or writes with
@@ -94,7 +94,7 @@ class Book(Generic[T]):
         """All entries as of now, by name.
 
         Raises:
-            UnavailableError: If Kafka is away for long.
+            UnavailableError: If Kafka is unavailable for long.
         """
         with self.lock:
             self._catch_up()
@@ -113,7 +113,7 @@ class Book(Generic[T]):
         would seem to be gone, or to be what they were once.
 
         Raises:
-            UnavailableError: If Kafka is away.
+            UnavailableError: If Kafka is unavailable.
         """
         seen = self._arrivals
         with self.lock:
@@ -132,7 +132,7 @@ class Book(Generic[T]):
 
         Raises:
             ConflictError: If somebody else wrote the name in the same moment.
-            UnavailableError: If Kafka is away for long.
+            UnavailableError: If Kafka is unavailable for long.
         """
         with self.lock:
             key, own = name.encode(), self._append(name, value)
@@ -251,7 +251,7 @@ class Book(Generic[T]):
         """What the topic holds.
 
         Raises:
-            UnavailableError: If Kafka is away, or has not told all brokers of the new topic yet.
+            UnavailableError: If Kafka is, or has not told all brokers of the new topic yet.
         """
         try:
             return self._log.bounds(self._partition)

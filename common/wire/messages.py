@@ -27,9 +27,9 @@ from common.core.messages import (
     Drifted,
     Evaluated,
     Failed,
-    Farewell,
     Gradient,
     Lead,
+    LeaderStatus,
     ModelId,
     Opened,
     Quarantined,
@@ -37,10 +37,10 @@ from common.core.messages import (
     Reply,
     Requeued,
     SpanExpired,
-    Standing,
     UpdateApplied,
     UpdateTrigger,
     Vector,
+    WorkerLeaving,
 )
 from common.core.spans import Address, Partition, address_of
 from common.core.spread import JobDemand, WorkerPlacement
@@ -237,21 +237,31 @@ def check_audit(record: AuditRecord) -> None:
                 _check_finite(field, getattr(record, field))
 
 
-def check_standing(standing: Standing) -> None:
+def check_leader_status(leader_status: LeaderStatus) -> None:
     """Refuse positions that no leader can have reached."""
-    for field in ("epoch", "cpos", "horizon", "waiting", "live"):
-        _check_count(field, getattr(standing, field))
-    _need(len(standing.triggers) <= _NAME, "triggers", standing.triggers, f"<= {_NAME} characters")
-    _need(standing.horizon <= standing.cpos, "horizon", standing.horizon, f"<= {standing.cpos}")
+    for field in ("epoch", "control_position", "oldest_unsettled", "waiting", "live"):
+        _check_count(field, getattr(leader_status, field))
+    _need(
+        len(leader_status.triggers) <= _NAME,
+        "triggers",
+        leader_status.triggers,
+        f"<= {_NAME} characters",
+    )
+    _need(
+        leader_status.oldest_unsettled <= leader_status.control_position,
+        "oldest_unsettled",
+        leader_status.oldest_unsettled,
+        f"<= {leader_status.control_position}",
+    )
     for field in ("claimed", "settled"):
-        for partition, position in getattr(standing, field).items():
+        for partition, position in getattr(leader_status, field).items():
             if not 0 <= position < _POSITIONS:
                 _check_count(f"{field}[{partition}]", position)
-    for partition, openings in standing.opened.items():
+    for partition, openings in leader_status.opened.items():
         for opened in openings:
             _check_opened(opened, least=0)  # 0: as the job was submitted
             _need(opened.partition == partition, f"opened[{partition}]", opened, "its own openings")
-    for partition, position in standing.known.items():
+    for partition, position in leader_status.known.items():
         _check_count(f"known[{partition}].offset", position.offset)
         _check_epoch(f"known[{partition}].epoch", position.epoch)
 
@@ -272,7 +282,7 @@ def check_reply(reply: Reply) -> None:
     """Refuse a reply that is about nothing or is not finite."""
     _check_worker(reply.worker)
     check_model("model", reply.model)
-    if isinstance(reply, Farewell):
+    if isinstance(reply, WorkerLeaving):
         for offset in reply.finishing:
             _check_count("finishing", offset)
         return
@@ -433,7 +443,7 @@ _AUDIT = Codec(
     check_audit,
     ("lead", "update", "quarantined", "requeued", "replayed", "evaluated", "drifted"),
 )
-_STANDING = Codec("standing", msgspec.msgpack.Decoder(Standing), check_standing)
+_LEADER_STATUS = Codec("standing", msgspec.msgpack.Decoder(LeaderStatus), check_leader_status)
 _TRIGGER = Codec("trigger", msgspec.msgpack.Decoder(UpdateTrigger), check_trigger)
 _REPLY = Codec(
     "reply", msgspec.msgpack.Decoder(Reply), check_reply, ("gradient", "failed", "farewell")
@@ -443,7 +453,7 @@ _PLACEMENT = Codec("worker placement", msgspec.msgpack.Decoder(WorkerPlacement),
 
 encode_claim, decode_claim = _CONTROL.encode, _CONTROL.decode  # and openings
 encode_audit, decode_audit = _AUDIT.encode, _AUDIT.decode
-encode_standing, decode_standing = _STANDING.encode, _STANDING.decode
+encode_leader_status, decode_leader_status = _LEADER_STATUS.encode, _LEADER_STATUS.decode
 encode_trigger, decode_trigger = _TRIGGER.encode, _TRIGGER.decode
 encode_demand, decode_demand = _DEMAND.encode, _DEMAND.decode
 encode_placement, decode_placement = _PLACEMENT.encode, _PLACEMENT.decode

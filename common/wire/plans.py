@@ -19,7 +19,7 @@ from common.wire.messages import Codec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from common.provisioning.records import Believed
+    from common.provisioning.records import EstimateRecord
 
 _LIMIT = 2**63  # Kafka's offsets are signed 64-bit
 
@@ -59,7 +59,7 @@ def _check_prices(prices: Mapping[str, float]) -> None:
         _check_number(f"usd_per_hour[{pool!r}]", usd_per_hour)
 
 
-def _check_believed(believed: Mapping[str, Believed]) -> None:
+def _check_believed(believed: Mapping[str, EstimateRecord]) -> None:
     for name, belief in believed.items():
         for field in ("value", "std", "low", "high"):
             _check_number(f"believed[{name!r}].{field}", getattr(belief, field))

@@ -60,7 +60,7 @@ _NOW = (
     Panel(
         "Leader changes (1 h)",
         "Normal: 0, and a few when coordinators are upgraded. Many: coordinators crash, or Redis or"
-        " Kafka is away again and again (alert DollLeaderChanges).",
+        " Kafka is unavailable again and again (alert DollLeaderChanges).",
         "none",
         (Query(f"changes(({newest(m.EPOCH)})[1h:15s])", "changes"),),
         "stat",

@@ -64,8 +64,8 @@ class Targets:
 
     def forge_trigger(self, epoch: int) -> None:
         """Put a trigger that nobody made where workers read, under an id of this epoch."""
-        standing = self.job.board.get_standing()
-        stream = f":{standing.triggers}" if standing and standing.triggers else ""
+        leader_status = self.job.board.get_leader_status()
+        stream = f":{leader_status.triggers}" if leader_status and leader_status.triggers else ""
         trigger = UpdateTrigger(TriggerId(_NOBODYS, 1), ModelId(_NOBODYS, 1), ())
         self.outside.append_to_redis(
             f"doll:{{{self.job.name}}}:triggers{stream}",

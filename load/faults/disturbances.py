@@ -130,7 +130,7 @@ def kill_leaders(drill: Drill, kills: int) -> Iterator[Disturbance]:
         successor = _leader(drill, first.model.epoch)
         recovered_ms = 1e3 * (first.began_at - killed_at)
         stood_ms = _last_ms(successor, "stands_to_lead", killed_on)
-        led_ms = _last_ms(successor, "leads", killed_on)
+        led_ms = _last_ms(successor, "leader_elected", killed_on)
         yield Disturbance(
             leader.name,
             [recovered_ms],
@@ -174,12 +174,12 @@ def _median_ms(rounds: list[SeenRound]) -> float:
 
 def _stands_by(service: Service, since_s: float) -> bool:
     """Whether it has loaded all and asked for the lease in its present life."""
-    return any(_logged_s(entry) >= since_s for entry in events(service, "stands_by"))
+    return any(_logged_s(entry) >= since_s for entry in events(service, "standby"))
 
 
 def _leader(drill: Drill, epoch: int) -> Service:
     for coordinator in drill.coordinators:
-        if any(entry["epoch"] == epoch for entry in events(coordinator, "leads")):
+        if any(entry["epoch"] == epoch for entry in events(coordinator, "leader_elected")):
             return coordinator
     raise NotMeasuredError(f"no coordinator logged that it leads with epoch {epoch}")
 

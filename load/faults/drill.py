@@ -14,7 +14,7 @@ import numpy as np
 
 from common.embedded.services import stop_all
 from common.jobs.build import codec_of
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.runtime.connect import open_board, open_log
 from load.harness.counting import counting_spec
 from load.harness.stack import await_until, check
@@ -108,7 +108,7 @@ class Drill:
             codec_of(spec).encode({"id": ids}),
             self._records,
         )
-        with closing(JobBook(self._log)) as book:
+        with closing(JobStore(self._log)) as book:
             book.submit(spec)
         self.witness = Witness(self._board, self._log, name)
         self.coordinators = [
@@ -160,8 +160,10 @@ class Drill:
 
     def bring_back(self, worker: Service) -> None:
         """Start a worker again; `await_calm` awaits batches that it announces from now on."""
-        standing = self._board.get_standing()
-        self._since[worker.name] = standing.cpos if standing is not None else 0
+        leader_status = self._board.get_leader_status()
+        self._since[worker.name] = (
+            leader_status.control_position if leader_status is not None else 0
+        )
         worker.restart()
 
     def pids(self) -> list[int]:

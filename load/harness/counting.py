@@ -16,7 +16,7 @@ from common.core.messages import GENESIS, ModelId
 from common.core.spans import Partition
 from common.errors import UnavailableError
 from common.jobs.spec import job_from_json
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.learning.checkpoint import unpack
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_board
@@ -103,7 +103,7 @@ class CountingJob:
     def __init__(self, spec: JobSpec, settings: Settings, log: Log, partitions: int) -> None:
         for stream in spec.streams:
             log.create_topics([NewTopic(stream, partitions)])
-        with closing(JobBook(log)) as book:
+        with closing(JobStore(log)) as book:
             self.record = book.submit(spec)
         self.name = spec.name
         self.places = list(self.record.first)  # those included that `grow` added
@@ -112,14 +112,14 @@ class CountingJob:
         self.board = open_board(settings, spec.name)
 
     def drained(self) -> bool:
-        """Whether everything that was produced is settled; False while a server is away."""
+        """Whether everything that was produced is settled; False while a server is unavailable."""
         try:
-            standing = self.board.get_standing()
+            leader_status = self.board.get_leader_status()
             return (
-                standing is not None
-                and standing.waiting == 0
-                and standing.claimed.keys() >= set(self.places)
-                and all(at == self._log.bounds(p).end for p, at in standing.claimed.items())
+                leader_status is not None
+                and leader_status.waiting == 0
+                and leader_status.claimed.keys() >= set(self.places)
+                and all(at == self._log.bounds(p).end for p, at in leader_status.claimed.items())
             )
         except UnavailableError:
             return False
@@ -148,19 +148,20 @@ class CountingJob:
 
     def is_led(self) -> bool:
         """Whether a leader has said where it stands."""
-        return self.board.get_standing() is not None
+        return self.board.get_leader_status() is not None
 
     def behind(self) -> str:
         """What is not settled, for a report."""
-        standing = self.board.get_standing()
-        if standing is None:
+        leader_status = self.board.get_leader_status()
+        if leader_status is None:
             return "no coordinator leads the job"
         unclaimed = {
-            str(partition): f"{standing.claimed.get(partition)} of {end}"
+            str(partition): f"{leader_status.claimed.get(partition)} of {end}"
             for partition in self.places
-            if standing.claimed.get(partition) != (end := self._log.bounds(partition).end)
+            if leader_status.claimed.get(partition) != (end := self._log.bounds(partition).end)
         }
-        return f"{standing.waiting} batches waiting, {standing.live} workers; claimed: {unclaimed}"
+        live = leader_status.live
+        return f"{leader_status.waiting} batches waiting, {live} workers; claimed: {unclaimed}"
 
     def audit(self) -> Audit:
         """What both topics prove."""

@@ -22,7 +22,7 @@ from common.embedded.apache_kafka import ApacheKafka, resolve
 from common.embedded.kafka import EmbeddedKafka
 from common.embedded.redis import EmbeddedRedis
 from common.embedded.services import Service
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.runtime.connect import open_log
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Servers:
 
     def stop_jobs(self, *names: str) -> None:
         """Have jobs stopped that were measured."""
-        with closing(open_log(self.settings, "load")) as log, closing(JobBook(log)) as book:
+        with closing(open_log(self.settings, "load")) as log, closing(JobStore(log)) as book:
             for name in names:
                 book.want(name, "stopped", "measured")
 

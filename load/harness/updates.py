@@ -28,7 +28,7 @@ def read_audit(tail: Tail, wait_s: float) -> list[tuple[int, AuditRecord]]:
     """What is new in an updates topic, each with its offset; waits for it up to `wait_s`.
 
     Raises:
-        OutsideError: If Kafka is away, or the topic was cut.
+        OutsideError: If Kafka is unavailable, or the topic was cut.
     """
     records = tail.read(_READ_RECORDS, wait_s)
     return [(record.offset, wire.decode_audit(record.value or b"")) for record in records]

@@ -42,7 +42,7 @@ def measure_idle(on: Servers, jobs: int = 100) -> Found:
         service = on.start("coordinator", "idle")
         stack.callback(stop_all, [service])
         await_until(
-            lambda: len({each["job"] for each in events(service, "leads")}) == jobs,
+            lambda: len({each["job"] for each in events(service, "leader_elected")}) == jobs,
             _LONGEST_S,
             "all jobs are led",
         )
@@ -60,8 +60,8 @@ def measure_idle(on: Servers, jobs: int = 100) -> Found:
             "files": process.num_fds(),
             "cores": cores,
             "led_s": led_s,
-            "led_again": len(events(service, "leads")) - jobs,
-            "stepped_down": len(events(service, "steps_down")),
+            "led_again": len(events(service, "leader_elected")) - jobs,
+            "stepped_down": len(events(service, "leadership_lost")),
             "failed": len(events(service, "job_failed")),
         }
     figures = (

@@ -43,16 +43,16 @@ class _Watched:
     def look(self, now: float) -> None:
         """See who works for it, and whether that is done."""
         try:
-            standing = self.board.get_standing()
+            leader_status = self.board.get_leader_status()
         except UnavailableError:
             return
-        if standing is None or self.drained_at is not None:
+        if leader_status is None or self.drained_at is not None:
             return
         first = self.job.record.first
-        claimed = sum(standing.claimed[place] - begin for place, begin in first.items())
-        if claimed == self.records and standing.waiting == 0:
+        claimed = sum(leader_status.claimed[place] - begin for place, begin in first.items())
+        if claimed == self.records and leader_status.waiting == 0:
             self.drained_at = now
-        if self.drained_at is not None or standing.live:
+        if self.drained_at is not None or leader_status.live:
             self.alone_since = None
         elif self.alone_since is None:
             self.alone_since = now
@@ -81,7 +81,7 @@ def measure_spread(on: Servers, jobs: int = 100, records: int = 200, workers: in
         stack.callback(stop_all, services)
         stack.callback(on.stop_jobs, *(each.job.name for each in watched))
         await_until(
-            lambda: all(each.board.get_standing() is not None for each in watched),
+            lambda: all(each.board.get_leader_status() is not None for each in watched),
             _LED_S,
             "a leader of every job",
         )

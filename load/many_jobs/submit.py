@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from common.embedded.services import environment_of
 from common.jobs.spec import parse_job
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_log
 from load.harness.report import Figure, Found
@@ -60,7 +60,7 @@ def measure_submit(on: Servers, jobs: int = 100) -> Found:
     here_s = list[float]()
     with closing(open_log(on.settings, "load")) as log:
         log.create_topics([NewTopic(_STREAM, _PARTITIONS)])
-        with closing(JobBook(log)) as book:
+        with closing(JobStore(log)) as book:
             for number in range(jobs - _COMMANDS):
                 began = monotonic()
                 book.submit(parse_job(_SPEC.format(name=f"submit-{number}")))

@@ -23,7 +23,7 @@ from common.embedded.services import Service, stop_all
 from common.embedded.stack import EmbeddedStack
 from common.jobs.build import codec_of
 from common.jobs.spec import job_from_json
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_log
 from load.monitoring.prometheus import Prometheus
@@ -105,7 +105,7 @@ def watched_demo(
         log = open_log(settings)
         spec = job_from_json(as_json(load_text(_JOB)))
         feeder = _Feeder(log, spec, records_per_s)
-        JobBook(log).submit(spec)
+        JobStore(log).submit(spec)
         parts.callback(feeder.stop)
         wanted: tuple[tuple[Kind, int], ...] = (
             *(("coordinator", coordinators), ("worker", 2), ("provisioner", 1)),

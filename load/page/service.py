@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvicorn
 
-from common.api.keys import KeyBook
+from common.api.keys import KeyStore
 from common.config.servers import Outside
 from common.config.settings import Settings
 from common.core.messages import UpdateApplied, WorkerId
 from common.core.spans import Partition
 from common.jobs.progress import Look
-from common.jobs.store import JobBook, encode_job
+from common.jobs.store import JobStore, encode_job
 from common.ports.servers import NewTopic
 from common.testing.blobs import MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
@@ -28,7 +28,7 @@ from common.testing.log import MemoryLog
 from common.topics import names as topics
 from common.wire.messages import encode_audit
 from common.wire.plans import encode_plan
-from load.page.world import STREAMS, UPDATES_PER_S, standing_of
+from load.page.world import STREAMS, UPDATES_PER_S, leader_status_of
 from services.admin.app import create_app
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.provisioning.records import PlanRecord
     from load.page.world import World
-    from services.admin.live.follower import Follower
+    from services.admin.live.follower import JobFollower
     from services.admin.service import Service
 
 _RECORDS = 200_000_000  # in every partition, so that no lag is longer than the stream
@@ -59,7 +59,7 @@ class PageService:
         self._log = MemoryLog(lambda: time.time() if self._at_s is None else self._at_s)
         self._redis = MemoryRedis()
         self._worlds = dict(worlds)
-        self.key, _ = KeyBook(self._log).create("page", "viewer")
+        self.key, _ = KeyStore(self._log).create("page", "viewer")
         self._ends = {
             Partition(stream, index): _RECORDS for stream in STREAMS for index in range(3)
         }
@@ -68,7 +68,7 @@ class PageService:
         with self._log.anyway():
             for place, end in self._ends.items():
                 self._log.stored(place).end = end
-        JobBook(self._log).read()  # makes their topic
+        JobStore(self._log).read()  # makes their topic
         for name, world in self._worlds.items():
             self._fill(name, world)
         outside = Outside(
@@ -92,11 +92,11 @@ class PageService:
 
     def new_key(self, name: str) -> str:
         """Make another viewer's key."""
-        return KeyBook(self._log).create(name, "viewer")[0]
+        return KeyStore(self._log).create(name, "viewer")[0]
 
     def revoke(self, name: str) -> None:
         """Make a key invalid."""
-        KeyBook(self._log).revoke(name)
+        KeyStore(self._log).revoke(name)
 
     def plan(self, job: str, record: PlanRecord) -> None:
         """The job's provisioner decides."""
@@ -136,7 +136,7 @@ class PageService:
     def _fill(self, name: str, world: World) -> None:
         for topic in (topics.control_topic, topics.updates_topic, topics.plans_topic):
             self._log.create_topics([NewTopic(topic(name))])
-        # Claims are not made up: as where they are gone, the leader's standing says how far it is.
+        # Claims are not made up: as where they are gone, the leader's status says how far it is.
         self._append(topics.control_topic(name), b"{}")
         self._log.expire(Partition(topics.control_topic(name), 0), 1)
         self.job(world.record)
@@ -150,7 +150,7 @@ class PageService:
             return
         board = self._board(name)
         board.hold_lease("c1", _FOREVER_S)
-        board.put_standing(standing_of(world, world.lags[-1][1], self._ends))
+        board.put_leader_status(leader_status_of(world, world.lags[-1][1], self._ends))
         for worker, status in world.statuses.items():
             board.beat(WorkerId(worker), status, _FOREVER_S)
 
@@ -164,12 +164,12 @@ class PageService:
         world = self._worlds[name]
         with follower.view() as view:
             for at_s, lag in world.lags[:-1]:
-                standing = standing_of(world, lag, self._ends)
-                view.look(Look(at_s, world.statuses, standing, led=True, ends=self._ends))
+                leader_status = leader_status_of(world, lag, self._ends)
+                view.look(Look(at_s, world.statuses, leader_status, led=True, ends=self._ends))
         self._redis.restore(present)
 
     @staticmethod
-    def _ready(service: Service, name: str) -> Follower:
+    def _ready(service: Service, name: str) -> JobFollower:
         until = time.monotonic() + _PATIENCE_S
         while time.monotonic() < until:
             if name in service.jobs:

@@ -16,8 +16,8 @@ from common.core.messages import (
     Drifted,
     Evaluated,
     Lead,
+    LeaderStatus,
     ModelId,
-    Standing,
     UpdateApplied,
     WorkerId,
 )
@@ -26,9 +26,9 @@ from common.jobs.spec import parse_job
 from common.jobs.store import Change, JobRecord
 from common.provisioning.ledger import FleetLedger
 from common.provisioning.records import (
-    Believed,
     Ended,
-    Ordered,
+    EstimateRecord,
+    LaunchRequested,
     Planned,
     Priced,
     Reviewed,
@@ -155,13 +155,15 @@ def make_world(name: str, now_s: float, seed: int = 7, *, rented: bool = True) -
     return world
 
 
-def standing_of(world: World, lag: tuple[int, ...], ends: dict[Partition, int]) -> Standing:
+def leader_status_of(
+    world: World, lag: tuple[int, ...], ends: dict[Partition, int]
+) -> LeaderStatus:
     """What the leader would say, so that each stream lags by so much."""
     claimed = {
         place: max(0, end - lag[STREAMS.index(place.topic)] // 3) for place, end in ends.items()
     }
     settled = {place: max(0, position - 9000) for place, position in claimed.items()}
-    return Standing(1, 1000, claimed, 1000, 26, len(world.statuses), settled)
+    return LeaderStatus(1, 1000, claimed, 1000, 26, len(world.statuses), settled)
 
 
 class _Learning:
@@ -275,7 +277,7 @@ class _Market:
                 continue
             launch, pool = self.ledger.launches + 1, self._pool_of(slot)
             worker = f"fraud-{slot}-{launch}"
-            self._write(Ordered(0, launch, at_s, slot, pool, worker))
+            self._write(LaunchRequested(0, launch, at_s, slot, pool, worker))
             if pool != "on-demand" and self._random.random() < 0.06:
                 self._write(Ended(0, launch, at_s + 1, "refused", "InsufficientInstanceCapacity"))
                 self._back_s[slot] = at_s + 60
@@ -322,7 +324,7 @@ class _Market:
             )
         )
 
-    def _believed(self, at_s: float) -> dict[str, Believed]:
+    def _believed(self, at_s: float) -> dict[str, EstimateRecord]:
         sure = 1 / (1 + (at_s - self._start_s) / 400)
         return {
             "arrivals_per_s": _belief(352.0, 30 * sure),
@@ -359,7 +361,7 @@ def _on_demand_only(updates: float) -> float:
     return updates / UPDATES_PER_S * SLOTS * ON_DEMAND_USD_PER_HOUR / 3600
 
 
-def _belief(value: float, std: float) -> Believed:
-    return Believed(
+def _belief(value: float, std: float) -> EstimateRecord:
+    return EstimateRecord(
         value, std, value - 1.64 * std, min(value + 1.64 * std, 0.99 if value < 1 else 1e9)
     )

@@ -51,6 +51,6 @@ def check_left(board: Board, records: int) -> None:
     Raises:
         NotMeasuredError: If it has.
     """
-    standing = board.get_standing()
-    if standing is not None and sum(standing.claimed.values()) >= records:
+    leader_status = board.get_leader_status()
+    if leader_status is not None and sum(leader_status.claimed.values()) >= records:
         raise NotMeasuredError(f"the backlog of {records:,} records was too small")

@@ -41,7 +41,7 @@ def _serve(process: ServiceProcess) -> int:
     app = create_app(connect(settings))
     service: Service = app.state.service
     listening = _listen(settings)
-    process.pulses.watch(service.pulse)
+    process.watchdogs.watch(service.watchdog)
     process.serve_metrics(service.metrics.meters)
     server = Server(app)
     host, port = listening.getsockname()[:2]

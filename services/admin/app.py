@@ -33,7 +33,7 @@ from services.admin.service import Service
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from common.telemetry.metrics.serving import Pulse
+    from common.telemetry.metrics.serving import Watchdog
 
 BEAT_S = 1.0  # between signs of life of the event loop
 
@@ -84,7 +84,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Follow what the routes answer from, and let go of everything at the end."""
     service: Service = app.state.service
     service.start()
-    beating = asyncio.create_task(_beat(service.pulse))
+    beating = asyncio.create_task(_beat(service.watchdog))
     try:
         yield
     finally:
@@ -92,8 +92,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.close()
 
 
-async def _beat(pulse: Pulse) -> None:
+async def _beat(watchdog: Watchdog) -> None:
     """Say again and again that the event loop turns."""
     while True:
-        pulse.beat()
+        watchdog.beat()
         await asyncio.sleep(BEAT_S)

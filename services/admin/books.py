@@ -13,9 +13,9 @@ from queue import Empty, Full, Queue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from common.api.keys import KeyBook, KeyRecord, Keys
+from common.api.keys import KeyRecord, Keys, KeyStore
 from common.errors import UnavailableError
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.telemetry.logging import Outage, event_logger
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from common.ports.servers import Log
     from common.topics.table import Unreadable
 
-    Order: TypeAlias = tuple[Callable[[JobBook], Any], Future[Any]]
+    Order: TypeAlias = tuple[Callable[[JobStore], Any], Future[Any]]
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Books:
         self._thread: threading.Thread | None = None
         self._ending = False
         self._ended = False  # the thread has, or will never begin
-        self._opened: tuple[JobBook, KeyBook] | None = None
+        self._opened: tuple[JobStore, KeyStore] | None = None
         self._read = False
         self._away = ""
         self._records = dict[str, KeyRecord]()
@@ -102,7 +102,7 @@ class Books:
                 raise UnavailableError(self.unread)
             await asyncio.sleep(LOOK_S)
 
-    async def write(self, act: Callable[[JobBook], T]) -> T:
+    async def write(self, act: Callable[[JobStore], T]) -> T:
         """Have the thread do something, and wait for it.
 
         Raises:
@@ -149,7 +149,7 @@ class Books:
         """
         if self._opened is None:
             log = self._open_log()
-            jobs, keys = JobBook(log, self._clock), KeyBook(log, self._clock)
+            jobs, keys = JobStore(log, self._clock), KeyStore(log, self._clock)
             self._opened = jobs, keys
         jobs, keys = self._opened
         if self._read:
@@ -184,7 +184,7 @@ class Books:
         else:
             asked.set_result(done)
 
-    def _book(self) -> JobBook:
+    def _book(self) -> JobStore:
         if self._opened is None or not self._read:
             raise UnavailableError(self.unread)
         return self._opened[0]

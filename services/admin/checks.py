@@ -127,7 +127,7 @@ class Servers:
     def _redis(self) -> str:
         if self._board is None:
             self._board = self._outside.open_board(_NOBODY)
-        self._board.get_standing()
+        self._board.get_leader_status()
         return ""
 
     def _storage(self) -> str:

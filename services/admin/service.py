@@ -10,16 +10,16 @@ from common.api.prices import market_of, minimum_billing_s
 from common.errors import NotFoundError, OutsideError, UserError
 from common.jobs.check import PATIENCE_S
 from common.telemetry.metrics.api import ApiMetrics, ShownJob
-from common.telemetry.metrics.serving import Pulse
+from common.telemetry.metrics.serving import Watchdog
 from services.admin.books import Books
 from services.admin.checks import Checks, Servers
+from services.admin.limiter import Limiter
 from services.admin.live.follower import Sources
 from services.admin.live.followers import Followers
-from services.admin.live.job_answer import Heads
+from services.admin.live.job_answer import JobHeaderCache
 from services.admin.middleware.limits import Streams
 from services.admin.pricing import PriceDesk
 from services.admin.simulating import Simulations
-from services.admin.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from common.api.keys import Keys
     from common.config.servers import Outside
     from common.config.settings import Settings
-    from common.jobs.store import JobBook, JobRecord
+    from common.jobs.store import JobRecord, JobStore
     from common.ports.servers import Log
     from common.topics.table import Unreadable
 
@@ -56,16 +56,16 @@ class Service:
         self.outside = outside
         self.clock = clock
         self.ending = threading.Event()  # set when streams of events should come to their end
-        self.heads = Heads()
+        self.heads = JobHeaderCache()
         self.simulations = Simulations(outside.settings.api_simulate_s)
         self.prices = PriceDesk(outside.settings, clock)
-        self.models = Turns("reading a model", MODELS_AT_ONCE, READ_S)
-        self.histories = Turns("reading a job", HISTORIES_AT_ONCE, READ_S)
-        self.tasks = Turns("checking a task", TASKS_AT_ONCE, CHECK_S)
-        self.questions = Turns("asking for a plan", QUESTIONS_AT_ONCE, ASK_S)
+        self.models = Limiter("reading a model", MODELS_AT_ONCE, READ_S)
+        self.histories = Limiter("reading a job", HISTORIES_AT_ONCE, READ_S)
+        self.tasks = Limiter("checking a task", TASKS_AT_ONCE, CHECK_S)
+        self.questions = Limiter("asking for a plan", QUESTIONS_AT_ONCE, ASK_S)
         self.streams = Streams(outside.settings.api_streams)
         self.metrics = ApiMetrics(lambda: self.streams.open, self._shown_jobs)
-        self.pulse = Pulse(what="the event loop")
+        self.watchdog = Watchdog(what="the event loop")
         self._lock = threading.Lock()
         self._log: Log | None = None
         self._books = Books(self.log, clock)
@@ -136,7 +136,7 @@ class Service:
         """
         await self._books.ready()
 
-    async def write(self, act: Callable[[JobBook], T]) -> T:
+    async def write(self, act: Callable[[JobStore], T]) -> T:
         """Do something with the jobs topic; what it changed is in `jobs` when it returns.
 
         Raises:

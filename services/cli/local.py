@@ -6,7 +6,7 @@ import os
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.api.keys import KeyBook
+from common.api.keys import KeyStore
 from common.embedded.redis import free_port
 from common.embedded.services import Service
 from common.errors import UserError
@@ -43,9 +43,9 @@ def open_page(settings: Settings, logs: Path, name: str, role: Role, port: int =
 
     Raises:
         ConflictError: If there is a key of this name.
-        UnavailableError: If Kafka is away.
+        UnavailableError: If Kafka is unavailable.
     """
-    with closing(KeyBook(open_log(settings, "key"))) as book:
+    with closing(KeyStore(open_log(settings, "key"))) as book:
         key, _ = book.create(name, role)
     own = settings.model_copy(update={"api_host": "127.0.0.1", "api_port": port or free_port()})
     service = Service("admin", "admin-1", own, logs, forks=True)

@@ -59,7 +59,7 @@ def _parts(
     logger, settings = process.logger, process.settings
     exchange = closed_after.enter_context(closing(boards.exchange()))
     spans = closed_after.enter_context(closing(SharedSpans(log)))
-    steps = Supervisor(None, process.pulses, logger, threads=STEPS)
+    steps = Supervisor(None, process.watchdogs, logger, threads=STEPS)
     closed_after.callback(steps.close, END_S)
     replies = ReplyReader(boards.replies(process.name), logger)
     streams = StreamWatch(log, boards.roster(), logger)

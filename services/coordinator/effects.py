@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from common.checkpoints.snapshot_file import Saved
+from common.checkpoints.snapshot_file import SnapshotFile
 from common.checkpoints.store import CheckpointStore
 from common.core import commands as do
 from common.core import events
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.commands import CoordinatorCommand
-    from common.core.messages import AuditRecord, ModelId, Opened, Standing, UpdateTrigger
+    from common.core.messages import AuditRecord, LeaderStatus, ModelId, Opened, UpdateTrigger
     from common.core.snapshots import Snapshot
     from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
     from common.ports.servers import Exchange
     from common.telemetry.logging import EventLogger
     from services.coordinator.leadership import News
-    from services.coordinator.measuring import Measuring
+    from services.coordinator.metrics_observer import MetricsObserver
     from services.coordinator.replica import Replica
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class Effects:
         self,
         replica: Replica,
         record: JobRecord,
-        measuring: Measuring,
+        measuring: MetricsObserver,
         *,
         lease_ttl_s: float,
         logger: EventLogger,
@@ -143,8 +143,8 @@ class Effects:
         self._outage = Outage(logger, "board")
         self._changes = Changes()
         self._times = StageTimes()
-        self._stated = False  # whether this leader has put its standing
-        self._standing: Standing | None = None  # what it says
+        self._stated = False  # whether this leader has put its status
+        self._leader_status: LeaderStatus | None = None  # what it says
         self._triggers = ""  # the stream that its triggers are in
         self._asked = False  # for the lease, since it was given back last
         self._may_ask = True  # for the lease; else it waits until there may be another candidate
@@ -157,7 +157,7 @@ class Effects:
         self._ending: _Ending | None = None
         self._tell_at = 0.0
         self._copy = b""
-        self._unpublished: tuple[Saved, bool] | None = None  # and whether it is a checkpoint
+        self._unpublished: tuple[SnapshotFile, bool] | None = None  # and whether it is a checkpoint
 
     @property
     def unable(self) -> bool:
@@ -263,10 +263,10 @@ class Effects:
                 every = self._evaluation.every_updates if self._evaluation else 0
                 if every and model.version % every == 0:
                     self._offer()
-            case do.PutStanding(standing):
-                self._standing = standing
-                self._put_standing(standing)
-            case do.LookForWorkers():
+            case do.PutLeaderStatus(leader_status):
+                self._leader_status = leader_status
+                self._put_leader_status(leader_status)
+            case do.ReadHeartbeats():
                 self._exchange.alive(self._job, self._told(events.WorkersSeen), soon=not self.calm)
             case do.AskLease():
                 self._ask_lease()
@@ -277,7 +277,7 @@ class Effects:
                 self._copy = self.trainer.snapshot()
             case do.PublishSnapshot(snapshot, checkpoint):
                 earlier = self._unpublished is not None and self._unpublished[1]
-                self._unpublished = (Saved(snapshot, self._copy), checkpoint or earlier)
+                self._unpublished = (SnapshotFile(snapshot, self._copy), checkpoint or earlier)
                 self._publish()
             case do.DeadLetterRecords(skipped):
                 self._letters.add(skipped)
@@ -322,12 +322,12 @@ class Effects:
             reason="in the stream of before are triggers of a later leader, or forged ones",
         )
         self._board.post_trigger(trigger, self._triggers)
-        if self._standing is not None:
-            self._put_standing(self._standing)
+        if self._leader_status is not None:
+            self._put_leader_status(self._leader_status)
 
-    def _put_standing(self, standing: Standing) -> None:
-        said = msgspec.structs.replace(standing, triggers=self._triggers)
-        self._exchange.put_standing(self._job, said, self._told(Stood), soon=not self.calm)
+    def _put_leader_status(self, leader_status: LeaderStatus) -> None:
+        said = msgspec.structs.replace(leader_status, triggers=self._triggers)
+        self._exchange.put_leader_status(self._job, said, self._told(Stood), soon=not self.calm)
 
     @property
     def trainer(self) -> Trainer:
@@ -361,7 +361,7 @@ class Effects:
         if self._ending is not None:
             return  # it only keeps others from beginning before the end is written down
         if self._changes("lease", held) and not held:
-            self._log.info("stands_by")
+            self._log.info("standby")
         if held and self._role == "standby":
             self._may_ask = self._replica.candidates.enter(self._job, self._wake)
             if not self._may_ask:
@@ -426,12 +426,12 @@ class Effects:
     def _begin(self, epoch: int, snapshot: Snapshot) -> None:
         self._role, self._make_trainer = "leader", None
         self._log = self._log.bind(epoch=epoch)
-        self._log.info("leads", version=snapshot.made.version)
-        self._stated, self._standing, self._triggers = False, None, ""
+        self._log.info("leader_elected", version=snapshot.made.version)
+        self._stated, self._leader_status, self._triggers = False, None, ""
         self.leadership.begin(epoch, snapshot, len(self.trainer.weights()) // 4)
 
     def _step_down(self, reason: str) -> None:
-        self._log.warning("steps_down", reason=reason)
+        self._log.warning("leadership_lost", reason=reason)
         self._log = self._log.try_unbind("epoch")
         self._unpublished = None
         self._stand_by()

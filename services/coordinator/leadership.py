@@ -12,7 +12,7 @@ from secrets import randbits
 from time import time
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from common.checkpoints.snapshot_file import Stored
+from common.checkpoints.snapshot_file import FoundSnapshot
 from common.core import events
 from common.core.messages import AuditRecord, Reply, unused_number
 from common.core.spans import LogPosition, Partition
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
     from common.telemetry.logging import EventLogger
-    from services.coordinator.measuring import Measuring
+    from services.coordinator.metrics_observer import MetricsObserver
     from services.coordinator.replica import Replica
     from services.coordinator.snapshots import SnapshotStore
     from services.coordinator.tails import RawRecords
@@ -60,7 +60,7 @@ READ_S = 0.5
 
 
 class Stood(NamedTuple):
-    """A standing was put on the board."""
+    """A leader's status was put on the board."""
 
     replaced: bool  # an earlier one
 
@@ -93,7 +93,7 @@ class Leadership:
         replica: Replica,
         record: JobRecord,
         store: SnapshotStore,
-        measuring: Measuring,
+        measuring: MetricsObserver,
         logger: EventLogger,
         wake: Callable[[], None],
     ) -> None:
@@ -112,7 +112,7 @@ class Leadership:
         self._updates = Partition(updates_topic(self._job), 0)
         self._control = Partition(control_topic(self._job), 0)
         self._tails = list[TopicTail]()
-        self._found = dict[tuple[int, int, int], Stored]()  # by rank
+        self._found = dict[tuple[int, int, int], FoundSnapshot]()  # by rank
         self._found_in: events.Source = "hot"
 
     # --- what is heard -----------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Leadership:
             unreadable=self._store.unreadable if source == "genesis" else "",
         )
 
-    def _snapshots(self, source: events.Source) -> list[Stored]:
+    def _snapshots(self, source: events.Source) -> list[FoundSnapshot]:
         match source:
             case "hot":
                 return self._store.hot()
@@ -216,7 +216,7 @@ class Leadership:
         return ""
 
     def _lost(
-        self, found: Iterable[Stored], ids: Mapping[str, str]
+        self, found: Iterable[FoundSnapshot], ids: Mapping[str, str]
     ) -> dict[tuple[int, int, int], str]:
         """Of which snapshots the control or the updates topic lost records, and which, by rank.
 
@@ -253,7 +253,7 @@ class Leadership:
             ("control", self._control, snapshot.control),
         )
 
-    def _agreed(self, found: Iterable[Stored]) -> dict[tuple[Partition, str, int], int]:
+    def _agreed(self, found: Iterable[FoundSnapshot]) -> dict[tuple[Partition, str, int], int]:
         """How far the job's own topics are what snapshots know of them, by topic id and epoch.
 
         The highest position of each says it of the lower ones, too, and mostly there is but one.

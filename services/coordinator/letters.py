@@ -91,7 +91,7 @@ def write(letters: Iterable[Letter], writer: Writer, timeout_s: float) -> bool:
     Raises:
         DeliveryError: If a letter cannot be delivered, not even its address.
         UnknownTopicError: If its topic does not exist.
-        UnavailableError: If the broker is away.
+        UnavailableError: If the broker is unavailable.
     """
     waiting = letters
     while True:

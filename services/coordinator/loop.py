@@ -13,7 +13,7 @@ from common.core.coordinator import Coordinator
 from common.core.settings import CoordinatorSettings
 from common.errors import DeliveryError, OutsideError
 from services.coordinator.effects import Effects
-from services.coordinator.measuring import Measuring
+from services.coordinator.metrics_observer import MetricsObserver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ class JobCoordinator:
         self._stopping = False  # nobody begins to lead a job that is gone
         self._gave_up = False  # after faults in a row: whoever resumes it begins anew
         followed = replica.metrics.follow(self.job, self._checkpoint_age_s)  # until `close`
-        self._measuring = Measuring(first.spec, followed, replica.tracer)
+        self._measuring = MetricsObserver(first.spec, followed, replica.tracer)
         self._effects = Effects(
             replica,
             first,
@@ -134,8 +134,8 @@ class JobCoordinator:
     def _due(self) -> float:
         """When the next turn is at the latest."""
         effects, due = self._effects, self._machine.due()
-        standing = self._measuring.standing
-        idle = standing is not None and not standing.live and not standing.waiting
+        leader_status = self._measuring.leader_status
+        idle = leader_status is not None and not leader_status.live and not leader_status.waiting
         effects.calm = idle and not self._machine.finished
         if (idle or effects.stands_by) and due < inf:
             due = ceil(due / GRID_S) * GRID_S

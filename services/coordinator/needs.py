@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from common.core.spread import JobDemand
 
 if TYPE_CHECKING:
-    from common.core.messages import Positions, Standing
+    from common.core.messages import LeaderStatus, Positions
     from common.jobs.spec import JobSpec
 
 WINDOW_S = 60.0  # over which arrivals are averaged for people
@@ -59,23 +59,23 @@ class DemandMeter:
         self._number = 0
 
     def demand(
-        self, spec: JobSpec, standing: Standing, ends: Positions, now: float, *, runs: bool
+        self, spec: JobSpec, leader_status: LeaderStatus, ends: Positions, now: float, *, runs: bool
     ) -> JobDemand:
         """What the job needs now.
 
         Args:
             spec: As it is now.
-            standing: The leader's newest.
+            leader_status: The leader's newest.
             ends: Of all its partitions.
             now: Seconds that never go back.
             runs: Neither paused nor held.
         """
-        claimed = _between(self._first, standing.claimed)
+        claimed = _between(self._first, leader_status.claimed)
         arrived = _between(self._first, ends)
         unclaimed = max(arrived - claimed, 0)
-        self._measure(spec, standing.live, claimed, unclaimed, now)
-        backlog = backlog_of(spec, unclaimed, standing.waiting)
-        if not (runs and backlog) or standing.live:
+        self._measure(spec, leader_status.live, claimed, unclaimed, now)
+        backlog = backlog_of(spec, unclaimed, leader_status.waiting)
+        if not (runs and backlog) or leader_status.live:
             self._unserved_since = None
         elif self._unserved_since is None:
             self._unserved_since = now

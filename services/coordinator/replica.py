@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
-    from common.jobs.store import JobBook
+    from common.jobs.store import JobStore
     from common.ports.servers import Blobs, Boards, Exchange, Log
     from common.runtime.supervisor import Supervisor
     from common.telemetry.logging import EventLogger
@@ -29,7 +29,7 @@ class Replica:
     boards: Boards
     exchange: Exchange
     blobs: Blobs | None  # None without object storage
-    book: JobBook
+    book: JobStore
     metrics: CoordinatorMetrics
     tracer: Tracer
     logger: EventLogger  # bound to the replica

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 64  # replies that are taken at once
 WAIT_S = 0.5  # longest wait of one turn: how soon it notices that it is over
-AWAY_S = 0.2  # between attempts while the board is away
+AWAY_S = 0.2  # between attempts while the board is unavailable
 
 
 class ReplyReader:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.checkpoints.manifest import told
 from common.checkpoints.snapshot_file import (
-    Saved,
-    Stored,
+    FoundSnapshot,
+    SnapshotFile,
     from_bytes,
     from_store,
     in_hand,
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.coordinator import CoordinatorMetrics
 
-RETRY_S = 2.0  # between attempts while object storage is away
+RETRY_S = 2.0  # between attempts while object storage is unavailable
 
 
 class _Made(NamedTuple):
     """A snapshot that is to become a checkpoint, and when it was made."""
 
-    saved: Saved
+    saved: SnapshotFile
     at_s: float
 
 
@@ -93,14 +93,14 @@ class SnapshotStore:
 
     # --- what a candidate finds --------------------------------------------------------------
 
-    def hot(self) -> list[Stored]:
+    def hot(self) -> list[FoundSnapshot]:
         """Every hot snapshot that can be read whole.
 
         Raises:
             FutureFormatError: If a newer program wrote one.
-            UnavailableError: If the board is away: a better one might be there.
+            UnavailableError: If the board is unavailable: a better one might be there.
         """
-        found = list[Stored]()
+        found = list[FoundSnapshot]()
         for data in self._board.snapshots():
             try:
                 found.append(in_hand(from_bytes(data)))
@@ -108,12 +108,12 @@ class SnapshotStore:
                 self._log.warning("hot_snapshot_unreadable", reason=str(error))
         return found
 
-    def lasting(self) -> list[Stored]:
+    def lasting(self) -> list[FoundSnapshot]:
         """Every checkpoint, all but its weights; those that cannot be read are passed over.
 
         Raises:
             FutureFormatError: If a newer program wrote one.
-            UnavailableError: If object storage is away: a better one might be there.
+            UnavailableError: If object storage is unavailable: a better one might be there.
         """
         if self._checkpoints is None:
             return []
@@ -138,16 +138,16 @@ class SnapshotStore:
         reasons = (f"{told(name)}: {why}" for name, why in sorted(self._unreadable.items()))
         return f"there are checkpoints, but none to go on from ({'; '.join(reasons)})"
 
-    def first(self, positions: Positions) -> Stored:
+    def first(self, positions: Positions) -> FoundSnapshot:
         """What the job begins with, where nothing was learned yet.
 
         Raises:
             CorruptError: If it is to begin with another job's weights, and these are not what was
                 written.
-            UnavailableError: If object storage is away, which has these weights.
+            UnavailableError: If object storage is unavailable, which has these weights.
         """
         data = self._origin()
-        return Stored("version 0", genesis(positions, self._record.known), lambda: data)
+        return FoundSnapshot("version 0", genesis(positions, self._record.known), lambda: data)
 
     def _origin(self) -> bytes:
         origin = self._record.origin
@@ -178,11 +178,11 @@ class SnapshotStore:
 
     # --- what a leader leaves ----------------------------------------------------------------
 
-    def put(self, saved: Saved, *, checkpoint: bool) -> None:
+    def put(self, saved: SnapshotFile, *, checkpoint: bool) -> None:
         """Publish a snapshot; a checkpoint is uploaded later, the newest where several wait.
 
         Raises:
-            UnavailableError: If the board is away.
+            UnavailableError: If the board is unavailable.
         """
         if self._checkpoints is not None:
             with self._lock:
@@ -227,7 +227,9 @@ class SnapshotStore:
         try:
             self._write(made)
             self._outage.over()
-        except DollError as error:  # storage is away, or does not let us in: that may be mended
+        except (
+            DollError
+        ) as error:  # storage is unavailable, or does not let us in: that may be mended
             self._metrics.checkpoint_failed(self._record.spec.name)
             self._outage.met(error)
             with self._lock:  # the same one later, unless a newer one has come by then

@@ -1,7 +1,7 @@
 """Watches the ends of all jobs' logs: how much arrives and waits, and whether workers keep up.
 
 It tells metrics, and publishes what workers spread by (`common.core.spread`). Nothing here decides
-anything: where Kafka is away, there is nothing to tell until it is back.
+anything: where Kafka is unavailable, there is nothing to tell until it is back.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from services.coordinator.tails import missing
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from common.core.messages import LogPositions, Positions, Standing
+    from common.core.messages import LeaderStatus, LogPositions, Positions
     from common.core.spread import JobDemand
     from common.ports.servers import FoundTopic, Log, Roster
     from common.telemetry.logging import EventLogger
-    from services.coordinator.measuring import Measuring
+    from services.coordinator.metrics_observer import MetricsObserver
 
 PUBLISH_S = 1.0  # a fifth of the time after which a job is not heard of
 # Between looks at the ends of all jobs, those without work and workers included, and at what their
@@ -90,7 +90,7 @@ class _Watched:
         self,
         epoch: int,
         first: Positions,
-        measuring: Measuring,
+        measuring: MetricsObserver,
         lost: Callable[[str], None],
         seen: Callable[[events.StreamsSeen], None],
     ) -> None:
@@ -116,19 +116,19 @@ class _Watched:
         leads = self._measuring.saw_streams(self._epoch, figures)
         if known:
             self._ends = ends
-        standing = self._measuring.standing
+        leader_status = self._measuring.leader_status
         idle = figures is not None and not any(figures.lag.values())
-        self.calm = leads and idle and standing is not None and not standing.live
+        self.calm = leads and idle and leader_status is not None and not leader_status.live
 
     @property
-    def standing(self) -> Standing | None:
+    def leader_status(self) -> LeaderStatus | None:
         """The leader's newest."""
-        return self._measuring.standing
+        return self._measuring.leader_status
 
     def exist(self, found: Mapping[str, FoundTopic]) -> None:
         """Take in what its topics are: others, perhaps, or with other partitions."""
-        standing = self.standing
-        known = _places(standing)
+        leader_status = self.leader_status
+        known = _places(leader_status)
         own = found.keys() & {place.topic for place in self.first}
         for topic in sorted(own - {place.topic for place, at in known.items() if at.topic_id}):
             # Of a job that an older program took in only this process knows what its topics were.
@@ -143,13 +143,13 @@ class _Watched:
             del self.first[place]  # the topic was created anew, with fewer
         for place in there:
             self.first.setdefault(place, 0)
-        for place, openings in standing.opened.items() if standing is not None else ():
+        for place, openings in leader_status.opened.items() if leader_status is not None else ():
             if place in self.first:
                 self.first[place] = min(self.first[place], openings[-1].start)
 
     def compare(
         self,
-        standing: Standing,
+        leader_status: LeaderStatus,
         found: Mapping[str, FoundTopic],
         ends: Positions,
         parted: Mapping[Partition, int],
@@ -158,10 +158,10 @@ class _Watched:
         """See whether its streams are the logs that they were, and have partitions that it has not.
 
         Args:
-            standing: The leader's, of before the rest was asked.
+            leader_status: The leader's, of before the rest was asked.
             found: Its topics.
             ends: Of their partitions, and of the control topic.
-            parted: Where logs do not agree with the standing.
+            parted: Where logs do not agree with the leader's status.
             now: The time.
 
         Returns:
@@ -170,8 +170,8 @@ class _Watched:
         if self.control not in ends:
             return False
         suspected = dict[tuple[Partition, int], Parted]()
-        for place, known in _places(standing).items():
-            loss = _loss(place, known, standing, found.get(place.topic), ends, parted)
+        for place, known in _places(leader_status).items():
+            loss = _loss(place, known, leader_status, found.get(place.topic), ends, parted)
             if loss is not None:
                 suspected[place, loss.generation] = loss
         self._parted_since = {each: self._parted_since.get(each, now) for each in suspected}
@@ -181,7 +181,7 @@ class _Watched:
             if loss.recreated or now >= self._parted_since[each] + SURE_S
         }
         there = {place: found[place.topic].topic_id for place in self.first if place.topic in found}
-        clean = not suspected and standing.claimed.keys() >= there.keys()
+        clean = not suspected and leader_status.claimed.keys() >= there.keys()
         if not (clean and self.calm and self._told_clean):
             self._told_clean = clean and self.calm
             number, settled = unused_number(time(), randbits(12)), len(sure) == len(suspected)
@@ -190,11 +190,11 @@ class _Watched:
 
     def demand(self, now: float) -> JobDemand | None:
         """What the job needs; None as long as that is not known."""
-        standing, metrics = self._measuring.standing, self._measuring.metrics
-        if standing is None or self._ends is None:
+        leader_status, metrics = self._measuring.leader_status, self._measuring.metrics
+        if leader_status is None or self._ends is None:
             return None
         runs = not (metrics.paused or metrics.held)
-        return self._meter.demand(self._measuring.spec, standing, self._ends, now, runs=runs)
+        return self._meter.demand(self._measuring.spec, leader_status, self._ends, now, runs=runs)
 
     @property
     def _way_out(self) -> str:
@@ -205,15 +205,15 @@ class _Watched:
         )
 
     def _figures(self, ends: Positions, now: float) -> StreamFigures:
-        spec, standing = self._measuring.spec, self._measuring.standing
+        spec, leader_status = self._measuring.spec, self._measuring.leader_status
         records = by_stream(self.first, ends)
         arrivals_per_s = self._arrivals.add(sum(records.values()), now)
-        if standing is None:
+        if leader_status is None:
             return StreamFigures(records, {}, arrivals_per_s)
-        claimed = by_stream(self.first, standing.claimed)
+        claimed = by_stream(self.first, leader_status.claimed)
         sufficient, necessary = ratios(
             arrivals_per_s,
-            standing.live,
+            leader_status.live,
             (spec.batch_size, spec.group_size),
             self._measuring.gradient_s,
         )
@@ -221,20 +221,20 @@ class _Watched:
         return StreamFigures(records, lag, arrivals_per_s, sufficient, necessary)
 
 
-def _places(standing: Standing | None) -> LogPositions:
+def _places(leader_status: LeaderStatus | None) -> LogPositions:
     """What is known of the logs that a job reads."""
-    if standing is None:
+    if leader_status is None:
         return {}
     return {
-        place: standing.known.get(place, LogPosition(claimed))
-        for place, claimed in standing.claimed.items()
+        place: leader_status.known.get(place, LogPosition(claimed))
+        for place, claimed in leader_status.claimed.items()
     }
 
 
 def _loss(
     place: Partition,
     known: LogPosition,
-    standing: Standing,
+    leader_status: LeaderStatus,
     topic: FoundTopic | None,
     ends: Positions,
     parted: Mapping[Partition, int],
@@ -242,13 +242,13 @@ def _loss(
     """How a partition's log is not any more the one that is known; None where it is."""
     if topic is None:
         return None  # told otherwise, if it stays so
-    generation = standing.generation(place)
+    generation = leader_status.generation(place)
     if known.topic_id and topic.topic_id not in {"", known.topic_id}:
         start = LogPosition(0, topic.topic_id)
         return Parted(generation, start, ends.get(place, 0), recreated=True)
     if place not in ends:
         return None
-    end, claimed = ends[place], standing.claimed.get(place, 0)
+    end, claimed = ends[place], leader_status.claimed.get(place, 0)
     if place not in parted and end >= claimed:
         return None
     start = known._replace(offset=min(parted.get(place, end), end, known.offset))
@@ -282,7 +282,7 @@ class StreamWatch:
         job: str,
         epoch: int,
         first: Positions,
-        measuring: Measuring,
+        measuring: MetricsObserver,
         lost: Callable[[str], None],
         seen: Callable[[events.StreamsSeen], None],
     ) -> None:
@@ -330,8 +330,10 @@ class StreamWatch:
 
         Two requests for all of them, and one more where a log has records of a new leader epoch.
         """
-        standings = [each.standing for each in watched]  # before all else: logs only grow since
-        places = [_places(standing) for standing in standings]
+        leader_statuses = [
+            each.leader_status for each in watched
+        ]  # before all else: logs only grow since
+        places = [_places(leader_status) for leader_status in leader_statuses]
         partitions = {partition for each in watched for partition in each.first}
         topics = {partition.topic for partition in partitions}
         partitions |= {partition for known in places for partition in known}
@@ -344,7 +346,7 @@ class StreamWatch:
             return
         ends = {place: position.offset for place, position in positions.items()}
         self._saw(watched, ends, now)
-        self._compare(watched, standings, found, positions, now)
+        self._compare(watched, leader_statuses, found, positions, now)
 
     def _away(self, watched: list[_Watched], error: DollError, now: float) -> None:
         self._outage.met(error)
@@ -360,14 +362,14 @@ class StreamWatch:
     def _compare(
         self,
         watched: list[_Watched],
-        standings: list[Standing | None],
+        leader_statuses: list[LeaderStatus | None],
         found: Mapping[str, FoundTopic],
         positions: LogPositions,
         now: float,
     ) -> None:
         """Tell each job whether its logs are still what its leader knows of them."""
         ends = {place: position.offset for place, position in positions.items()}
-        places = [_places(standing) for standing in standings]
+        places = [_places(leader_status) for leader_status in leader_statuses]
         places = [{p: at for p, at in known.items() if p in ends} for known in places]
         together: LogPositions = {}
         for known in places:  # most jobs that read a partition stand at its end
@@ -377,7 +379,7 @@ class StreamWatch:
             parted = self._source.agrees(together, positions)
         except DollError:
             parted, together = {}, {}  # perhaps of one of them nobody can tell now
-        for each, standing, known in zip(watched, standings, places, strict=True):
+        for each, leader_status, known in zip(watched, leader_statuses, places, strict=True):
             try:
                 if known.items() <= together.items():
                     own = parted
@@ -387,7 +389,7 @@ class StreamWatch:
                 self._outage.met(error)
                 continue
             each.exist(found)
-            if standing is not None and each.compare(standing, found, ends, own, now):
+            if leader_status is not None and each.compare(leader_status, found, ends, own, now):
                 self._looked_at = -inf
 
     def _look_for_topics(self, watched: _Watched, ends: Positions) -> None:

@@ -28,7 +28,7 @@ from common.telemetry.logging import Outage
 from common.topics.names import updates_topic
 from common.topics.read import identified
 from common.wire import messages as wire
-from services.evaluator.judging import Judge, Pace
+from services.evaluator.evaluation_runner import EvaluationRunner, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 READ_RECORDS = 1000
 GATHERED = 100  # updates read at once: where there are more there is a next turn at once
-AWAY_S = 0.5  # between attempts while a server is away
+AWAY_S = 0.5  # between attempts while a server is unavailable
 FLUSH_S = 5.0
 
 
@@ -106,7 +106,7 @@ class JobEvaluator:
         self._last: ModelId | None = None  # judged last
         self._look_at = 0.0  # when to look at the board again
         self._writer: Writer | None = None  # until there is something to tell
-        self._judge: Judge | None = None
+        self._judge: EvaluationRunner | None = None
         self._metrics.follow(self._job, record.spec.streams)
 
     def turn(self) -> float | None:
@@ -146,7 +146,7 @@ class JobEvaluator:
         """Read, judge, tell; how many updates were read, None where there is nothing left to do.
 
         Raises:
-            UnavailableError: If a server is away.
+            UnavailableError: If a server is unavailable.
         """
         over = self._look(stopped=stopped)
         if over and self._offer is None and self._judge is None:
@@ -166,7 +166,7 @@ class JobEvaluator:
         """Fetch what is offered, if it is news; whether nothing more will be.
 
         Raises:
-            UnavailableError: If the board is away.
+            UnavailableError: If the board is unavailable.
         """
         if not stopped and monotonic() < self._look_at:
             return False
@@ -256,9 +256,9 @@ class JobEvaluator:
         else:
             judge.go_on(self._track.after(judge.name), last=last)
 
-    def _made_judge(self) -> Judge:
+    def _made_judge(self) -> EvaluationRunner:
         if self._judge is None:
-            self._judge = Judge(
+            self._judge = EvaluationRunner(
                 self._record.spec,
                 self._evaluation,
                 self._settings,

@@ -16,11 +16,11 @@ from common.errors import BrokenWriterError, NotFoundError, UnavailableError, Us
 from common.provisioning import commands as do
 from common.provisioning import events
 from common.provisioning.provisioner import Provisioner
-from common.provisioning.records import Ended, Ordered, Planned, Settled, Started
+from common.provisioning.records import Ended, LaunchRequested, Planned, Settled, Started
 from common.telemetry.logging import Outage
 from common.topics.names import plans_topic
 from common.wire.plans import encode_plan
-from services.provisioner.desk import Desk
+from services.provisioner.provider_thread import ProviderThread
 from services.provisioner.settings import provisioner_settings
 from services.provisioner.topics import JobTopics
 
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 LEASE = "{job}~provisioning"  # no job's name has a ~, so this board is nobody's else
 LONGEST_WAIT_S = 0.5  # between looks at how far the plans and the streams go, and reports
-AWAY_S = 0.5  # between attempts while Kafka is away
+AWAY_S = 0.5  # between attempts while Kafka is unavailable
 FLUSH_S = 5.0
 # Between reports for scrapes, which come every 5 s or more; one counts all machines that run.
 REPORT_S = 1.0
 _LOGGED: dict[type, tuple[str, tuple[str, ...]]] = {  # the event of a record, and its fields
     Planned: ("planned", ("spot", "on_demand", "why", "reason")),
-    Ordered: ("machine_ordered", ("launch", "slot", "pool", "worker")),
+    LaunchRequested: ("machine_ordered", ("launch", "slot", "pool", "worker")),
     Started: ("machine_started", ("launch", "machine")),
     Ended: ("machine_ended", ("launch", "cause", "detail")),
     Settled: ("settled", ("spent_usd", "why")),
@@ -118,7 +118,7 @@ class JobProvisioner:
         asked = record.spec.provisioning
         rented = market.of_type(asked.instance_type) if asked is not None else market
         openers = replica.openers(rented, self._job)
-        self._desk = Desk(*openers, self._tell_desk, logger=self._log, fail=self._fail)
+        self._desk = ProviderThread(*openers, self._tell_desk, logger=self._log, fail=self._fail)
 
     def turn(self) -> float | None:
         """Take in what has happened, decide what is due.
@@ -223,7 +223,7 @@ class JobProvisioner:
             case do.TookCharge(term):
                 self._log.info("provisions", term=term)
             case do.StepDown(reason):
-                self._log.warning("steps_down", reason=reason)
+                self._log.warning("leadership_lost", reason=reason)
             case do.Finish(reason):
                 self._log.info("provisioning_finished", reason=reason)
 

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from common.config.market_file import Market, SpotPool
     from common.jobs.store import JobRecord
 
-# How often the lender is looked at: processes are there to be watched, and cost nothing to list;
+# How often the provider is looked at: processes are there to be watched, and cost nothing to list;
 # Amazon lets an account ask some times a second, for all its jobs together.
 _LOOK_S = {"process": 0.5, "ec2": 5.0}
 _PRICES_S = {"process": 1.0, "ec2": 60.0}
 _REVIEWED_S = {"process": 2.0, "ec2": 30.0}
-# Longer than a provisioner that lives may be silent; its lender's calls are made by another thread.
+# Longer than a provisioner that lives may be silent: another thread calls its provider.
 _LEASE_TTL_S = {"process": 3.0, "ec2": 10.0}
 
 

@@ -45,7 +45,7 @@ class Topic:
         """Read what is new, without waiting.
 
         Raises:
-            UnavailableError: If Kafka is away.
+            UnavailableError: If Kafka is unavailable.
             TruncatedError: If the topic lost records, or was created anew: what was read of it is
                 worth nothing any more.
             FutureFormatError: If a newer program wrote a record.
@@ -83,7 +83,7 @@ class JobTopics:
         on_ready: Called when there may be something new.
 
     Raises:
-        UnavailableError: If Kafka is away.
+        UnavailableError: If Kafka is unavailable.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class JobTopics:
         """What is new.
 
         Raises:
-            UnavailableError: If Kafka is away.
+            UnavailableError: If Kafka is unavailable.
             TruncatedError: If one of them lost records, or was created anew: begin afresh.
             FutureFormatError: If a newer program wrote a record.
         """

@@ -17,7 +17,7 @@ import torch
 from common.core.messages import WorkerId
 from common.errors import UnavailableError
 from common.jobs.spec import BUILT_IN_TASKS
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.learning.gradients import resolve_device
 from common.runtime.connect import open_boards, open_log, open_notices, open_tracer
 from common.runtime.service import command_line, freeze_imports, run
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.ports.servers import Boards, Log
     from common.runtime.service import ServiceProcess
-    from common.telemetry.metrics.serving import Pulse
+    from common.telemetry.metrics.serving import Watchdog
 
 SELECTED_S = 0.05  # between looks whether there is a job by now
 
@@ -64,32 +64,32 @@ def _work(only: str, process: ServiceProcess) -> None:
     notices = open_notices(settings)
     if notices is not None:  # a notice that stands already keeps the worker from joining
         NoticeWatch(notices, process.stopping, settings.on_rebalance, process.logger).start()
-    metrics, pulse = WorkerMetrics(), process.pulses.begin("the main loop")
+    metrics, watchdog = WorkerMetrics(), process.watchdogs.begin("the main loop")
     process.serve_metrics(metrics.meters)
     with closing(open_tracer(settings, process.service, process.name)) as tracer:
         if settings.device:
             resolve_device(settings.device)  # one that is not here makes no sense for any job
         freeze_imports()
-        log = _opened(process, pulse)
+        log = _opened(process, watchdog)
         if log is None:
             return
         boards = open_boards(settings)
         selector = JobSelector(
             Worker(process.name, only, (*BUILT_IN_TASKS, *settings.tasks)),
-            JobBook(log),
+            JobStore(log),
             boards.roster(),
             metrics,
             process.logger,
             random.SystemRandom().random,
         )
-        observers = Observers(metrics, tracer, process.pulses, pulse)
+        observers = Observers(metrics, tracer, process.watchdogs, watchdog)
         faults = list[BaseException]()
         thread = threading.Thread(
             target=_select, args=(selector, process.stopping, faults), name="jobs", daemon=True
         )
         thread.start()
         while not process.stopping.is_set():
-            pulse.beat()
+            watchdog.beat()
             job = selector.selected()
             if job is None:
                 process.stopping.wait(SELECTED_S)
@@ -136,11 +136,11 @@ def _work_for(
         gc.collect()  # the model: objects that name each other may hold on to it for minutes
 
 
-def _opened(process: ServiceProcess, pulse: Pulse) -> Log | None:
+def _opened(process: ServiceProcess, watchdog: Watchdog) -> Log | None:
     """Kafka; None where the process is told to end before it can be had."""
     outage = Outage(process.logger, "kafka")
     while not process.stopping.is_set():
-        pulse.beat()
+        watchdog.beat()
         try:
             log = open_log(process.settings, process.name)
         except UnavailableError as error:

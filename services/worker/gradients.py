@@ -11,8 +11,8 @@ from bisect import bisect_left
 from time import perf_counter, time
 from typing import TYPE_CHECKING
 
+from common.core.assignments import Assignments
 from common.core.messages import MOST_TRACEBACK, Failed, Gradient
-from common.core.orders import Orders
 from common.errors import CorruptError, ExpiredError, OutsideError, UnavailableError, UserError
 from common.learning.errors import NotFiniteError, Origin, TaskError, WrongTaskError
 from common.learning.fields import Columns, concatenate
@@ -21,14 +21,14 @@ from common.telemetry.logging import Outage, StageTimes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from common.core.assignments import Compute
     from common.core.messages import Batch, FailedReason, ModelId, Reply, TriggerStream, WorkerId
-    from common.core.orders import Compute
     from common.core.spans import Span
     from common.learning.codecs import Codec
     from common.learning.gradients import GradientComputer
     from common.ports.servers import Board, Fetched, Log
     from common.telemetry.logging import EventLogger
-    from common.telemetry.metrics.serving import Pulse
+    from common.telemetry.metrics.serving import Watchdog
     from common.telemetry.metrics.worker import JobMeasures
     from services.worker.rows import BatchCache
     from services.worker.traces import BatchTraces
@@ -50,7 +50,7 @@ class _NoGradientError(Exception):
         self.traceback = traceback[-MOST_TRACEBACK:]
 
 
-class GradientDesk:
+class GradientLoop:
     """Carries out this worker's orders, one at a time.
 
     Args:
@@ -63,8 +63,8 @@ class GradientDesk:
         logger: Bound to job and worker.
         measures: Of the job.
         traces: Of its batches.
-        pulse: Of the thread that turns it.
-        wait: Waits so many seconds, less if the job ends; for when the board is away.
+        watchdog: Of the thread that turns it.
+        wait: Waits so many seconds, less if the job ends; for when the board is unavailable.
         round_began: Told when a trigger is heard.
         stream: Says where the leader's triggers are.
         topic_id: Says which topic a span was claimed of; see `Stream`.
@@ -82,7 +82,7 @@ class GradientDesk:
         logger: EventLogger,
         measures: JobMeasures,
         traces: BatchTraces,
-        pulse: Pulse,
+        watchdog: Watchdog,
         wait: Callable[[float], object],
         round_began: Callable[[], None],
         stream: Callable[[], TriggerStream],
@@ -98,12 +98,12 @@ class GradientDesk:
         self._log = logger
         self._measures = measures
         self._traces = traces
-        self._pulse = pulse
+        self._watchdog = watchdog
         self._wait = wait
         self._round_began = round_began
         self._stream = stream
         self._topic_id = topic_id
-        self._orders = Orders(worker)
+        self._orders = Assignments(worker)
         self._lock = threading.Lock()  # guards the orders
         self._loaded: ModelId | None = None
         self._board_outage = Outage(logger, "board")
@@ -113,7 +113,7 @@ class GradientDesk:
 
     def turn(self) -> None:
         """One turn of the loop: hear what is new, carry out one order."""
-        self._pulse.beat()
+        self._watchdog.beat()
         self._listen(0.0 if len(self._orders) else LISTEN_S)
         heard_s = self._heard_s
         with self._lock:
@@ -149,9 +149,9 @@ class GradientDesk:
             finish: Whether there is time to finish the order under way.
         """
         with self._lock:
-            farewell, reply_to = self._orders.leave(finish=finish), self._orders.reply_to
-        if farewell is not None:
-            self._send(farewell, reply_to)
+            worker_leaving, reply_to = self._orders.leave(finish=finish), self._orders.reply_to
+        if worker_leaving is not None:
+            self._send(worker_leaving, reply_to)
 
     def close(self) -> None:
         """Let go of the reader."""
@@ -278,7 +278,7 @@ class GradientDesk:
             detail = f"{found} of the {there} records at {where} decode here; all of them did"
             raise _NoGradientError("raised", (batch,), detail)
         self._measures.read_back()
-        self._pulse.beat()  # there may be many, of which each takes seconds
+        self._watchdog.beat()  # there may be many, of which each takes seconds
         return concatenate(parts)
 
     def _check_log(self, span: Span, fetched: Fetched) -> None:

@@ -11,8 +11,8 @@ from common.core.settings import WorkerSettings
 from common.jobs.build import codec_of, task_of
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.tasks import build_model
-from common.telemetry.metrics.serving import Pulse
-from services.worker.gradients import GradientDesk
+from common.telemetry.metrics.serving import Watchdog
+from services.worker.gradients import GradientLoop
 from services.worker.rows import ArrivedRows, BatchCache
 from services.worker.stream import Stream
 from services.worker.traces import BatchTraces
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
     from common.ports.servers import Board, Log
     from common.telemetry.logging import EventLogger
-    from common.telemetry.metrics.serving import Pulses
+    from common.telemetry.metrics.serving import Watchdogs
     from common.telemetry.metrics.worker import WorkerMetrics
     from common.telemetry.tracing import Tracer
 
@@ -39,8 +39,8 @@ class Observers(NamedTuple):
 
     metrics: WorkerMetrics
     tracer: Tracer
-    pulses: Pulses
-    pulse: Pulse  # of the thread that reads streams, and waits for a job
+    watchdogs: Watchdogs
+    watchdog: Watchdog  # of the thread that reads streams, and waits for a job
 
 
 class JobWorker:
@@ -87,7 +87,7 @@ class JobWorker:
         cache = BatchCache(spec.memory_mib << 20)
         self._spec = spec
         self._observers = observers
-        self._pulse = Pulse(what="the gradient thread", limit_s=GRADIENT_STILL_S)
+        self._watchdog = Watchdog(what="the gradient thread", limit_s=GRADIENT_STILL_S)
         with ExitStack() as undo:
             measures = observers.metrics.work_for(spec.name, spec.streams)
             undo.callback(observers.metrics.forget)
@@ -110,7 +110,7 @@ class JobWorker:
                 hold=spec.on_preemption == "hold",
             )
             undo.callback(self._stream.close)
-            self._desk = GradientDesk(
+            self._desk = GradientLoop(
                 worker,
                 computer,
                 codec=codec,
@@ -120,7 +120,7 @@ class JobWorker:
                 logger=self._log,
                 measures=measures,
                 traces=traces,
-                pulse=self._pulse,
+                watchdog=self._watchdog,
                 wait=self._ended.wait,
                 round_began=self._stream.round_began,
                 stream=self._stream.triggers,
@@ -159,7 +159,7 @@ class JobWorker:
             raise self._fault
 
     def _turn(self) -> None:
-        self._observers.pulse.beat()
+        self._observers.watchdog.beat()
         self._stream.turn()
 
     def _follow(self, spec: JobSpec) -> None:
@@ -191,12 +191,12 @@ class JobWorker:
             self._desk.leave(finish=False)
 
     def _compute(self) -> None:
-        self._observers.pulses.watch(self._pulse)
+        self._observers.watchdogs.watch(self._watchdog)
         try:
             while not self._ended.is_set():
                 self._desk.turn()
         except BaseException as fault:  # noqa: BLE001 -- raised again by `run`, in the main thread
             self._fault = fault
         finally:
-            self._observers.pulses.end(self._pulse)
+            self._observers.watchdogs.end(self._watchdog)
             self._desk.close()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.jobs.spec import JobSpec
-    from common.jobs.store import JobBook, JobRecord
+    from common.jobs.store import JobRecord, JobStore
     from common.ports.servers import Roster
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.worker import WorkerMetrics
@@ -68,7 +68,7 @@ class JobSelector:
     def __init__(
         self,
         worker: Worker,
-        book: JobBook,
+        book: JobStore,
         roster: Roster,
         metrics: WorkerMetrics,
         logger: EventLogger,

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 POLL_RECORDS = 2000  # of one poll: a few milliseconds of decoding at most
 POLL_S = 0.05  # longest wait for records: how late a rebalance may be noticed
-BEAT_TTL_S = 1.2  # four beats: one lost and one late are no death
+HEARTBEAT_TTL_S = 1.2  # four beats: one lost and one late are no death
 FLUSH_S = 5.0  # for the last announcements when the worker leaves
 
 
@@ -174,7 +174,7 @@ class Stream:
             self._reader.close()
             if not self._writer.flush(FLUSH_S):
                 self._log.warning(
-                    "announcements_unsent", reason="Kafka is away; their records are free"
+                    "announcements_unsent", reason="Kafka is unavailable; their records are free"
                 )
 
     # --- what happens -------------------------------------------------------------------------
@@ -279,10 +279,10 @@ class Stream:
                 else:
                     self._reader.pause()
                     self._log.debug("reading_paused", reason=reason)
-            case do.Beat(status):
-                self._on_board(lambda: self._board.beat(self._id, status, BEAT_TTL_S))
-            case do.LookAtStanding():
-                self._on_board(self._look_at_standing)
+            case do.Heartbeat(status):
+                self._on_board(lambda: self._board.beat(self._id, status, HEARTBEAT_TTL_S))
+            case do.ReadLeaderStatus():
+                self._on_board(self._look_at_leader_status)
             case do.Forget(addresses):
                 self._cache.forget(addresses)
             case do.Commit(positions):
@@ -301,11 +301,11 @@ class Stream:
 
         self._writer.append(self._control.topic, wire.encode_claim(claim), on_delivered=delivered)
 
-    def _look_at_standing(self) -> None:
-        standing = self._board.get_standing()
-        # First the reports: an announcement that the standing has decided must be known as sent.
+    def _look_at_leader_status(self) -> None:
+        leader_status = self._board.get_leader_status()
+        # First the reports: a claim that the leader's status has decided must be known as sent.
         self._report_deliveries()
-        self._feed(events.StandingSeen(standing))
+        self._feed(events.LeaderStatusSeen(leader_status))
 
     def _on_board(self, action: Callable[[], None]) -> None:
         try:

@@ -10,8 +10,8 @@ from common.core.messages import BatchReady, Failed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.core.assignments import Compute
     from common.core.messages import Claim, Gradient, WorkerId
-    from common.core.orders import Compute
     from common.telemetry.tracing import Tracer
 
 
@@ -71,7 +71,7 @@ class BatchTraces:
         """
         error = f"{reply.reason}: {reply.detail}" if isinstance(reply, Failed) else ""
         if not error and not sent:
-            error = "the board is away"
+            error = "the board is unavailable"
         for batch in compute.batches:
             trace = self._tracer.trace(self._job, batch.address)
             if trace is not None:

@@ -10,7 +10,7 @@ import redis
 
 from common.adapters.redis.board import RedisBoard
 from common.adapters.redis.exchange import RedisBoards
-from common.core.messages import Standing, TriggerId, WorkerId
+from common.core.messages import LeaderStatus, TriggerId, WorkerId
 from common.core.spans import Partition
 from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
 
@@ -62,10 +62,10 @@ class _InMemory:
 
     def litter(self, garbage: bytes) -> None:
         notices = self.redis.jobs[self.job]
-        notices.standing = garbage
+        notices.leader_status = garbage
         self.redis.replies[REPLICA] = [garbage]
         notices.triggers.setdefault("", {})[TriggerId(2**60, 1)] = garbage
-        notices.beats[WORKER] = (garbage.decode("latin-1"), float("inf"))
+        notices.heartbeats[WORKER] = (garbage.decode("latin-1"), float("inf"))
         notices.offered = garbage
 
     def lease_to(self, holder: str, lasts_s: float | None) -> None:
@@ -139,5 +139,7 @@ def replies(boards: Boards) -> Replies:
     return boards.replies(REPLICA)
 
 
-def standing(cpos: int) -> Standing:
-    return Standing(3, cpos, {PARTITION: 80}, cpos, 0, 2, {PARTITION: 70})
+def leader_status(control_position: int) -> LeaderStatus:
+    return LeaderStatus(
+        3, control_position, {PARTITION: 80}, control_position, 0, 2, {PARTITION: 70}
+    )

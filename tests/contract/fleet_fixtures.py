@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.fleet_lenders import Ec2Server
+from tests.contract.fleet_providers import Ec2Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

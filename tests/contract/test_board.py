@@ -15,11 +15,11 @@ import redis
 
 from common.adapters.redis.board import RedisBoard
 from common.core.messages import (
+    Assignment,
     Batch,
     Failed,
     Gradient,
     ModelId,
-    Order,
     TriggerId,
     UpdateTrigger,
     WorkerId,
@@ -27,9 +27,9 @@ from common.core.messages import (
 from common.core.spans import Span
 from common.errors import UnavailableError
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 from common.wire import messages as wire
-from tests.contract.board_fixtures import REPLICA, WORKER, Server, standing
+from tests.contract.board_fixtures import REPLICA, WORKER, Server, leader_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ def batch(offset: int) -> Batch:
 
 
 def trigger(epoch: int, number: int) -> UpdateTrigger:
-    return UpdateTrigger(TriggerId(epoch, number), MODEL, (Order(WORKER, (batch(7),)),))
+    return UpdateTrigger(TriggerId(epoch, number), MODEL, (Assignment(WORKER, (batch(7),)),))
 
 
 def failure(offset: int = 7, epoch: int = 3) -> Failed:
@@ -250,8 +250,8 @@ def test_a_waiting_call_does_not_hold_up_others_on_the_same_connections(
     with ThreadPoolExecutor() as pool:
         for_trigger = pool.submit(board.triggers, TriggerId(0, 0), LONG_S)
         for_reply = pool.submit(replies.pop, 10, LONG_S)
-        board.put_standing(standing(4))
-        assert board.get_standing() == standing(4)
+        board.put_leader_status(leader_status(4))
+        assert board.get_leader_status() == leader_status(4)
         assert not for_trigger.done()
         assert not for_reply.done()
         board.push_reply(failure(), REPLICA)
@@ -260,23 +260,23 @@ def test_a_waiting_call_does_not_hold_up_others_on_the_same_connections(
         assert for_trigger.result(LONG_S) == [trigger(3, 1)]
 
 
-# --- standing, liveness, lease -------------------------------------------------------------------
+# --- leader's status, liveness -------------------------------------------------------------------
 
 
-def test_the_newest_standing_is_read(board: Board) -> None:
-    assert board.get_standing() is None
-    board.put_standing(standing(4))
-    board.put_standing(standing(5))
-    assert board.get_standing() == standing(5)
+def test_the_newest_leader_status_is_read(board: Board) -> None:
+    assert board.get_leader_status() is None
+    board.put_leader_status(leader_status(4))
+    board.put_leader_status(leader_status(5))
+    assert board.get_leader_status() == leader_status(5)
 
 
-def test_whoever_puts_a_standing_learns_whether_one_was_there(server: Server) -> None:
+def test_whoever_puts_a_leader_status_learns_whether_one_was_there(server: Server) -> None:
     board = server.board()
-    assert not board.put_standing(standing(4))
-    assert board.put_standing(standing(5))
+    assert not board.put_leader_status(leader_status(4))
+    assert board.put_leader_status(leader_status(5))
     server.kill()
     server.restart()
-    assert not board.put_standing(standing(6))
+    assert not board.put_leader_status(leader_status(6))
 
 
 def test_a_worker_is_alive_until_its_beat_runs_out(board: Board) -> None:
@@ -437,7 +437,7 @@ def say_everything(board: Board) -> None:
     board.offer_model(MODEL, b"offered.")
     board.post_trigger(trigger(3, 1))
     board.put_unable("c2", "task x is not in DOLL_TASKS", LONG_S)
-    board.put_standing(standing(4))
+    board.put_leader_status(leader_status(4))
     board.beat(WORKER, "alive", LONG_S * 10)
     board.hold_lease("one", LONG_S * 10)
     board.put_snapshot(3, b"snapshot")
@@ -449,7 +449,7 @@ def hear_everything(board: Board) -> tuple[object, ...]:
         board.offered_model(),
         board.triggers(TriggerId(0, 0), 0),
         board.unable(),
-        board.get_standing(),
+        board.get_leader_status(),
         board.alive(),
         board.snapshots(),
     )
@@ -461,7 +461,7 @@ EVERYTHING = (
     (MODEL, b"offered."),
     [trigger(3, 1)],
     {"c2": "task x is not in DOLL_TASKS"},
-    standing(4),
+    leader_status(4),
     {WORKER: "alive"},
     [b"snapshot"],
 )
@@ -520,7 +520,7 @@ def test_a_server_that_was_killed_is_unavailable_and_works_again_after(server: S
 def test_a_reader_waiting_on_a_server_that_is_killed_hears_of_it(server: Server) -> None:
     with ThreadPoolExecutor() as pool:
         board = server.board()
-        board.put_standing(standing(4))
+        board.put_leader_status(leader_status(4))
         for_trigger = pool.submit(board.triggers, TriggerId(0, 0), LONG_S)
         replies = server.boards().replies(REPLICA)
         for_reply = pool.submit(replies.pop, 10, LONG_S)
@@ -552,7 +552,7 @@ def test_garbage_is_left_out_and_counted(server: Server, garbage: bytes) -> None
 
 def test_garbage_alone_does_not_end_a_wait(server: Server, replies: Replies) -> None:
     board = server.board()
-    board.put_standing(standing(4))
+    board.put_leader_status(leader_status(4))
     server.litter(b"garbage")
     with ThreadPoolExecutor() as pool:
         for_reply = pool.submit(replies.pop, 10, LONG_S)
@@ -566,7 +566,7 @@ def test_garbage_alone_does_not_end_a_wait(server: Server, replies: Replies) -> 
 
 def test_garbage_with_a_high_id_locks_nobody_out_of_another_stream(server: Server) -> None:
     board = server.board()
-    board.put_standing(standing(4))
+    board.put_leader_status(leader_status(4))
     server.litter(b"garbage")
     assert not board.post_trigger(trigger(3, 1))
     assert board.post_trigger(trigger(3, 1), "other")
@@ -578,10 +578,10 @@ def test_the_first_of_a_kind_is_logged_and_the_others_counted(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     board = server.board()
-    board.put_standing(standing(4))
+    board.put_leader_status(leader_status(4))
     server.litter(b"garbage")
     for _ in range(5):
-        board.get_standing()
+        board.get_leader_status()
     assert board.rejected == 5
     assert len(caplog.records) == 1
     assert "kind=standing" in caplog.text
@@ -670,7 +670,7 @@ def test_keys_of_another_type_are_garbage_too(embedded_redis: EmbeddedRedis) -> 
 
 
 def test_in_memory_beats_and_leases_run_out_by_the_clock_that_was_given() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     board = MemoryBoard(MemoryRedis(clock), "job")
     board.beat(WORKER, "alive", 2.0)
     assert board.hold_lease("one", 3.0)
@@ -688,7 +688,7 @@ def test_in_memory_a_failover_to_a_stale_copy_takes_the_latest_back() -> None:
     board = MemoryBoard(server, "job")
     say_everything(board)
     copy = server.copy()
-    board.put_standing(standing(9))
+    board.put_leader_status(leader_status(9))
     board.post_trigger(trigger(3, 2))
     for _ in range(2):  # a copy can be gone back to again
         server.kill()

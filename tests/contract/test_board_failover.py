@@ -14,7 +14,7 @@ from common.core.messages import ModelId, TriggerId, UpdateTrigger
 from common.embedded.redis import EmbeddedRedis
 from common.errors import OutsideError, UnavailableError
 from load.harness.proxy import Network
-from tests.contract.board_fixtures import WORKER, standing
+from tests.contract.board_fixtures import WORKER, leader_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,10 +93,10 @@ def board(server: EmbeddedRedis) -> Iterator[RedisBoard]:
 def test_a_server_that_refuses_for_a_while_is_away_and_then_works_again(
     board: RedisBoard, admin: redis.Redis, name: str
 ) -> None:
-    board.put_standing(standing(1))
+    board.put_leader_status(leader_status(1))
     REFUSALS[name].begin(admin)
     for attempt in (
-        lambda: board.put_standing(standing(2)),
+        lambda: board.put_leader_status(leader_status(2)),
         lambda: board.beat(WORKER, "alive", 60.0),
     ):
         with pytest.raises(UnavailableError, match="Redis"):
@@ -104,10 +104,10 @@ def test_a_server_that_refuses_for_a_while_is_away_and_then_works_again(
     REFUSALS[name].end(admin)
     board.beat(WORKER, "alive", 60.0)
     assert board.alive() == {WORKER: "alive"}
-    board.put_standing(standing(3))
-    found = board.get_standing()
+    board.put_leader_status(leader_status(3))
+    found = board.get_leader_status()
     assert found is not None
-    assert found.cpos == 3
+    assert found.control_position == 3
 
 
 @pytest.mark.redis
@@ -167,7 +167,7 @@ def test_a_server_that_evicts_whatever_it_likes_goes_on_being_written_to(
         board.put_snapshot(version, WEIGHTS)
         board.beat(WORKER, "alive", 60.0)
         assert board.post_trigger(UpdateTrigger(TriggerId(3, version + 1), ModelId(3, version), ()))
-        board.put_standing(standing(version))
+        board.put_leader_status(leader_status(version))
     assert admin.info("stats")["evicted_keys"] > 0
     admin.config_set("maxmemory", "0")
     board.put_model(ModelId(3, 40), WEIGHTS)
@@ -176,11 +176,11 @@ def test_a_server_that_evicts_whatever_it_likes_goes_on_being_written_to(
 
 @pytest.mark.redis
 def test_a_server_that_is_flushed_is_an_empty_one(board: RedisBoard, admin: redis.Redis) -> None:
-    board.put_standing(standing(1))
+    board.put_leader_status(leader_status(1))
     board.beat(WORKER, "alive", 60.0)
     admin.flushall()
     assert board.alive() == {}
-    assert not board.put_standing(standing(2))
+    assert not board.put_leader_status(leader_status(2))
     board.beat(WORKER, "alive", 60.0)
     assert board.alive() == {WORKER: "alive"}
 
@@ -192,7 +192,7 @@ def test_who_was_never_let_in_is_not_told_to_wait(
     _ask_for_a_password(admin)
     board = RedisBoard(server.url, JOB)
     with pytest.raises(OutsideError, match="DOLL_REDIS_PASSWORD") as told:
-        board.get_standing()
+        board.get_leader_status()
     assert not told.value.retriable
     admin.config_set("requirepass", "")
 

@@ -11,7 +11,7 @@ import redis
 from common.adapters.redis.board import RedisBoard
 from common.adapters.redis.exchange import RedisBoards
 from common.errors import UnavailableError
-from tests.contract.board_fixtures import WORKER, standing
+from tests.contract.board_fixtures import WORKER, leader_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,20 +49,20 @@ def test_every_call_is_answered_as_the_board_answers_it(
 ) -> None:
     for job in JOBS[::2]:
         boards.board(job).beat(WORKER, "alive", LONG_S)
-        boards.board(job).put_standing(standing(3))
+        boards.board(job).put_leader_status(leader_status(3))
         boards.board(job).hold_lease("another", LONG_S)
     told = {job: [_Told(), _Told(), _Told()] for job in JOBS}
 
     for job, (lease, stood, seen) in told.items():
         exchange.hold_lease(job, "one", LONG_S, lease.put, soon=soon)
-        exchange.put_standing(job, standing(4), stood.put, soon=soon)
+        exchange.put_leader_status(job, leader_status(4), stood.put, soon=soon)
         exchange.alive(job, seen.put, soon=soon)
 
     for number, job in enumerate(JOBS):
         there = number % 2 == 0
         expected = [not there, there, {WORKER: "alive"} if there else {}]
         assert [each.next() for each in told[job]] == expected
-        assert boards.board(job).get_standing() == standing(4)
+        assert boards.board(job).get_leader_status() == leader_status(4)
 
 
 def test_a_lease_is_held_prolonged_and_given_back(
@@ -77,7 +77,7 @@ def test_a_lease_is_held_prolonged_and_given_back(
     assert not other.hold_lease("two", LONG_S)
 
     exchange.release_lease("digits", "one")
-    exchange.put_standing("digits", standing(1), told.put, soon=True)
+    exchange.put_leader_status("digits", leader_status(1), told.put, soon=True)
     told.next()
 
     assert other.hold_lease("two", LONG_S)
@@ -89,11 +89,11 @@ def test_what_was_asked_last_is_what_stands_there_in_the_end(
 ) -> None:
     told = _Told()
     for number in range(50):
-        exchange.put_standing("digits", standing(number), told.put, soon=False)
+        exchange.put_leader_status("digits", leader_status(number), told.put, soon=False)
     exchange.alive("digits", told.put, soon=True)
     while told.next() != {}:
         pass
-    assert boards.board("digits").get_standing() == standing(49)
+    assert boards.board("digits").get_leader_status() == leader_status(49)
 
 
 def test_a_server_that_is_away_is_told_to_each_and_it_goes_on_afterwards(
@@ -125,10 +125,10 @@ def test_what_is_strange_in_one_job_is_nothing_to_the_others(
 
     for job in ("strange", "other", "digits"):
         exchange.alive(job, told.put, soon=False)
-        exchange.put_standing(job, standing(4), told.put, soon=False)
+        exchange.put_leader_status(job, leader_status(4), told.put, soon=False)
 
     assert [told.next() for _ in range(6)].count({}) == 3
-    assert RedisBoard(embedded_redis.url, "strange").get_standing() == standing(4)
+    assert RedisBoard(embedded_redis.url, "strange").get_leader_status() == leader_status(4)
     exchange.close()
     shared.close()
 
@@ -136,7 +136,7 @@ def test_what_is_strange_in_one_job_is_nothing_to_the_others(
 def test_what_waits_is_sent_before_it_ends(boards: Boards) -> None:
     exchange = boards.exchange()
     told = _Told()
-    exchange.put_standing("closing", standing(4), told.put, soon=False)
+    exchange.put_leader_status("closing", leader_status(4), told.put, soon=False)
 
     exchange.close()
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.errors import UnavailableError
-from common.ports.machines import LaunchOrder
-from tests.contract.fleet_lenders import (
+from common.ports.machines import LaunchRequest
+from tests.contract.fleet_providers import (
     NOWHERE,
     ON_DEMAND,
     SPOT,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.ports.machines import Fleet, Machine
-    from tests.contract.fleet_lenders import Ec2Server, Lender
+    from tests.contract.fleet_providers import Ec2Server, Provider
 
 pytest_plugins = ["tests.contract.fleet_fixtures"]
 
@@ -32,8 +32,8 @@ PATIENCE_S = 20.0  # no test of what must happen waits so long
 
 
 @pytest.fixture(params=["memory", "process", "ec2"])
-def lender(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lender]:
-    made: Lender
+def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Provider]:
+    made: Provider
     if request.param == "memory":
         made = Memory()
     elif request.param == "process":
@@ -45,14 +45,14 @@ def lender(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lender]:
 
 
 @pytest.fixture
-def fleet(lender: Lender) -> Iterator[Fleet]:
-    with closing(lender.fleet()) as fleet:
+def fleet(provider: Provider) -> Iterator[Fleet]:
+    with closing(provider.fleet()) as fleet:
         yield fleet
 
 
-def order(launch: int, pool: str = SPOT, token: str = "") -> LaunchOrder:
+def order(launch: int, pool: str = SPOT, token: str = "") -> LaunchRequest:
     """A launch's slot has its number."""
-    return LaunchOrder(launch, token or f"doll-{launch}", launch, pool, f"w{launch}")
+    return LaunchRequest(launch, token or f"doll-{launch}", launch, pool, f"w{launch}")
 
 
 def running(fleet: Fleet) -> list[int]:
@@ -79,7 +79,7 @@ def test_nothing_runs_at_first(fleet: Fleet) -> None:
 
 
 def test_an_order_becomes_a_machine_that_carries_what_was_ordered(fleet: Fleet) -> None:
-    assert fleet.launch([LaunchOrder(7, "doll-7", 3, SPOT, "w3-7")]) == ()
+    assert fleet.launch([LaunchRequest(7, "doll-7", 3, SPOT, "w3-7")]) == ()
     await_that(lambda: running(fleet) == [7])
     (machine,) = fleet.machines()
     assert machine[1:6] == (7, 3, SPOT, "w3-7", "running")
@@ -97,21 +97,21 @@ def test_machines_are_named_by_launch_whatever_their_pool(fleet: Fleet) -> None:
 
 
 def test_an_order_that_is_given_again_brings_nothing_new_about(
-    lender: Lender, fleet: Fleet
+    provider: Provider, fleet: Fleet
 ) -> None:
     assert fleet.launch([order(1), order(1)]) == ()
     assert fleet.launch([order(1)]) == ()
-    with closing(lender.fleet()) as another:
+    with closing(provider.fleet()) as another:
         assert another.launch([order(1), order(2)]) == ()
         await_that(lambda: running(fleet) == [1, 2])
         assert another.machines() == fleet.machines()
 
 
-def test_what_a_machine_is_does_not_change_while_it_runs(lender: Lender, fleet: Fleet) -> None:
+def test_what_a_machine_is_does_not_change_while_it_runs(provider: Provider, fleet: Fleet) -> None:
     fleet.launch([order(1)])
     await_that(lambda: running(fleet) == [1])
     before = fleet.machines()
-    with closing(lender.fleet()) as another:
+    with closing(provider.fleet()) as another:
         assert another.machines() == before == fleet.machines()
 
 
@@ -152,35 +152,35 @@ def test_a_token_whose_machine_has_ended_gets_no_other(fleet: Fleet) -> None:
     assert ended(fleet) == [(1, "released")]
 
 
-def test_a_machine_that_the_lender_took_back_ends_as_preempted(
-    lender: Lender, fleet: Fleet
+def test_a_machine_that_the_provider_took_back_ends_as_preempted(
+    provider: Provider, fleet: Fleet
 ) -> None:
     fleet.launch([order(1), order(2), order(3, ON_DEMAND)])
     await_that(lambda: running(fleet) == [1, 2, 3])
-    lender.preempt(2)
+    provider.preempt(2)
     await_that(lambda: running(fleet) == [1, 3])
     assert ended(fleet) == [(2, "preempted")]
     assert machine_of(fleet, 2).detail
 
 
-def test_a_machine_that_ended_by_itself_has_failed(lender: Lender, fleet: Fleet) -> None:
+def test_a_machine_that_ended_by_itself_has_failed(provider: Provider, fleet: Fleet) -> None:
     fleet.launch([order(1), order(2, ON_DEMAND)])
     await_that(lambda: running(fleet) == [1, 2])
-    lender.fail(2)
+    provider.fail(2)
     await_that(lambda: running(fleet) == [1])
     assert ended(fleet) == [(2, "failed")]
     assert machine_of(fleet, 2).detail
 
 
 def test_where_there_are_no_machines_orders_are_refused_for_good(
-    lender: Lender, fleet: Fleet
+    provider: Provider, fleet: Fleet
 ) -> None:
-    lender.refuse()
+    provider.refuse()
     refused = fleet.launch([order(1), order(2, ON_DEMAND), order(3)])
     assert sorted((each.launch, each.capacity) for each in refused) == [(1, True), (3, True)]
     assert all(each.reason for each in refused)
     await_that(lambda: running(fleet) == [2])
-    lender.offer()
+    provider.offer()
     again = fleet.launch([order(1), order(4)])
     assert [(each.launch, each.capacity) for each in again] == [(1, True)]
     await_that(lambda: running(fleet) == [2, 4])
@@ -194,11 +194,13 @@ def test_an_order_that_cannot_be_carried_out_keeps_no_other_from_it(fleet: Fleet
     await_that(lambda: running(fleet) == [2])
 
 
-def test_a_lender_that_is_away_says_so_and_machines_run_on(lender: Lender, fleet: Fleet) -> None:
+def test_a_provider_that_is_away_says_so_and_machines_run_on(
+    provider: Provider, fleet: Fleet
+) -> None:
     fleet.launch([order(1)])
     await_that(lambda: running(fleet) == [1])
     (machine,) = fleet.machines()
-    lender.go_away()
+    provider.go_away()
     for _ in range(2):
         with pytest.raises(UnavailableError):
             fleet.machines()
@@ -206,27 +208,27 @@ def test_a_lender_that_is_away_says_so_and_machines_run_on(lender: Lender, fleet
             fleet.launch([order(2)])
         with pytest.raises(UnavailableError):
             fleet.release([machine.id])
-    lender.come_back()
+    provider.come_back()
     assert fleet.machines() == (machine,)
     assert fleet.launch([order(2)]) == ()
     await_that(lambda: running(fleet) == [1, 2])
 
 
-def test_machines_stay_when_whoever_launched_them_goes(lender: Lender) -> None:
-    with closing(lender.fleet()) as fleet:
+def test_machines_stay_when_whoever_launched_them_goes(provider: Provider) -> None:
+    with closing(provider.fleet()) as fleet:
         fleet.launch([order(1)])
         await_that(lambda: running(fleet) == [1])
         before = fleet.machines()
-    with closing(lender.fleet()) as another:
+    with closing(provider.fleet()) as another:
         assert another.machines() == before
         another.release([before[0].id])
         await_that(lambda: ended(another) == [(1, "released")])
 
 
-def test_a_job_sees_and_ends_no_machines_of_another(lender: Lender, fleet: Fleet) -> None:
+def test_a_job_sees_and_ends_no_machines_of_another(provider: Provider, fleet: Fleet) -> None:
     fleet.launch([order(1)])
     await_that(lambda: running(fleet) == [1])
-    with closing(lender.fleet("other")) as other:
+    with closing(provider.fleet("other")) as other:
         assert other.machines() == ()
         other.release([machine_of(fleet, 1).id])
         assert running(fleet) == [1]

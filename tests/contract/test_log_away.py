@@ -1,4 +1,4 @@
-"""All parts of the log while the broker is away, and after it has come back."""
+"""All parts of the log while the broker is unavailable, and after it has come back."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Patient:
         self._reader = reader
 
     def found_nobody(self) -> bool:
-        """Poll once; whether the broker was away."""
+        """Poll once; whether the broker was unavailable."""
         try:
             events = self._reader.poll(100, 0.1)
         except UnavailableError:

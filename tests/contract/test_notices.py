@@ -28,7 +28,7 @@ TERMINATE = Notice("interruption", AT_S, "terminate")
 class Machine:
     """Who gives notices, and where the worker looks for them."""
 
-    lender: MemoryNotices | MetadataServer
+    provider: MemoryNotices | MetadataServer
     notices: Notices
 
 
@@ -51,43 +51,43 @@ def test_no_notice_stands_at_first(machine: Machine) -> None:
 def test_an_interruption_says_when_and_what_becomes_of_the_machine(
     machine: Machine, action: str
 ) -> None:
-    machine.lender.interrupt(AT_S, action)
+    machine.provider.interrupt(AT_S, action)
     assert machine.notices.look() == Notice("interruption", AT_S, action)
 
 
 def test_a_rebalance_says_since_when(machine: Machine) -> None:
-    machine.lender.recommend_rebalance(SOONER_S)
+    machine.provider.recommend_rebalance(SOONER_S)
     assert machine.notices.look() == Notice("rebalance", SOONER_S, "")
 
 
 def test_a_notice_stands_until_the_end(machine: Machine) -> None:
-    machine.lender.interrupt(AT_S)
+    machine.provider.interrupt(AT_S)
     assert [machine.notices.look() for _ in range(3)] == [TERMINATE] * 3
 
 
 def test_an_interruption_comes_before_a_rebalance(machine: Machine) -> None:
-    machine.lender.recommend_rebalance(SOONER_S)
+    machine.provider.recommend_rebalance(SOONER_S)
     assert machine.notices.look() is not None
-    machine.lender.interrupt(AT_S)
+    machine.provider.interrupt(AT_S)
     assert machine.notices.look() == TERMINATE
 
 
 def test_a_source_that_is_away_says_so_until_it_is_back(machine: Machine) -> None:
-    machine.lender.interrupt(AT_S)
-    machine.lender.go_away()
+    machine.provider.interrupt(AT_S)
+    machine.provider.go_away()
     for _ in range(2):
         with pytest.raises(UnavailableError):
             machine.notices.look()
-    machine.lender.come_back()
+    machine.provider.come_back()
     assert machine.notices.look() == TERMINATE
 
 
 def test_nonsense_is_counted_and_hides_nothing_else(machine: Machine) -> None:
-    machine.lender.talk_nonsense()
+    machine.provider.talk_nonsense()
     assert machine.notices.look() is None
-    machine.lender.recommend_rebalance(SOONER_S)
+    machine.provider.recommend_rebalance(SOONER_S)
     assert machine.notices.look() == Notice("rebalance", SOONER_S, "")
     assert machine.notices.rejected == 2
-    machine.lender.interrupt(AT_S)
+    machine.provider.interrupt(AT_S)
     assert machine.notices.look() == TERMINATE
     assert machine.notices.rejected == 2

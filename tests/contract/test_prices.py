@@ -9,18 +9,18 @@ import pytest
 
 from common.adapters.ec2.prices import Ec2Prices
 from common.adapters.prices import FixedPrices, PricesTogether, TracePrices
-from common.config.market_file import Ec2Lender, SpotPool
+from common.config.market_file import Ec2Provider, SpotPool
 from common.errors import UnavailableError
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 from common.testing.fleet import MemoryPrices
 from common.traces.spec import TraceSpec
-from tests.contract.fleet_lenders import REGION, TEMPLATE
+from tests.contract.fleet_providers import REGION, TEMPLATE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from common.ports.machines import Prices
-    from tests.contract.fleet_lenders import Ec2Server
+    from tests.contract.fleet_providers import Ec2Server
 
 pytest_plugins = ["tests.contract.fleet_fixtures"]
 
@@ -31,17 +31,17 @@ SERIES = "seconds,small,big\n0,0.1,0.4\n60,0.2,0.3\n120,0.1,0.3\n"
 def replayed(folder: Path) -> TracePrices:
     (folder / "prices.csv").write_text(SERIES)
     specs = {pool: TraceSpec(file="prices.csv", column=pool) for pool in POOLS}
-    return TracePrices(specs, folder, 1000.0, HandClock(1234.0))
+    return TracePrices(specs, folder, 1000.0, ManualClock(1234.0))
 
 
 def of_ec2(server: Ec2Server) -> Ec2Prices:
-    lender = Ec2Lender(region=REGION, launch_template=TEMPLATE, endpoint=server.url)
+    provider = Ec2Provider(region=REGION, launch_template=TEMPLATE, endpoint=server.url)
     kinds = {"small": ("t3.micro", "t3.small"), "big": ("t3.large",)}
     pools = {
         pool: SpotPool(name=pool, usd_per_hour="history", instance_types=types)
         for pool, types in kinds.items()
     }
-    return Ec2Prices(lender, pools, client=server.client())
+    return Ec2Prices(provider, pools, client=server.client())
 
 
 @pytest.fixture(params=["memory", "constant", "replayed", "ec2", "together"])

@@ -15,7 +15,7 @@ from common.embedded.process import Child
 from common.errors import UnavailableError
 from common.jobs.build import codec_of
 from common.jobs.spec import parse_job
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.runtime.connect import open_blobs, open_log
 from common.testing.counting import ENTRYPOINT
 from load.harness.counting import CountingJob
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from common.core.audit import Audit
     from common.core.events import Wanted
     from common.core.losses import ReadFrom
-    from common.core.messages import Standing, Vector
+    from common.core.messages import LeaderStatus, Vector
     from common.jobs.store import JobRecord
 
 PATIENCE_S = 120.0
@@ -40,7 +40,7 @@ def await_condition(
 ) -> None:
     """Wait until something is so; fail with what it was if it never is.
 
-    Where a server is away nobody knows it yet; its clients connect by themselves.
+    Where a server is unavailable nobody knows it yet; its clients connect by themselves.
     """
 
     def holds() -> bool:
@@ -111,7 +111,7 @@ class Cluster:
         self._counting = CountingJob(spec, settings, self.log, partitions=2)
         self.board = self._counting.board
         self._writer = self.log.writer()
-        self._book = JobBook(self.log)
+        self._book = JobStore(self.log)
         self._produced = 0
 
     def start(self, service: str, name: str, job: str = "", **settings: object) -> None:
@@ -224,9 +224,9 @@ class Cluster:
         embedded = self.settings.embedded_kafka
         return EmbeddedControl(embedded).address() if embedded else self.settings.kafka
 
-    def standing(self) -> Standing | None:
-        """The leader's standing."""
-        return self.board.get_standing()
+    def leader_status(self) -> LeaderStatus | None:
+        """The leader's status."""
+        return self.board.get_leader_status()
 
     def version(self) -> int:
         """Updates on the audit trail that count."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import httpx2
 import pytest
 
-from common.api.keys import KeyBook
+from common.api.keys import KeyStore
 from common.embedded.redis import free_port
 from common.embedded.services import Service
 from common.embedded.stack import EmbeddedStack
@@ -40,7 +40,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     authority = Authority(tmp_path)
     pair, port = authority.issue("admin"), free_port()
     with EmbeddedStack() as stack:
-        with closing(open_log(stack.settings)) as log, closing(KeyBook(log)) as keys:
+        with closing(open_log(stack.settings)) as log, closing(KeyStore(log)) as keys:
             for stream in JOB["streams"]:
                 log.create_topics([NewTopic(stream)])
             key, _ = keys.create("olga", "operator")

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from common.config.settings import Settings
 from common.jobs.build import codec_of
 from common.jobs.spec import parse_job
-from common.jobs.store import JobBook, JobRecord
+from common.jobs.store import JobRecord, JobStore
 from common.testing.counting import ENTRYPOINT
 from common.topics.names import control_topic, dead_letter_topic, updates_topic
 from load.harness.counting import CountingJob
@@ -92,7 +92,7 @@ class World:
 
     def record(self, name: str) -> JobRecord:
         """A job as it is now."""
-        with closing(JobBook(self.cluster.log)) as book:
+        with closing(JobStore(self.cluster.log)) as book:
             return book.get(name)
 
     def values(self, name: str, count: int) -> list[bytes]:

@@ -19,7 +19,7 @@ import pytest
 from common.config.settings import Settings
 from common.jobs.build import codec_of
 from common.jobs.spec import parse_job
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.testing.counting import ENTRYPOINT
 from load.harness.counting import CountingJob
 from tests.integration.cluster import Cluster, await_condition
@@ -90,7 +90,7 @@ def submitted(cluster: Cluster, name: str, task: str, records: int) -> CountingJ
 
 def held(cluster: Cluster, job: CountingJob) -> JobRecord:
     """The job's record, once it is held."""
-    with closing(JobBook(cluster.log)) as book:
+    with closing(JobStore(cluster.log)) as book:
         await_condition(lambda: book.get(job.name).held, f"{job.name} is held", patience_s=60.0)
         return book.get(job.name)
 

@@ -13,7 +13,7 @@ from common.core.messages import Drifted, Evaluated, ModelId
 from common.embedded.services import Service, stop_all
 from common.jobs.build import codec_of, task_of
 from common.jobs.spec import parse_job
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
@@ -71,7 +71,7 @@ class Training:
         self.log = open_log(settings)
         for stream in (*self.streams, f"{name}-held-out"):
             self.log.create_topics([NewTopic(stream)])
-        with closing(JobBook(self.log)) as book:
+        with closing(JobStore(self.log)) as book:
             self.first = book.submit(self.spec).first
         self.board = open_board(settings, name)
         self._writer = self.log.writer()
@@ -92,7 +92,7 @@ class Training:
 
     def close(self) -> None:
         """End all processes, and the job."""
-        with closing(JobBook(self.log)) as book:
+        with closing(JobStore(self.log)) as book:
             book.want(self.spec.name, "stopped", "the test is over")
         stop_all([each for each in self._services if each.exit_code is None])
         self._writer.close()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.checkpoints.snapshot_file import Saved, to_bytes
+from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
 from common.core.messages import Lead, ModelId
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
@@ -71,7 +71,7 @@ def test_a_leader_that_was_only_frozen_changes_nothing_when_it_wakes(make: Make)
     # c2   standby             leads ███████████████████████████████
     cluster = make(name="frozen-leader", records=3000)
     cluster.start("coordinator", "c1")
-    await_condition(lambda: cluster.standing() is not None, "c1 leads")
+    await_condition(lambda: cluster.leader_status() is not None, "c1 leads")
     for name in ("c2", "w1", "w2"):
         cluster.start("coordinator" if name == "c2" else "worker", name)
     cluster.produce(1000)
@@ -80,7 +80,7 @@ def test_a_leader_that_was_only_frozen_changes_nothing_when_it_wakes(make: Make)
     cluster.produce(1000)
     await_condition(lambda: cluster.has_led("c2"), "c2 leads")
     cluster.thaw("c1")
-    await_condition(lambda: "steps_down" in cluster.said("c1"), "c1 has noticed")
+    await_condition(lambda: "leadership_lost" in cluster.said("c1"), "c1 has noticed")
     cluster.produce(1000)
     assert_each_record_counts_once(cluster, 3000)
     assert cluster.audit().takeovers == 2
@@ -92,7 +92,7 @@ def test_redis_that_comes_back_empty_is_filled_again_from_the_leaders_memory(
     server = "embedded_redis" if settings.embedded_kafka else "system_redis"
     cluster = make(name="empty-redis", records=3000)
     cluster.start("coordinator", "c1")
-    await_condition(lambda: cluster.standing() is not None, "c1 leads")
+    await_condition(lambda: cluster.leader_status() is not None, "c1 leads")
     for name in ("c2", "w1", "w2"):
         cluster.start("coordinator" if name == "c2" else "worker", name)
     cluster.produce(1500)
@@ -143,10 +143,10 @@ def test_with_hold_the_streams_of_a_killed_worker_wait_for_its_return(
     cluster.produce(1000)
 
     def own_streams_are_read() -> bool:
-        standing = cluster.standing()
-        if standing is None:
+        leader_status = cluster.leader_status()
+        if leader_status is None:
             return False
-        read = [p for p, at in standing.claimed.items() if at == cluster.log.bounds(p).end]
+        read = [p for p, at in leader_status.claimed.items() if at == cluster.log.bounds(p).end]
         return len(read) == 2
 
     await_condition(own_streams_are_read, "w2 has read its own two partitions")
@@ -182,7 +182,7 @@ def test_a_control_record_of_a_later_format_holds_the_job_and_destroys_nothing(m
 def test_a_log_that_ends_below_what_is_known_of_it_holds_the_job(make: Make) -> None:
     cluster = make(name="lost-records", records=100)
     known = Snapshot(4, ModelId(4, 9), updates_position=14, control_position=3, claimed={})
-    cluster.board.put_snapshot(4, to_bytes(Saved(known, b"")))
+    cluster.board.put_snapshot(4, to_bytes(SnapshotFile(known, b"")))
     cluster.start("coordinator", "c1")
     await_condition(lambda: cluster.wanted() == "paused", "the job is held")
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from common.config.market_file import Ec2Lender, Market, OnDemandPool, ProcessLender, SpotPool
+from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
 from common.config.settings import Settings
 from common.config.yaml_file import as_json, load_text
 from common.datasets.digits import load_digits
@@ -165,5 +165,5 @@ def test_the_market_files_of_the_reference_make_sense_and_it_names_every_field()
     fleets = [Market.model_validate_json(as_json(load_text(text))).fleet for text in shown]
     assert fleets == ["ec2", "process"]
     text = (DOCS / "reference/market.md").read_text()
-    for part in (Market, OnDemandPool, SpotPool, ProcessLender, Ec2Lender):
+    for part in (Market, OnDemandPool, SpotPool, ProcessProvider, Ec2Provider):
         assert [name for name in part.model_fields if f"`{name}" not in text] == [], part

@@ -53,10 +53,10 @@ class Insider:
 
     def claim(self, records: int) -> Partition:
         """Claim the next records of a stream, whether there are any or not."""
-        standing = self._cluster.standing()
-        assert standing is not None
-        place = min(standing.claimed)
-        known, start = standing.known.get(place), standing.claimed[place]
+        leader_status = self._cluster.leader_status()
+        assert leader_status is not None
+        place = min(leader_status.claimed)
+        known, start = leader_status.known.get(place), leader_status.claimed[place]
         before = -1 if known is None else known.epoch
         claimed = BatchReady(
             WorkerId("insider"), (Span(*place, start, start + records, 0, before),), 8
@@ -66,9 +66,9 @@ class Insider:
 
     def lead(self) -> None:
         """Take back all updates."""
-        standing = self._cluster.standing()
-        assert standing is not None
-        lead = Lead(standing.epoch, GENESIS, "insider", standing.epoch + 1)
+        leader_status = self._cluster.leader_status()
+        assert leader_status is not None
+        lead = Lead(leader_status.epoch, GENESIS, "insider", leader_status.epoch + 1)
         self.write(updates_topic(self._cluster.job), wire.encode_audit(lead))
 
 

@@ -23,7 +23,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Span
-from common.provisioning.records import Ordered, Planned, Started
+from common.provisioning.records import LaunchRequested, Planned, Started
 from load.page.pictures import browser, chromium
 from load.page.service import PageService, served
 from load.page.world import AGE_S, World, make_record, make_world
@@ -285,13 +285,15 @@ def test_texts_from_jobs_are_never_read_as_html(site: Site) -> None:
     page = site.open("/jobs/fraud")
     expect(page.locator("#pulse")).to_have_text("Live")
     last = [plan for plan in site.service.plans("fraud") if isinstance(plan, Planned)][-1]
-    launches = len([plan for plan in site.service.plans("fraud") if isinstance(plan, Ordered)])
+    launches = len(
+        [plan for plan in site.service.plans("fraud") if isinstance(plan, LaunchRequested)]
+    )
     now_s = time.time()
 
     for plan in (
         Planned(**{**fields(last), "number": last.number + 1, "reason": HOSTILE, "at_s": now_s,
                    "why": HOSTILE, "warning": HOSTILE, "binding": HOSTILE}),
-        Ordered(0, launches + 1, now_s, 3, "on-demand", HOSTILE),
+        LaunchRequested(0, launches + 1, now_s, 3, "on-demand", HOSTILE),
         Started(0, launches + 1, now_s, HOSTILE),
     ):  # fmt: skip
         site.service.plan("fraud", plan)

@@ -73,7 +73,7 @@ def ledger_of(cluster: Cluster) -> FleetLedger:
 
 
 def machines_of(cluster: Cluster) -> list[tuple[int, str]]:
-    """Launch and state of all machines, as the lender sees them."""
+    """Launch and state of all machines, as the provider sees them."""
     settings = cluster.settings
     fleet = open_fleet(settings, load_market(Path(settings.market)), cluster.job)
     try:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import redis
 
-from common.core.messages import ModelId, Standing, TriggerId, UpdateTrigger
+from common.core.messages import LeaderStatus, ModelId, TriggerId, UpdateTrigger
 from common.wire import messages as wire
 from tests.integration.cluster import await_condition
 
@@ -69,10 +69,12 @@ def test_a_job_goes_on_after_whatever_its_redis_refused_for_a_while(
     cluster = started(make, "refusing-redis", 3500)
 
     def refused(begin: Callable[[], object], end: Callable[[], object], what: str) -> None:
-        seen = {name: cluster.said(name).count("board_away") for name in ("w1", "w2")}
+        seen = {name: cluster.said(name).count("board_unavailable") for name in ("w1", "w2")}
         begin()
         await_condition(
-            lambda: all(cluster.said(name).count("board_away") > n for name, n in seen.items()),
+            lambda: all(
+                cluster.said(name).count("board_unavailable") > n for name, n in seen.items()
+            ),
             f"both workers have met a server that is {what}",
         )
         end()
@@ -102,24 +104,24 @@ def test_a_job_goes_on_after_forged_entries_in_redis(make: Make, admin: redis.Re
     admin.xadd(keys + "triggers", {"x": b""}, f"{HIGHEST}-{HIGHEST}")
     goes_on(cluster, "the highest id of all")
 
-    standing = cluster.standing()
-    assert standing is not None
+    leader_status = cluster.leader_status()
+    assert leader_status is not None
     epoch = 2**60
     trigger = UpdateTrigger(TriggerId(epoch, 1), ModelId(epoch, 2**40), ())
-    admin.delete(keys + "triggers", f"{keys}triggers:{standing.triggers}")
-    for stream in ("triggers", f"triggers:{standing.triggers}"):
+    admin.delete(keys + "triggers", f"{keys}triggers:{leader_status.triggers}")
+    for stream in ("triggers", f"triggers:{leader_status.triggers}"):
         admin.xadd(keys + stream, {"trigger": wire.encode_trigger(trigger)}, f"{epoch}-1")
     goes_on(cluster, "a trigger of an epoch that nobody leads")
 
-    far = dict.fromkeys(standing.claimed, 2**40)
+    far = dict.fromkeys(leader_status.claimed, 2**40)
     forged = [
-        Standing(epoch, 2**40, far, 2**40, 0, 2, far, "forged"),
-        Standing(standing.epoch, 2**41, far, 2**41, 0, 2, far),
+        LeaderStatus(epoch, 2**40, far, 2**40, 0, 2, far, "forged"),
+        LeaderStatus(leader_status.epoch, 2**41, far, 2**41, 0, 2, far),
     ]
     until = time.monotonic() + FORGED_S
     while time.monotonic() < until:
         for each in forged:
-            admin.set(keys + "standing", wire.encode_standing(each))
+            admin.set(keys + "standing", wire.encode_leader_status(each))
     goes_on(cluster, "standings that somebody forged")
 
     admin.set(keys + "lease", "somebody who never gives it back")

@@ -19,10 +19,17 @@ from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionTy
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
 from common.adapters.redis.board import RedisBoard
-from common.api.keys import KeyBook, Keys
+from common.api.keys import Keys, KeyStore
 from common.config.settings import read_settings
 from common.core.events import Assigned
-from common.core.messages import Farewell, ModelId, Standing, TriggerId, UpdateTrigger, WorkerId
+from common.core.messages import (
+    LeaderStatus,
+    ModelId,
+    TriggerId,
+    UpdateTrigger,
+    WorkerId,
+    WorkerLeaving,
+)
 from common.core.spans import Partition, Span
 from common.core.spread import JobDemand
 from common.embedded.apache_kafka import ApacheKafka, Safe
@@ -127,7 +134,7 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     boards = open_boards(read_settings(safe_redis.environ))
     replies = boards.replies("c1-4711")
     assert replies.pop(1, 0.01) == []
-    board.push_reply(Farewell(WORKER, ModelId(3, 1), ()), "c1-4711")
+    board.push_reply(WorkerLeaving(WORKER, ModelId(3, 1), ()), "c1-4711")
     assert len(replies.pop(2, LONG_S)) == 1
     board.put_unable("c1-4711", "task x is not in DOLL_TASKS", LONG_S)
     assert board.unable().keys() == {"c1-4711"}
@@ -147,8 +154,10 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     assert board.post_trigger(trigger)  # again, which looks at what is there
     assert board.triggers(TriggerId(0, 0), LONG_S) == [trigger]
     assert board.triggers(TriggerId(3, 1), 0.01) == []
-    board.put_standing(Standing(3, 4, {Partition("a", 0): 8}, 4, 0, 2, {Partition("a", 0): 7}))
-    assert board.get_standing() is not None
+    board.put_leader_status(
+        LeaderStatus(3, 4, {Partition("a", 0): 8}, 4, 0, 2, {Partition("a", 0): 7})
+    )
+    assert board.get_leader_status() is not None
     board.beat(WORKER, "alive", LONG_S)
     board.beat(OTHER, "alive", 0.001)
     await_condition(lambda: board.alive() == {WORKER: "alive"}, "whose beat ran out is gone")
@@ -163,7 +172,7 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     safe_redis.admin.lpush("doll:{job}:standing:", b"")
     safe_redis.admin.delete("doll:{job}:standing")
     safe_redis.admin.lpush("doll:{job}:standing", b"garbage of another type")
-    assert board.get_standing() is None
+    assert board.get_leader_status() is None
     board.wipe()
     board.close()
     refused = {entry["object"] for entry in safe_redis.admin.acl_log()}
@@ -353,9 +362,9 @@ def test_the_rights_in_the_guide_are_all_that_a_log_needs(safe_kafka: SafeKafka)
         await_condition(read, "a record of the stream")
         reader.commit({stream: place + 1})
     assert found == [b"a record"]
-    with closing(KeyBook(log)) as keys:
+    with closing(KeyStore(log)) as keys:
         key, _ = keys.create("page", "viewer")
-    with closing(KeyBook(log)) as keys:
+    with closing(KeyStore(log)) as keys:
         assert Keys(keys.read().values()).role_of(key)
 
 

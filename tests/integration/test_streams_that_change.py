@@ -61,9 +61,9 @@ class Growing:
 
     def has_added(self) -> bool:
         """Whether the leader says that the job has them, and all of their records are claimed."""
-        standing = self.cluster.standing()
-        return standing is not None and all(
-            standing.claimed.get(place) == self.cluster.log.bounds(place).end
+        leader_status = self.cluster.leader_status()
+        return leader_status is not None and all(
+            leader_status.claimed.get(place) == self.cluster.log.bounds(place).end
             for place in self._added
         )
 
@@ -149,12 +149,12 @@ class Changing:
 
         def is_drained() -> bool:
             audit = cluster.audit()
-            standing = cluster.standing()
+            leader_status = cluster.leader_status()
             return (
                 audit.trained >= trained
                 and not audit.unsettled
-                and standing is not None
-                and standing.waiting == 0
+                and leader_status is not None
+                and leader_status.waiting == 0
             )
 
         await_condition(is_drained, f"{trained} records are trained: {cluster.audit().trained}")

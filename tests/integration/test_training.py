@@ -9,7 +9,7 @@ import numpy as np
 from confluent_kafka import Consumer, TopicPartition
 
 from common.core.messages import Gradient, ModelId, TriggerId, WorkerId
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def test_a_job_changes_while_it_runs_and_no_record_is_lost_or_used_twice(make: M
     cluster.produce(800)
     await_condition(lambda: cluster.version() >= 3, "three updates")
     leader, other = ("c1", "c2") if cluster.has_led("c1") else ("c2", "c1")
-    await_condition(lambda: "stands_by" in cluster.said(other), "there are two replicas")
+    await_condition(lambda: "standby" in cluster.said(other), "there are two replicas")
     cluster.change(group_size=2, batch_size=16)
     cluster.produce(700)
     await_condition(lambda: "job_changed" in cluster.said(leader), "the leader has heard")
@@ -168,7 +168,7 @@ def test_a_deleted_job_is_gone_for_good_and_those_who_worked_on_it_leave(make: M
     cluster.produce(200)
     await_condition(lambda: cluster.version() >= 3, "three updates")
     cluster.want("stopped")
-    with closing(JobBook(cluster.log)) as book:
+    with closing(JobStore(cluster.log)) as book:
         book.delete("deleted")  # before anybody has heard that it is stopped
         await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
         await_condition(lambda: "job_finished" in cluster.said("c1"), "it is led no longer")
@@ -181,13 +181,13 @@ def test_nonsense_on_the_board_is_dropped_and_changes_nothing(make: Make) -> Non
     cluster = make(name="nonsense", records=800)
     cluster.start("coordinator", "c1")
     cluster.start("worker", "w1")
-    await_condition(lambda: cluster.standing() is not None, "somebody leads")
-    standing = cluster.standing()
-    assert standing is not None
+    await_condition(lambda: cluster.leader_status() is not None, "somebody leads")
+    leader_status = cluster.leader_status()
+    assert leader_status is not None
     cluster.produce(400)
     trigger, *_ = cluster.board.triggers(TriggerId(-1, 0), 30.0)
     for version in range(200):
-        model = ModelId(standing.epoch, version)
+        model = ModelId(leader_status.epoch, version)
         vector = np.ones(3, np.float32)
         ghost = WorkerId("ghost")
         torn = Gradient(ghost, model, (0, 1, 2, 3), 32, 1.0, {}, 0.1, vector)

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 
 from common.config.settings import Settings
 from common.jobs.build import codec_of
-from common.jobs.store import JobBook, encode_job
+from common.jobs.store import JobStore, encode_job
 from common.topics.names import JOBS, control_topic, updates_topic
 from tests.integration.cluster import Cluster, await_condition
 
@@ -112,7 +112,7 @@ def test_transactions_in_our_own_topics_hold_nobody_up(cluster: Cluster) -> None
     producer.begin_transaction()
     producer.produce(JOBS, encode_job(record), key=record.spec.name.encode(), partition=0)
     producer.commit_transaction(PATIENCE_S)
-    with closing(JobBook(cluster.log)) as book:
+    with closing(JobStore(cluster.log)) as book:
         assert book.get(cluster.job) == record
         assert book.want(cluster.job, "paused", "while a mirror writes").wanted == "paused"
         assert book.want(cluster.job, "running", "go on").wanted == "running"
@@ -135,9 +135,9 @@ def test_transactions_in_our_own_topics_hold_nobody_up(cluster: Cluster) -> None
     producer.begin_transaction()
     producer.produce(JOBS, encode_job(record), key=record.spec.name.encode(), partition=0)
     assert producer.flush(PATIENCE_S) == 0
-    with closing(JobBook(cluster.log)) as book:
+    with closing(JobStore(cluster.log)) as book:
         assert book.get(cluster.job).wanted == "running"
     producer.abort_transaction(PATIENCE_S)
-    with closing(JobBook(cluster.log)) as book:
+    with closing(JobStore(cluster.log)) as book:
         assert book.get(cluster.job).wanted == "running"
     assert cluster.ended() == []

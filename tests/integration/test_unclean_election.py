@@ -63,7 +63,7 @@ class Brokers(NamedTuple):
         found = self.admin.list_topics(topic, timeout=5.0).topics[topic].partitions[0]
         return found.leader, sorted(found.isrs)
 
-    def await_standing(self, leader: int, has_all: list[int]) -> None:
+    def await_leader_status(self, leader: int, has_all: list[int]) -> None:
         """Wait until the job's own topics are led by a broker, and had in whole by some."""
 
         def so() -> bool:
@@ -116,15 +116,15 @@ def test_a_job_whose_own_topics_were_led_by_a_broker_that_lacked_records_resumes
         cluster.start("coordinator", name)
     for name in ("w1", "w2"):
         cluster.start("worker", name)
-    brokers.await_standing(leader, [leader, follower])
+    brokers.await_leader_status(leader, [leader, follower])
     train_some(cluster)
     brokers.follower.kill()
-    brokers.await_standing(leader, [leader])
+    brokers.await_leader_status(leader, [leader])
     train_some(cluster)
-    assert not cluster.record().held  # because a broker is away
+    assert not cluster.record().held  # because a broker is unavailable
     brokers.leader.kill()
     brokers.follower.restart()
-    brokers.await_standing(follower, [follower])
+    brokers.await_leader_status(follower, [follower])
     brokers.leader.restart()
 
     await_condition(lambda: cluster.wanted() == "paused", "the job is held")

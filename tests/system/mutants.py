@@ -170,13 +170,13 @@ MUTANTS = (
         (Edit(CORE + "worker.py", "UNDECIDED_S = 30.0", "UNDECIDED_S = 1e9"),),
     ),
     Mutant(
-        "an older standing that keeps coming is believed",
+        "an older leader_status that keeps coming is believed",
         100,
         (Edit(CORE + "worker.py", "if older and now < self._seen_at + OLDER_S:", "if older:"),),
     ),
     # --- streams that are other logs than they were -------------------------------------------
     Mutant(
-        "a worker begins with what the standing knows of the log",
+        "a worker begins with what the leader_status knows of the log",
         1000,
         (
             Edit(

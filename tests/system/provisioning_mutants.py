@@ -19,12 +19,12 @@ PROVISIONING_MUTANTS = (
                 HERE + "charge.py",
                 "            yield do.AppendPlan(record)\n",
                 "            yield do.AppendPlan(record)\n"
-                "            if isinstance(record, Ordered):\n"
+                "            if isinstance(record, LaunchRequested):\n"
                 "                from common.provisioning.records import client_token\n"
-                "                from common.ports.machines import LaunchOrder\n"
+                "                from common.ports.machines import LaunchRequest\n"
                 "                token = client_token(self._known.settings.job, record.launch)\n"
                 "                place = (record.slot, record.pool, record.worker)\n"
-                "                yield do.Launch((LaunchOrder(record.launch, token, *place),))\n",
+                "                yield do.Launch((LaunchRequest(record.launch, token, *place),))\n",
             ),
         ),
     ),

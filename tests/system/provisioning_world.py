@@ -1,6 +1,6 @@
 """Whole lives of a job's provisioning in virtual time, seeded, with faults, checked from outside.
 
-Some replicas share a plans topic, a lease and a lender of machines, and nothing else. Each is a
+Some replicas share a plans topic, a lease and a provider of machines, and nothing else. Each is a
 process that handles one event after another and carries out its commands one by one; it may die or
 freeze between any two of them, and what it has sent by then still arrives.
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from common.core.messages import AuditRecord, Claim
-    from common.ports.machines import LaunchOrder, Machine
+    from common.ports.machines import LaunchRequest, Machine
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.events import ProvisionerEvent
     from common.provisioning.records import PlanRecord
@@ -51,7 +51,7 @@ class Faults:
 
     Attributes:
         last_s: Until when the last one lasts.
-        hidden: Launches that the lender did not name for a while.
+        hidden: Launches that the provider did not name for a while.
     """
 
     def __init__(self, world: World) -> None:
@@ -117,7 +117,7 @@ class Faults:
         self._world.lease = None if process is None else (process.name, until_s)
 
     def _hide(self) -> None:
-        """The lender does not name a machine for a while."""
+        """The provider does not name a machine for a while."""
         if launches := self._world.running():
             launch = self._chance.choice(launches)
             hidden = self._world.fleet.faults.hidden
@@ -389,7 +389,7 @@ class World:
             return False
         return True
 
-    def _launch(self, process: Process, orders: tuple[LaunchOrder, ...], soon_s: float) -> None:
+    def _launch(self, process: Process, orders: tuple[LaunchRequest, ...], soon_s: float) -> None:
         for order in orders:
             self.violations += check_order(self, order)
         answer: list[events.LaunchAnswered] = []
@@ -476,7 +476,7 @@ class Violation(NamedTuple):
     detail: str
 
 
-def check_order(world: World, order: LaunchOrder) -> Iterator[Violation]:
+def check_order(world: World, order: LaunchRequest) -> Iterator[Violation]:
     """An order is given as it stands in the log, and not before it stands there."""
     known = world.truth.machines.get(order.launch)
     written = known and (known.slot, known.pool, known.worker)
@@ -532,7 +532,7 @@ def check_end(world: World) -> Iterator[Violation]:
 
 
 def _machines(world: World) -> Iterator[Violation]:
-    """The lender's books and the ledger tell of the same machines."""
+    """The provider's books and the ledger tell of the same machines."""
     machines = world.fleet.rented
     launches = [machine.launch for machine in machines]
     if len(set(launches)) < len(launches):
@@ -548,7 +548,7 @@ def _machines(world: World) -> Iterator[Violation]:
 
 
 def _seats(world: World) -> Iterator[Violation]:
-    """A slot has one own machine at a time, unless the lender did not name one.
+    """A slot has one own machine at a time, unless the provider did not name one.
 
     A machine that is not named for long is taken for lost, and its successor runs beside it until
     it is named again and given back. A ghost cannot bring this about: its orders are void, or used.
@@ -568,7 +568,7 @@ def _seats(world: World) -> Iterator[Violation]:
 
 
 def _cost(world: World) -> Iterator[Violation]:
-    """The ledger's sum is the lender's bill, but for prices that were seen late."""
+    """The ledger's sum is the provider's bill, but for prices that were seen late."""
     if world.faults.hidden:
         return
     minimum_s = world.settings.minimum_billing_s
@@ -589,7 +589,7 @@ def _cost(world: World) -> Iterator[Violation]:
     slack = moved_usd_per_s * PRICES_SEEN_S * world.settings.workers * 2 + 1e-9
     told = ledger.spent_usd(world.now_s)
     if abs(told - bill) > slack:
-        yield Violation("the ledger's cost is the lender's bill", f"{told} against {bill}")
+        yield Violation("the ledger's cost is the provider's bill", f"{told} against {bill}")
 
 
 def _bill_usd(world: World, pool: str, since_s: float, until_s: float) -> float:

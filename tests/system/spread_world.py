@@ -17,7 +17,7 @@ from typing import NamedTuple
 from common.core.spread import JobDemand, View, WorkerPlacement, next_step, plan
 
 STEP_S = 0.5
-JOIN_S = 3.0  # leaving a group, joining another, the first standing
+JOIN_S = 3.0  # leaving a group, joining another, the first status
 SPEED_PER_S = 100.0  # records of one worker
 LOOK_S = 1.0  # between looks, jittered by a quarter
 EVENT_S = 300.0  # mean time between preemptions, and between streams that dry up or come back

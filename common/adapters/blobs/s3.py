@@ -129,7 +129,7 @@ class S3Blobs:
 
         Raises:
             UserError: If there is no such bucket, or it does not let us in.
-            UnavailableError: If the store is away, busy or failing.
+            UnavailableError: If the store is unavailable, busy or failing.
             OutsideError: If it refuses for another reason.
         """
         where = f"s3://{self._bucket}/{self._prefix}{name}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from types_boto3_ec2 import EC2Client
 
-    from common.config.market_file import Ec2Lender
+    from common.config.market_file import Ec2Provider
 
 CONNECTIONS = 8  # requests under way at once; a machine takes a second or two, EC2 allows more
 _CONNECT_TIMEOUT_S = 5.0
@@ -35,12 +35,12 @@ _ATTEMPTS = 5
 PASSING = ("RequestLimitExceeded", "Throttl", "ServiceUnavailable", "Unavailable", "Internal")
 
 
-def connect(lender: Ec2Lender) -> EC2Client:
+def connect(provider: Ec2Provider) -> EC2Client:
     """Make a client, which may be shared between threads; nobody is asked yet."""
     return boto3.session.Session().client(
         "ec2",
-        region_name=lender.region,
-        endpoint_url=lender.endpoint or None,
+        region_name=provider.region,
+        endpoint_url=provider.endpoint or None,
         config=Config(
             connect_timeout=_CONNECT_TIMEOUT_S,
             read_timeout=_READ_TIMEOUT_S,

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
         InstanceTypeDef,
     )
 
-    from common.config.market_file import Ec2Lender, Market, OnDemandPool
-    from common.ports.machines import LaunchOrder, Machine
+    from common.config.market_file import Ec2Provider, Market, OnDemandPool
+    from common.ports.machines import LaunchRequest, Machine
 
 _VALUES = 200  # as many as EC2 takes in one filter
 _CAPACITY = {  # there are none, or we have as many as we may: another pool, or later, may do
@@ -73,22 +73,22 @@ class Ec2Fleet:
 
     Args:
         market: Its pools, and which EC2 by which launch template.
-        lender: The market's.
+        provider: The market's.
         job: Its name.
-        client: In place of one made for the lender.
+        client: In place of one made for the provider.
     """
 
     def __init__(
-        self, market: Market, lender: Ec2Lender, job: str, client: EC2Client | None = None
+        self, market: Market, provider: Ec2Provider, job: str, client: EC2Client | None = None
     ) -> None:
-        self._lender = lender
+        self._provider = provider
         self._job = job
         pools: list[OnDemandPool | SpotPool] = [market.on_demand, *market.spot]
         self._pools = {pool.name: pool for pool in pools}
-        self._client = client or connect(lender)
+        self._client = client or connect(provider)
         self._rejections = Rejections()
 
-    def launch(self, orders: Sequence[LaunchOrder]) -> tuple[Refused, ...]:
+    def launch(self, orders: Sequence[LaunchRequest]) -> tuple[Refused, ...]:
         """Ask for machines, several at once; those that are not refused are found sooner or later.
 
         Raises:
@@ -135,7 +135,7 @@ class Ec2Fleet:
         """Let go of the connection; the machines stay."""
         self._client.close()
 
-    def _order(self, order: LaunchOrder) -> Refused | None:
+    def _order(self, order: LaunchRequest) -> Refused | None:
         pool = self._pools.get(order.pool)
         if pool is None:
             reason = f"the market has no pool {order.pool!r}"
@@ -152,15 +152,15 @@ class Ec2Fleet:
                 return Refused(order.launch, code in _CAPACITY, str(error))
 
     def _request(
-        self, order: LaunchOrder, pool: OnDemandPool | SpotPool
+        self, order: LaunchRequest, pool: OnDemandPool | SpotPool
     ) -> CreateFleetRequestTypeDef:
         template: FleetLaunchTemplateConfigRequestTypeDef = {
             "LaunchTemplateSpecification": {
-                "LaunchTemplateName": self._lender.launch_template,
-                "Version": self._lender.launch_template_version,
+                "LaunchTemplateName": self._provider.launch_template,
+                "Version": self._provider.launch_template_version,
             }
         }
-        if overrides := _overrides(pool, self._lender.subnets):
+        if overrides := _overrides(pool, self._provider.subnets):
             template["Overrides"] = overrides
         request: CreateFleetRequestTypeDef = {
             "ClientToken": order.token,
@@ -208,7 +208,7 @@ class Ec2Fleet:
         filters: list[FilterTypeDef] = [{"Name": f"tag:{JOB}", "Values": [self._job]}]
         if name:
             filters.append({"Name": name, "Values": values})
-        with asking(f"the machines of job {self._job!r} on EC2 in {self._lender.region}"):
+        with asking(f"the machines of job {self._job!r} on EC2 in {self._provider.region}"):
             pages = self._client.get_paginator("describe_instances").paginate(Filters=filters)
             return [
                 instance
@@ -230,7 +230,7 @@ def _overrides(
     return cast("list[FleetLaunchTemplateOverridesRequestTypeDef]", both)
 
 
-def _refused(order: LaunchOrder, answer: CreateFleetResultTypeDef) -> Refused | None:
+def _refused(order: LaunchRequest, answer: CreateFleetResultTypeDef) -> Refused | None:
     if any(each.get("InstanceIds") for each in answer.get("Instances", ())):
         return None
     errors = answer.get("Errors", ())  # one for each override that was tried

@@ -12,7 +12,7 @@ from common.ports.machines import Machine
 if TYPE_CHECKING:
     from types_boto3_ec2.type_defs import InstanceTypeDef, TagTypeDef
 
-    from common.ports.machines import EndCause, LaunchOrder
+    from common.ports.machines import EndCause, LaunchRequest
 
 JOB = "doll:job"
 TOKEN = "doll:token"  # noqa: S105 -- a tag's name
@@ -26,7 +26,7 @@ _CAUSES: dict[str, EndCause] = {  # by the code of the state's reason; others: i
 _ENDED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
-def tags_of(order: LaunchOrder, job: str) -> list[TagTypeDef]:
+def tags_of(order: LaunchRequest, job: str) -> list[TagTypeDef]:
     """What the machine of an order carries."""
     values = {
         JOB: job,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types_boto3_ec2.literals import InstanceTypeType
     from types_boto3_ec2.type_defs import FilterTypeDef, SpotPriceTypeDef
 
-    from common.config.market_file import Ec2Lender, SpotPool
+    from common.config.market_file import Ec2Provider, SpotPool
 
 # Without a VPC there is nothing any more, but the history goes by both names.
 _LINUX = ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]
@@ -28,23 +28,23 @@ class Ec2Prices:
     """Pools at their cheapest: of all types and zones, the one with the lowest price.
 
     Args:
-        lender: Which EC2.
+        provider: Which EC2.
         pools: By name; each names its instance types, and zones unless any will do.
         clock: Seconds since 1970.
-        client: In place of one made for the lender.
+        client: In place of one made for the provider.
     """
 
     def __init__(
         self,
-        lender: Ec2Lender,
+        provider: Ec2Provider,
         pools: Mapping[str, SpotPool],
         clock: Callable[[], float] = time.time,
         client: EC2Client | None = None,
     ) -> None:
         self._pools = dict(pools)
         self._clock = clock
-        self._region = lender.region
-        self._client = client or connect(lender)
+        self._region = provider.region
+        self._client = client or connect(provider)
 
     def look(self) -> dict[str, float]:
         """USD per hour of one machine now, by pool.

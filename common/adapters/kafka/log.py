@@ -93,7 +93,7 @@ class KafkaLog:
         """See the port.
 
         Raises:
-            UnavailableError: If the broker is away.
+            UnavailableError: If the broker is unavailable.
             OutsideError: If the broker refuses, or does not let us in.
         """
         admin = self._admin  # finds its brokers meanwhile
@@ -111,7 +111,7 @@ class KafkaLog:
         """See the port.
 
         Raises:
-            UnavailableError: If the broker is away.
+            UnavailableError: If the broker is unavailable.
         """
         if self._settings.topic_maker is not None or not topics:
             return {}
@@ -137,7 +137,7 @@ class KafkaLog:
 
         Raises:
             UnknownTopicError: If there is no such topic. It is never created by asking.
-            UnavailableError: If the broker is away.
+            UnavailableError: If the broker is unavailable.
         """
         doing = f"partitions of {topic}"
         found = self._metadata(topic, doing)
@@ -150,7 +150,7 @@ class KafkaLog:
 
         Raises:
             UnknownTopicError: If there is no such partition.
-            UnavailableError: If the broker is away.
+            UnavailableError: If the broker is unavailable.
         """
         until = time.monotonic() + _ELECTION_S
         while True:
@@ -174,7 +174,7 @@ class KafkaLog:
 
         Raises:
             UnknownTopicError: If there is no such partition.
-            UnavailableError: If the broker is away.
+            UnavailableError: If the broker is unavailable.
         """
         bounds = self.bounds(partition)
         if not self._settings.time_index:
@@ -194,7 +194,7 @@ class KafkaLog:
         """See the port.
 
         Raises:
-            UnavailableError: If the broker is away.
+            UnavailableError: If the broker is unavailable.
         """
         return {place: found.offset for place, found in self._offsets("end", partitions).items()}
 
@@ -204,7 +204,7 @@ class KafkaLog:
         """See the port.
 
         Raises:
-            UnavailableError: If the broker is away.
+            UnavailableError: If the broker is unavailable.
         """
         # Ids first: of a topic that is created anew meanwhile, ends do not agree with its old id.
         asked = self.describe({each.topic for each in partitions}) if topics is None else topics
@@ -220,7 +220,7 @@ class KafkaLog:
         """See the port.
 
         Raises:
-            UnavailableError: If the broker is away.
+            UnavailableError: If the broker is unavailable.
         """
         return {place: found.offset for place, found in self._offsets("start", partitions).items()}
 
@@ -228,7 +228,7 @@ class KafkaLog:
         """See the port.
 
         Raises:
-            UnavailableError: If the broker is away.
+            UnavailableError: If the broker is unavailable.
         """
         if not topics:
             return {}

@@ -16,7 +16,7 @@ class TopicMaker(Protocol):
         """Create a topic; do nothing if it is there.
 
         Raises:
-            UnavailableError: If the broker is away.
+            UnavailableError: If the broker is unavailable.
         """
 
 

@@ -114,7 +114,7 @@ class KafkaStreamReader:
         """See the port.
 
         Raises:
-            UnavailableError: If the broker is away; call again.
+            UnavailableError: If the broker is unavailable; call again.
             OutsideError: If this member cannot go on (fenced by another of its name, refused).
         """
         self._complaints.raise_fatal(self._name)
@@ -317,7 +317,7 @@ class KafkaStreamReader:
                     TopicPartition(*partition), timeout=_MEASURE_TIMEOUT_S
                 )
             except KafkaException:
-                continue  # the broker is away: tried again by the next poll
+                continue  # the broker is unavailable: tried again by the next poll
             self._unmeasured.discard(partition)
             cursor = self._cursors.get(partition)
             if cursor is None:

@@ -107,7 +107,7 @@ class KafkaTail:
             TruncatedError: If the log ends below the position, or has lost records below it.
             RecreatedError: If it is another topic's.
             UnknownTopicError: If there is no such partition, or it was deleted.
-            UnavailableError: If the broker is away; call again.
+            UnavailableError: If the broker is unavailable; call again.
         """
         deadline = time.monotonic() + timeout_s
         before = self._position

@@ -197,8 +197,8 @@ class KafkaWriter:
             RecordTooLargeError: If no topic takes so large a record.
             DeliveryError: If an earlier record can not be delivered.
             UnknownTopicError: If there is no such topic.
-            UnavailableError: If the broker is away and the topic has never been seen, or if there
-                is no room and this writer does not wait.
+            UnavailableError: If the broker is unavailable and the topic has never been seen, or if
+                there is no room and this writer does not wait.
         """
         self._raise_failure()
         if topic not in self._checked:

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from common.adapters.local.market import Weather
+    from common.adapters.local.market import PreemptionSchedule
     from common.adapters.local.records import Record
     from common.adapters.local.table import Process
     from common.config.market_file import Market
-    from common.ports.machines import LaunchOrder
+    from common.ports.machines import LaunchRequest
 
 _APPEAR_S = 10.0  # from a record to its process: milliseconds, unless who began it was killed
 _LATELY_S = 3600.0  # so long are machines named that ended, as EC2 does
@@ -87,7 +87,7 @@ class ProcessFleet:
         market: Market,
         job: str,
         directory: Path,
-        weather: Weather,
+        weather: PreemptionSchedule,
         start: Start,
         leave_s: float,
         clock: Callable[[], float],
@@ -107,7 +107,7 @@ class ProcessFleet:
         self._watch: threading.Thread | None = None
         self._closed = False
 
-    def launch(self, orders: Sequence[LaunchOrder]) -> tuple[Refused, ...]:
+    def launch(self, orders: Sequence[LaunchRequest]) -> tuple[Refused, ...]:
         """Start a process for each order that is new; the others change nothing.
 
         Raises:
@@ -179,7 +179,7 @@ class ProcessFleet:
                 wait_s = self._due_s - self._clock()
                 self._turn.wait(min(max(wait_s, _SOON_S), _LOOK_S))
 
-    def _order(self, order: LaunchOrder, now: float) -> Refused | None:
+    def _order(self, order: LaunchRequest, now: float) -> Refused | None:
         records = self._records.read()
         record = records.get(order.token)
         if record is None:
@@ -198,7 +198,7 @@ class ProcessFleet:
         return Refused(order.launch, record.capacity, record.refused) if record.refused else None
 
     def _refused(
-        self, order: LaunchOrder, records: Iterable[Record], now: float
+        self, order: LaunchRequest, records: Iterable[Record], now: float
     ) -> tuple[str, bool]:
         """Say why an order gives no machine, and whether that is for want of machines."""
         pool = order.pool

@@ -19,13 +19,13 @@ from common.traces.trace import Walk
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.config.market_file import ProcessLender
+    from common.config.market_file import ProcessProvider
     from common.traces.trace import Trace
 
 _BLOCK = 64  # stays drawn at a time; the same whoever asks for how many, or they would differ
 
 
-class Weather(Protocol):
+class PreemptionSchedule(Protocol):
     """When a slot can have a spot machine, in seconds of at least 0."""
 
     def next_down_s(self, slot: int, at_s: float) -> float:
@@ -123,19 +123,19 @@ class Recorded:
         return math.inf
 
 
-def weather_of(lender: ProcessLender, folder: Path) -> Weather:
+def weather_of(provider: ProcessProvider, folder: Path) -> PreemptionSchedule:
     """Make the weather that a market file asks for.
 
     Args:
-        lender: What it says.
+        provider: What it says.
         folder: What a trace's file is relative to.
 
     Raises:
         UserError: If there is no such trace.
     """
-    asked = lender.availability
+    asked = provider.availability
     if not isinstance(asked, TraceSpec):
-        return Chains(asked, lender.cycle_s, lender.seed)
+        return Chains(asked, provider.cycle_s, provider.seed)
     trace = traced(asked, folder)
-    start_s = starts_of(asked, trace, (1,), np.random.default_rng(lender.seed))
+    start_s = starts_of(asked, trace, (1,), np.random.default_rng(provider.seed))
     return Recorded(trace, float(start_s[0]))

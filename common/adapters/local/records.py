@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from common.ports.machines import LaunchOrder
+    from common.ports.machines import LaunchRequest
 
 _BORN, _ORDER = "born", ".order"
 
@@ -50,7 +50,7 @@ class Record(msgspec.Struct, frozen=True):
         return bool(self.refused) or self.ended_s is not None
 
 
-def record_of(order: LaunchOrder, now_s: float) -> Record:
+def record_of(order: LaunchRequest, now_s: float) -> Record:
     """Begin the record of an order."""
     return Record(order.launch, order.slot, order.pool, order.worker, now_s)
 

@@ -160,7 +160,7 @@ def _meaning(
     if doing:
         return kind(f"Redis refused {doing}: {text}")
     if kind is UnavailableError:
-        return kind(f"Redis is away: {text}")
+        return kind(f"Redis is unavailable: {text}")
     return kind(f"this is no Redis that we understand: {text}")
 
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from common.adapters.redis.access import RedisAccess
 from common.adapters.redis.server import Attendance, RedisServer, connect
-from common.core.messages import ModelId, Reply, Standing, TriggerId, UpdateTrigger, WorkerId
+from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.errors import OutsideError
 from common.telemetry.rejections import Rejections
 from common.wire import messages as wire
@@ -194,24 +194,24 @@ class RedisBoard:
             ("PEXPIRE", key, _REPLIES_TTL_MS),
         )
 
-    # --- standing --------------------------------------------------------------------------------
+    # --- status ----------------------------------------------------------------------------------
 
-    def put_standing(self, standing: Standing) -> bool:
-        """Write the leader's standing; False where none was there."""
-        return self.follow(self.putting_standing(standing))
+    def put_leader_status(self, leader_status: LeaderStatus) -> bool:
+        """Write the leader's status; False where none was there."""
+        return self.follow(self.putting_leader_status(leader_status))
 
-    def putting_standing(self, standing: Standing) -> Steps[bool]:
-        """`put_standing`, in steps."""
+    def putting_leader_status(self, leader_status: LeaderStatus) -> Steps[bool]:
+        """`put_leader_status`, in steps."""
         key = self._keys + "standing"
-        before = (yield (("SET", key, wire.encode_standing(standing), "GET"),))[0]
+        before = (yield (("SET", key, wire.encode_leader_status(leader_status), "GET"),))[0]
         return before is not None
 
-    def get_standing(self) -> Standing | None:
-        """Read the standing, or None where there is none."""
+    def get_leader_status(self) -> LeaderStatus | None:
+        """Read the leader's status, or None where there is none."""
         data = self._server.ask(("GET", self._keys + "standing"))[0]
         if data is None:
             return None
-        return self._rejections.parse("standing", wire.decode_standing, data)
+        return self._rejections.parse("standing", wire.decode_leader_status, data)
 
     # --- liveness --------------------------------------------------------------------------------
 
@@ -237,8 +237,8 @@ class RedisBoard:
         workers = yield from self._parsed_members(index, names, lambda it: WorkerId(it.decode()))
         if not workers:
             return {}
-        beats = yield from self._beats(workers)
-        statuses = dict(zip(workers, beats, strict=True))
+        heartbeats = yield from self._beats(workers)
+        statuses = dict(zip(workers, heartbeats, strict=True))
         gone = [worker for worker, status in statuses.items() if status is None]
         if gone:
             # One of them may beat right now. A beat is set before its name is added: either its

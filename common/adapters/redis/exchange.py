@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from common.adapters.redis.board import Steps
     from common.adapters.redis.server import Command
-    from common.core.messages import Standing, WorkerId
+    from common.core.messages import LeaderStatus, WorkerId
 
 LAZY_S = 0.05  # what is not urgent waits so long for company
 _OPEN = RedisAccess()
@@ -127,11 +127,22 @@ class RedisExchange:
         # A lease that was asked for before and is not sent yet need not be.
         self._ask(job, "lease", lambda board: board.releasing_lease(holder), _ignore, soon=True)
 
-    def put_standing(
-        self, job: str, standing: Standing, tell: Callable[[bool | Exception], None], *, soon: bool
+    def put_leader_status(
+        self,
+        job: str,
+        leader_status: LeaderStatus,
+        tell: Callable[[bool | Exception], None],
+        *,
+        soon: bool,
     ) -> None:
-        """Write the standing; told whether one was there."""
-        self._ask(job, "standing", lambda board: board.putting_standing(standing), tell, soon=soon)
+        """Write the leader's status; told whether one was there."""
+        self._ask(
+            job,
+            "standing",
+            lambda board: board.putting_leader_status(leader_status),
+            tell,
+            soon=soon,
+        )
 
     def alive(
         self, job: str, tell: Callable[[dict[WorkerId, str] | Exception], None], *, soon: bool

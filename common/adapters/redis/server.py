@@ -67,7 +67,7 @@ class RedisServer:
         A key that holds another type than ours is garbage: it is deleted, the command repeated.
 
         Raises:
-            UnavailableError: If the server is away or busy, or fails over.
+            UnavailableError: If the server is unavailable or busy, or fails over.
             OutsideError: If it does not accept our name or password, or refused a command.
         """
         return self.judged(commands, self.send(commands))
@@ -76,7 +76,7 @@ class RedisServer:
         """Answers as they come; where a command was refused, its error stands in its place.
 
         Raises:
-            UnavailableError: If the server is away.
+            UnavailableError: If the server is unavailable.
             OutsideError: If it does not accept our name or password.
         """
         client, pool = self._redis, self._redis.connection_pool
@@ -142,7 +142,7 @@ class Attendance:
         """Subscribe, or make sure that the subscription stands; False where it is not allowed.
 
         Raises:
-            UnavailableError: If the server is away.
+            UnavailableError: If the server is unavailable.
             OutsideError: If it does not let us in.
         """
         with self._lock:

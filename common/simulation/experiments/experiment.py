@@ -16,7 +16,7 @@ from common.policies.registry import policy_of
 from common.simulation.experiments.full import FullRun, FullSimulation
 from common.simulation.experiments.setting import setting_of
 from common.simulation.experiments.spec import Experiment
-from common.simulation.experiments.steering import Beliefs
+from common.simulation.experiments.steering import Priors
 from common.simulation.experiments.updates import Conditions, Pace, simulate_updates
 from common.theory.estimates import RatePrior
 from common.traces.files import starts_of, traced
@@ -136,11 +136,11 @@ def _policy(experiment: Experiment) -> Policy:
     return policy_of(spec.name, spec.probability, spec.spot, experiment.on_preemption)
 
 
-def _beliefs(setting: Setting) -> Beliefs | None:
+def _beliefs(setting: Setting) -> Priors | None:
     if setting.experiment.policy.name not in LEARNS:
         return None
     mean_per_s = float(setting.givens.rates_per_s.mean())
-    return Beliefs(RatePrior(mean_per_s * KNOWN_S, KNOWN_S))
+    return Priors(RatePrior(mean_per_s * KNOWN_S, KNOWN_S))
 
 
 def _conditions(setting: Setting) -> Conditions:

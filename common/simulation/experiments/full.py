@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from common.policies.policy import Policy
     from common.simulation.experiments.protocol import Learner, Machine
     from common.simulation.experiments.setting import Setting
-    from common.simulation.experiments.steering import Beliefs
+    from common.simulation.experiments.steering import Priors
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Indexes: TypeAlias = npt.NDArray[np.intp]
@@ -167,7 +167,7 @@ class FullSimulation:
         self,
         setting: Setting,
         policy: Policy,
-        beliefs: Beliefs | None = None,
+        beliefs: Priors | None = None,
         learner: Learner | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> None:

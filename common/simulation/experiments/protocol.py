@@ -21,9 +21,9 @@ import msgspec
 
 from common.core import commands as do
 from common.core import events
+from common.core.assignments import Assignments
 from common.core.coordinator import Coordinator
 from common.core.messages import Gradient, UpdateTrigger, WorkerId
-from common.core.orders import Orders
 from common.core.settings import CoordinatorSettings, WorkerSettings
 from common.core.snapshots import genesis
 from common.core.worker import Worker
@@ -35,15 +35,19 @@ if TYPE_CHECKING:
 
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent, WorkerEvent
-    from common.core.messages import Batch, Claim, Reply, Standing, Vector
+    from common.core.messages import Batch, Claim, LeaderStatus, Reply, Vector
     from common.core.spans import Partition
     from common.simulation.experiments.streams import Stream
 
 DRAWN = 4096  # times drawn at once: a draw costs little, a call much
-LOOK_S = 0.1  # between looks at the standing of who waits for room (`WorkerSettings.standing_s`)
+LOOK_S = (
+    0.1  # between looks at the leader's status of who waits for room (`WorkerSettings.standing_s`)
+)
 FOR_EVER_S = 1e12
 TICK_S = 0.5  # between looks at the coordinator's clock: overdue orders may be noticed so late
-STANDING_S = 60.0  # between looks at the standing of who reads: it frees memory, no more
+LEADER_STATUS_S = (
+    60.0  # between looks at the leader's status of who reads: it frees memory, no more
+)
 READS = 4  # of the control topic in the time of a group: a claim waits an eighth of it on average
 
 
@@ -177,7 +181,7 @@ class Machine:
         self._batch_size = settings.batch_size
         self._speed = speed
         self._worker = Worker(worker, settings)
-        self._orders = Orders(worker)
+        self._orders = Assignments(worker)
         self._computing = False
         self._posted = list["UpdateTrigger"]()
         self._reading = False
@@ -297,7 +301,7 @@ class Machine:
         self._wake_when_due()
 
     def _look_until_reading(self) -> None:
-        """See the standing as often as a real worker: it stands still until one gives it room."""
+        """See the leader's status as often as a real worker: it waits until one gives it room."""
         if not self._looking:
             self._looking = True
             self._time.at(self._time.now, self._look)
@@ -305,7 +309,7 @@ class Machine:
     def _look(self) -> None:
         self._looking = False
         if not self.gone and not self._reading:
-            self._feed(events.StandingSeen(self._protocol.look()))
+            self._feed(events.LeaderStatusSeen(self._protocol.look()))
         if not self.gone and not self._reading:
             self._looking = True
             self._time.at(self._time.now + LOOK_S, self._look)
@@ -326,8 +330,8 @@ class Machine:
                         self._await(self.streams[partition])
                 case do.DropRows(partition):
                     self._awaited.pop(partition, None)
-                case do.LookAtStanding():
-                    self._feed(events.StandingSeen(self._protocol.standing))
+                case do.ReadLeaderStatus():
+                    self._feed(events.LeaderStatusSeen(self._protocol.leader_status))
                 case _:
                     pass  # rows, beats and commits have no counterpart here
 
@@ -346,7 +350,7 @@ class Protocol:
     """One job's coordinator, and the machines that are there now.
 
     Attributes:
-        standing: What the board says of the leader's standing.
+        leader_status: What the board says of the leader's status.
         update_times_s: When each update was applied.
         finished: Whether the job has reached its end.
     """
@@ -363,14 +367,14 @@ class Protocol:
         self.time = time
         self.gradient_times = gradient_times
         self.learner = learner
-        self.standing: Standing | None = None
+        self.leader_status: LeaderStatus | None = None
         self.update_times_s = list[float]()
         self.finished = False
         self._delays = delays or Delays()
         self._first = {stream.partition: 0 for stream in streams}
         bound = 2 * job.group_size
         self._worker_settings = WorkerSettings(
-            job.batch_size, bound, beat_s=FOR_EVER_S, standing_s=STANDING_S
+            job.batch_size, bound, heartbeat_s=FOR_EVER_S, leader_status_s=LEADER_STATUS_S
         )
         settings = CoordinatorSettings(
             job.group_size,
@@ -400,11 +404,11 @@ class Protocol:
         """Those that are there now."""
         return self._machines
 
-    def look(self) -> Standing | None:
-        """See the standing as it is now, for who waits for it to change."""
+    def look(self) -> LeaderStatus | None:
+        """See the leader's status as it is now, for who waits for it to change."""
         if self.time.now - self._ticked_at >= LOOK_S:
             self._tick_now()
-        return self.standing
+        return self.leader_status
 
     # --- machines come and go -----------------------------------------------------------------
 
@@ -485,8 +489,8 @@ class Protocol:
         match command:
             case do.AddGradient(gradient):
                 self.learner.add(gradient.vector, gradient.samples)
-            case do.PutStanding(standing):
-                self.standing = standing
+            case do.PutLeaderStatus(leader_status):
+                self.leader_status = leader_status
             case do.PostTrigger(trigger):
                 self.time.at(now + self._delays.board_s, self._triggered, trigger)
             case do.Apply(update):
@@ -505,7 +509,7 @@ class Protocol:
                 self._feed_next(events.SnapshotsFound(source, found, (), 0))
             case do.RestoreSnapshot():
                 self._feed_next(events.SnapshotRestored(self._updates_end))
-            case do.LookForWorkers():
+            case do.ReadHeartbeats():
                 self._feed_next(events.WorkersSeen(dict.fromkeys(self._machines, "alive")))
             case do.Finish():
                 self.finished = True

@@ -92,7 +92,7 @@ class Givens:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Beliefs:
+class Priors:
     """What is taken for true of a job before anything of it was seen."""
 
     rate: RatePrior  # of every stream; it must be worth some seconds
@@ -131,7 +131,7 @@ class Steering:
         policy: Policy,
         fleet: Fleet,
         givens: Givens,
-        unknown: tuple[Beliefs, Tallies] | None = None,
+        unknown: tuple[Priors, Tallies] | None = None,
     ) -> None:
         self._policy = policy
         self._fleet = fleet

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from common.policies.policy import Policy
     from common.simulation.experiments.preemption import Offers
     from common.simulation.experiments.prices import Prices
-    from common.simulation.experiments.steering import Beliefs, Givens
+    from common.simulation.experiments.steering import Givens, Priors
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Counts: TypeAlias = npt.NDArray[np.int64]
@@ -204,7 +204,7 @@ def simulate_updates(
     policy: Policy,
     conditions: Conditions,
     seed: int,
-    beliefs: Beliefs | None = None,
+    beliefs: Priors | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> tuple[Run, ...]:
     """Run a job R times.

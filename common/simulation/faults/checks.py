@@ -143,9 +143,11 @@ def _replay(world: World) -> tuple[Counter[Place], dict[int, Batch], Ledger]:
     counted = list[Claim]()
     accepted: dict[int, Batch] = {}
     for offset, claim in enumerate(world.control):
-        stated = world.standings.get(world.control.position(ledger.position))
+        stated = world.leader_statuses.get(world.control.position(ledger.position))
         if stated is not None and stated != ledger.claimed:
-            raise Violation("replay differs", f"at cpos {ledger.position}: stated {stated}")
+            raise Violation(
+                "replay differs", f"at control position {ledger.position}: stated {stated}"
+            )
         decision = ledger.decide(offset, claim)
         if not decision.accepted or claim is None or isinstance(claim, Opened):
             continue

@@ -131,30 +131,30 @@ class Cluster:
                 return
             if not self._live():
                 self._join()  # poison may have taken the last one
-            standing = world.redis.standing
-            claimed = standing.claimed if standing is not None else {}
+            leader_status = world.redis.leader_status
+            claimed = leader_status.claimed if leader_status is not None else {}
             mark = (claimed, len(effective_updates(world)[0]))
             if mark != progress:
                 progress, progress_at = mark, world.now
             if world.now - progress_at > STALL_S:
-                raise Violation("stuck", f"no progress for {STALL_S:g} s: {standing}")
+                raise Violation("stuck", f"no progress for {STALL_S:g} s: {leader_status}")
 
     def _drained(self) -> bool:
         world = self.world
-        standing = world.redis.standing
+        leader_status = world.redis.leader_status
         if (
-            standing is None
+            leader_status is None
             or not any(coordinator.idle for coordinator in self._coordinators)
             or not all(worker.idle for worker in self._workers)
         ):
             return False
         unclaimed = sum(
-            offset >= standing.claimed.get(partition, 0)
+            offset >= leader_status.claimed.get(partition, 0)
             for partition, records in world.records.items()
             for offset, _ in records
             if self.scenario.linger or (partition.index, offset) not in self.scenario.bad
         )
-        known = standing.known
+        known = leader_status.known
         if any(p in known and world.parted(p, known[p]) for p in world.partitions):
             return False
         # Without linger every worker may be left with a batch that it cannot fill.
@@ -162,7 +162,7 @@ class Cluster:
         return unclaimed <= part * len(self._live())
 
     def _check_bounds(self) -> None:
-        """A worker may pass the gate once by all that it may hold, with a standing that is old."""
+        """A worker may pass the gate once by all that it may hold, with an old status."""
         bound = self.world.most_bound
         live = max((c.live_most for c in self._coordinators), default=0)
         limit = (live + 1) * bound + self._most_workers * (bound + 1) + self.world.requeued
@@ -355,8 +355,8 @@ class Cluster:
         self.world.append_audit(None)
         leaders = [c.machine.leader for c in self._coordinators if c.machine.leader is not None]
         model = leaders[-1].model if leaders else GENESIS
-        standing = self.world.redis.standing
-        oldest = standing.horizon if standing is not None else 0
+        leader_status = self.world.redis.leader_status
+        oldest = leader_status.oldest_unsettled if leader_status is not None else 0
         ghost = Gradient(WorkerId("ghost"), model, (oldest,), GHOST_SAMPLES, 0.0, {}, 0.0)
         self.world.push(ghost, None)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent
-    from common.core.messages import ControlRecord, Gradient, Standing, UpdateTrigger
+    from common.core.messages import ControlRecord, Gradient, LeaderStatus, UpdateTrigger
     from common.core.snapshots import Snapshot
     from common.simulation.faults.topic import Topic
     from common.simulation.faults.world import World
@@ -68,14 +68,14 @@ class SimulatedCoordinator:
         self._control_at = world.control.position(0)
         self._follows = False  # the updates topic: what became of it concerns this process
         self._triggers = ""  # the stream that its triggers are in
-        self._standing: Standing | None = None  # what it says
+        self._leader_status: LeaderStatus | None = None  # what it says
         self._found = dict[tuple[int, int, int], Token]()
         self._token = self._copy = GENESIS_TOKEN
         self._reply_token: Token | None = None  # the weights that the reply in hand was taken at
         self._sum = list[int]()
         self._rate = 0.0  # at which it takes its steps
         self._in_a_row = 0  # poison batches since the last update, or since somebody looked
-        self._stated = False  # whether this leader has put its standing
+        self._stated = False  # whether this leader has put its status
         self._read_back = 0  # the newest own version that it read in the updates topic
         self._published = 0  # the newest version in a snapshot of its own
         self._letters = 0  # dead letters that are not delivered yet
@@ -96,7 +96,7 @@ class SimulatedCoordinator:
     @property
     def idle(self) -> bool:
         """Whether it leads, and knows and has written all that there is."""
-        standing = self.world.redis.standing
+        leader_status = self.world.redis.leader_status
         enough = 1 if self.world.scenario.linger else self.world.revisions[-1].group_size
         return (
             self._up()
@@ -107,9 +107,9 @@ class SimulatedCoordinator:
             and self._published == self.machine.leader.model.version
             and self._updates_at == self.world.updates.position(len(self.world.updates))
             and self._control_at == self.world.control.position(len(self.world.control))
-            and standing is not None
-            and standing.cpos == self._control_at.offset
-            and standing.waiting < enough
+            and leader_status is not None
+            and leader_status.control_position == self._control_at.offset
+            and leader_status.waiting < enough
         )
 
     # --- inputs -------------------------------------------------------------------------------
@@ -227,8 +227,8 @@ class SimulatedCoordinator:
                     orders = {o.worker: [b.offset for b in o.batches] for o in trigger.orders}
                     world.say(f"{self.name} orders {tuple(trigger.model)}", orders)
                     self._post(trigger)
-            case do.PutStanding(standing):
-                self._put_standing(standing)
+            case do.PutLeaderStatus(leader_status):
+                self._put_leader_status(leader_status)
             case do.SetLearningRate(rate):
                 if self._sum:
                     raise Violation("changed in a round", f"with gradients of {self._sum}")
@@ -249,7 +249,7 @@ class SimulatedCoordinator:
             case do.DeadLetterBatch(record):
                 world.say(f"{self.name} quarantines", record.batch, record.reason)
                 self._write_letter(lambda: world.dead_batches.add(record.batch))
-            case do.LookForWorkers():
+            case do.ReadHeartbeats():
                 world.later(world.jitter(world.scenario.board_s), self._look_for_workers)
             case do.StepDown(reason):
                 world.say(f"{self.name} steps down: {reason}")
@@ -277,7 +277,7 @@ class SimulatedCoordinator:
         self._stated = False
         self._in_a_row = 0
         self._control_at = snapshot.control
-        self._triggers, self._standing = "", None
+        self._triggers, self._leader_status = "", None
         self._replayed_at = len(self.world.control)
         self._put_back = 0
         self._read_back = self._published = snapshot.made.version
@@ -330,29 +330,32 @@ class SimulatedCoordinator:
             return
         self._triggers = f"{self.name} {next(self.world.serial)}"
         self.world.post(trigger, self._triggers)
-        if self._standing is not None and not self._redis_away:
-            self._state(self._standing)
+        if self._leader_status is not None and not self._redis_away:
+            self._state(self._leader_status)
 
-    def _put_standing(self, standing: Standing) -> None:
-        self._standing = standing
-        known = self.world.standings.setdefault(self._control_at, standing.claimed)
-        if known != standing.claimed:
+    def _put_leader_status(self, leader_status: LeaderStatus) -> None:
+        self._leader_status = leader_status
+        known = self.world.leader_statuses.setdefault(self._control_at, leader_status.claimed)
+        if known != leader_status.claimed:
             raise Violation(
-                "replay differs", f"claimed at cpos {standing.cpos}: {known}, {standing.claimed}"
+                "replay differs",
+                f"claimed at {leader_status.control_position}: {known}, {leader_status.claimed}",
             )
-        if standing.cpos <= self._replayed_at:
-            self._put_back = standing.waiting
-        if standing.epoch >= self.world.newest_lead:  # one that wakes up has all that others used
-            self.waiting_most = max(self.waiting_most, standing.waiting - self._put_back)
-        self.live_most = max(self.live_most, standing.live)
+        if leader_status.control_position <= self._replayed_at:
+            self._put_back = leader_status.waiting
+        if (
+            leader_status.epoch >= self.world.newest_lead
+        ):  # one that wakes up has all that others used
+            self.waiting_most = max(self.waiting_most, leader_status.waiting - self._put_back)
+        self.live_most = max(self.live_most, leader_status.live)
         if not self._redis_away:
-            if self.world.redis.standing is None and self._stated:
+            if self.world.redis.leader_status is None and self._stated:
                 self.world.later(0.0, self._notice_wipe)
-            self._state(standing)
+            self._state(leader_status)
             self._stated = True
 
-    def _state(self, standing: Standing) -> None:
-        self.world.redis.standing = replace(standing, triggers=self._triggers)
+    def _state(self, leader_status: LeaderStatus) -> None:
+        self.world.redis.leader_status = replace(leader_status, triggers=self._triggers)
 
     def _notice_wipe(self) -> None:
         if self._up():
@@ -480,8 +483,8 @@ class SimulatedCoordinator:
 
     def _look_for_workers(self) -> None:
         if self._up() and not self._redis_away:
-            beats = self.world.redis.alive.items()
-            seen = {w: status for w, (status, until) in beats if until > self.world.now}
+            heartbeats = self.world.redis.alive.items()
+            seen = {w: status for w, (status, until) in heartbeats if until > self.world.now}
             self._feed(events.WorkersSeen(seen))
 
     # --- the updates topic --------------------------------------------------------------------

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from common.core import commands as do
 from common.core import events
+from common.core.assignments import Assignments, Compute
 from common.core.batching import Run
 from common.core.messages import BatchReady, Claim, Failed, Gradient, Skipped, WorkerId
-from common.core.orders import Compute, Orders
 from common.core.spans import Address, LogPosition, Partition
 from common.core.worker import Worker
 from common.simulation.faults.checks import Violation
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from common.simulation.faults.scenario import Poison
     from common.simulation.faults.world import Token, World
 
-BEAT_TTL_S = 1.0
+HEARTBEAT_TTL_S = 1.0
 NOTICED = 0.7  # how often the board sees at once that a process ended: a machine ends silently
 HELD = 0.5  # how often a message outlives the cut of a line
 LEAVE_S = 1.0  # that a worker has for the gradient under way
@@ -49,7 +49,7 @@ class SimulatedWorker:
         settings = worker_settings(world, self._revision)
         self._most_samples = settings.batch_size  # in a batch that it announces now
         self.machine = Worker(self.id, settings)
-        self.orders = Orders(self.id)
+        self.orders = Assignments(self.id)
         self.dead = False
         self.frozen_until = 0.0
         self._silent_until = 0.0
@@ -208,10 +208,10 @@ class SimulatedWorker:
                     self._own[partition] = None
             case do.SetReading(reading, _):
                 self._reading = reading
-            case do.Beat(status):
+            case do.Heartbeat(status):
                 if not self._redis_away:
-                    world.redis.alive[self.id] = (status, world.now + BEAT_TTL_S)
-            case do.LookAtStanding():
+                    world.redis.alive[self.id] = (status, world.now + HEARTBEAT_TTL_S)
+            case do.ReadLeaderStatus():
                 world.later(world.jitter(LOAD_S), self._look)
             case do.Forget(addresses):
                 self._cache.difference_update(addresses)
@@ -233,11 +233,11 @@ class SimulatedWorker:
     def _look(self) -> None:
         if not self._up() or self._redis_away:
             return
-        standing = self.world.redis.standing
+        leader_status = self.world.redis.leader_status
         delivered, self._delivered = self._delivered, []
         for number, offset in delivered:
             self._feed(events.Delivered(number, offset))
-        self._feed(events.StandingSeen(standing))
+        self._feed(events.LeaderStatusSeen(leader_status))
         if len(self._cache) > self.most_held:
             raise Violation("cache unbounded", f"{self.id} holds {len(self._cache)} batches")
 
@@ -343,8 +343,8 @@ class SimulatedWorker:
 
     def _is_another(self, span: Span) -> bool:
         """Whether a span's records are others now than were claimed."""
-        standing = self.world.redis.standing
-        topic_id = standing.topic_id(span) if standing is not None else ""
+        leader_status = self.world.redis.leader_status
+        topic_id = leader_status.topic_id(span) if leader_status is not None else ""
         if topic_id not in {"", self.world.topic_ids[span.topic]}:
             return True
         return self.world.epoch_at(span.place, span.known - 1) > span.epoch >= 0
@@ -383,18 +383,18 @@ class SimulatedWorker:
             return
         self.leaving = True
         self._feed(events.Leaving())
-        self._say_farewell(finish=True)
+        self._say_worker_leaving(finish=True)
         self.world.later(LEAVE_S, self._gone)
 
-    def _say_farewell(self, *, finish: bool) -> None:
-        farewell = self.orders.leave(finish=finish)
-        if farewell is not None:
-            self._push(farewell, None)
+    def _say_worker_leaving(self, *, finish: bool) -> None:
+        worker_leaving = self.orders.leave(finish=finish)
+        if worker_leaving is not None:
+            self._push(worker_leaving, None)
 
     def _gone(self) -> None:
         if not self.dead:
             if self._busy:
-                self._say_farewell(finish=False)  # its time is over
+                self._say_worker_leaving(finish=False)  # its time is over
             self._end()
 
     def _end(self) -> None:

@@ -20,11 +20,11 @@ from common.core.messages import (
     Batch,
     ControlRecord,
     Lead,
+    LeaderStatus,
     ModelId,
     Positions,
     Replayed,
     Reply,
-    Standing,
     TriggerId,
     UpdateTrigger,
     WorkerId,
@@ -57,7 +57,7 @@ class Redis:
     models: dict[ModelId, Token] = field(default_factory=dict)
     triggers: dict[str, list[UpdateTrigger]] = field(default_factory=dict)  # by stream
     replies: dict[int, list[tuple[Reply, Token | None]]] = field(default_factory=dict)
-    standing: Standing | None = None
+    leader_status: LeaderStatus | None = None
     alive: dict[WorkerId, tuple[str, float]] = field(default_factory=dict)
     snapshots: dict[int, tuple[Snapshot, Token]] = field(default_factory=dict)
 
@@ -117,8 +117,8 @@ class World:
         own = Sizes(scenario.group_size, scenario.batch_size, scenario.bound)
         self.revisions = [own]  # the jobs topic: the job as its owner wanted it, one after another
         self.owners = dict[Partition, WorkerId]()
-        # Every `claimed` that any leader stated, by cpos, and by which control topic it had read.
-        self.standings = dict[LogPosition, Positions]()
+        # Every `claimed` that any leader stated, by its position and the control topic it had read.
+        self.leader_statuses = dict[LogPosition, Positions]()
         self.control_readers = list["Callable[[], None]"]()
         self.board_readers = list["Callable[[], None]"]()
 

@@ -31,7 +31,7 @@ MOST_OPEN = 32
 STILL_S = 60.0  # without a turn of its loop a process is unhealthy: longer than any wait in one
 
 
-class Pulse:
+class Watchdog:
     """When a loop of this process turned last; may be shared between threads.
 
     Args:
@@ -61,7 +61,7 @@ class Pulse:
         return f"{self._what} has made no progress for {still_s:.0f} s" * (still_s >= self._limit_s)
 
 
-class Pulses:
+class Watchdogs:
     """Those of a process with several loops; may be shared between threads.
 
     Args:
@@ -71,38 +71,38 @@ class Pulses:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._pulses = list[Pulse]()
+        self._watchdogs = list[Watchdog]()
 
-    def begin(self, what: str, limit_s: float = STILL_S) -> Pulse:
+    def begin(self, what: str, limit_s: float = STILL_S) -> Watchdog:
         """Expect beats of a loop from now on, until `end`."""
-        pulse = Pulse(self._clock, what, limit_s)
-        self.watch(pulse)
-        return pulse
+        watchdog = Watchdog(self._clock, what, limit_s)
+        self.watch(watchdog)
+        return watchdog
 
-    def watch(self, pulse: Pulse) -> None:
-        """As `begin`, with a pulse that was made before; its first beat is now."""
-        pulse.beat()
+    def watch(self, watchdog: Watchdog) -> None:
+        """As `begin`, with a watchdog that was made before; its first beat is now."""
+        watchdog.beat()
         with self._lock:
-            self._pulses.append(pulse)
+            self._watchdogs.append(watchdog)
 
-    def end(self, pulse: Pulse) -> None:
+    def end(self, watchdog: Watchdog) -> None:
         """Expect none of it any more, as the loop has come to its end; may be told twice."""
         with self._lock, suppress(ValueError):
-            self._pulses.remove(pulse)
+            self._watchdogs.remove(watchdog)
 
     def complaint(self) -> str:
         """Why the process is unhealthy; empty: it is healthy."""
         with self._lock:
-            pulses = tuple(self._pulses)
-        return "; ".join(filter(None, (pulse.complaint() for pulse in pulses)))
+            watchdogs = tuple(self._watchdogs)
+        return "; ".join(filter(None, (watchdog.complaint() for watchdog in watchdogs)))
 
 
-def serve(meters: Meters, pulse: Pulse | Pulses, host: str, port: int) -> int:
+def serve(meters: Meters, watchdog: Watchdog | Watchdogs, host: str, port: int) -> int:
     """Answer until the process ends; returns the port.
 
     Args:
         meters: What scrapes get.
-        pulse: Of the loop, or of all loops.
+        watchdog: Of the loop, or of all loops.
         host: The address.
         port: 0 for any that is free.
 
@@ -120,7 +120,7 @@ def serve(meters: Meters, pulse: Pulse | Pulses, host: str, port: int) -> int:
             if path == "/metrics":
                 self._answer(200, meters.exposed(), EXPOSITION)
             elif path == "/healthz":
-                complaint = pulse.complaint()
+                complaint = watchdog.complaint()
                 told = f"{complaint or 'healthy'}\n".encode()
                 self._answer(503 if complaint else 200, told, "text/plain; charset=utf-8")
             else:

@@ -15,7 +15,7 @@ from common.api.answers import (
 )
 from common.api.provisioning import plan_answer
 from common.core.messages import Drifted
-from common.provisioning.records import Ended, Ordered, Planned, Reviewed, Started
+from common.provisioning.records import Ended, LaunchRequested, Planned, Reviewed, Started
 from services.admin.live.evaluations import drift_answer
 from services.admin.live.machines import kind_of
 
@@ -55,16 +55,16 @@ def plan_event(ledger: FleetLedger, record: PlanRecord) -> Event | None:
             return _event("plan", plan_answer(record))
         case Reviewed():
             return _event("review", ReviewEvent.model_validate(record))
-        case Ordered() | Started() | Ended():
+        case LaunchRequested() | Started() | Ended():
             return _event("machine", _machine(ledger, record))
         case _:
             return None
 
 
-def _machine(ledger: FleetLedger, record: Ordered | Started | Ended) -> MachineEvent:
+def _machine(ledger: FleetLedger, record: LaunchRequested | Started | Ended) -> MachineEvent:
     rented = ledger.machines[record.launch]
     state: Literal["ordered", "running", "ended"] = "ordered"
-    if not isinstance(record, Ordered):
+    if not isinstance(record, LaunchRequested):
         state = "running" if isinstance(record, Started) else "ended"
     return MachineEvent(
         launch=rented.launch,

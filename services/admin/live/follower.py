@@ -21,14 +21,14 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from common.jobs.watching import READ_RECORDS, HistoryReader, Looker, decoded
+from common.jobs.watching import READ_RECORDS, HistoryReader, Poller, decoded
 from common.telemetry.logging import Outage, event_logger
 from common.topics import names as topics
 from common.topics.read import identified
 from common.wire.plans import decode_plan
 from services.admin.live.event_data import member_event, plan_event, update_event, verdict_event
 from services.admin.live.feed import Feed
-from services.admin.live.job_answer import Heads
+from services.admin.live.job_answer import JobHeaderCache
 from services.admin.live.view import JobView
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class _DeletedError(Exception):
     """There is no such job any more."""
 
 
-class Follower:
+class JobFollower:
     """Follows one job from `start` until `stop`, or until the job is deleted.
 
     Attributes:
@@ -96,9 +96,9 @@ class Follower:
         self._plans_at = 0.0  # when to look for the topic again; 0: nobody looked yet
         self._told_at = 0.0  # when the last event of an update was made
         self._untold = 0  # updates since
-        self._heads = Heads()
+        self._heads = JobHeaderCache()
         self._thread = threading.Thread(target=self._run, name=f"follow {self.job}", daemon=True)
-        self._looker = Looker(record, sources.log, sources.open_board, _log)
+        self._looker = Poller(record, sources.log, sources.open_board, _log)
         self._outage = Outage(_log.bind(job=self.job), "kafka")
 
     @property

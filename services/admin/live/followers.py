@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from common.errors import NotFoundError, UnavailableError
-from services.admin.live.follower import Follower
+from services.admin.live.follower import JobFollower
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -54,9 +54,9 @@ class Followers:
         self._idle_s = idle_s
         self._ready_s = ready_s
         self._lock = threading.Lock()
-        self._followers = dict[str, Follower]()
+        self._followers = dict[str, JobFollower]()
         self._asked_at = dict[str, float]()
-        self._left = list[Follower]()  # told to stop, perhaps not gone yet
+        self._left = list[JobFollower]()  # told to stop, perhaps not gone yet
         self._keeper: threading.Thread | None = None
 
     def start(self) -> None:
@@ -64,7 +64,7 @@ class Followers:
         with self._lock:
             self._keep()
 
-    def of(self, job: str) -> Follower:
+    def of(self, job: str) -> JobFollower:
         """Whoever follows a job, from now on if nobody did; it may not know all yet.
 
         Raises:
@@ -76,7 +76,7 @@ class Followers:
             self._asked_at[job] = monotonic()
             return self._begun(job)
 
-    async def ready(self, job: str) -> Follower:
+    async def ready(self, job: str) -> JobFollower:
         """Whoever follows a job and knows all that had happened before it was asked.
 
         Raises:
@@ -90,7 +90,7 @@ class Followers:
         follower.check()
         return follower
 
-    def following(self) -> dict[str, Follower]:
+    def following(self) -> dict[str, JobFollower]:
         """Those who follow a job that is not stopped, and know all that had happened before."""
         with self._lock:
             jobs = self._sources.jobs()
@@ -100,7 +100,7 @@ class Followers:
                 if each.ready and job in jobs and followed(jobs[job])
             }
 
-    async def known(self, jobs: Collection[str]) -> dict[str, Follower]:
+    async def known(self, jobs: Collection[str]) -> dict[str, JobFollower]:
         """Those who follow these jobs and know all that had happened before.
 
         Waits a moment for those who have just begun, and begins with none: what rests is not
@@ -143,7 +143,7 @@ class Followers:
             self._keeper = threading.Thread(target=self._sweep, name="followers", daemon=True)
             self._keeper.start()
 
-    def _begun(self, job: str) -> Follower:
+    def _begun(self, job: str) -> JobFollower:
         """Whoever follows a job, from now on if nobody did; the lock is held."""
         if self._ending.is_set():
             raise UnavailableError("this service is shutting down")
@@ -154,7 +154,7 @@ class Followers:
         if follower is not None and _failed_long_ago(follower):
             follower = None
         if follower is None:
-            follower = self._followers[job] = Follower(record, self._sources)
+            follower = self._followers[job] = JobFollower(record, self._sources)
             follower.start()
         return follower
 
@@ -189,5 +189,5 @@ def followed(record: JobRecord) -> bool:
     return record.wanted != "stopped"
 
 
-def _failed_long_ago(follower: Follower) -> bool:
+def _failed_long_ago(follower: JobFollower) -> bool:
     return follower.ended_s is not None and monotonic() - follower.ended_s > FAILED_S

@@ -12,7 +12,7 @@ from services.admin.live.view import JobView
 _MOST = 1000  # answers that are kept, a few kilobytes each
 
 
-class Heads:
+class JobHeaderCache:
     """All of a job's answer but its state and its progress, which come last."""
 
     def __init__(self) -> None:

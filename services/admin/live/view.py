@@ -21,8 +21,8 @@ from common.api.jobs import progress_answer, update_answers
 from common.core.messages import Drifted, Evaluated, UpdateApplied
 from common.jobs.progress import KEPT, JobProgress
 from common.provisioning.ledger import FleetLedger
-from services.admin.live.course import Course
 from services.admin.live.evaluations import Evaluations
+from services.admin.live.loss_curve import LossCurve
 from services.admin.live.machines import lives_of, workers_of
 from services.admin.live.thinned import Thinned
 
@@ -67,7 +67,7 @@ class JobView:
     ) -> None:
         self.job = JobProgress(record, updates_start, control_start, kept)
         self.ledger = FleetLedger(minimum_billing_s)
-        self._course = Course()
+        self._course = LossCurve()
         self._lags = Thinned[LagSample]()
         self._evaluations = Evaluations(record.spec.streams)
 
@@ -98,7 +98,7 @@ class JobView:
         row = self.job.newest() if isinstance(record, UpdateApplied) else None
         if row is not None:
             if row.version != before + 1:  # whom the first records showed to lead did not
-                self._course = Course()
+                self._course = LossCurve()
             self._course.append(row)
         return True
 

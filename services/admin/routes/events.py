@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from services.admin.live.follower import Follower
+    from services.admin.live.follower import JobFollower
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -71,7 +71,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        follower: Follower,
+        follower: JobFollower,
         last_event_id: str = "",
         allowed: Callable[[], bool] = lambda: True,
     ) -> None:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from common.api.answers import JobSummary
     from common.jobs.edit import Value
-    from common.jobs.store import JobBook, JobRecord
+    from common.jobs.store import JobRecord, JobStore
     from common.ports.servers import Log
-    from services.admin.live.follower import Follower
+    from services.admin.live.follower import JobFollower
     from services.admin.service import Service
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -211,7 +211,7 @@ def _fingerprint(caller: str, key: str, spec: JobSpec) -> str:
     return f"{fingerprint(f'{caller} {key}')}:{fingerprint(spec.model_dump_json())}"
 
 
-def _submit(book: JobBook, spec: JobSpec, asked: str) -> tuple[JobRecord, bool]:
+def _submit(book: JobStore, spec: JobSpec, asked: str) -> tuple[JobRecord, bool]:
     """Submit a job, unless this very request has done so; True where it had not.
 
     Raises:
@@ -231,7 +231,7 @@ def _submit(book: JobBook, spec: JobSpec, asked: str) -> tuple[JobRecord, bool]:
         return meanwhile, False
 
 
-def _made_by(book: JobBook, asked: str) -> JobRecord | None:
+def _made_by(book: JobStore, asked: str) -> JobRecord | None:
     """The job that a request made, None if it made none yet.
 
     Raises:
@@ -252,7 +252,7 @@ def _made_by(book: JobBook, asked: str) -> JobRecord | None:
     return None
 
 
-def _change(book: JobBook, job: str, patch: JobPatch, reason: str) -> JobRecord:
+def _change(book: JobStore, job: str, patch: JobPatch, reason: str) -> JobRecord:
     """Change settings first, then what is wanted; what cannot be done whole is not begun.
 
     Raises:
@@ -288,7 +288,7 @@ def _change(book: JobBook, job: str, patch: JobPatch, reason: str) -> JobRecord:
     return record
 
 
-def _delete(book: JobBook, log: Log, job: str) -> None:
+def _delete(book: JobStore, log: Log, job: str) -> None:
     """Delete a job that runs no more, nor its machines.
 
     Raises:
@@ -301,7 +301,7 @@ def _delete(book: JobBook, log: Log, job: str) -> None:
     book.delete(job)
 
 
-def _summary(record: JobRecord, follower: Follower | None, now: float) -> JobSummary:
+def _summary(record: JobRecord, follower: JobFollower | None, now: float) -> JobSummary:
     if follower is None or not followed(record):
         return job_summary(record, None, now)
     with follower.view() as view:
@@ -313,7 +313,7 @@ def _told_new(service: Service, record: JobRecord) -> bytes:
     return service.heads.told(JobView(record), record, service.clock())
 
 
-def _told_job(service: Service, record: JobRecord, follower: Follower) -> bytes:
+def _told_job(service: Service, record: JobRecord, follower: JobFollower) -> bytes:
     """A job and how far it is, a `JobAnswer` as JSON.
 
     Args:

@@ -16,7 +16,7 @@ from services.admin.service import service_of
 
 if TYPE_CHECKING:
     from common.api.answers import Answer
-    from services.admin.live.follower import Follower
+    from services.admin.live.follower import JobFollower
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[VIEWER])
 
@@ -67,7 +67,7 @@ async def curves(request: Request, job: JobName) -> Response:
     return await asyncio.to_thread(_curves, follower, service.clock())
 
 
-def _curves(follower: Follower, now: float) -> Response:
+def _curves(follower: JobFollower, now: float) -> Response:
     with follower.view() as view:
         told = view.curves(now)
     return _answer(told)

@@ -15,7 +15,7 @@ from common.core.audit import audit as fold
 from common.core.messages import Opened
 from common.core.spans import Partition, Span
 from common.errors import UnknownTopicError
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.topics import names as topics
 from common.topics.read import read_decoded
 from common.wire.messages import decode_audit, decode_claim
@@ -45,7 +45,7 @@ def audit(
     Example: [bold]doll audit digits --last 5[/]
     """
     log = outside_of(context).open_log()
-    record = JobBook(log).get(job)
+    record = JobStore(log).get(job)
     first = record.first
     control, updates = topics.control_topic(job), topics.updates_topic(job)
     for topic in (control, updates):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.core.messages import Positions
-    from common.jobs.store import JobBook, JobRecord
+    from common.jobs.store import JobRecord, JobStore
     from common.ports.servers import Board, Log, Writer
 
 # What Kafka's format adds to a record, one in a batch of its own as with a low rate: 61 bytes of
@@ -59,7 +59,7 @@ class BoundedTopic:
 
     Raises:
         UnknownTopicError: If there is no such topic.
-        UnavailableError: If Kafka is away.
+        UnavailableError: If Kafka is unavailable.
     """
 
     def __init__(  # noqa: PLR0913 -- everything that it touches
@@ -69,7 +69,7 @@ class BoundedTopic:
         topic: str,
         *,
         keeps_bytes: int,
-        book: JobBook,
+        book: JobStore,
         open_board: Callable[[str], Board],
         wait: Callable[[float], None],
         say: Callable[[str], None],
@@ -215,17 +215,17 @@ class BoundedTopic:
         board = self._boards.get(job)
         if board is None:
             board = self._boards[job] = self._open_board(job)
-        standing = board.get_standing()
-        if standing is None:
+        leader_status = board.get_leader_status()
+        if leader_status is None:
             return record.first
         for data in board.snapshots():
             try:
                 snapshot = from_bytes(data).snapshot
             except (CorruptError, FutureFormatError):
                 continue
-            if snapshot.by == standing.epoch:
+            if snapshot.by == leader_status.epoch:
                 return snapshot.settled
-        return standing.settled or record.first
+        return leader_status.settled or record.first
 
     def _largest_in(self, place: Partition) -> int:
         """What the largest record that is there already takes."""

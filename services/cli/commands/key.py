@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from common.api.keys import KeyBook, Role
+from common.api.keys import KeyStore, Role
 from services.cli.system.outside import outside_of
 
 app = typer.Typer(no_args_is_help=True, help="Create and revoke API keys of the admin service.")
@@ -72,8 +72,8 @@ def revoke(context: typer.Context, name: Name) -> None:
     typer.echo(f'key "{name}" is revoked')
 
 
-def _book(context: typer.Context) -> KeyBook:
-    return KeyBook(outside_of(context).open_log())
+def _book(context: typer.Context) -> KeyStore:
+    return KeyStore(outside_of(context).open_log())
 
 
 def _time(seconds: float) -> str:

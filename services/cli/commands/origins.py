@@ -22,7 +22,7 @@ from common.wire.messages import decode_audit
 if TYPE_CHECKING:
     from common.config.servers import Outside
     from common.jobs.spec import JobSpec
-    from common.jobs.store import JobBook
+    from common.jobs.store import JobStore
 
 
 class Beginning(NamedTuple):
@@ -32,7 +32,7 @@ class Beginning(NamedTuple):
     told: str
 
 
-def begin_with(source: str, spec: JobSpec, book: JobBook, outside: Outside) -> Beginning:
+def begin_with(source: str, spec: JobSpec, book: JobStore, outside: Outside) -> Beginning:
     """Find a checkpoint that counts, see that it fits, and copy it.
 
     Args:
@@ -45,7 +45,7 @@ def begin_with(source: str, spec: JobSpec, book: JobBook, outside: Outside) -> B
         UserError: If there is no such job, no such checkpoint, no object storage or no PyTorch, or
             if the model is another.
         FutureFormatError: If a newer program wrote a checkpoint of that job.
-        UnavailableError: If Kafka or object storage is away.
+        UnavailableError: If Kafka or object storage is unavailable.
     """
     need_torch(f"--from {source}")
     from common.jobs.build import trainer_of  # noqa: PLC0415 -- torch takes seconds to load

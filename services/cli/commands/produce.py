@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from common.datasets.records import count
 from common.embedded.kafka import KEPT_BYTES
 from common.errors import UnavailableError, UnknownTopicError, UserError
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.topics.names import check_stream
 from services.cli.commands import sources
@@ -96,7 +96,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
                 writer,
                 topic,
                 keeps_bytes=KEPT_BYTES,
-                book=JobBook(log),
+                book=JobStore(log),
                 open_board=outside.open_board,
                 wait=time.sleep,
                 say=say,

@@ -129,13 +129,13 @@ class Backlog:
         self._first_end = sum(log.bounds(partition).end for partition in self._partitions)
 
     def room(self, sent: int) -> int:
-        """How many records may go now; none while the job's standing cannot be read."""
+        """How many records may go now; none while the leader's status cannot be read."""
         try:
-            standing = self._board.get_standing()
+            leader_status = self._board.get_leader_status()
             bounds = {partition: self._log.bounds(partition) for partition in self._partitions}
         except UnavailableError:
             return 0
-        settled = standing.settled if standing else {}
+        settled = leader_status.settled if leader_status else {}
         below = sum(settled.get(place, bound.start) for place, bound in bounds.items())
         # Our own records may still be on their way, those of others are counted by the log alone.
         end = max(sum(bound.end for bound in bounds.values()), self._first_end + sent)

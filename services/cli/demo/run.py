@@ -14,8 +14,8 @@ from common.checkpoints.store import CheckpointStore
 from common.embedded.services import stop_all
 from common.errors import DollError, UnavailableError
 from common.jobs.progress import JobProgress
-from common.jobs.store import JobBook
-from common.jobs.watching import HistoryReader, Looker, read_history
+from common.jobs.store import JobStore
+from common.jobs.watching import HistoryReader, Poller, read_history
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_blobs, open_board, open_log
 from common.telemetry.logging import event_logger
@@ -79,7 +79,7 @@ class Demo:
         self._sent = 0
         self._preemption = Preemption(plan.records // 2, plan.away_s)
         self._began_s = 0.0  # to stream, since 1970
-        self._book = JobBook(self.log)
+        self._book = JobStore(self.log)
         spec = plan.job()
         for stream in spec.streams:
             self.log.create_topics([NewTopic(stream, plan.partitions)])
@@ -96,7 +96,7 @@ class Demo:
             self.fleet = FleetWatch(self.log, plan.name)
         self._board = open_board(settings, plan.name)
         self._history = HistoryReader(plan.name, self.log)
-        self._looker = Looker(self.record, lambda: self.log, lambda _: self._board, _log)
+        self._looker = Poller(self.record, lambda: self.log, lambda _: self._board, _log)
         self.progress = JobProgress(self.record)
 
     def close(self) -> None:
@@ -256,12 +256,12 @@ class Demo:
         return {worker for worker, status in statuses.items() if status == "alive"}
 
     def _ready(self) -> bool:
-        return self.progress.seen.standing is not None and self._workers <= self._alive()
+        return self.progress.seen.leader_status is not None and self._workers <= self._alive()
 
     def _settled(self) -> int:
         """Records that a checkpoint covers."""
-        standing = self.progress.seen.standing
-        settled = standing.settled if standing else {}
+        leader_status = self.progress.seen.leader_status
+        settled = leader_status.settled if leader_status else {}
         return sum(settled.get(place, at) - at for place, at in self.record.first.items())
 
     def _at_rest(self) -> bool:

@@ -22,8 +22,8 @@ from common.jobs.check import check_submission
 from common.jobs.progress import JobProgress
 from common.jobs.quarantine import Quarantine
 from common.jobs.spec import parse_job
-from common.jobs.store import JobBook
-from common.jobs.watching import HistoryReader, Looker, look_at_jobs, read_history
+from common.jobs.store import JobStore
+from common.jobs.watching import HistoryReader, Poller, look_at_jobs, read_history
 from common.learning.checkpoint import save_weights
 from common.learning.torch_here import need_torch
 from common.planning.replan import (
@@ -92,7 +92,7 @@ class Direct:
     def jobs(self) -> JobList:
         """See the protocol."""
         log, now = self._outside.open_log(), time.time()
-        book = JobBook(log)
+        book = JobStore(log)
         records = book.read()
         found = look_at_jobs(records, log, self._outside.open_board, now)
         return JobList(
@@ -140,12 +140,12 @@ class Direct:
     def watch(self, name: str) -> DirectlyWatched:
         """See the protocol."""
         log = self._outside.open_log()
-        return DirectlyWatched(name, log, self._outside.open_board, JobBook(log))
+        return DirectlyWatched(name, log, self._outside.open_board, JobStore(log))
 
     def model(self, name: str, wish: Wish, tell: Callable[[str], object]) -> PulledModel:
         """See the protocol."""
         log = self._outside.open_log()
-        spec = JobBook(log).get(name).spec
+        spec = JobStore(log).get(name).spec
         found = find_model(name, wish, self._outside, log, tell)
         layout = found.layout or _layout(spec, self._outside.settings.tasks)
         made = found.made
@@ -174,7 +174,7 @@ class Direct:
     def provisioning(self, name: str, limit: int) -> ProvisioningAnswer:
         """See the protocol."""
         log, settings = self._outside.open_log(), self._outside.settings
-        spec = JobBook(log).get(name).spec
+        spec = JobStore(log).get(name).spec
         if spec.provisioning is None or spec.policy is None:
             raise NotFoundError(not_provisioned(name))
         least_s = minimum_billing_s(market_of(settings)) if settings.market else {}
@@ -186,7 +186,7 @@ class Direct:
     def replan(self, name: str, reason: str) -> None:
         """See the protocol."""
         log = self._outside.open_log()
-        check_replan(JobBook(log).get(name), read_ledger(log, name))
+        check_replan(JobStore(log).get(name), read_ledger(log, name))
         ask_to_replan(log, name, ReplanAsked(time.time(), BY, reason))
 
     def prices(self) -> PricesAnswer:
@@ -195,8 +195,8 @@ class Direct:
         market = market_of(settings)
         return prices_answer(market, open_prices(settings, market).look(), time.time())
 
-    def _book(self) -> JobBook:
-        return JobBook(self._outside.open_log())
+    def _book(self) -> JobStore:
+        return JobStore(self._outside.open_log())
 
 
 def quarantine_of(log: Log, job: str) -> Quarantine:
@@ -206,7 +206,7 @@ def quarantine_of(log: Log, job: str) -> Quarantine:
         NotFoundError: If there is no such job; its topic alone would be an unknown one.
         UnavailableError: If Kafka is unavailable.
     """
-    JobBook(log).get(job)
+    JobStore(log).get(job)
     return Quarantine(log, job)
 
 
@@ -235,13 +235,13 @@ class DirectlyWatched:
     """
 
     def __init__(
-        self, job: str, log: Log, open_board: Callable[[str], Board], book: JobBook
+        self, job: str, log: Log, open_board: Callable[[str], Board], book: JobStore
     ) -> None:
         self._job = job
         self._log = log
         self._book = book
         self._record = book.get(job)
-        self._looker = Looker(self._record, lambda: log, open_board, _log)
+        self._looker = Poller(self._record, lambda: log, open_board, _log)
         self._history: HistoryReader | None = None
         self._progress = JobProgress(self._record)
         with suppress(UnknownTopicError):  # its record says why nobody works on it

@@ -11,9 +11,9 @@ from botocore.stub import ANY, Stubber
 
 from common.adapters.ec2.client import asking
 from common.adapters.ec2.fleet import Ec2Fleet
-from common.config.market_file import Ec2Lender, Market, OnDemandPool, SpotPool
+from common.config.market_file import Ec2Provider, Market, OnDemandPool, SpotPool
 from common.errors import OutsideError, UnavailableError
-from common.ports.machines import LaunchOrder, Refused
+from common.ports.machines import LaunchRequest, Refused
 from common.provisioning.records import client_token
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
 
 TOKEN = client_token("digits", 7)
-SPOT = LaunchOrder(7, TOKEN, 3, "spot", "w3-7")
+SPOT = LaunchRequest(7, TOKEN, 3, "spot", "w3-7")
 ON_DEMAND = SPOT._replace(pool="on-demand")
 TAGS = [
     {"Key": "doll:job", "Value": "digits"},
@@ -54,15 +54,17 @@ def ec2(client: EC2Client) -> Iterator[Stubber]:
 
 
 def fleet_of(client: EC2Client, subnets: tuple[str, ...] = (), **spot: tuple[str, ...]) -> Ec2Fleet:
-    lender = Ec2Lender(
+    provider = Ec2Provider(
         region="eu-central-1",
         launch_template="doll-worker",
         launch_template_version="4",
         subnets=subnets,
     )
     pool = SpotPool.model_validate({"usd_per_hour": 0.1, **spot})
-    market = Market(fleet="ec2", on_demand=OnDemandPool(usd_per_hour=0.3), spot=(pool,), ec2=lender)
-    return Ec2Fleet(market, lender, "digits", client)
+    market = Market(
+        fleet="ec2", on_demand=OnDemandPool(usd_per_hour=0.3), spot=(pool,), ec2=provider
+    )
+    return Ec2Fleet(market, provider, "digits", client)
 
 
 @pytest.fixture

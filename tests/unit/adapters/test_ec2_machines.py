@@ -9,13 +9,13 @@ import pytest
 
 from common.adapters.ec2.machines import machine_of, tags_of
 from common.errors import WireError
-from common.ports.machines import LaunchOrder, Machine
+from common.ports.machines import LaunchRequest, Machine
 
 if TYPE_CHECKING:
     from types_boto3_ec2.literals import InstanceStateNameType
     from types_boto3_ec2.type_defs import InstanceTypeDef
 
-ORDER = LaunchOrder(7, "doll-7", 3, "spot", "w3-7")
+ORDER = LaunchRequest(7, "doll-7", 3, "spot", "w3-7")
 AT_S = 1_800_000_000.0
 RUNNING = Machine("i-1", 7, 3, "spot", "w3-7", "running", AT_S)
 

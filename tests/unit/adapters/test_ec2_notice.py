@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from common.adapters.ec2.notice import Ec2Notices
 from common.errors import OutsideError, UnavailableError
 from common.ports.servers import Notice
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 from common.testing.metadata_server import INTERRUPTION, REBALANCE, TOKEN, MetadataServer
 
 if TYPE_CHECKING:
@@ -29,19 +29,19 @@ DEAD_PROXY = "http://127.0.0.1:1"
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def server(clock: HandClock) -> Iterator[MetadataServer]:
+def server(clock: ManualClock) -> Iterator[MetadataServer]:
     with MetadataServer(clock) as server:
         server.interrupt(AT_S)
         yield server
 
 
 @pytest.fixture
-def notices(server: MetadataServer, clock: HandClock) -> Ec2Notices:
+def notices(server: MetadataServer, clock: ManualClock) -> Ec2Notices:
     return Ec2Notices(server.endpoint, PATIENCE_S, clock)
 
 
@@ -52,7 +52,7 @@ def test_one_token_serves_many_looks(server: MetadataServer, notices: Ec2Notices
 
 
 def test_a_token_is_renewed_before_it_runs_out(
-    server: MetadataServer, notices: Ec2Notices, clock: HandClock
+    server: MetadataServer, notices: Ec2Notices, clock: ManualClock
 ) -> None:
     for _ in range(360):
         assert notices.look() == NOTICE

@@ -10,7 +10,7 @@ import pytest
 from botocore.stub import ANY, Stubber
 
 from common.adapters.ec2.prices import Ec2Prices
-from common.config.market_file import Ec2Lender, SpotPool
+from common.config.market_file import Ec2Provider, SpotPool
 from common.errors import OutsideError, UnavailableError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NOW_S = 1_800_000_000.0
 CALL = "describe_spot_price_history"
-LENDER = Ec2Lender(region="eu-central-1", launch_template="doll-worker")
+PROVIDER = Ec2Provider(region="eu-central-1", launch_template="doll-worker")
 
 
 SMALL = SpotPool(usd_per_hour="history", instance_types=("c5.large", "c6i.large"))
@@ -46,7 +46,7 @@ def ec2(client: EC2Client) -> Iterator[Stubber]:
 
 @pytest.fixture
 def prices(client: EC2Client) -> Ec2Prices:
-    return Ec2Prices(LENDER, {"small": SMALL, "big": BIG}, lambda: NOW_S, client)
+    return Ec2Prices(PROVIDER, {"small": SMALL, "big": BIG}, lambda: NOW_S, client)
 
 
 def record(

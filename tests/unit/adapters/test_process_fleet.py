@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from common.adapters.local.records import Records, record_of
 from common.adapters.local.table import Table
-from common.ports.machines import LaunchOrder
-from common.testing.clock import HandClock
-from tests.contract.fleet_lenders import ON_DEMAND, SPOT, Processes
+from common.ports.machines import LaunchRequest
+from common.testing.clock import ManualClock
+from tests.contract.fleet_providers import ON_DEMAND, SPOT, Processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,20 +33,20 @@ NOON_S = 1_800_000_000.0
 
 
 @pytest.fixture
-def lender(tmp_path: Path) -> Iterator[Processes]:
-    with closing(Processes(tmp_path, clock=HandClock(NOON_S))) as made:
+def provider(tmp_path: Path) -> Iterator[Processes]:
+    with closing(Processes(tmp_path, clock=ManualClock(NOON_S))) as made:
         yield made
 
 
-def order(launch: int, pool: str = SPOT) -> LaunchOrder:
-    return LaunchOrder(launch, f"doll-{launch}", launch, pool, f"w{launch}")
+def order(launch: int, pool: str = SPOT) -> LaunchRequest:
+    return LaunchRequest(launch, f"doll-{launch}", launch, pool, f"w{launch}")
 
 
 RECORD = record_of(order(1), NOON_S)
 
 
-def records(lender: Processes) -> Records:
-    return Records(lender.folder / "digits" / "machines")
+def records(provider: Processes) -> Records:
+    return Records(provider.folder / "digits" / "machines")
 
 
 def await_that(holds: Callable[[], bool]) -> None:
@@ -66,88 +66,88 @@ def machine_of(fleet: ProcessFleet, launch: int) -> Machine:
     return found
 
 
-def advance(lender: Processes, seconds: float) -> None:
-    assert isinstance(lender.clock, HandClock)
-    lender.clock.advance(seconds)
+def advance(provider: Processes, seconds: float) -> None:
+    assert isinstance(provider.clock, ManualClock)
+    provider.clock.advance(seconds)
 
 
 # --- ends ----------------------------------------------------------------------------------------
 
 
-def test_a_machine_goes_in_time_though_nobody_looks(lender: Processes) -> None:
-    with closing(lender.fleet()) as fleet:
+def test_a_machine_goes_in_time_though_nobody_looks(provider: Processes) -> None:
+    with closing(provider.fleet()) as fleet:
         fleet.launch([order(1), order(2)])
-        await_that(lambda: lender.running().keys() == {1, 2})
-        lender.preempt(1)
-        await_that(lambda: lender.running().keys() == {2})
+        await_that(lambda: provider.running().keys() == {1, 2})
+        provider.preempt(1)
+        await_that(lambda: provider.running().keys() == {2})
         assert machine_of(fleet, 1).cause == "preempted"
 
 
 def test_an_outage_that_is_over_when_somebody_looks_still_took_the_machine(
-    lender: Processes,
+    provider: Processes,
 ) -> None:
-    lender.weather.outages_s[1] = (30.0, 40.0)
-    with closing(lender.fleet()) as fleet:
+    provider.weather.outages_s[1] = (30.0, 40.0)
+    with closing(provider.fleet()) as fleet:
         fleet.launch([order(1), order(2)])
-        await_that(lambda: lender.running().keys() == {1, 2})
+        await_that(lambda: provider.running().keys() == {1, 2})
         fleet.machines()
-        advance(lender, 60.0)
+        advance(provider, 60.0)
         await_that(lambda: state(fleet, 1) == "ended")
         assert state(fleet, 2) == "running"
 
 
 def test_a_machine_of_a_slot_that_was_down_while_no_fleet_stood_is_left_in_peace(
-    lender: Processes,
+    provider: Processes,
 ) -> None:
-    lender.weather.outages_s[1] = (30.0, 40.0)
-    with closing(lender.fleet()) as fleet:
+    provider.weather.outages_s[1] = (30.0, 40.0)
+    with closing(provider.fleet()) as fleet:
         fleet.launch([order(1)])
-        await_that(lambda: lender.running().keys() == {1})
-    advance(lender, 60.0)
-    with closing(lender.fleet()) as fleet:
+        await_that(lambda: provider.running().keys() == {1})
+    advance(provider, 60.0)
+    with closing(provider.fleet()) as fleet:
         assert state(fleet, 1) == "running"
         assert fleet.launch([order(2)]) == ()
 
 
-def test_with_notice_a_machine_is_told_before_it_is_made_to_go(lender: Processes) -> None:
-    lender.program, lender.notice_s = DEAF, 30.0
-    with closing(lender.fleet()) as fleet:
+def test_with_notice_a_machine_is_told_before_it_is_made_to_go(provider: Processes) -> None:
+    provider.program, provider.notice_s = DEAF, 30.0
+    with closing(provider.fleet()) as fleet:
         fleet.launch([order(1)])
-        await_that(lambda: (lender.folder / "w1.log").read_text() == "ready\n")
-        lender.preempt(1)
+        await_that(lambda: (provider.folder / "w1.log").read_text() == "ready\n")
+        provider.preempt(1)
         for _ in range(3):
             assert state(fleet, 1) == "running"
-            advance(lender, 9.0)
-        advance(lender, 9.0)
+            advance(provider, 9.0)
+        advance(provider, 9.0)
         await_that(lambda: state(fleet, 1) == "ended")
         ended = machine_of(fleet, 1)
         assert (ended.cause, ended.detail) == ("preempted", "exit code -9")
 
 
 def test_a_machine_that_heeds_its_notice_ends_by_itself_and_was_preempted(
-    lender: Processes,
+    provider: Processes,
 ) -> None:
-    lender.notice_s = 30.0
-    with closing(lender.fleet()) as fleet:
+    provider.notice_s = 30.0
+    with closing(provider.fleet()) as fleet:
         fleet.launch([order(1)])
-        await_that(lambda: lender.running().keys() == {1})
-        lender.preempt(1)
+        await_that(lambda: provider.running().keys() == {1})
+        provider.preempt(1)
         await_that(lambda: state(fleet, 1) == "ended")
         ended = machine_of(fleet, 1)
         assert (ended.cause, ended.detail) == ("preempted", "exit code -15")
 
 
-def test_a_machine_that_was_given_back_and_does_not_leave_is_made_to(lender: Processes) -> None:
-    lender.program = DEAF
-    with closing(lender.fleet()) as fleet:
+def test_a_machine_that_was_given_back_and_does_not_leave_is_made_to(provider: Processes) -> None:
+    provider.program = DEAF
+    with closing(provider.fleet()) as fleet:
         fleet.launch([order(1, ON_DEMAND)])
-        await_that(lambda: (lender.folder / "w1.log").read_text() == "ready\n")
-        (below,) = lender.running()[1].children()
+        await_that(lambda: (provider.folder / "w1.log").read_text() == "ready\n")
+        (below,) = provider.running()[1].children()
         fleet.release([machine_of(fleet, 1).id])
-        advance(lender, lender.leave_s - 1)
+        advance(provider, provider.leave_s - 1)
         assert state(fleet, 1) == "running"
-    advance(lender, 1.0)
-    with closing(lender.fleet()) as another:  # who takes over goes on with it
+    advance(provider, 1.0)
+    with closing(provider.fleet()) as another:  # who takes over goes on with it
         await_that(lambda: state(another, 1) == "ended")
         ended = machine_of(another, 1)
         assert (ended.cause, ended.detail) == ("released", "exit status unknown")
@@ -159,79 +159,79 @@ def alive(process: psutil.Process) -> bool:
 
 
 def test_a_machine_that_ended_is_named_for_an_hour_and_its_token_is_never_free(
-    lender: Processes,
+    provider: Processes,
 ) -> None:
-    with closing(lender.fleet()) as fleet:
+    with closing(provider.fleet()) as fleet:
         fleet.launch([order(1)])
         fleet.release([order(1).token])
         await_that(lambda: state(fleet, 1) == "ended")
-        advance(lender, 3599.0)
+        advance(provider, 3599.0)
         assert [machine.ended_s for machine in fleet.machines()] == [NOON_S]
-        advance(lender, 2.0)
+        advance(provider, 2.0)
         assert fleet.machines() == ()
         assert fleet.launch([order(1)]) == ()
-        assert lender.running() == {}
+        assert provider.running() == {}
 
 
 # --- once ----------------------------------------------------------------------------------------
 
 
-def test_of_several_who_launch_at_once_each_order_is_carried_out_once(lender: Processes) -> None:
+def test_of_several_who_launch_at_once_each_order_is_carried_out_once(provider: Processes) -> None:
     orders = [order(launch) for launch in range(1, 9)]
-    fleets = [lender.fleet() for _ in range(4)]
+    fleets = [provider.fleet() for _ in range(4)]
     with ThreadPoolExecutor(4) as threads:
         refused = list(threads.map(lambda fleet: fleet.launch(orders), fleets))
     assert refused == [()] * 4
-    assert len(lender.started) == 8
+    assert len(provider.started) == 8
     for fleet in fleets:
         await_that(lambda fleet=fleet: len(fleet.machines()) == 8)  # type: ignore[misc] # bound now
 
 
-def test_an_order_whose_launcher_died_over_it_has_failed_after_a_while(lender: Processes) -> None:
-    records(lender).claim("doll-1", RECORD)
-    with closing(lender.fleet()) as fleet:
+def test_an_order_whose_launcher_died_over_it_has_failed_after_a_while(provider: Processes) -> None:
+    records(provider).claim("doll-1", RECORD)
+    with closing(provider.fleet()) as fleet:
         assert fleet.launch([order(1)]) == ()
-        advance(lender, 9.0)
+        advance(provider, 9.0)
         assert fleet.machines() == ()
-        advance(lender, 2.0)
+        advance(provider, 2.0)
         assert (machine_of(fleet, 1).cause, state(fleet, 1)) == ("failed", "ended")
-        assert lender.running() == {}
+        assert provider.running() == {}
 
 
 def test_a_machine_that_was_told_to_leave_by_one_who_died_has_ended_when_it_is_gone(
-    lender: Processes,
+    provider: Processes,
 ) -> None:
-    records(lender).claim("doll-1", replace(RECORD, leaving="preempted", leave_by_s=NOON_S + 1))
-    advance(lender, 2.0)
-    with closing(lender.fleet()) as fleet:
+    records(provider).claim("doll-1", replace(RECORD, leaving="preempted", leave_by_s=NOON_S + 1))
+    advance(provider, 2.0)
+    with closing(provider.fleet()) as fleet:
         found = machine_of(fleet, 1)
         assert (found.cause, found.ended_s) == ("preempted", NOON_S + 2)  # not 10 s after its start
 
 
-def test_a_process_that_appears_after_it_was_given_up_is_ended(lender: Processes) -> None:
+def test_a_process_that_appears_after_it_was_given_up_is_ended(provider: Processes) -> None:
     given_up = replace(RECORD, at_s=NOON_S - 60, ended_s=NOON_S - 50, cause="failed")
-    records(lender).claim("doll-1", given_up)
-    lender.start("w1", Table("digits", lender.folder).environment("doll-1"))
-    with closing(lender.fleet()) as fleet:
-        await_that(lambda: state(fleet, 1) == "ended" and not lender.running())
+    records(provider).claim("doll-1", given_up)
+    provider.start("w1", Table("digits", provider.folder).environment("doll-1"))
+    with closing(provider.fleet()) as fleet:
+        await_that(lambda: state(fleet, 1) == "ended" and not provider.running())
 
 
-def test_a_machine_whose_record_was_deleted_is_ended(lender: Processes) -> None:
-    with closing(lender.fleet()) as fleet:
+def test_a_machine_whose_record_was_deleted_is_ended(provider: Processes) -> None:
+    with closing(provider.fleet()) as fleet:
         fleet.launch([order(1)])
-        await_that(lambda: lender.running().keys() == {1})
-        for path in (lender.folder / "digits" / "machines").iterdir():
+        await_that(lambda: provider.running().keys() == {1})
+        for path in (provider.folder / "digits" / "machines").iterdir():
             path.unlink()
         assert fleet.machines() == ()
-        await_that(lambda: not lender.running())
+        await_that(lambda: not provider.running())
 
 
-def test_what_a_machine_starts_is_no_machine(lender: Processes) -> None:
-    lender.program = DEAF
-    with closing(lender.fleet()) as fleet:
+def test_what_a_machine_starts_is_no_machine(provider: Processes) -> None:
+    provider.program = DEAF
+    with closing(provider.fleet()) as fleet:
         fleet.launch([order(1)])
-        await_that(lambda: (lender.folder / "w1.log").read_text() == "ready\n")
-        main = lender.running()[1]
+        await_that(lambda: (provider.folder / "w1.log").read_text() == "ready\n")
+        main = provider.running()[1]
         assert [child.environ()["DOLL_MACHINE"] for child in main.children()]
         assert len(fleet.machines()) == 1
         main.kill()
@@ -239,15 +239,15 @@ def test_what_a_machine_starts_is_no_machine(lender: Processes) -> None:
 
 
 def test_fleets_on_other_folders_are_others_whatever_the_job_is_called(
-    lender: Processes, tmp_path_factory: pytest.TempPathFactory
+    provider: Processes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with (
         closing(Processes(tmp_path_factory.mktemp("another"))) as another,
-        closing(lender.fleet()) as fleet,
+        closing(provider.fleet()) as fleet,
         closing(another.fleet()) as elsewhere,
     ):
         assert fleet.launch([order(1)]) == elsewhere.launch([order(1)]) == ()
-        await_that(lambda: lender.running().keys() == another.running().keys() == {1})
+        await_that(lambda: provider.running().keys() == another.running().keys() == {1})
         elsewhere.release([order(1).token])
         await_that(lambda: state(elsewhere, 1) == "ended")
         assert state(fleet, 1) == "running"
@@ -260,22 +260,22 @@ from common.adapters.local.fleet import ProcessFleet
 from common.adapters.local.market import Chains
 from common.embedded.process import Child
 from common.config.market_file import Market, OnDemandPool
-from common.ports.machines import LaunchOrder
+from common.ports.machines import LaunchRequest
 def start(worker, environment):
     return Child(["sleep", "600"], Path(sys.argv[1], worker), environment, stays=True)
 market = Market(on_demand=OnDemandPool(usd_per_hour=1.0))
 fleet = ProcessFleet(
     market, "digits", Path(sys.argv[1]), Chains(1.0, 1.0, 0), start, 1.0, lambda: 1.8e9
 )
-fleet.launch([LaunchOrder(1, "doll-1", 1, "on-demand", "w1")])
+fleet.launch([LaunchRequest(1, "doll-1", 1, "on-demand", "w1")])
 print("launched", flush=True)
 sys.stdin.read()
 """
 
 
-def test_a_machine_survives_whoever_launched_it_and_is_found_again(lender: Processes) -> None:
+def test_a_machine_survives_whoever_launched_it_and_is_found_again(provider: Processes) -> None:
     with subprocess.Popen(  # noqa: S603 -- our own interpreter and program
-        [sys.executable, "-c", LAUNCHER, str(lender.folder)],
+        [sys.executable, "-c", LAUNCHER, str(provider.folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -283,12 +283,12 @@ def test_a_machine_survives_whoever_launched_it_and_is_found_again(lender: Proce
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == "launched\n"
         launcher.kill()
-    await_that(lambda: lender.running().keys() == {1})
-    lender.started.extend(lender.running().values())
-    with closing(lender.fleet()) as fleet:
+    await_that(lambda: provider.running().keys() == {1})
+    provider.started.extend(provider.running().values())
+    with closing(provider.fleet()) as fleet:
         assert fleet.launch([order(1)]) == ()
         assert (state(fleet, 1), len(fleet.machines())) == ("running", 1)
-        lender.running()[1].kill()
+        provider.running()[1].kill()
         await_that(lambda: state(fleet, 1) == "ended")
         ended = machine_of(fleet, 1)
         assert (ended.cause, ended.detail) == ("failed", "exit status unknown")
@@ -297,9 +297,9 @@ def test_a_machine_survives_whoever_launched_it_and_is_found_again(lender: Proce
 # --- refusals ------------------------------------------------------------------------------------
 
 
-def test_a_pool_has_no_more_machines_than_its_capacity(lender: Processes) -> None:
-    lender.capacity = 2
-    with closing(lender.fleet()) as fleet:
+def test_a_pool_has_no_more_machines_than_its_capacity(provider: Processes) -> None:
+    provider.capacity = 2
+    with closing(provider.fleet()) as fleet:
         (refused,) = fleet.launch([order(1), order(2), order(3), order(4, ON_DEMAND)])
         assert (refused.launch, refused.capacity) == (3, True)
         fleet.release([order(1).token])
@@ -307,23 +307,23 @@ def test_a_pool_has_no_more_machines_than_its_capacity(lender: Processes) -> Non
         assert fleet.launch([order(5)]) == ()
 
 
-def test_a_slot_that_is_down_has_none_and_the_others_have(lender: Processes) -> None:
-    lender.weather.outages_s[1] = (0.0, 40.0)
-    with closing(lender.fleet()) as fleet:
+def test_a_slot_that_is_down_has_none_and_the_others_have(provider: Processes) -> None:
+    provider.weather.outages_s[1] = (0.0, 40.0)
+    with closing(provider.fleet()) as fleet:
         (refused,) = fleet.launch([order(1), order(2)])
         assert (refused.launch, refused.capacity) == (1, True)
         assert "slot 1" in refused.reason
-        advance(lender, 41.0)
+        advance(provider, 41.0)
         again = order(3)._replace(slot=1)
         assert fleet.launch([again]) == ()
 
 
-def test_where_there_is_no_room_for_a_process_there_is_no_capacity(lender: Processes) -> None:
+def test_where_there_is_no_room_for_a_process_there_is_no_capacity(provider: Processes) -> None:
     def full(worker: str, environment: Mapping[str, str]) -> Started:
         raise BlockingIOError(f"no room for {worker}, {len(environment)} variables")
 
-    lender.start = full  # type: ignore[method-assign, assignment] # for this lender alone
-    with closing(lender.fleet()) as fleet:
+    provider.start = full  # type: ignore[method-assign, assignment] # for this provider alone
+    with closing(provider.fleet()) as fleet:
         (refused,) = fleet.launch([order(1)])
         assert refused.capacity
         assert "no room for w1" in refused.reason

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.adapters.local.market import Chain, weather_of
-from common.config.market_file import ProcessLender
+from common.config.market_file import ProcessProvider
 from common.errors import UserError
 from common.traces.spec import TraceSpec
 
@@ -87,8 +87,8 @@ def test_machines_that_are_always_or_never_there(availability: float, down_s: fl
 
 
 def test_slots_and_seeds_differ(tmp_path: Path) -> None:
-    lenders = [ProcessLender(availability=0.5, cycle_s=10.0, seed=seed) for seed in (0, 1)]
-    weathers = [weather_of(lender, tmp_path) for lender in lenders]
+    providers = [ProcessProvider(availability=0.5, cycle_s=10.0, seed=seed) for seed in (0, 1)]
+    weathers = [weather_of(provider, tmp_path) for provider in providers]
     ends_s = {weather.next_down_s(slot, 1e3) for weather in weathers for slot in range(20)}
     assert len(ends_s) > 15  # those that are down just then are alike
 
@@ -96,9 +96,9 @@ def test_slots_and_seeds_differ(tmp_path: Path) -> None:
 # --- recorded ------------------------------------------------------------------------------------
 
 
-def recorded(folder: Path, rows: str, **more: float) -> ProcessLender:
+def recorded(folder: Path, rows: str, **more: float) -> ProcessProvider:
     (folder / "there.csv").write_text(f"seconds,machines\n{rows}")
-    return ProcessLender(
+    return ProcessProvider(
         availability=TraceSpec(file="there.csv", start_s=0.0).model_copy(update=more)
     )
 
@@ -121,8 +121,8 @@ def test_where_it_was_recorded_whether_there_were_any_all_slots_are_alike(tmp_pa
 
 
 def test_a_recording_is_gone_through_at_its_speed_from_where_it_is_said(tmp_path: Path) -> None:
-    lender = recorded(tmp_path, "0,1\n6,0\n9,1\n12,1\n", speed=3.0, start_s=3.0)
-    assert weather_of(lender, tmp_path).next_down_s(0, 0.0) == pytest.approx(1.0)
+    provider = recorded(tmp_path, "0,1\n6,0\n9,1\n12,1\n", speed=3.0, start_s=3.0)
+    assert weather_of(provider, tmp_path).next_down_s(0, 0.0) == pytest.approx(1.0)
 
 
 def test_machines_that_were_always_there_are_never_taken_away(tmp_path: Path) -> None:
@@ -132,4 +132,4 @@ def test_machines_that_were_always_there_are_never_taken_away(tmp_path: Path) ->
 
 def test_a_recording_that_is_not_there_is_the_users_to_mend(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere"):
-        weather_of(ProcessLender(availability=TraceSpec(file="nowhere.csv")), tmp_path)
+        weather_of(ProcessProvider(availability=TraceSpec(file="nowhere.csv")), tmp_path)

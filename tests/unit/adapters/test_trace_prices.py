@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common.adapters.prices import PricesTogether, TracePrices
 from common.errors import UserError
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 from common.traces.spec import TraceSpec
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ def folder(tmp_path: Path) -> Path:
 
 def price(folder: Path, spec: TraceSpec, at_s: float) -> float:
     """Of a reader that has just come."""
-    clock = HandClock(BEGAN_S + at_s)
+    clock = ManualClock(BEGAN_S + at_s)
     return TracePrices({"spot": spec}, folder, BEGAN_S, clock).look()["spot"]
 
 
 def test_a_series_goes_by_the_clock_and_begins_again(folder: Path) -> None:
-    clock = HandClock(BEGAN_S)
+    clock = ManualClock(BEGAN_S)
     prices = TracePrices({"spot": FROM_START}, folder, BEGAN_S, clock)
     found = []
     for _ in range(7):
@@ -59,7 +59,7 @@ def test_whoever_looks_sees_the_same_though_nobody_said_where_it_begins(
     folder: Path, at_s: float, pool: str
 ) -> None:
     spec = TraceSpec(file="prices.csv")
-    clock = HandClock(BEGAN_S)
+    clock = ManualClock(BEGAN_S)
     early = TracePrices({pool: spec}, folder, BEGAN_S, clock)
     early.look()
     clock.advance(at_s)
@@ -69,7 +69,7 @@ def test_whoever_looks_sees_the_same_though_nobody_said_where_it_begins(
 
 def test_pools_on_one_series_begin_at_places_of_their_own(folder: Path) -> None:
     specs = dict.fromkeys(map(str, range(30)), TraceSpec(file="prices.csv"))
-    found = TracePrices(specs, folder, BEGAN_S, HandClock(BEGAN_S)).look()
+    found = TracePrices(specs, folder, BEGAN_S, ManualClock(BEGAN_S)).look()
     assert set(found.values()) == {0.1, 0.2, 0.3}
 
 
@@ -85,7 +85,7 @@ def test_a_series_that_makes_no_sense_is_the_users_to_mend(
     folder: Path, spec: TraceSpec, problem: str
 ) -> None:
     with pytest.raises(UserError, match=problem):
-        TracePrices({"spot": spec}, folder, BEGAN_S, HandClock(BEGAN_S))
+        TracePrices({"spot": spec}, folder, BEGAN_S, ManualClock(BEGAN_S))
 
 
 def test_no_sources_have_no_pools() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 
-from common.api.keys import KeyBook
+from common.api.keys import KeyStore
 from common.config.servers import Outside
 from common.config.settings import Settings
 from common.ports.servers import NewTopic
@@ -42,12 +42,12 @@ class World:
     @cached_property
     def viewer(self) -> str:
         """A key that may look."""
-        return KeyBook(self.log).create("eve", "viewer")[0]
+        return KeyStore(self.log).create("eve", "viewer")[0]
 
     @cached_property
     def operator(self) -> str:
         """A key that may change things."""
-        return KeyBook(self.log).create("olga", "operator")[0]
+        return KeyStore(self.log).create("olga", "operator")[0]
 
     @cached_property
     def app(self) -> FastAPI:

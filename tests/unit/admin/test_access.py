@@ -10,7 +10,7 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 
-from common.api.keys import KeyBook
+from common.api.keys import KeyStore
 from services.admin.app import ROUTERS
 from services.admin.middleware import access
 from services.admin.routes import health
@@ -154,7 +154,7 @@ def test_what_is_no_key_is_none(world: World, header: str) -> None:
 
 def test_a_key_that_was_revoked_opens_nothing_soon_after(world: World) -> None:
     assert world.ask("GET", "/v1/jobs", key="viewer").status_code == 200
-    KeyBook(world.log).revoke("eve")
+    KeyStore(world.log).revoke("eve")
     while world.ask("GET", "/v1/jobs", key="viewer").status_code != 401:
         pass  # pytest's timeout is the limit
     assert world.ask("GET", "/v1/jobs", key="operator").status_code == 200

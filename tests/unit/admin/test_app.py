@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from common.config.servers import Outside
 from common.config.settings import Settings
 from common.errors import OutsideError
-from common.telemetry.metrics.serving import STILL_S, Pulse
-from common.testing.clock import HandClock
+from common.telemetry.metrics.serving import STILL_S, Watchdog
+from common.testing.clock import ManualClock
 from services.admin import app as app_module
 from services.admin.app import create_app
 from tests.unit.admin.conftest import World, problem
@@ -111,19 +111,19 @@ def test_the_event_loop_gives_signs_of_life_while_it_turns(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app_module, "BEAT_S", 0.0)
-    clock = HandClock()
-    world.service.pulse = Pulse(clock)
+    clock = ManualClock()
+    world.service.watchdog = Watchdog(clock)
 
     async def beats(times: int) -> list[str]:
         found = list[str]()
         async with world.app.router.lifespan_context(world.app):
             for _ in range(times):
                 clock.advance(STILL_S)
-                found.append(world.service.pulse.complaint())
-                while world.service.pulse.complaint():  # noqa: ASYNC110 -- the loop itself is asked
+                found.append(world.service.watchdog.complaint())
+                while world.service.watchdog.complaint():  # noqa: ASYNC110 -- the loop itself is asked
                     await asyncio.sleep(0)
         return found
 
     assert world.runner.run(beats(3)) == ["the loop has made no progress for 60 s"] * 3
     clock.advance(STILL_S)
-    assert world.service.pulse.complaint()  # it has ended
+    assert world.service.watchdog.complaint()  # it has ended

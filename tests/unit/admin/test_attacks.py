@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.api.keys import KeyBook, Keys
+from common.api.keys import Keys, KeyStore
 from services.admin.routes.requests import JOB
 from tests.unit.admin.conftest import HOST, World, problem
 
@@ -142,6 +142,6 @@ def test_keys_are_compared_by_their_hashes_so_that_time_tells_nothing_of_them(wo
         def __eq__(self, other: object) -> bool:
             raise AssertionError(f"compared with {other!r}")
 
-    keys = Keys(KeyBook(world.log).read().values())
+    keys = Keys(KeyStore(world.log).read().values())
     assert keys.role_of(Watched(world.operator)) is not None
     assert keys.role_of(Watched(world.operator[:-1] + "x")) is None

@@ -14,8 +14,8 @@ import uvicorn
 from starlette.requests import ClientDisconnect
 
 from common.api.answers import EVENT_DATA
-from common.api.keys import KeyBook
-from common.jobs.store import JobBook
+from common.api.keys import KeyStore
+from common.jobs.store import JobStore
 from services.admin.live.feed import EVENTS
 from services.admin.routes import events as module
 from tests.unit.admin.conftest import World, problem
@@ -42,7 +42,7 @@ class Served:
     def __init__(self, world: World) -> None:
         self.world = world
         self.topics = Topics(world.log)
-        JobBook(world.log).submit(job().spec)
+        JobStore(world.log).submit(job().spec)
         config = uvicorn.Config(world.app, port=0, log_config=None, lifespan="on")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
@@ -132,7 +132,7 @@ def test_a_stream_begins_with_the_job_and_goes_on_with_what_happens(served: Serv
         served.topics.audit(update(0, 2))
         name, told = stream.next()
         assert (name, told["version"], told["count"]) == ("update", 2, 1)
-        JobBook(served.world.log).want(JOB, "paused", "prices are high")
+        JobStore(served.world.log).want(JOB, "paused", "prices are high")
         name, told = stream.next()
         assert (name, told["wanted"], told["reason"]) == ("job", "paused", "prices are high")
 
@@ -195,7 +195,7 @@ def test_all_streams_end_when_the_service_does(served: Served) -> None:
 def test_a_deleted_job_ends_its_streams(served: Served) -> None:
     with served.stream() as stream:
         stream.next()
-        book = JobBook(served.world.log)
+        book = JobStore(served.world.log)
         book.want(JOB, "stopped", "enough")
         assert stream.next()[1]["wanted"] == "stopped"
         book.delete(JOB)
@@ -212,7 +212,7 @@ def test_a_key_that_is_revoked_ends_its_streams_and_no_others(served: Served) ->
     ):
         other = Stream(response)
         assert stream.next()[0] == other.next()[0] == "job"
-        KeyBook(served.world.log).revoke("eve")
+        KeyStore(served.world.log).revoke("eve")
         eventually(lambda: served.client.get(PATH).status_code == 401)
         served.topics.audit(lead(), update(0, 1))
         assert other.next()[0] == "update"
@@ -269,7 +269,7 @@ def test_a_reader_that_takes_nothing_is_sent_away(
 ) -> None:
     monkeypatch.setattr(module, "SEND_S", 0.05)
     topics = Topics(world.log)
-    JobBook(world.log).submit(job().spec)
+    JobStore(world.log).submit(job().spec)
 
     async def read() -> None:
         await world.service.ready()
@@ -291,7 +291,7 @@ def test_a_reader_that_takes_not_even_the_end_is_sent_away(
 ) -> None:
     monkeypatch.setattr(module, "SEND_S", 0.05)
     Topics(world.log)
-    JobBook(world.log).submit(job().spec)
+    JobStore(world.log).submit(job().spec)
 
     async def read() -> None:
         await world.service.ready()
@@ -309,7 +309,7 @@ def test_a_reader_that_takes_not_even_the_end_is_sent_away(
 
 def test_a_reader_that_is_overtaken_has_to_come_back(world: World) -> None:
     Topics(world.log)
-    JobBook(world.log).submit(job().spec)
+    JobStore(world.log).submit(job().spec)
 
     async def read() -> None:
         await world.service.ready()
@@ -329,7 +329,7 @@ def test_a_reader_that_is_overtaken_has_to_come_back(world: World) -> None:
 
 def test_a_reader_that_goes_is_noticed_at_once(world: World) -> None:
     Topics(world.log)
-    JobBook(world.log).submit(job().spec)
+    JobStore(world.log).submit(job().spec)
 
     async def read() -> None:
         await world.service.ready()

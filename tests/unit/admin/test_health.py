@@ -7,7 +7,7 @@ from threading import Event
 
 from common.config.settings import Settings
 from common.errors import UnavailableError
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 from services.admin.checks import FRESH_S, Check, Checks
 from tests.unit.admin.conftest import World, problem
 
@@ -27,8 +27,8 @@ def test_whoever_is_not_ready_says_which_server_is_away_and_why(world: World) ->
     assert world.get("/v1/jobs")
     world.redis.kill()
     answer = world.ask("GET", "/readyz", key=None)
-    assert problem(answer, 503) == "redis: the server is away"
-    assert answer.json()["redis"] == {"ok": False, "reason": "the server is away"}
+    assert problem(answer, 503) == "redis: the server is unavailable"
+    assert answer.json()["redis"] == {"ok": False, "reason": "the server is unavailable"}
     assert answer.json()["kafka"]["ok"]
     assert int(answer.headers["retry-after"]) > 0
 
@@ -51,7 +51,7 @@ def test_it_is_ready_without_object_storage_and_says_so() -> None:
 
 
 def test_however_often_probes_come_servers_are_asked_once_in_a_while() -> None:
-    asked, clock = list[float](), HandClock()
+    asked, clock = list[float](), ManualClock()
 
     def ask() -> str:
         asked.append(clock())
@@ -71,7 +71,7 @@ def test_however_often_probes_come_servers_are_asked_once_in_a_while() -> None:
 
 
 def test_a_server_that_hangs_is_not_well_and_not_asked_again_meanwhile() -> None:
-    hung, asked, clock = Event(), list[str](), HandClock()
+    hung, asked, clock = Event(), list[str](), ManualClock()
 
     def hang() -> str:
         asked.append("redis")

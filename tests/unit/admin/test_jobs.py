@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.api.keys import KeyBook
+from common.api.keys import KeyStore
 from common.core.spans import Partition
 from common.jobs.edit import CHANGEABLE
 from common.jobs.spec import JobSpec
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.topics.names import JOBS
 from services.admin.routes.jobs import JobPatch
 from services.admin.routes.requests import JOB
@@ -57,13 +57,13 @@ def test_a_job_is_created_with_all_defaults_and_where_it_begins(world: World) ->
     shown, seen = world.get("/v1/jobs/digits"), {"progress": None, "why": ""}
     assert shown | seen == told | seen
     assert shown["why"] == "none leads digits yet: `doll coordinator` starts one"
-    assert JobBook(world.log).get("digits").spec.task.name == "image-classifier"
+    assert JobStore(world.log).get("digits").spec.task.name == "image-classifier"
 
 
 def test_a_job_that_was_made_elsewhere_is_seen(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     assert problem(world.ask("GET", "/v1/jobs/digits"), 404) == 'there is no job "digits"'
-    JobBook(world.log).submit(JobSpec.model_validate_json(json.dumps(SPEC)))
+    JobStore(world.log).submit(JobSpec.model_validate_json(json.dumps(SPEC)))
     while world.ask("GET", "/v1/jobs/digits").status_code != 200:
         pass  # pytest's timeout is the limit
 
@@ -131,7 +131,7 @@ def test_two_replicas_that_are_asked_at_once_make_one_job(world: World) -> None:
 def test_a_key_stands_for_one_caller(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     assert post(world, "k1").status_code == 201
-    key, _ = KeyBook(world.log).create("otto", "operator")
+    key, _ = KeyStore(world.log).create("otto", "operator")
     headers = {"Idempotency-Key": "k1"}
     while (
         answer := world.ask("POST", "/v1/jobs", key=key, json=SPEC, headers=headers)
@@ -267,13 +267,13 @@ def test_a_job_that_is_held_goes_on_after_a_loss(digits: World) -> None:
     wish = {"wanted": "running", "after_loss": True}
     assert digits.ask("PATCH", "/v1/jobs/digits", json=wish).status_code == 409
     assert digits.ask("PATCH", "/v1/jobs/digits", json={"after_loss": True}).status_code == 422
-    JobBook(digits.log).hold("digits", "the updates topic lost records")
+    JobStore(digits.log).hold("digits", "the updates topic lost records")
     told = digits.ask("PATCH", "/v1/jobs/digits", json={**wish, "from_start": True}).json()
     assert (told["wanted"], told["reason"]) == ("running", "by the API key olga")
-    record = JobBook(digits.log).get("digits")
+    record = JobStore(digits.log).get("digits")
     assert (record.after_loss, record.from_start, record.read_from) == (1, True, "")
 
-    JobBook(digits.log).hold("digits", "the topic clinic-a was deleted and created anew")
+    JobStore(digits.log).hold("digits", "the topic clinic-a was deleted and created anew")
     for alone in ({"read_from": "earliest"}, {"from_start": True}):
         patch = {"wanted": "running", **alone}
         assert digits.ask("PATCH", "/v1/jobs/digits", json=patch).status_code == 422
@@ -281,7 +281,7 @@ def test_a_job_that_is_held_goes_on_after_a_loss(digits: World) -> None:
         digits.ask("PATCH", "/v1/jobs/digits", json={**wish, "read_from": "0"}).status_code == 422
     )
     digits.ask("PATCH", "/v1/jobs/digits", json={**wish, "read_from": "earliest"})
-    record = JobBook(digits.log).get("digits")
+    record = JobStore(digits.log).get("digits")
     assert (record.after_loss, record.from_start, record.read_from) == (2, False, "earliest")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 
-from common.checkpoints.snapshot_file import Saved, to_bytes, to_parts
+from common.checkpoints.snapshot_file import SnapshotFile, to_bytes, to_parts
 from common.checkpoints.store import CheckpointStore
 from common.core.messages import GENESIS, Batch, Lead, ModelId, UpdateApplied, WorkerId
 from common.core.snapshots import Snapshot
@@ -43,8 +43,8 @@ def trained(seed: int) -> bytes:
     ).snapshot()
 
 
-def kept(made: ModelId, updates_position: int, trainer: bytes, *losses: float) -> Saved:
-    return Saved(Snapshot(0, made, updates_position, 0, {}, losses=losses), trainer)
+def kept(made: ModelId, updates_position: int, trainer: bytes, *losses: float) -> SnapshotFile:
+    return SnapshotFile(Snapshot(0, made, updates_position, 0, {}, losses=losses), trainer)
 
 
 @pytest.fixture

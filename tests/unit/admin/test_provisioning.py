@@ -10,9 +10,9 @@ from common.api.answers import ProvisioningAnswer
 from common.planning.replan import read_ledger
 from common.ports.servers import NewTopic
 from common.provisioning.records import (
-    Believed,
     Ended,
-    Ordered,
+    EstimateRecord,
+    LaunchRequested,
     Planned,
     Priced,
     Reviewed,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SHOW = "/v1/jobs/digits/provisioning"
 REPLAN = f"{SHOW}/replan"
-BELIEVED = {"arrivals_per_s": Believed(100.0, 2.0, 97.0, 103.0)}
+BELIEVED = {"arrivals_per_s": EstimateRecord(100.0, 2.0, 97.0, 103.0)}
 
 
 def planned(number: int, at_s: float) -> Planned:
@@ -85,7 +85,7 @@ def test_the_plan_in_force_its_reason_and_the_history_are_told(rented: World) ->
         rented,
         Priced(0, 1000.0, {"on-demand": 0.286, "spot": 0.158}),
         planned(1, 1001.0),
-        Ordered(0, 1, 1002.0, 0, "spot", "w0"),
+        LaunchRequested(0, 1, 1002.0, 0, "spot", "w0"),
         Started(0, 1, 1003.0, "m-1"),
         planned(2, 1100.0),
     )
@@ -139,7 +139,7 @@ def test_a_job_whose_workers_are_started_by_hand_has_no_provisioning(world: Worl
 
 
 def test_a_job_is_not_deleted_before_its_machines_are_given_back(rented: World) -> None:
-    decide(rented, Ordered(0, 1, 1002.0, 0, "spot", "w0"), Started(0, 1, 1003.0, "m-1"))
+    decide(rented, LaunchRequested(0, 1, 1002.0, 0, "spot", "w0"), Started(0, 1, 1003.0, "m-1"))
     assert rented.ask("PATCH", "/v1/jobs/digits", json={"wanted": "stopped"}).status_code == 200
     told = problem(rented.ask("DELETE", "/v1/jobs/digits"), 409)
     assert '1 machines of the job "digits" are not given back yet' in told

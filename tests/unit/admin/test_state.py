@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.core.messages import ModelId, WorkerId
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from tests.unit.admin.conftest import problem
 from tests.unit.admin.live.helpers import JOB, Topics, job, lead, update
 
@@ -20,7 +20,7 @@ PARTS = ("updates", "workers", "streams", "curves")
 @pytest.fixture
 def topics(world: World) -> Topics:
     made = Topics(world.log)
-    JobBook(world.log).submit(job().spec)
+    JobStore(world.log).submit(job().spec)
     return made
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from common.errors import UnavailableError
-from services.admin.turns import Turns
+from services.admin.limiter import Limiter
 
 
 def test_whoever_waits_for_work_that_hangs_is_told_and_the_next_turn_comes_when_it_ends() -> None:
@@ -21,7 +21,7 @@ def test_whoever_waits_for_work_that_hangs_is_told_and_the_next_turn_comes_when_
         return number
 
     async def scenario() -> None:
-        turns = Turns("a test", 1, 0.2)
+        turns = Limiter("a test", 1, 0.2)
         waiting = [turns.run(partial(hang, number)) for number in range(5)]
         found = await asyncio.gather(*waiting, return_exceptions=True)
         assert all(isinstance(each, UnavailableError) for each in found)
@@ -35,12 +35,12 @@ def test_whoever_waits_for_work_that_hangs_is_told_and_the_next_turn_comes_when_
 
 def test_what_work_raises_is_raised_and_gives_the_turn_back() -> None:
     def fail() -> None:
-        raise UnavailableError("Kafka is away")
+        raise UnavailableError("Kafka is unavailable")
 
     async def scenario() -> None:
-        turns = Turns("a test", 1, 10.0)
+        turns = Limiter("a test", 1, 10.0)
         for _ in range(3):
-            with pytest.raises(UnavailableError, match="Kafka is away"):
+            with pytest.raises(UnavailableError, match="Kafka is unavailable"):
                 await turns.run(fail)
 
     asyncio.run(scenario())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.api.keys import KeyBook, KeyRecord, Keys, decode_key, fingerprint, new_key
+from common.api.keys import KeyRecord, Keys, KeyStore, decode_key, fingerprint, new_key
 from common.core.spans import Partition
 from common.errors import ConflictError, NotFoundError, UserError
 from common.testing.log import MemoryLog
@@ -56,15 +56,15 @@ def test_a_fingerprint_is_the_sha_256_of_the_key() -> None:
 
 
 def test_a_created_key_is_known_to_everybody_by_its_fingerprint_alone(log: MemoryLog) -> None:
-    key, record = KeyBook(log, clock=lambda: 1000.0).create("ci", "operator", "for the pipeline")
+    key, record = KeyStore(log, clock=lambda: 1000.0).create("ci", "operator", "for the pipeline")
     assert record == KeyRecord("ci", "operator", fingerprint(key), 1000.0, "for the pipeline")
-    assert KeyBook(log).read() == {"ci": record}
+    assert KeyStore(log).read() == {"ci": record}
     assert key.encode() not in stored(log)
     assert key not in repr(record)
 
 
 def test_whoever_presents_a_key_has_its_role_and_others_have_none(log: MemoryLog) -> None:
-    book = KeyBook(log)
+    book = KeyStore(log)
     made = {name: book.create(name, "viewer") for name in ("a", "b", "c")}
     keys = Keys(book.read().values())
     assert [keys.role_of(key) for key, _ in made.values()] == [
@@ -83,7 +83,7 @@ def test_whatever_is_presented_is_answered(presented: str) -> None:
 
 
 def test_a_fingerprint_does_not_let_in(log: MemoryLog) -> None:
-    book = KeyBook(log)
+    book = KeyStore(log)
     _, record = book.create("ci", "operator")
     assert Keys(book.read().values()).role_of(record.sha256) is None
 
@@ -96,19 +96,19 @@ def test_an_operator_may_do_what_a_viewer_may_and_no_other_way_round() -> None:
 
 
 def test_a_name_in_use_is_refused_until_it_is_revoked(log: MemoryLog) -> None:
-    book = KeyBook(log)
+    book = KeyStore(log)
     first, _ = book.create("ci", "viewer")
     with pytest.raises(ConflictError, match=r'there is a key "ci" already.*`doll key revoke ci`'):
-        KeyBook(log).create("ci", "operator")
+        KeyStore(log).create("ci", "operator")
     book.revoke("ci")
-    second, record = KeyBook(log).create("ci", "operator")
+    second, record = KeyStore(log).create("ci", "operator")
     keys = Keys(book.read().values())
     assert keys.role_of(first) is None
     assert keys.role_of(second) == record
 
 
 def test_a_revoked_key_lets_nobody_in_at_the_next_refresh(log: MemoryLog) -> None:
-    watcher, writer = KeyBook(log), KeyBook(log)
+    watcher, writer = KeyStore(log), KeyStore(log)
     key, record = writer.create("ci", "viewer")
     assert Keys(watcher.refresh(0.0).values()).role_of(key) == record
     writer.revoke("ci")
@@ -116,7 +116,7 @@ def test_a_revoked_key_lets_nobody_in_at_the_next_refresh(log: MemoryLog) -> Non
 
 
 def test_a_key_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog) -> None:
-    book = KeyBook(log)
+    book = KeyStore(log)
     with pytest.raises(NotFoundError, match="keys: none yet, make one with `doll key create NAME`"):
         book.revoke("ci")
     book.create("page", "viewer")
@@ -127,13 +127,13 @@ def test_a_key_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog)
 @pytest.mark.parametrize("name", ["", "CI", "-x", "a b", "a/b", "ä", "a" * 101])
 def test_a_key_needs_a_legal_name(log: MemoryLog, name: str) -> None:
     with pytest.raises(UserError, match="the name of a key must be 1 to 100 lower case letters"):
-        KeyBook(log).create(name, "viewer")
+        KeyStore(log).create(name, "viewer")
 
 
 @pytest.mark.parametrize("note", ["two\nlines", "\x1b[31m", "n" * 201])
 def test_a_note_is_one_line_of_text(log: MemoryLog, note: str) -> None:
     with pytest.raises(UserError, match="the note of a key must be at most 200 characters"):
-        KeyBook(log).create("ci", "viewer", note)
+        KeyStore(log).create("ci", "viewer", note)
 
 
 class RacingLog(MemoryLog):
@@ -153,28 +153,28 @@ class RacingLog(MemoryLog):
 
 def test_of_two_who_create_one_name_at_once_the_first_has_the_key() -> None:
     log, made = RacingLog(), list[str]()
-    book = KeyBook(log)
+    book = KeyStore(log)
     book.read()
-    log.meanwhile = lambda: made.append(KeyBook(log).create("ci", "operator")[0])
+    log.meanwhile = lambda: made.append(KeyStore(log).create("ci", "operator")[0])
     with pytest.raises(ConflictError, match=r'wrote the key "ci" in the same moment, and theirs'):
         book.create("ci", "viewer")
-    for each in (book, KeyBook(log)):
+    for each in (book, KeyStore(log)):
         record = Keys(each.read().values()).role_of(made[0])
         assert record is not None
         assert record.role == "operator"
 
 
 def test_a_record_that_does_not_parse_makes_the_key_it_replaces_invalid(log: MemoryLog) -> None:
-    KeyBook(log).create("ci", "operator")
-    KeyBook(log).create("page", "viewer")
+    KeyStore(log).create("ci", "operator")
+    KeyStore(log).create("page", "viewer")
     write(log, b'{"name": "ci", "role": "deputy"}', b"ci")
-    book = KeyBook(log)
+    book = KeyStore(log)
     assert list(book.read()) == ["page"]
     assert book.rejected == 1
 
 
 def test_what_does_not_parse_is_counted_and_hurts_nobody(log: MemoryLog) -> None:
-    _, record = KeyBook(log).create("ci", "viewer")
+    _, record = KeyStore(log).create("ci", "viewer")
     other = msgspec.json.encode(record)
     short = other.replace(record.sha256.encode(), b"abc").replace(b'"ci"', b'"z"')
     late = other.replace(b'"created_s":', b'"created_s":9e99').replace(b'"ci"', b'"z"')
@@ -182,7 +182,7 @@ def test_what_does_not_parse_is_counted_and_hurts_nobody(log: MemoryLog) -> None
         write(log, value, key)
     write(log, short, b"z")
     write(log, late, b"z")
-    book = KeyBook(log)
+    book = KeyStore(log)
     assert book.read() == {"ci": record}
     assert book.rejected == 5
 
@@ -194,18 +194,18 @@ def test_a_field_of_a_later_version_is_no_hindrance() -> None:
 
 
 def test_compaction_changes_nothing(log: MemoryLog) -> None:
-    book = KeyBook(log)
+    book = KeyStore(log)
     book.create("ci", "viewer")
     book.revoke("ci")
     key, _ = book.create("ci", "operator")
     log.punch(KEYS, 0)
     log.punch(KEYS, 1)
-    assert KeyBook(log).read() == book.read()
-    assert Keys(KeyBook(log).read().values()).role_of(key)
+    assert KeyStore(log).read() == book.read()
+    assert Keys(KeyStore(log).read().values()).role_of(key)
 
 
 def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
-    late, book = KeyBook(log), KeyBook(log)
+    late, book = KeyStore(log), KeyStore(log)
     assert late.read() == {}
     book.create("a", "viewer")
     book.create("b", "viewer")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.adapters.blobs.disk import DiskBlobs
-from common.checkpoints.snapshot_file import Saved, from_store, to_parts
+from common.checkpoints.snapshot_file import SnapshotFile, from_store, to_parts
 from common.checkpoints.store import CheckpointStore, taken_back
 from common.core.messages import GENESIS, ModelId
 from common.core.snapshots import Snapshot
@@ -29,7 +29,7 @@ FOLDER = "clicks/checkpoints/00000000000000000003-000000000060/"
 
 
 def parts(name: ModelId) -> dict[str, bytes]:
-    return to_parts(Saved(Snapshot(name.epoch, name, 0, 0, {}), bytes(100)))
+    return to_parts(SnapshotFile(Snapshot(name.epoch, name, 0, 0, {}), bytes(100)))
 
 
 @pytest.fixture(params=["memory", "disk"])

@@ -15,14 +15,14 @@ import safetensors.torch
 import torch
 from typer.testing import CliRunner
 
-from common.api.keys import KeyBook
+from common.api.keys import KeyStore
 from common.checkpoints.snapshot_file import to_bytes
 from common.config.servers import Outside
 from common.config.settings import Settings
 from common.core.history import History
-from common.core.messages import GENESIS, Lead, ModelId, Requeued, Standing, WorkerId
+from common.core.messages import GENESIS, Lead, LeaderStatus, ModelId, Requeued, WorkerId
 from common.core.spans import Partition
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.planning.replan import read_ledger
 from common.ports.servers import NewTopic
 from common.provisioning.records import Taken
@@ -93,7 +93,7 @@ class Both:
     def __post_init__(self) -> None:
         world = self.direct
         self.keys = {
-            role: KeyBook(world.log).create(role, role)[0] for role in ("viewer", "operator")
+            role: KeyStore(world.log).create(role, role)[0] for role in ("viewer", "operator")
         }
         settings = Settings(blobs="s3://memory", market=self.market)
         served = create_app(Outside(settings, lambda: world.log, world.board, lambda: world.blobs))
@@ -246,7 +246,7 @@ def test_a_quarantine_is_listed_and_taken_back_as_directly(submitted: Both) -> N
                 for run in submitted.ways
             )
             assert remote == direct
-    JobBook(world.log).hold("digits", "its task raises KeyError")
+    JobStore(world.log).hold("digits", "its task raises KeyError")
     eventually(lambda: "held" in submitted.remote("job", "list").stdout)
     said = submitted.remote("job", "requeue", "digits", "--all").stdout
     assert said.splitlines() == [
@@ -287,7 +287,7 @@ def test_watch_shows_what_it_shows_directly(submitted: Both) -> None:
     board = world.board("digits")
     first = {place: 2, Partition("clinic-a", 1): 0}
     board.hold_lease("c1", 60.0)
-    board.put_standing(Standing(0, 1, first, 1, 7, 2, first))
+    board.put_leader_status(LeaderStatus(0, 1, first, 1, 7, 2, first))
     board.beat(WorkerId("w1"), "alive", 60.0)
     board.beat(WorkerId("w2"), "leaving", 60.0)
     eventually(lambda: look(submitted.remote) == look(submitted.direct.run))
@@ -339,8 +339,8 @@ def test_lists_say_the_same_of_every_job(submitted: Both) -> None:
     shown = submitted.same(*listed)
     assert "c1: its task cannot be imported" in shown
     assert "unreadable: the record of 'odd' at offset 2 of doll.jobs" in shown
-    JobBook(world.log).hold("digits", "its task raises KeyError", "Traceback: boom")
-    JobBook(world.log).finish("letters", "400 updates applied")
+    JobStore(world.log).hold("digits", "its task raises KeyError", "Traceback: boom")
+    JobStore(world.log).finish("letters", "400 updates applied")
     eventually(lambda: submitted.remote(*listed).stdout == world.run(*listed).stdout)
     shown = submitted.same(*listed)
     assert "digits: held: its task raises KeyError" in shown
@@ -486,7 +486,7 @@ class Answers(httpx2.BaseTransport):
         (200, b"[]", exits.UNAVAILABLE, "does not answer as an admin service does"),
         (302, b"", exits.UNAVAILABLE, "HTTP 302 Found"),
         (500, b"{}", exits.UNAVAILABLE, "HTTP 500 Internal Server Error"),
-        (503, b'{"detail": "Kafka is away"}', exits.UNAVAILABLE, "Kafka is away"),
+        (503, b'{"detail": "Kafka is unavailable"}', exits.UNAVAILABLE, "Kafka is unavailable"),
         (429, b'{"detail": "too many"}', exits.UNAVAILABLE, "too many"),
         (413, b'{"detail": "too large"}', exits.REFUSED, "too large"),
         (404, b"gone", exits.REFUSED, "HTTP 404 Not Found"),

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.checkpoints.snapshot_file import Saved, to_bytes
-from common.core.messages import ModelId, Standing
+from common.checkpoints.snapshot_file import SnapshotFile, to_bytes
+from common.core.messages import LeaderStatus, ModelId
 from common.core.snapshots import Snapshot
 from common.errors import OutsideError, UnavailableError, UserError
 from common.jobs.spec import parse_job
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
@@ -49,7 +49,7 @@ class World:
     def __post_init__(self) -> None:
         self.log.create_topics([NewTopic(TOPIC, self.partitions)])
         self.places = self.log.partitions(TOPIC)
-        self.book = JobBook(self.log)
+        self.book = JobStore(self.log)
         self.board = MemoryBoard(self.redis, "digits")
 
     def submit(self) -> None:
@@ -89,9 +89,9 @@ class World:
 
     def tell(self) -> None:
         """A checkpoint covers nothing yet; the hot snapshot covers what is trained."""
-        self.board.put_standing(Standing(3, 0, self.trained, 0, 0, 1, {}))
+        self.board.put_leader_status(LeaderStatus(3, 0, self.trained, 0, 0, 1, {}))
         made = Snapshot(3, ModelId(3, 1), 0, 0, dict(self.trained))
-        self.board.put_snapshot(3, to_bytes(Saved(made, b"weights")))
+        self.board.put_snapshot(3, to_bytes(SnapshotFile(made, b"weights")))
 
     def drop(self) -> None:
         """What such a Kafka does after each record, at its worst: each is a batch of its own."""

@@ -12,14 +12,14 @@ from common.core.messages import (
     Batch,
     BatchReady,
     Lead,
+    LeaderStatus,
     Opened,
     Skipped,
-    Standing,
     UpdateApplied,
     WorkerId,
 )
 from common.core.spans import Partition, Span
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.wire.messages import encode_audit, encode_claim
 from services.cli import exits
@@ -184,7 +184,7 @@ def test_watch_shows_updates_workers_and_lag(world: World) -> None:
     board = world.board("digits")
     place = Partition("clinic-a", 0)
     board.hold_lease("c1", 60.0)
-    board.put_standing(Standing(0, 1, {place: 4}, 1, 7, 2, {place: 0}))
+    board.put_leader_status(LeaderStatus(0, 1, {place: 4}, 1, 7, 2, {place: 0}))
     board.beat(WorkerId("w1"), "alive", 60.0)
     board.beat(WorkerId("w2"), "leaving", 60.0)
     shown = world.run("job", "watch", "digits", "--once").stdout
@@ -237,7 +237,9 @@ def test_the_lag_is_of_now_not_of_the_last_checkpoint(world: World) -> None:
     world.write("doll.digits.updates", *map(encode_audit, records))
     board = world.board("digits")
     board.hold_lease("c1", 60.0)
-    board.put_standing(Standing(0, 2, {Partition("clinic-a", 0): 4}, 2, 0, 0, {}))  # no checkpoint
+    board.put_leader_status(
+        LeaderStatus(0, 2, {Partition("clinic-a", 0): 4}, 2, 0, 0, {})
+    )  # no checkpoint
     assert "lag 0" in world.run("job", "watch", "digits", "--once").stdout
     assert "lag 0" in world.run("job", "watch", "digits", "--once").stdout
 
@@ -260,7 +262,7 @@ def test_the_list_says_how_each_job_is_and_what_it_could_not_use(world: World) -
     world.board("digits").put_unable("c1", "task [x] is not in DOLL_TASKS", 60.0)
     assert "c1: task [x] is not in DOLL_TASKS" in world.run("job", "list").stdout
     world.board("digits").hold_lease("c1", 60.0)
-    world.board("digits").put_standing(Standing(0, 1, {}, 1, 0, 0, {}))
+    world.board("digits").put_leader_status(LeaderStatus(0, 1, {}, 1, 0, 0, {}))
     _, line, why = world.run("job", "list").stdout.splitlines()
     assert why.startswith("digits: waiting for workers: ")
     assert line.split()[:7] == ["digits", "waiting", "for", "workers", "2", "2", "0"]
@@ -270,7 +272,7 @@ def test_the_list_says_how_each_job_is_and_what_it_could_not_use(world: World) -
 
 def test_a_job_that_is_held_shows_its_reason_and_its_traceback(world: World) -> None:
     submitted(world)
-    JobBook(world.log).hold("digits", "its task raises KeyError", "Traceback:\n  \x1b[31mboom")
+    JobStore(world.log).hold("digits", "its task raises KeyError", "Traceback:\n  \x1b[31mboom")
     (_, line, why) = world.run("job", "list").stdout.splitlines()
     assert line.split()[1] == "held"
     assert why == "digits: held: its task raises KeyError"
@@ -283,7 +285,7 @@ def test_a_job_that_is_held_shows_its_reason_and_its_traceback(world: World) -> 
 def test_a_job_whose_topics_are_gone_is_listed_and_watched(world: World) -> None:
     submitted(world)
     world.log.delete_topic("doll.digits.updates")
-    JobBook(world.log).hold("digits", "the topic doll.digits.updates does not exist any more")
+    JobStore(world.log).hold("digits", "the topic doll.digits.updates does not exist any more")
     for command in (("job", "list"), ("job", "watch", "digits", "--once")):
         assert "does not exist any more" in world.run(*command).stdout
 
@@ -304,21 +306,21 @@ def test_a_job_is_resumed_after_a_loss_by_a_wish_of_its_own(world: World) -> Non
     assert "is not held" in refused.stderr
     refused = world.run("job", "resume", "digits", "--from-start", code=3)
     assert "goes with --after-loss" in refused.stderr
-    JobBook(world.log).hold("digits", "the updates topic lost records")
+    JobStore(world.log).hold("digits", "the updates topic lost records")
 
     said = world.run("job", "resume", "digits", "--after-loss", "--from-start").stdout
 
     assert said == "job digits is resumed after a loss: resumed by a person\n"
-    record = JobBook(world.log).get("digits")
+    record = JobStore(world.log).get("digits")
     assert (record.wanted, record.after_loss, record.from_start) == ("running", 1, True)
 
 
 def test_a_topic_that_was_created_anew_is_read_from_where_its_owner_says(world: World) -> None:
     submitted(world)
-    JobBook(world.log).hold("digits", "the topic clinic-a was deleted and created anew")
+    JobStore(world.log).hold("digits", "the topic clinic-a was deleted and created anew")
     assert world.run("job", "resume", "digits", "--from", "somewhere", code=2).stderr
 
     world.run("job", "resume", "digits", "--from", "latest")
 
-    record = JobBook(world.log).get("digits")
+    record = JobStore(world.log).get("digits")
     assert (record.wanted, record.after_loss, record.read_from) == ("running", 1, "latest")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.api.keys import KeyBook, Keys
+from common.api.keys import Keys, KeyStore
 from services.cli import exits
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def role_of(world: World, key: str) -> str | None:
-    record = Keys(KeyBook(world.log).read().values()).role_of(key)
+    record = Keys(KeyStore(world.log).read().values()).role_of(key)
     return None if record is None else record.role
 
 
@@ -36,7 +36,7 @@ def test_a_list_tells_all_but_the_key_and_its_hash(world: World) -> None:
     assert second.split()[:2] == ["page", "viewer"]
     assert "the [red]wall" in second
     assert key.strip() not in listed
-    assert not any(record.sha256[:8] in listed for record in KeyBook(world.log).read().values())
+    assert not any(record.sha256[:8] in listed for record in KeyStore(world.log).read().values())
 
 
 def test_without_keys_a_list_says_how_to_make_one(world: World) -> None:
@@ -62,7 +62,7 @@ def test_a_name_is_given_once(world: World) -> None:
 def test_a_role_has_to_be_said_and_be_one(world: World) -> None:
     assert "--role" in world.run("key", "create", "page", code=2).stderr
     assert "viewer" in world.run("key", "create", "page", "--role", "owner", code=2).stderr
-    assert KeyBook(world.log).read() == {}
+    assert KeyStore(world.log).read() == {}
 
 
 @pytest.mark.parametrize("command", ["create", "list", "revoke"])

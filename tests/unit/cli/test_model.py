@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import safetensors.torch
 
-from common.checkpoints.snapshot_file import Saved, from_bytes, from_checkpoint, to_bytes, to_parts
+from common.checkpoints.snapshot_file import (
+    SnapshotFile,
+    from_bytes,
+    from_checkpoint,
+    to_bytes,
+    to_parts,
+)
 from common.checkpoints.store import CheckpointStore
 from common.core.messages import GENESIS, Lead, ModelId
 from common.core.snapshots import Snapshot
@@ -34,15 +40,17 @@ SPEC = parse_job(JOB)
 
 def saved(
     by: int, made: ModelId, updates_position: int, filled_with: float, *losses: float
-) -> Saved:
+) -> SnapshotFile:
     """A snapshot whose weights are all one number, to tell it apart."""
     flat = FlatModel(build_model(task_of(SPEC, ()), 0))
     weights = np.full_like(flat.vector, filled_with)
     trainer = Trainer(weights, len(weights), optimizer_of(SPEC))
-    return Saved(Snapshot(by, made, updates_position, 0, {}, losses=losses), trainer.snapshot())
+    return SnapshotFile(
+        Snapshot(by, made, updates_position, 0, {}, losses=losses), trainer.snapshot()
+    )
 
 
-def keep(world: World, kept: Saved) -> None:
+def keep(world: World, kept: SnapshotFile) -> None:
     CheckpointStore(world.blobs, "digits").save(kept.name, to_parts(kept), 0.0)
 
 
@@ -147,11 +155,12 @@ def test_a_snapshot_survives_both_ways_of_keeping_it(world: World) -> None:
     stored = from_checkpoint(CheckpointStore(world.blobs, "digits").open(kept.name))
     assert from_bytes(to_bytes(kept)) == kept
     assert stored.title == "the checkpoint 0-1"
-    assert Saved(stored.snapshot, stored.trainer()) == kept
+    assert SnapshotFile(stored.snapshot, stored.trainer()) == kept
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x05\x00\x00\x00", to_bytes(Saved(Snapshot(0, GENESIS, 0, 0, {}), b""))[:9]]
+    "data",
+    [b"", b"\x05\x00\x00\x00", to_bytes(SnapshotFile(Snapshot(0, GENESIS, 0, 0, {}), b""))[:9]],
 )
 def test_torn_bytes_are_no_snapshot(world: World, data: bytes) -> None:
     store = CheckpointStore(world.blobs, "digits")

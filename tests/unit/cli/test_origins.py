@@ -13,7 +13,7 @@ from common.checkpoints.store import CheckpointStore
 from common.core.messages import Lead, ModelId
 from common.jobs.build import trainer_of
 from common.jobs.spec import parse_job
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.learning.checkpoint import unpack
 from common.wire.messages import encode_audit
 from services.cli import exits
@@ -75,7 +75,7 @@ def test_a_job_without_one_shows_none(led: World) -> None:
 def test_the_copy_outlives_the_checkpoint(led: World) -> None:
     led.run("job", "submit", "-", "--from", "digits@1", typed=NEXT)
     CheckpointStore(led.blobs, "digits").keep(1, begun=ModelId(9, 0))
-    origin = JobBook(led.log).get("next").origin
+    origin = JobStore(led.log).get("next").origin
     assert origin is not None
     data = CheckpointStore(led.blobs, "next").origin(origin.sha256)
     assert set(unpack(data)[0]["weights"]) == {1.0}
@@ -119,7 +119,7 @@ def test_what_cannot_be_begun_with_is_refused_and_nothing_is_left(
     text = NEXT.replace(*change)
     result = led.run("job", "submit", "-", "--from", source, typed=text, code=exits.REFUSED)
     assert message in result.stderr
-    assert list(JobBook(led.log).read()) == ["digits"]
+    assert list(JobStore(led.log).read()) == ["digits"]
     assert [name for name in led.blobs.names("") if "/origin/" in name] == []
 
 

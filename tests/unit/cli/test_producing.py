@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.messages import Standing
+from common.core.messages import LeaderStatus
 from common.core.spans import Partition
 from common.ports.servers import NewTopic
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 from common.testing.log import MemoryLog
 from services.cli.commands.producing import (
     Backlog,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def run(
     count: int,
-    clock: HandClock,
+    clock: ManualClock,
     schedule: Schedule | None = None,
     *,
     room: Callable[[int], int] = unbounded,
@@ -46,7 +46,7 @@ def run(
 
 
 def test_without_a_schedule_everything_goes_at_once_and_in_order() -> None:
-    clock, sent = HandClock(), list[bytes]()
+    clock, sent = ManualClock(), list[bytes]()
     reports = run(2500, clock, send=sent.append)
     assert sent == [b"%d" % number for number in range(2500)]
     assert reports[-1] == Sent(2500, 0)
@@ -54,17 +54,17 @@ def test_without_a_schedule_everything_goes_at_once_and_in_order() -> None:
 
 
 def test_a_rate_is_kept_over_time() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     run(1001, clock, Schedule(100))
     assert clock() == pytest.approx(10.0, abs=0.06)
 
 
 def test_what_a_stall_delayed_is_sent_at_once() -> None:
-    clock, times = HandClock(), list[float]()
+    clock, times = ManualClock(), list[float]()
 
     def send(_: bytes) -> None:
         if len(times) == 10:
-            clock.advance(3.0)  # the broker is away
+            clock.advance(3.0)  # the broker is unavailable
         times.append(clock())
 
     run(601, clock, Schedule(100), send=send)
@@ -75,13 +75,13 @@ def test_what_a_stall_delayed_is_sent_at_once() -> None:
 
 
 def test_reports_say_how_many_records_are_late() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     reports = run(5000, clock, Schedule(100_000), send=lambda _: clock.advance(0.0001))
     assert max(report.behind for report in reports) > 1000
 
 
 def test_no_more_is_sent_than_there_is_room_for() -> None:
-    clock, most = HandClock(), 0
+    clock, most = ManualClock(), 0
 
     def settled() -> int:
         return int(1000 * clock())
@@ -100,8 +100,8 @@ def test_no_more_is_sent_than_there_is_room_for() -> None:
 PLACE = Partition("clinic-a", 0)
 
 
-def standing(settled: int) -> Standing:
-    return Standing(0, 0, {PLACE: 9}, 0, 0, 1, {PLACE: settled})
+def leader_status(settled: int) -> LeaderStatus:
+    return LeaderStatus(0, 0, {PLACE: 9}, 0, 0, 1, {PLACE: settled})
 
 
 def test_a_backlog_counts_what_the_job_has_not_settled() -> None:
@@ -115,7 +115,7 @@ def test_a_backlog_counts_what_the_job_has_not_settled() -> None:
     backlog = Backlog(log, board, "clinic-a", limit=10)
     assert backlog.room(0) == 6  # nobody leads yet: everything that is retained waits
     assert backlog.room(5) == 1  # five of ours are on their way
-    board.put_standing(standing(settled=3))
+    board.put_leader_status(leader_status(settled=3))
     assert backlog.room(5) == 4
     redis.kill()
     assert backlog.room(5) == 0
@@ -123,7 +123,7 @@ def test_a_backlog_counts_what_the_job_has_not_settled() -> None:
 
 def test_people_hear_once_of_each_time_that_kafka_takes_nothing_for_long() -> None:
     # 0 s: away, the queue takes one | 1 s: back | 1 s: away | 7 s: told | 9 s: back
-    log, clock, said = MemoryLog(), HandClock(), list[str]()
+    log, clock, said = MemoryLog(), ManualClock(), list[str]()
     log.create_topics([NewTopic("a")])
     back_s = [1.0, 9.0]
 

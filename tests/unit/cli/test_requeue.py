@@ -18,7 +18,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Partition, Span
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.wire import messages as wire
 from services.cli import exits
 from tests.unit.cli.conftest import World
@@ -168,7 +168,7 @@ def test_what_expired_or_is_not_quarantined_is_refused(world: World, offset: str
 
 def test_a_job_that_is_held_is_said_to_be(world: World) -> None:
     happened(world, *QUARANTINE)
-    JobBook(world.log).hold("digits", "3 batches in a row are poison")
+    JobStore(world.log).hold("digits", "3 batches in a row are poison")
 
     told = world.run("job", "requeue", "digits", "--all").stdout
 

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent
-    from common.core.messages import AuditRecord, ControlRecord, ModelId, Order, Standing, WorkerId
+    from common.core.messages import (
+        Assignment,
+        AuditRecord,
+        ControlRecord,
+        LeaderStatus,
+        ModelId,
+        WorkerId,
+    )
     from common.core.snapshots import Snapshot
 
 QUIET = CoordinatorSettings(  # no snapshot unless a test asks for it
@@ -58,12 +65,12 @@ class Bench:
     # --- what it said -------------------------------------------------------------------------
 
     @property
-    def standing(self) -> Standing:
-        """The newest standing."""
-        return of_kind(self.said, do.PutStanding)[-1].standing
+    def leader_status(self) -> LeaderStatus:
+        """The newest status."""
+        return of_kind(self.said, do.PutLeaderStatus)[-1].leader_status
 
     @property
-    def orders(self) -> tuple[Order, ...]:
+    def orders(self) -> tuple[Assignment, ...]:
         """The orders of the newest trigger."""
         return of_kind(self.said, do.PostTrigger)[-1].trigger.orders
 
@@ -142,7 +149,7 @@ class Bench:
 
     def announce(self, *workers: WorkerId) -> tuple[CoordinatorCommand, ...]:
         """Let each of these workers claim the next SAMPLES records of partition P, in turn."""
-        start = self.standing.claimed[P]
+        start = self.leader_status.claimed[P]
         starts = range(start, start + SAMPLES * len(workers), SAMPLES)
         claims = [ready(w, span(P, s, s + SAMPLES)) for w, s in zip(workers, starts, strict=True)]
         return self.read_control(*claims)

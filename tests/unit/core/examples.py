@@ -10,7 +10,7 @@ from common.core.spans import Partition, Span, address_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from common.core.messages import ModelId, Order
+    from common.core.messages import Assignment, ModelId
 
 Kind = TypeVar("Kind")
 
@@ -43,7 +43,7 @@ def gradient(worker: WorkerId, model: ModelId, batches: Iterable[Batch]) -> Grad
     return Gradient(worker, model, offsets, samples, 2.0 * samples, {"right": 1.0 * samples}, 0.1)
 
 
-def answer(order: Order, model: ModelId) -> Gradient:
+def answer(order: Assignment, model: ModelId) -> Gradient:
     """What the worker of an order sends back."""
     return gradient(order.worker, model, order.batches)
 

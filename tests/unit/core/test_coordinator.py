@@ -185,9 +185,9 @@ def test_a_job_with_nobody_to_ask_wakes_up_to_renew_its_lease_and_for_nothing_el
 
     assert len(said) == pytest.approx(30, abs=1)
     assert all(of_kind(each, do.AskLease) for each in said)
-    looks = sum(len(of_kind(each, do.LookForWorkers)) for each in said)
-    standings = sum(len(of_kind(each, do.PutStanding)) for each in said)
-    assert looks == standings == pytest.approx(15, abs=1)  # the renewal after calm_s
+    looks = sum(len(of_kind(each, do.ReadHeartbeats)) for each in said)
+    leader_statuses = sum(len(of_kind(each, do.PutLeaderStatus)) for each in said)
+    assert looks == leader_statuses == pytest.approx(15, abs=1)  # the renewal after calm_s
 
 
 def test_the_first_worker_and_the_first_claims_bring_the_fast_pace_back() -> None:
@@ -195,7 +195,7 @@ def test_the_first_worker_and_the_first_claims_bring_the_fast_pace_back() -> Non
     bench.lead()
     bench.see(A)
     assert bench.machine.due() <= bench.now + QUIET.alive_s
-    assert of_kind(bench.tick(bench.now + QUIET.alive_s), do.LookForWorkers)
+    assert of_kind(bench.tick(bench.now + QUIET.alive_s), do.ReadHeartbeats)
 
     alone = Bench(QUIET)
     alone.lead()
@@ -248,7 +248,7 @@ def test_a_successor_takes_back_what_is_above_its_snapshot_and_the_batches_wait_
 
     other.see(A, B)
     other.read_control()
-    assert other.standing.waiting == 4
+    assert other.leader_status.waiting == 4
     update = the(other.compute(), do.Apply).update
     assert (update.version, {b.offset for b in update.batches}) == (2, {2, 3})
     assert effective(one.updates) == (GENESIS, ModelId(0, 1), ModelId(3, 2))
@@ -264,7 +264,7 @@ def test_a_successor_without_a_snapshot_begins_at_the_genesis() -> None:
     other.lead()
     other.see(A, B)
     other.read_control()
-    assert other.standing.claimed[P] == 20
+    assert other.leader_status.claimed[P] == 20
     other.compute()
     assert effective(one.updates) == (GENESIS, ModelId(2, 1))
     assert audit(FIRST, enumerate(one.control), enumerate(one.updates)).flaws == ()
@@ -294,7 +294,7 @@ def test_a_quarantine_is_never_taken_back_and_its_dead_letter_written_again() ->
     assert the(said, do.DeadLetterBatch).record.batch == batch(1, B)
     other.see(A, B)
     other.read_control()
-    assert other.standing.waiting == 1
+    assert other.leader_status.waiting == 1
 
 
 def test_a_quarantine_outlives_a_snapshot_taken_before_its_claim_was_replayed() -> None:
@@ -316,7 +316,7 @@ def test_a_quarantine_outlives_a_snapshot_taken_before_its_claim_was_replayed() 
     third = Bench(updates=one.updates, control=one.control, name="c3")
     third.lead(snapshot)
     third.read_control()
-    assert third.standing.waiting == 1
+    assert third.leader_status.waiting == 1
 
 
 def test_strikes_and_the_count_of_samples_outlive_a_leader() -> None:

@@ -13,12 +13,12 @@ from common.core.messages import (
     GENESIS,
     BatchReady,
     Failed,
-    Farewell,
+    LeaderStatus,
     ModelId,
     Opened,
     Skipped,
-    Standing,
     TriggerId,
+    WorkerLeaving,
 )
 from common.core.snapshots import Snapshot
 from common.core.spans import LogPosition, Partition
@@ -50,13 +50,13 @@ def asked(commands: Iterable[CoordinatorCommand]) -> dict[WorkerId, list[int]]:
 # --- rounds ----------------------------------------------------------------------------------
 
 
-def test_a_leader_begins_with_its_model_its_standing_and_a_look_at_the_workers() -> None:
+def test_a_leader_begins_with_its_model_its_leader_status_and_a_look_at_the_workers() -> None:
     bench = Bench()
-    begin, model, standing, look, copy, publish = bench.lead()
+    begin, model, leader_status, look, copy, publish = bench.lead()
     assert isinstance(begin, do.Begin)
     assert model == do.PublishModel(ModelId(0, 0))
-    assert standing == do.PutStanding(Standing(0, 0, FIRST, 0, 0, 0, FIRST))
-    assert look == do.LookForWorkers()
+    assert leader_status == do.PutLeaderStatus(LeaderStatus(0, 0, FIRST, 0, 0, 0, FIRST))
+    assert look == do.ReadHeartbeats()
     assert copy == do.CopyWeights()
     first = Snapshot(0, GENESIS, 1, 0, FIRST, poison=())
     assert publish == do.PublishSnapshot(first, checkpoint=False)
@@ -209,7 +209,7 @@ def test_what_a_leaving_worker_does_not_finish_goes_to_others_at_once() -> None:
     bench.announce(A, B, A)
     first, second = bench.orders
     assert [len(first.batches), len(second.batches)] == [2, 1]
-    assert asked(bench.feed(events.RepliesRead((Farewell(A, bench.model),)))) == {B: [0, 2]}
+    assert asked(bench.feed(events.RepliesRead((WorkerLeaving(A, bench.model),)))) == {B: [0, 2]}
     bench.feed(events.RepliesRead((answer(second, bench.model),)))
     update = the(bench.compute(), do.Apply).update
     assert {b.offset for b in update.batches} == {0, 1, 2}
@@ -218,7 +218,7 @@ def test_what_a_leaving_worker_does_not_finish_goes_to_others_at_once() -> None:
 def test_what_a_leaving_worker_finishes_is_not_asked_of_others() -> None:
     bench = leading(QUIET, A, B)
     bench.announce(A, B)
-    assert bench.feed(events.RepliesRead((Farewell(A, bench.model, (0,)),))) == ()
+    assert bench.feed(events.RepliesRead((WorkerLeaving(A, bench.model, (0,)),))) == ()
     said = bench.compute()
     assert the(said, do.Apply).update.version == 1
     assert asked(bench.announce(A, B)) == {B: [2, 3]}  # nothing new for who leaves
@@ -251,21 +251,21 @@ def test_an_emptied_board_gets_back_the_model_and_a_snapshot() -> None:
 # --- what others are told --------------------------------------------------------------------
 
 
-def test_the_standing_says_what_is_decided_and_what_waits() -> None:
+def test_the_leader_status_says_what_is_decided_and_what_waits() -> None:
     # control    0: a  1: b  2: a again, refused  3: a
     bench = leading()
     bench.announce(A)
     known = {P: LogPosition(10)}
-    assert bench.standing == Standing(0, 1, {P: 10, Q: 0}, 0, 1, 3, FIRST, known=known)
+    assert bench.leader_status == LeaderStatus(0, 1, {P: 10, Q: 0}, 0, 1, 3, FIRST, known=known)
     bench.announce(B)
     bench.read_control(bench.control[0])
     known = {P: LogPosition(20)}
-    assert bench.standing == Standing(0, 3, {P: 20, Q: 0}, 0, 2, 3, FIRST, known=known)
+    assert bench.leader_status == LeaderStatus(0, 3, {P: 20, Q: 0}, 0, 2, 3, FIRST, known=known)
     bench.announce(A)
     bench.compute()
     bench.tick(0.1)
     known = {P: LogPosition(30)}
-    assert bench.standing == Standing(0, 4, {P: 30, Q: 0}, 3, 1, 3, FIRST, known=known)
+    assert bench.leader_status == LeaderStatus(0, 4, {P: 30, Q: 0}, 3, 1, 3, FIRST, known=known)
 
 
 def test_a_snapshot_holds_the_round_in_flight_as_waiting() -> None:
@@ -286,7 +286,7 @@ def test_lag_tools_are_told_what_a_checkpoint_covers_once_it_is_published() -> N
     bench.read_updates()
     assert bench.published[-1].settled == {P: 20, Q: 0}
     bench.tick(0.1)
-    assert bench.standing.settled == {P: 20, Q: 0}
+    assert bench.leader_status.settled == {P: 20, Q: 0}
 
 
 def test_bad_records_are_dead_lettered_once_their_claim_is_accepted() -> None:
@@ -307,8 +307,8 @@ def test_partitions_that_were_added_are_opened_from_their_beginning() -> None:
     opened = Opened(added, None, 99, "id", 0, -1)
     assert of_kind(bench.feed(seen), do.OpenPartition) == [do.OpenPartition(opened)]
     bench.feed(events.ControlRead(((0, opened),)))
-    assert bench.standing.claimed == {**FIRST, added: 0}
-    assert bench.standing.generation(added) == 99
+    assert bench.leader_status.claimed == {**FIRST, added: 0}
+    assert bench.leader_status.generation(added) == 99
     assert of_kind(bench.feed(seen), do.OpenPartition) == []
 
 

@@ -8,25 +8,27 @@ import pytest
 
 from common.core import commands as do
 from common.core import events
-from common.core.goal import LOSS_WINDOW
 from common.core.messages import (
     GENESIS,
+    Assignment,
     Failed,
     FailedReason,
     Lead,
     ModelId,
-    Order,
     Quarantined,
     WorkerId,
 )
 from common.core.snapshots import Snapshot
+from common.core.stop_rule import LOSS_WINDOW
 from tests.unit.core.bench import QUIET, Bench
 from tests.unit.core.examples import FIRST, A, B, C, P, answer, batch, of_kind, the
 from tests.unit.core.leaders import update
 from tests.unit.core.test_leader import asked, leading
 
 
-def fail(bench: Bench, order: Order, reason: FailedReason) -> tuple[do.CoordinatorCommand, ...]:
+def fail(
+    bench: Bench, order: Assignment, reason: FailedReason
+) -> tuple[do.CoordinatorCommand, ...]:
     """Let an order give no gradient."""
     offsets = tuple(each.offset for each in order.batches)
     return bench.feed(
@@ -71,9 +73,9 @@ def test_a_batch_whose_workers_die_of_it_is_poison() -> None:
     bench.see(A)  # C, asked after it, too
     record = Quarantined(0, batch(1, B), "poison: its workers died of it", number=1)
     assert bench.updates[-1] == record
-    assert bench.standing.waiting == 2
+    assert bench.leader_status.waiting == 2
     bench.tick(0.1)
-    assert bench.standing.waiting == 1
+    assert bench.leader_status.waiting == 1
 
 
 # --- so much poison that it is the task ----------------------------------------------------------
@@ -119,7 +121,7 @@ def test_a_task_that_raises_on_everything_holds_the_job_after_three_batches(
     assert hold.detail == TRACEBACK
     bench.tick(100.0)  # what is still in somebody's hands is overdue: nobody is asked again
     assert raise_on_all(bench) == 3
-    assert bench.standing.waiting == 37
+    assert bench.leader_status.waiting == 37
 
 
 def test_a_job_that_was_held_for_poison_and_resumed_may_meet_as_much_again() -> None:
@@ -258,7 +260,7 @@ def test_when_half_of_a_round_is_not_finite_the_job_is_held_and_no_batch_is_lost
     assert the(said, do.Hold).reason.startswith("diverged: 2 batches of one round are not finite")
     assert of_kind(said, do.DiscardSum) == [do.DiscardSum()]
     assert of_kind(bench.announce(A), do.PostTrigger) == []
-    assert bench.standing.waiting == 3
+    assert bench.leader_status.waiting == 3
     assert len(bench.updates) == 1  # the Lead: nothing was quarantined
 
     said = bench.feed(events.WantedChanged("running"))
@@ -371,7 +373,7 @@ def test_a_stopped_job_ends_with_a_checkpoint_that_waits_for_its_audit() -> None
     bench.compute()
     said = bench.feed(events.WantedChanged("stopped"))
     assert said == (do.DiscardSum(), do.CopyWeights())
-    assert bench.announce(A, B)[1:] == ()  # a standing, and no round
+    assert bench.announce(A, B)[1:] == ()  # a leader's status, and no round
     published, finish, release = bench.read_updates()
     assert isinstance(published, do.PublishSnapshot)
     assert published.checkpoint
@@ -416,7 +418,7 @@ def test_a_job_ends_at_its_deadline() -> None:
     assert len(bench.published[-1].waiting) == 2
 
 
-def test_a_job_that_is_ending_asks_for_no_time_but_that_of_its_standing() -> None:
+def test_a_job_that_is_ending_asks_for_no_time_but_that_of_its_leader_status() -> None:
     bench = leading(replace(QUIET, stop_at=1.0))
     bench.announce(A, B)
     bench.compute()

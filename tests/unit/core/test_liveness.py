@@ -82,32 +82,32 @@ def test_nobody_who_beats_is_lost_and_only_those_who_were_there_depart(
 def test_who_is_in_doubt_is_not_trusted_until_it_is_heard_of_or_time_has_passed() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, B, C), now=0.0)
-    liveness.doubt([A], 0.0)
-    liveness.doubt([B], 0.5)
+    liveness.suspect([A], 0.0)
+    liveness.suspect([B], 0.5)
     assert liveness.trusted(1.0) == {C}
     assert liveness.trusted(GRACE_S) == {A, C}
-    liveness.trust(B)
+    liveness.clear(B)
     assert liveness.trusted(GRACE_S) == {A, B, C}
 
 
 def test_where_all_are_in_doubt_all_are_asked() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, B), now=0.0)
-    liveness.doubt([A], 0.0)
-    liveness.doubt([B], 0.0)
+    liveness.suspect([A], 0.0)
+    liveness.suspect([B], 0.0)
     assert liveness.trusted(0.1) == {A, B}
 
 
 def test_who_comes_back_from_the_dead_is_not_in_doubt() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, B), now=0.0)
-    liveness.doubt([A], 0.0)
+    liveness.suspect([A], 0.0)
     liveness.observe(alive(B), now=0.1)
     liveness.observe(alive(A, B), now=0.2)
     assert liveness.trusted(0.3) == {A, B}
 
 
-def test_who_says_farewell_leaves_before_its_beat_says_so_and_may_come_back() -> None:
+def test_who_says_worker_leaving_leaves_before_its_beat_says_so_and_may_come_back() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, B), now=0.0)
     liveness.leave(A)

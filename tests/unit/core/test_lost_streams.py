@@ -140,7 +140,7 @@ def test_a_batch_whose_records_are_gone_expires_wherever_it_waits() -> None:
     assert [batch.offset for order in bench.orders for batch in order.batches] == [0, 1]
     commands = bench.read_control(Opened(P, 0, NEW, "id", 5, 2))
     assert expired(commands) == [0, 1, 2]
-    assert bench.standing.waiting == 0
+    assert bench.leader_status.waiting == 0
 
     bench.read_control(ready(A, of(NEW, 5, 15)), ready(A, of(NEW, 15, 25)))
     assert [batch.offset for order in bench.orders for batch in order.batches] == [4, 5]

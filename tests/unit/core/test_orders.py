@@ -1,15 +1,15 @@
 """A worker's orders, by triggers that come late, twice or from a leader that leads no longer."""
 
+from common.core.assignments import Assignments, Compute
 from common.core.messages import (
-    Farewell,
+    Assignment,
     ModelId,
-    Order,
     TriggerId,
     TriggerStream,
     UpdateTrigger,
     WorkerId,
+    WorkerLeaving,
 )
-from common.core.orders import Compute, Orders
 from tests.unit.core.examples import A, B, batch
 
 
@@ -18,17 +18,17 @@ def trigger(epoch: int, number: int, version: int, **orders: tuple[int, ...]) ->
     return UpdateTrigger(
         TriggerId(epoch, number),
         ModelId(epoch, version),
-        tuple(Order(WorkerId(w), tuple(map(batch, offsets))) for w, offsets in orders.items()),
+        tuple(Assignment(WorkerId(w), tuple(map(batch, offsets))) for w, offsets in orders.items()),
     )
 
 
-def taken(orders: Orders) -> list[tuple[int, ...]]:
+def taken(orders: Assignments) -> list[tuple[int, ...]]:
     """The batches of all orders that are left."""
     return [tuple(batch.offset for batch in c.batches) for c in iter(orders.next, None)]
 
 
 def test_a_worker_takes_its_own_orders_in_order() -> None:
-    orders = Orders(A)
+    orders = Assignments(A)
     orders.hear([trigger(0, 1, 5, a=(1, 2), b=(3,)), trigger(0, 2, 5, a=(4,))])
 
     assert orders.heard == TriggerId(0, 2)
@@ -40,7 +40,7 @@ def test_a_worker_takes_its_own_orders_in_order() -> None:
 def test_a_trigger_that_comes_again_or_late_is_not_heard_again() -> None:
     # ids     0-1   0-3   0-2   0-3
     # heard   0-1   0-3   -     -
-    orders = Orders(A)
+    orders = Assignments(A)
     orders.hear([trigger(0, 1, 5, a=(1,)), trigger(0, 3, 5, a=(3,))])
     orders.hear([trigger(0, 2, 5, a=(2,)), trigger(0, 3, 5, a=(3,))])
 
@@ -48,7 +48,7 @@ def test_a_trigger_that_comes_again_or_late_is_not_heard_again() -> None:
 
 
 def test_a_leader_that_wakes_up_late_is_not_heard() -> None:
-    orders = Orders(A)
+    orders = Assignments(A)
     orders.hear([trigger(7, 1, 5, a=(1,)), trigger(3, 99, 9, a=(2,))])
 
     assert len(orders) == 1
@@ -58,7 +58,7 @@ def test_a_leader_that_wakes_up_late_is_not_heard() -> None:
 def test_in_another_stream_of_triggers_ids_begin_anew_and_nothing_of_the_first_counts() -> None:
     # stream   ""              "other"
     # ids      7-1   9-1       3-1
-    orders = Orders(A)
+    orders = Assignments(A)
     orders.hear([trigger(7, 1, 5, a=(1,)), trigger(9, 1, 5, a=(2,))])
     orders.listen(TriggerStream("other", 3))
     orders.hear([trigger(3, 1, 5, a=(3,))])
@@ -69,9 +69,9 @@ def test_in_another_stream_of_triggers_ids_begin_anew_and_nothing_of_the_first_c
 
 
 def test_a_leader_of_a_lower_epoch_is_heard_where_the_one_before_was_lost() -> None:
-    # standing of   9            3: Kafka lost the Lead of 9, and Redis all triggers
+    # status   of   9            3: Kafka lost the Lead of 9, and Redis all triggers
     # triggers      9-1   9-2    3-1
-    orders = Orders(A)
+    orders = Assignments(A)
     orders.listen(TriggerStream("", 9))
     orders.hear([trigger(9, 1, 5, a=(1,)), trigger(9, 2, 5, a=(2,))])
     orders.hear([trigger(3, 1, 5, a=(3,))])
@@ -83,21 +83,21 @@ def test_a_leader_of_a_lower_epoch_is_heard_where_the_one_before_was_lost() -> N
 
 
 def test_a_newer_model_makes_older_orders_void() -> None:
-    orders = Orders(A)
+    orders = Assignments(A)
     orders.hear([trigger(0, 1, 5, a=(1,)), trigger(0, 2, 6, b=(2,))])
 
     assert orders.next() is None  # nobody waits for it any more
 
 
 def test_what_queues_already_is_not_queued_again() -> None:
-    orders = Orders(A)
+    orders = Assignments(A)
     orders.hear([trigger(0, 1, 5, a=(1, 2)), trigger(0, 2, 5, a=(2,)), trigger(0, 3, 5, a=(3,))])
 
     assert taken(orders) == [(1, 2), (3,)]
 
 
 def test_an_order_under_way_is_not_queued_again_unless_for_another_model() -> None:
-    orders = Orders(B)
+    orders = Assignments(B)
     orders.hear([trigger(0, 1, 5, b=(1, 2))])
     orders.next()
     orders.hear([trigger(0, 2, 5, b=(1,))])
@@ -108,7 +108,7 @@ def test_an_order_under_way_is_not_queued_again_unless_for_another_model() -> No
 
 
 def test_an_order_answered_may_be_ordered_again() -> None:
-    orders = Orders(B)
+    orders = Assignments(B)
     orders.hear([trigger(0, 1, 5, b=(1,))])
     orders.next()
     orders.done()
@@ -118,20 +118,20 @@ def test_an_order_answered_may_be_ordered_again() -> None:
 
 
 def test_who_leaves_says_what_it_still_finishes_and_begins_nothing_more() -> None:
-    orders = Orders(A)
+    orders = Assignments(A)
     assert orders.leave() is None  # no leader ever spoke
-    orders = Orders(A)
+    orders = Assignments(A)
     orders.hear([trigger(0, 1, 5, a=(1, 2)), trigger(0, 2, 5, a=(3,))])
     orders.next()
-    assert orders.leave() == Farewell(A, ModelId(0, 5), (1, 2))
+    assert orders.leave() == WorkerLeaving(A, ModelId(0, 5), (1, 2))
     orders.hear([trigger(0, 3, 5, a=(4,))])
     assert orders.next() is None
 
 
 def test_who_has_answered_or_has_no_time_left_finishes_nothing() -> None:
-    orders = Orders(A)
+    orders = Assignments(A)
     orders.hear([trigger(0, 1, 5, a=(1,))])
     orders.next()
-    assert orders.leave(finish=False) == Farewell(A, ModelId(0, 5))
+    assert orders.leave(finish=False) == WorkerLeaving(A, ModelId(0, 5))
     orders.done()
-    assert orders.leave() == Farewell(A, ModelId(0, 5))
+    assert orders.leave() == WorkerLeaving(A, ModelId(0, 5))

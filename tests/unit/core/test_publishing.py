@@ -13,7 +13,7 @@ from msgspec.structs import replace as with_
 from common.core import commands as do
 from common.core.history import History
 from common.core.messages import AuditRecord, ModelId, Quarantined, UpdateApplied
-from common.core.publishing import Publisher
+from common.core.snapshot_schedule import SnapshotSchedule
 from common.core.snapshots import genesis
 from tests.unit.core.bench import QUIET
 from tests.unit.core.examples import FIRST, SAMPLES, batch, of_kind, the
@@ -27,7 +27,7 @@ AFTER_LEAD = EPOCH + 1
 HOT = replace(QUIET, hot_every_s=1.0)
 
 
-class Audit(Publisher):
+class Audit(SnapshotSchedule):
     """A publisher whose history is fed what it reads back."""
 
     def __init__(self, settings: CoordinatorSettings = QUIET, now: float = 0.0) -> None:

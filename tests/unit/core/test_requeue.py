@@ -120,7 +120,7 @@ def test_nothing_else_is_taken_back(record: AuditRecord) -> None:
 
     assert waiting(bench) == {A: [0], B: [1]}  # as it was first asked
     bench.tick(0.1)
-    assert bench.standing.waiting == 1
+    assert bench.leader_status.waiting == 1
 
 
 def test_a_requeue_that_comes_twice_counts_once() -> None:
@@ -129,7 +129,7 @@ def test_a_requeue_that_comes_twice_counts_once() -> None:
     bench.updates += [REQUEUED, REQUEUED]
     bench.read_updates()
 
-    assert bench.standing.waiting == 2
+    assert bench.leader_status.waiting == 2
 
 
 def test_what_was_replayed_cannot_be_taken_back() -> None:
@@ -139,7 +139,7 @@ def test_what_was_replayed_cannot_be_taken_back() -> None:
     bench.read_updates()
     bench.tick(0.1)
 
-    assert bench.standing.waiting == 1
+    assert bench.leader_status.waiting == 1
 
 
 # --- takeovers -----------------------------------------------------------------------------------
@@ -148,13 +148,13 @@ def test_what_was_replayed_cannot_be_taken_back() -> None:
 def test_a_new_leader_knows_what_was_taken_back_after_the_snapshot() -> None:
     # updates   0: Lead   1: poison b1   2: requeued b1   3: Lead
     # snapshot                         ^ without b1
-    assert successor(BEHIND, POISON, REQUEUED).standing.waiting == 2
+    assert successor(BEHIND, POISON, REQUEUED).leader_status.waiting == 2
 
 
 def test_what_was_quarantined_and_taken_back_after_the_snapshot_waits_once() -> None:
     # updates   0: Lead   1: poison b1   2: requeued b1   3: Lead
     # snapshot          ^ b1 waits in it
-    assert successor(AHEAD, POISON, REQUEUED).standing.waiting == 2
+    assert successor(AHEAD, POISON, REQUEUED).leader_status.waiting == 2
 
 
 @pytest.mark.parametrize("snapshot", [BEHIND, AHEAD])
@@ -162,11 +162,11 @@ def test_a_new_leader_hears_of_a_requeue_of_what_an_earlier_one_quarantined(
     snapshot: Snapshot,
 ) -> None:
     bench = successor(snapshot, POISON)
-    assert bench.standing.waiting == 1
+    assert bench.leader_status.waiting == 1
     bench.updates.append(REQUEUED)
     bench.read_updates()
 
-    assert bench.standing.waiting == 2
+    assert bench.leader_status.waiting == 2
 
 
 NAMED = pytest.mark.parametrize("named", [1, batch(1, B)], ids=["by offset", "by value"])
@@ -190,13 +190,13 @@ def test_a_batch_whose_claim_is_still_to_be_replayed_waits_once(
     bench.lead(snapshot)
     if heard == "after its claim":
         bench.read_control()
-        assert bench.standing.waiting == 1
+        assert bench.leader_status.waiting == 1
     if not before:
         bench.updates.append(REQUEUED)
         bench.read_updates()
     bench.read_control()
 
-    assert bench.standing.waiting == 2
+    assert bench.leader_status.waiting == 2
 
 
 def test_a_quarantine_does_not_fall_upon_another_batch_at_its_offset() -> None:
@@ -209,11 +209,11 @@ def test_a_quarantine_does_not_fall_upon_another_batch_at_its_offset() -> None:
     bench = Bench(replace(LAX, hot_every_s=1.0), updates=topic, control=[CLAIMS[0], now], name="c2")
     bench.lead(snapshot)
     bench.read_control()
-    assert bench.standing.waiting == 2
+    assert bench.leader_status.waiting == 2
 
     bench.updates.append(REQUEUED)  # nobody can take back what was lost
     bench.read_updates()
-    assert bench.standing.waiting == 2
+    assert bench.leader_status.waiting == 2
     bench.tick(bench.now + 1.0)
     (written,) = bench.published
     assert (written.quarantined, written.poison) == ((), ())
@@ -232,7 +232,7 @@ def test_where_a_claim_was_lost_and_none_counts_there_its_quarantine_is_forgotte
     bench.lead(snapshot)
     bench.read_control()
 
-    assert bench.standing.waiting == 2
+    assert bench.leader_status.waiting == 2
 
 
 def test_a_requeue_forgets_the_strikes() -> None:
@@ -267,7 +267,7 @@ def test_a_snapshot_names_what_may_still_be_taken_back() -> None:
     assert (snapshot.waiting, snapshot.poison) == ((), (batch(1, B),))
     later = Bench(LAX, updates=[*bench.updates, REQUEUED], control=list(bench.control), name="c2")
     later.lead(snapshot)
-    assert later.standing.waiting == 1
+    assert later.leader_status.waiting == 1
 
 
 def test_a_requeue_is_no_own_record_that_a_copy_waits_for() -> None:
@@ -292,4 +292,4 @@ def test_from_an_older_programs_snapshot_the_topic_is_read_from_its_beginning() 
 
     assert choice is not None
     assert choice[1].requeued == {1: batch(1, B)}
-    assert successor(older, POISON, REQUEUED).standing.waiting == 2
+    assert successor(older, POISON, REQUEUED).leader_status.waiting == 2

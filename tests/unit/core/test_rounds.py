@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.core.messages import Batch, ModelId, Order, WorkerId
+from common.core.messages import Assignment, Batch, ModelId, WorkerId
 from common.core.rounds import GradientTimes, Round, Suspects
 from tests.unit.core.examples import SAMPLES, A, B, C, answer, batch, gradient
 
@@ -21,7 +21,7 @@ def round_of(*batches: Batch, suspects: Suspects | None = None) -> Round:
     return Round(MODEL, batches, suspects or Suspects(LIMIT), GradientTimes(FLOOR_S))
 
 
-def asked(orders: tuple[Order, ...]) -> dict[WorkerId, list[int]]:
+def asked(orders: tuple[Assignment, ...]) -> dict[WorkerId, list[int]]:
     return {order.worker: [b.offset for b in order.batches] for order in orders}
 
 
@@ -115,7 +115,7 @@ def test_a_suspect_travels_alone_and_only_then_earns_strikes() -> None:
 
     assert asked(round_.orders(0.0, {A})) == {A: [0]}
     assert round_.orders(0.0, {A}) == ()  # nothing travels with it
-    assert round_.accuse(A, [0]) == ()
+    assert round_.fail(A, [0]) == ()
     assert suspects.strikes == {0: 1, 1: 0}
 
     assert asked(round_.orders(0.0, {A, B})) == {B: [0], A: [1]}
@@ -130,9 +130,9 @@ def test_nobody_is_blamed_for_leaving_or_for_data_that_could_not_be_had() -> Non
     round_.orders(0.0, {A})
     round_.release(A)
     assert asked(round_.orders(0.0, {B})) == {B: [0]}
-    round_.excuse(B, [0])
+    round_.requeue(B, [0])
     assert asked(round_.orders(0.0, {C})) == {C: [0]}
-    assert round_.accuse(A, [0]) == ()  # it has nothing in hand
+    assert round_.fail(A, [0]) == ()  # it has nothing in hand
     assert suspects.strikes == {}
 
 
@@ -175,6 +175,6 @@ def test_a_failure_is_about_its_own_order_whatever_else_is_overdue() -> None:
     round_.fill([batch(1)])
     round_.orders(LATE_S, {A})
 
-    round_.accuse(A, [1])  # it raised
+    round_.fail(A, [1])  # it raised
 
     assert suspects.strikes == {1: 1}

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
-from common.core.messages import Batch, Gradient, ModelId, Order, WorkerId
+from common.core.messages import Assignment, Batch, Gradient, ModelId, WorkerId
 from common.core.rounds import GradientTimes, Round, Suspects
 from tests.unit.core.examples import SAMPLES, A, B, C, answer, batch, gradient
 
@@ -52,7 +52,7 @@ class _AnyRound(RuleBasedStateMachine):
         times = GradientTimes(floor_s=0.5)
         self.round = Round(MODEL, self.batches.values(), self.suspects, times)
         self.todo, self.counted, self.poison = set(self.batches), set[int](), set[int]()
-        self.hands, self.issued, self.now = list[_Hand](), list[Order](), 0.0
+        self.hands, self.issued, self.now = list[_Hand](), list[Assignment](), 0.0
 
     def held(self, *workers: WorkerId) -> set[int]:
         mine = [h for h in self.hands if not h.late and h.worker in (workers or (A, B, C))]
@@ -100,7 +100,7 @@ class _AnyRound(RuleBasedStateMachine):
 
     @rule(worker=workers, offsets=some_offsets)
     def data_could_not_be_had(self, worker: WorkerId, offsets: list[int]) -> None:
-        self.round.excuse(worker, offsets)
+        self.round.requeue(worker, offsets)
         self.void(worker, set(offsets))
 
     @rule(worker=workers)
@@ -112,7 +112,7 @@ class _AnyRound(RuleBasedStateMachine):
     def a_worker_fails(self, worker: WorkerId, offsets: list[int]) -> None:
         mine = [hand for hand in self.hands if hand.worker == worker]
         alone = {offset for hand in mine if hand.alone for offset in hand.offsets}
-        self.blame(worker, set(offsets), alone, self.round.accuse)
+        self.blame(worker, set(offsets), alone, self.round.fail)
 
     @rule(worker=workers)
     def a_worker_vanishes(self, worker: WorkerId) -> None:
@@ -126,12 +126,12 @@ class _AnyRound(RuleBasedStateMachine):
         worker: WorkerId,
         offsets: set[int],
         alone: set[int],
-        accuse: Callable[[WorkerId, set[int]], tuple[Batch, ...]],
+        fail: Callable[[WorkerId, set[int]], tuple[Batch, ...]],
     ) -> None:
         before = self.suspects.strikes
         mine = [hand for hand in self.hands if hand.worker == worker]
         blamed = {offset for hand in mine for offset in hand.offsets} & offsets
-        poison = {each.offset for each in accuse(worker, offsets)}
+        poison = {each.offset for each in fail(worker, offsets)}
         struck = {offset: before.get(offset, 0) + (offset in alone) for offset in blamed}
         assert self.suspects.strikes == before | struck
         assert poison == {offset for offset, strikes in struck.items() if strikes > LIMIT}

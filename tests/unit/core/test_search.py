@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from common.core import events
 from common.core.commands import FindSnapshots
 from common.core.messages import GENESIS, Lead, ModelId
-from common.core.search import LATE, Chosen, Lost, Search, Wait
+from common.core.snapshot_search import LATE, Chosen, Lost, SnapshotSearch, Wait
 from common.core.snapshots import Snapshot, genesis
 from common.core.spans import LogPosition
 from tests.unit.core.examples import FIRST
@@ -23,7 +23,7 @@ SHORT = "the updates topic lost records: it ends at 2"
 
 
 def judge(
-    search: Search,
+    search: SnapshotSearch,
     found: events.SnapshotsFound,
     now: float,
     wish: events.WantedChanged = RUNNING,
@@ -40,7 +40,7 @@ def found(source: events.Source, topic: Topic, *snapshots: Snapshot) -> events.S
 
 
 def test_where_nobody_ever_led_the_job_begins() -> None:
-    search = Search(TTL_S)
+    search = SnapshotSearch(TTL_S)
     assert search.begin() == FindSnapshots("hot")
     assert judge(search, found("hot", []), 0.0) == FindSnapshots("all")
     assert judge(search, found("all", []), 0.0) == FindSnapshots("genesis")
@@ -50,7 +50,7 @@ def test_where_nobody_ever_led_the_job_begins() -> None:
 
 
 def test_a_hot_snapshot_of_the_leader_in_force_is_taken_and_storage_never_asked() -> None:
-    search = Search(TTL_S)
+    search = SnapshotSearch(TTL_S)
     search.begin()
     hot = snapshot(by=0, version=2, updates_position=3)
     chosen = judge(search, found("hot", LED, hot), 0.0)
@@ -62,7 +62,7 @@ def test_a_hot_snapshot_of_the_leader_in_force_is_taken_and_storage_never_asked(
 def test_where_the_leader_in_force_left_none_it_has_a_lifetime_to_come_back() -> None:
     # at     0.0                    0.5                       1.0
     # board  empty: wait            empty: still waiting      empty: it is dead, look everywhere
-    search = Search(TTL_S)
+    search = SnapshotSearch(TTL_S)
     for now in (0.0, 0.5):
         search.begin()
         assert judge(search, found("hot", LED), now) == Wait()
@@ -75,14 +75,14 @@ def test_where_the_leader_in_force_left_none_it_has_a_lifetime_to_come_back() ->
 
 
 def test_a_hot_snapshot_of_an_earlier_leader_is_no_reason_not_to_wait() -> None:
-    search = Search(TTL_S)
+    search = SnapshotSearch(TTL_S)
     search.begin()
     topic: Topic = [*LED, Lead(0, ModelId(0, 2), "c2")]
     assert judge(search, found("hot", topic, snapshot(0, 2, 3)), 0.0) == Wait()
 
 
 def test_waiting_long_ago_does_not_count() -> None:
-    search = Search(TTL_S)
+    search = SnapshotSearch(TTL_S)
     search.begin()
     assert judge(search, found("hot", LED), 0.0) == Wait()
     search.begin()
@@ -90,7 +90,7 @@ def test_waiting_long_ago_does_not_count() -> None:
 
 
 def test_where_no_checkpoint_holds_either_it_begins_anew() -> None:
-    search = Search(TTL_S)
+    search = SnapshotSearch(TTL_S)
     search.begin()
     judge(search, found("hot", LED), 0.0)
     search.begin()
@@ -101,7 +101,7 @@ def test_where_no_checkpoint_holds_either_it_begins_anew() -> None:
 
 
 def test_a_torn_snapshot_is_never_chosen_again() -> None:
-    search = Search(TTL_S)
+    search = SnapshotSearch(TTL_S)
     search.begin()
     hot = snapshot(by=0, version=2, updates_position=3)
     search.leave_out(hot)
@@ -125,7 +125,7 @@ def after_a_loss(
     wish: events.WantedChanged = RUNNING, topic: Topic = CUT, *others: Snapshot
 ) -> object:
     """Search the board, then storage, where one snapshot is ahead of the updates topic."""
-    search = Search(TTL_S)
+    search = SnapshotSearch(TTL_S)
     search.begin()
     lost = {AHEAD.rank: SHORT}
     hot = replace(found("hot", topic, AHEAD), lost=lost)
@@ -190,7 +190,7 @@ UNREADABLE = "there are checkpoints, but none to go on from (3-50: manifest.json
 
 def test_checkpoints_that_nobody_can_read_are_passed_over_by_their_owners_wish_only() -> None:
     def search_all(wish: events.WantedChanged) -> object:
-        search = Search(TTL_S)
+        search = SnapshotSearch(TTL_S)
         search.begin()
         assert judge(search, found("hot", []), 0.0, wish) == FindSnapshots("all")
         assert judge(search, found("all", []), 0.0, wish) == FindSnapshots("genesis")
@@ -224,7 +224,7 @@ def test_a_loss_above_the_snapshot_that_is_best_all_the_same_holds_nobody() -> N
 
 def test_a_candidate_goes_on_in_the_topics_that_it_judged() -> None:
     # found    control "c1", updates "u1"; whoever has their names when it leads is another topic
-    search = Search(TTL_S)
+    search = SnapshotSearch(TTL_S)
     search.begin()
     hot = snapshot(by=0, version=2, updates_position=3)
     seen = replace(found("hot", LED, hot), control_topic_id="c1", updates_topic_id="u1")
@@ -236,7 +236,7 @@ def test_a_candidate_goes_on_in_the_topics_that_it_judged() -> None:
 
 
 def test_where_kafka_tells_no_ids_now_those_of_the_snapshot_stay() -> None:
-    search = Search(TTL_S)
+    search = SnapshotSearch(TTL_S)
     search.begin()
     hot = replace(snapshot(0, 2, 3), control_topic_id="c1", updates_topic_id="u1", control_epoch=4)
     chosen = judge(search, found("hot", LED, hot), 0.0)
@@ -249,7 +249,7 @@ def test_where_kafka_tells_no_ids_now_those_of_the_snapshot_stay() -> None:
 def test_version_0_is_there_although_the_base_of_a_lead_was_lost() -> None:
     # updates   0: Lead   lost: J=1 J=2   1: Lead of 70, on its way when that was, base J=2
     topic: Topic = [LED[0], Lead(0, ModelId(0, 2), "c2", 70)]
-    search = Search(TTL_S)
+    search = SnapshotSearch(TTL_S)
     search.begin()
     judge(search, found("hot", topic), 0.0)
     search.begin()

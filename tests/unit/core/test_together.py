@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from common.core import commands as do
 from common.core import events
+from common.core.assignments import Assignments
 from common.core.audit import Audit, audit
 from common.core.batching import Run
 from common.core.coordinator import Coordinator
-from common.core.orders import Orders
 from common.core.settings import WorkerSettings
 from common.core.snapshots import genesis
 from common.core.spans import Partition
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
         AuditRecord,
         Claim,
         Gradient,
+        LeaderStatus,
         Positions,
-        Standing,
         UpdateTrigger,
         WorkerId,
     )
@@ -51,10 +51,10 @@ class _World:
     now: float = 0.0
     control: list[Claim] = field(default_factory=list)
     updates: list[AuditRecord] = field(default_factory=list)
-    standing: Standing | None = None
+    leader_status: LeaderStatus | None = None
     triggers: list[UpdateTrigger] = field(default_factory=list)
     replies: dict[int, list[Gradient]] = field(default_factory=dict)  # by epoch
-    beats: dict[WorkerId, str] = field(default_factory=dict)
+    heartbeats: dict[WorkerId, str] = field(default_factory=dict)
     snapshots: list[Snapshot] = field(default_factory=list)
     lease: str = "one"
 
@@ -63,8 +63,8 @@ class _World:
 
     def wipe(self) -> None:
         """Everything on the board is gone."""
-        self.standing = None
-        for thing in (self.triggers, self.replies, self.beats, self.snapshots):
+        self.leader_status = None
+        for thing in (self.triggers, self.replies, self.heartbeats, self.snapshots):
             thing.clear()
 
 
@@ -73,7 +73,7 @@ class _Member:
 
     def __init__(self, world: _World, name: WorkerId, *own: Partition) -> None:
         self.world, self.name, self.own = world, name, list[Partition]()
-        self.stream, self.orders, self.reading = Worker(name, WORKER), Orders(name), False
+        self.stream, self.orders, self.reading = Worker(name, WORKER), Assignments(name), False
         self.assign(*own)
 
     def assign(self, *own: Partition) -> None:
@@ -104,12 +104,12 @@ class _Member:
                 case do.Announce(number, claim):
                     self.world.control.append(claim)
                     yield events.Delivered(number, len(self.world.control) - 1)
-                case do.LookAtStanding():
-                    yield events.StandingSeen(self.world.standing)
+                case do.ReadLeaderStatus():
+                    yield events.LeaderStatusSeen(self.world.leader_status)
                 case do.SetReading(reading):
                     self.reading = reading
-                case do.Beat(status):
-                    self.world.beats[self.name] = status
+                case do.Heartbeat(status):
+                    self.world.heartbeats[self.name] = status
 
 
 class _Replica:
@@ -154,12 +154,12 @@ class _Replica:
                     world.updates.append(record)
                 case do.PostTrigger(trigger):
                     world.triggers.append(trigger)
-                case do.PutStanding(standing):
-                    world.standing = standing
+                case do.PutLeaderStatus(leader_status):
+                    world.leader_status = leader_status
                 case do.PublishSnapshot(snapshot):
                     world.snapshots.append(snapshot)
-                case do.LookForWorkers():
-                    yield events.WorkersSeen(dict(world.beats))
+                case do.ReadHeartbeats():
+                    yield events.WorkersSeen(dict(world.heartbeats))
 
 
 class _Cluster:
@@ -180,7 +180,7 @@ class _Cluster:
     def lose_a(self) -> None:
         """Worker A is gone without a word, and the group gives its partition to B."""
         if self.members.pop("a", None) is not None:
-            self.world.beats.pop(A, None)
+            self.world.heartbeats.pop(A, None)
             self.members["b"].assign(P)
 
     def take_over(self) -> None:

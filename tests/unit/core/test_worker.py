@@ -13,7 +13,7 @@ from common.core import commands as do
 from common.core import events
 from common.core.batching import Run
 from common.core.ledger import Ledger
-from common.core.messages import BatchReady, Claim, Opened, SpanExpired, Standing
+from common.core.messages import BatchReady, Claim, LeaderStatus, Opened, SpanExpired
 from common.core.settings import WorkerSettings
 from common.core.spans import LogPosition, Partition, Span
 from common.core.worker import LOST_S, UNDECIDED_S, Worker
@@ -45,17 +45,19 @@ class _Stream(Worker):
 
     def stand(
         self,
-        cpos: int,
+        control_position: int,
         p: int = 0,
         *,
-        horizon: int = 0,
+        oldest_unsettled: int = 0,
         waiting: int = 0,
         live: int = 1,
         now: float = 0.0,
     ) -> tuple[WorkerCommand, ...]:
-        """See a standing that claims partition P up to `p`."""
-        standing = Standing(0, cpos, {P: p, Q: 0}, horizon, waiting, live, {})
-        return self.on(events.StandingSeen(standing), now)
+        """See a leader's status that claims partition P up to `p`."""
+        leader_status = LeaderStatus(
+            0, control_position, {P: p, Q: 0}, oldest_unsettled, waiting, live, {}
+        )
+        return self.on(events.LeaderStatusSeen(leader_status), now)
 
 
 def place(position: int, partition: Partition = P) -> do.Place:
@@ -70,9 +72,9 @@ def claims(commands: tuple[WorkerCommand, ...]) -> list[Claim]:
 # --- positions -------------------------------------------------------------------------------
 
 
-def test_without_a_standing_nothing_is_read() -> None:
+def test_without_a_leader_status_nothing_is_read() -> None:
     stream = _Stream()
-    assert stream.on(events.StandingSeen(None), 0.0) == ()
+    assert stream.on(events.LeaderStatusSeen(None), 0.0) == ()
     assert stream.read(0, 10) == (do.DropRows(P),)
     assert stream.stand(0, p=40) == (place(40), READ_ON)
     assert stream.position(P) == 40
@@ -80,7 +82,7 @@ def test_without_a_standing_nothing_is_read() -> None:
 
 def test_it_reads_on_while_claimed_is_the_end_of_its_own_claims() -> None:
     # announced  [0:10] at 4   [10:20] at 7   [20:25
-    # standing   cpos=5 claimed=10     cpos=8 claimed=20
+    # status     control=5 claimed=10     control=8 claimed=20
     stream = _Stream()
     stream.stand(0)
     assert claims(stream.read(0, 25)) == [ready(A, span(P, 0, 10)), ready(A, span(P, 10, 20))]
@@ -92,7 +94,7 @@ def test_it_reads_on_while_claimed_is_the_end_of_its_own_claims() -> None:
 
 def test_a_place_that_another_took_is_left_until_all_that_was_sent_is_decided() -> None:
     # announced  [0:10] at 4   [10:20] at 7   [20:25
-    # standing   cpos=5 claimed=15  lost       cpos=7  not yet       cpos=8 claimed=35  read on
+    # status     5 claimed=15  lost    7  not yet    8 claimed=35  read on
     stream = _Stream()
     stream.stand(0)
     stream.read(0, 25)
@@ -115,9 +117,9 @@ def test_what_has_no_delivery_report_may_yet_be_decided() -> None:
     assert stream.stand(11, p=30) == (place(30),)
 
 
-def test_after_a_forged_standing_the_leaders_older_one_is_believed_again_soon() -> None:
+def test_after_a_forged_leader_status_the_leaders_older_one_is_believed_again_soon() -> None:
     #   time    0      1         2     4.1
-    #   cpos    8      2^40      8     8
+    #  control  8      2^40      8     8
     #           seen   seen      -     seen: P is read from 20 again
     stream = _Stream()
     stream.stand(8, 20)
@@ -126,7 +128,7 @@ def test_after_a_forged_standing_the_leaders_older_one_is_believed_again_soon() 
     assert of_kind(stream.stand(8, 20, now=4.1), do.Place) == [place(20)]
 
 
-def test_an_older_standing_is_ignored_whoever_wrote_it() -> None:
+def test_an_older_leader_status_is_ignored_whoever_wrote_it() -> None:
     stream = _Stream()
     stream.stand(8, p=20)
     assert stream.stand(7, p=10, waiting=100) == ()
@@ -211,7 +213,7 @@ def test_the_bound_pauses_reading_until_batches_are_settled() -> None:
     stream.deliver(_1=0, _2=1, _3=2)
     assert stream.stand(3, p=30, waiting=3) == ()
     gone = do.Forget(((span(P, 0, 10),),))  # below the horizon
-    assert stream.stand(3, p=30, waiting=2, horizon=1) == (gone, READ_ON)
+    assert stream.stand(3, p=30, waiting=2, oldest_unsettled=1) == (gone, READ_ON)
 
 
 def test_batches_are_forgotten_although_control_offsets_began_again() -> None:
@@ -222,7 +224,7 @@ def test_batches_are_forgotten_although_control_offsets_began_again() -> None:
     stream.deliver(_1=7)
     stream.deliver(_2=0)
     gone = do.Forget(((span(P, 10, 20),),))
-    assert gone in stream.stand(1, p=20, horizon=1)
+    assert gone in stream.stand(1, p=20, oldest_unsettled=1)
 
 
 def test_batches_that_were_refused_do_not_fill_the_bound() -> None:
@@ -302,7 +304,7 @@ def test_an_end_without_records_goes_with_the_open_batch_of_its_partition() -> N
 
 @pytest.mark.parametrize(
     "gone",
-    [events.Revoked((P,)), events.StandingSeen(Standing(0, 1, {P: 5, Q: 0}, 0, 0, 1, {}))],
+    [events.Revoked((P,)), events.LeaderStatusSeen(LeaderStatus(0, 1, {P: 5, Q: 0}, 0, 0, 1, {}))],
     ids=["revoked", "place lost"],
 )
 def test_the_end_of_a_partition_that_was_given_up_is_not_claimed(gone: events.WorkerEvent) -> None:
@@ -333,22 +335,24 @@ def test_leaving_stops_reading_and_goes_on_beating() -> None:
     stream = _Stream()
     stream.stand(0)
     paused = do.SetReading(reading=False, reason="leaving")
-    assert stream.on(events.Leaving(), 0.0) == (do.Beat("leaving"), paused)
-    assert stream.on(events.Tick(), 0.0) == (do.Beat("leaving"), do.LookAtStanding())
+    assert stream.on(events.Leaving(), 0.0) == (do.Heartbeat("leaving"), paused)
+    assert stream.on(events.Tick(), 0.0) == (do.Heartbeat("leaving"), do.ReadLeaderStatus())
 
 
 def test_it_looks_often_while_it_waits_for_a_place_and_seldom_while_it_reads() -> None:
     stream = _Stream()
-    assert stream.on(events.Tick(), 1.0) == (do.Beat("alive"), do.LookAtStanding())
-    assert stream.due() == pytest.approx(1.0 + SETTINGS.standing_hungry_s)
+    assert stream.on(events.Tick(), 1.0) == (do.Heartbeat("alive"), do.ReadLeaderStatus())
+    assert stream.due() == pytest.approx(1.0 + SETTINGS.leader_status_hungry_s)
     stream.stand(0)
-    assert stream.due() == pytest.approx(1.0 + SETTINGS.standing_s)
+    assert stream.due() == pytest.approx(1.0 + SETTINGS.leader_status_s)
 
 
 def test_what_a_checkpoint_covers_is_committed_for_the_partitions_that_it_owns() -> None:
     stream = _Stream(Q)
-    standing = Standing(0, 9, {P: 50, Q: 70}, 9, 0, 1, settled={P: 30, Q: 60})
-    assert of_kind(stream.on(events.StandingSeen(standing), 0.0), do.Commit) == [do.Commit({Q: 60})]
+    leader_status = LeaderStatus(0, 9, {P: 50, Q: 70}, 9, 0, 1, settled={P: 30, Q: 60})
+    assert of_kind(stream.on(events.LeaderStatusSeen(leader_status), 0.0), do.Commit) == [
+        do.Commit({Q: 60})
+    ]
 
 
 # --- a job that is changed -------------------------------------------------------------------
@@ -395,11 +399,11 @@ def test_who_leaves_changes_nothing_any_more() -> None:
 
 
 def test_a_partition_that_was_opened_anew_is_read_anew_and_claimed_so() -> None:
-    # standing   claimed[p]=40 of generation 0   opened at 40 as generation 9, after epoch 2
+    # status     claimed[p]=40 of generation 0   opened at 40 as generation 9, after epoch 2
     stream = _Stream()
     assert stream.stand(0, p=40) == (place(40), READ_ON)
     stream.read(40, 44)
-    standing = Standing(
+    leader_status = LeaderStatus(
         0,
         1,
         {P: 40, Q: 0},
@@ -410,7 +414,7 @@ def test_a_partition_that_was_opened_anew_is_read_anew_and_claimed_so() -> None:
         opened={P: (Opened(P, 0, 9, "id", 40, 2),)},
         known={P: LogPosition(39, "id", 2)},
     )
-    seen = events.StandingSeen(standing)
+    seen = events.LeaderStatusSeen(leader_status)
     assert stream.on(seen, 0.0) == (do.DropRows(P), do.Place({P: LogPosition(39, "id", 2)}))
     commands = stream.on(events.Decoded(Run(P, range(40, 55), (), 0.0, 0.0, epoch=3)), 0.0)
     (claim,) = claims(commands)
@@ -427,24 +431,29 @@ def test_a_partition_is_read_once_the_job_has_it() -> None:
     assert stream.stand(0) == (READ_ON,)
     opened = Opened(added, None, 9, "id", 0, -1)
     claimed = {**FIRST, added: 0}
-    standing = Standing(0, 1, claimed, 1, 0, 1, {}, opened={added: (opened,)})
-    assert stream.on(events.StandingSeen(standing), 0.0) == (place(0, added),)
+    leader_status = LeaderStatus(0, 1, claimed, 1, 0, 1, {}, opened={added: (opened,)})
+    assert stream.on(events.LeaderStatusSeen(leader_status), 0.0) == (place(0, added),)
 
 
 # --- logs that turn out to be others --------------------------------------------------------------
 
 
 def of_log(
-    claimed: int, known: LogPosition, generation: int = 0, *, epoch: int = 0, cpos: int = 0
-) -> events.StandingSeen:
-    """A standing of a partition whose log is known up to there."""
+    claimed: int,
+    known: LogPosition,
+    generation: int = 0,
+    *,
+    epoch: int = 0,
+    control_position: int = 0,
+) -> events.LeaderStatusSeen:
+    """A leader's status of a partition whose log is known up to there."""
     opened = Opened(P, None, generation, known.topic_id, claimed, known.epoch)
-    return events.StandingSeen(
-        Standing(
+    return events.LeaderStatusSeen(
+        LeaderStatus(
             epoch,
-            cpos,
+            control_position,
             {P: claimed, Q: 0},
-            cpos,
+            control_position,
             0,
             1,
             {},
@@ -459,7 +468,7 @@ def test_a_log_that_is_another_one_is_left_alone_until_the_leader_says_more(
     recreated: bool,  # noqa: FBT001 -- a parameter of the test
     again_at: float | None,
 ) -> None:
-    # standing   claimed[p]=40 of generation 0          ...          opened at 30 as generation 9
+    # status     claimed[p]=40 of generation 0          ...          opened at 30 as generation 9
     # reader     reads 40 to 44    truncated                         reads from 30
     stream = _Stream()
     here = LogPosition(40, "id", 2)
@@ -523,17 +532,17 @@ def test_what_expired_below_its_position_is_passed_over() -> None:
 
 def test_claims_that_the_control_topic_lost_are_not_waited_for_for_ever() -> None:
     # claims     [0:10] at 7, of leader 0
-    # standing   leader 1, cpos=5, claimed[p]=0: the topic lost its tail, nobody claims any more
+    # status     leader 1, control=5, claimed[p]=0: the topic lost its tail, nobody claims any more
     stream = _Stream()
     here = LogPosition(0, "id", -1)
     stream.on(of_log(0, here), 0.0)
     stream.read(0, SAMPLES)
     stream.deliver(_1=7)
-    stream.on(of_log(0, here, epoch=1, cpos=5), 10.0)
+    stream.on(of_log(0, here, epoch=1, control_position=5), 10.0)
 
-    waits = stream.on(of_log(0, here, epoch=1, cpos=5), 10.0 + UNDECIDED_S - 1)
+    waits = stream.on(of_log(0, here, epoch=1, control_position=5), 10.0 + UNDECIDED_S - 1)
     assert of_kind(waits, do.Place) == []
-    begins_anew = stream.on(of_log(0, here, epoch=1, cpos=5), 10.0 + UNDECIDED_S)
+    begins_anew = stream.on(of_log(0, here, epoch=1, control_position=5), 10.0 + UNDECIDED_S)
     assert of_kind(begins_anew, do.Place) == [do.Place({P: here})]
     (forgotten,) = of_kind(begins_anew, do.Forget)
     assert [span.end for (span,) in forgotten.addresses] == [SAMPLES]
@@ -541,17 +550,17 @@ def test_claims_that_the_control_topic_lost_are_not_waited_for_for_ever() -> Non
 
 def test_a_claim_that_was_lost_before_anybody_read_it_is_made_again_and_ever_more_seldom() -> None:
     # claim      [0:10] at 7       again at 7          again
-    # standing   cpos=7 all along: the topic lost the claim, or nobody leads
+    # status     control=7 all along: the topic lost the claim, or nobody leads
     stream = _Stream()
     here = LogPosition(0, "id", -1)
-    stream.on(of_log(0, here, cpos=7), 0.0)
+    stream.on(of_log(0, here, control_position=7), 0.0)
     waits_s = list[float]()
     now = 0.0
     for number in (1, 2, 3):
         stream.read(0, SAMPLES, now=now)
         stream.on(events.Delivered(number, 7), now)
         begun = now
-        while not of_kind(stream.on(of_log(0, here, cpos=7), now), do.Place):
+        while not of_kind(stream.on(of_log(0, here, control_position=7), now), do.Place):
             now += 1.0
         waits_s.append(now - begun)
     assert waits_s == [UNDECIDED_S + 1, 2 * UNDECIDED_S + 1, 4 * UNDECIDED_S + 1]

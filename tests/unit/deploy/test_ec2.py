@@ -19,7 +19,7 @@ from common.adapters.ec2.client import connect
 from common.adapters.ec2.fleet import Ec2Fleet
 from common.adapters.ec2.prices import Ec2Prices
 from common.config.market_file import load_market
-from common.ports.machines import LaunchOrder
+from common.ports.machines import LaunchRequest
 from tests.unit.deploy.iam import Policy, Request, listed, read_policy
 from tests.unit.deploy.rendering import MARKET, ROOT
 
@@ -105,10 +105,10 @@ def use_ec2() -> EC2Client:
     market = load_market(MARKET)
     assert market.ec2 is not None
     client = connect(market.ec2)
-    lender = market.ec2.model_copy(update={"subnets": tuple(put_up(client))})
-    with closing(Ec2Fleet(market, lender, "digits", client)) as fleet:
+    provider = market.ec2.model_copy(update={"subnets": tuple(put_up(client))})
+    with closing(Ec2Fleet(market, provider, "digits", client)) as fleet:
         orders = [
-            LaunchOrder(number, f"doll-{number}", number, pool, f"digits-w{number}")
+            LaunchRequest(number, f"doll-{number}", number, pool, f"digits-w{number}")
             for number, pool in enumerate((market.on_demand.name, market.spot[0].name))
         ]
         assert fleet.launch(orders) == ()
@@ -117,7 +117,7 @@ def use_ec2() -> EC2Client:
         fleet.release([machines[0].id])
         assert [machine.state for machine in fleet.machines()] == ["ended", "running"]
     pools = {pool.name: pool for pool in market.spot}
-    assert Ec2Prices(lender, pools, client=client).look().keys() == pools.keys()
+    assert Ec2Prices(provider, pools, client=client).look().keys() == pools.keys()
     return client
 
 

@@ -20,6 +20,7 @@ from common.core.messages import (
     Claim,
     ControlRecord,
     Lead,
+    LeaderStatus,
     Opened,
     Positions,
     Quarantined,
@@ -27,7 +28,6 @@ from common.core.messages import (
     Requeued,
     Skipped,
     SpanExpired,
-    Standing,
     WorkerId,
 )
 from common.core.spans import Partition, Span
@@ -41,7 +41,7 @@ NOW = 2000.0
 STEP_S = 0.5
 
 
-class Story(NamedTuple):
+class MachineRecord(NamedTuple):
     """What workers and leaders wrote, and where the streams begin and end."""
 
     control: list[tuple[int, ControlRecord | None]]
@@ -50,7 +50,7 @@ class Story(NamedTuple):
     ends: Positions
 
 
-def story(seed: int, length: int) -> Story:  # noqa: C901, PLR0915 -- one case per record
+def story(seed: int, length: int) -> MachineRecord:  # noqa: C901, PLR0915 -- one case per record
     """A course of claims, some too late, by several leaders, of whom dead ones write on."""
     chance = random.Random(seed)  # noqa: S311 -- no secret
     ledger, history = Ledger(FIRST), History()
@@ -126,10 +126,10 @@ def story(seed: int, length: int) -> Story:  # noqa: C901, PLR0915 -- one case p
     starts = {
         place: chance.randint(min(FIRST.get(place, 0), end), end) for place, end in ends.items()
     }
-    return Story(control, updates, starts, ends)
+    return MachineRecord(control, updates, starts, ends)
 
 
-def told(whole: Story, seed: int) -> JobProgress:
+def told(whole: MachineRecord, seed: int) -> JobProgress:
     """A view of it, fed in an order of this seed."""
     chance = random.Random(seed)  # noqa: S311 -- no secret
     view = JobProgress(job())
@@ -208,12 +208,12 @@ def running(claims: list[Batch], updates: int, end: int, at_s: float = LONG_AGO_
         made = [claims[2 * version - 2], claims[2 * version - 1]]
         view.feed_update(version, update(0, version, *made), at_s, at_s)
     ends = dict(FIRST) | {PLACES[0]: end}
-    view.look(Look(NOW, {"w1": "alive"}, standing(), led=True, ends=ends))
+    view.look(Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
     return view
 
 
-def standing(waiting: int = 0) -> Standing:
-    return Standing(0, 9, dict(FIRST), 9, waiting, 1, dict(FIRST))
+def leader_status(waiting: int = 0) -> LeaderStatus:
+    return LeaderStatus(0, 9, dict(FIRST), 9, waiting, 1, dict(FIRST))
 
 
 def rows(count: int, skipped: int = 0) -> list[Batch]:
@@ -267,12 +267,14 @@ def test_where_redis_is_away_and_updates_come_it_runs() -> None:
 
 def test_workers_lack_while_there_is_work_alone() -> None:
     view = running(rows(2), 0, 200)
-    view.look(Look(NOW, {}, standing(), led=True, ends=dict(FIRST) | {PLACES[0]: 200}))
+    view.look(Look(NOW, {}, leader_status(), led=True, ends=dict(FIRST) | {PLACES[0]: 200}))
     assert view.state(NOW) == ("waiting for workers", "100 records wait and no worker runs")
-    view.look(Look(NOW, {"w1": "leaving"}, standing(), led=True, ends={**FIRST, PLACES[0]: 200}))
+    view.look(
+        Look(NOW, {"w1": "leaving"}, leader_status(), led=True, ends={**FIRST, PLACES[0]: 200})
+    )
     assert view.state(NOW).word == "waiting for workers"
     view = running(rows(2), 1, 120)
-    view.look(Look(NOW, {}, standing(), led=True, ends=dict(FIRST) | {PLACES[0]: 120}))
+    view.look(Look(NOW, {}, leader_status(), led=True, ends=dict(FIRST) | {PLACES[0]: 120}))
     assert view.state(NOW).word == "drained"
 
 
@@ -297,7 +299,11 @@ def test_an_update_lacks_records() -> None:
     # Of two workers each may have nine of them.
     view.look(
         Look(
-            NOW, dict.fromkeys("ab", "alive"), standing(), led=True, ends={**FIRST, PLACES[0]: 148}
+            NOW,
+            dict.fromkeys("ab", "alive"),
+            leader_status(),
+            led=True,
+            ends={**FIRST, PLACES[0]: 148},
         )
     )
     assert view.state(NOW).word == "waiting for records"
@@ -311,7 +317,7 @@ def test_degraded_is_above_a_share_of_the_last_records() -> None:
     for offset, each in enumerate(made):
         view.feed_claim(offset, claim_of(each))
     ends = dict(FIRST) | {PLACES[0]: 100 + 200 * BATCH}
-    view.look(Look(NOW, {"w1": "alive"}, standing(), led=True, ends=ends))
+    view.look(Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
     assert view.state(NOW).word == "running"  # 10 of 2,000
     view.record = view.record._replace(
         spec=view.record.spec.model_copy(update={"degraded_share": 0.004})
@@ -330,7 +336,7 @@ def test_what_was_skipped_long_ago_degrades_nothing() -> None:
         rows(200, skipped=BATCH) + rows(RECENT_RECORDS // BATCH + 200)[200:]
     ):
         view.feed_claim(offset, claim_of(each))
-    view.look(Look(NOW, {"w1": "alive"}, standing(), led=True, ends=FIRST))
+    view.look(Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST))
     assert view.numbers(NOW).skipped == 200 * BATCH
     assert view.state(NOW).word != "degraded"
 
@@ -340,7 +346,7 @@ def test_all_records_of_a_job_that_do_not_decode_are_no_drained_job() -> None:
     for offset, each in enumerate(rows(20, skipped=BATCH)):
         view.feed_claim(offset, claim_of(each))
     ends = dict(FIRST) | {PLACES[0]: 100 + 20 * BATCH}
-    view.look(Look(NOW, {"w1": "alive"}, standing(), led=True, ends=ends))
+    view.look(Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
     assert view.numbers(NOW).lag == 0
     assert view.state(NOW) == ("degraded", "of the last 200 records 200 did not decode")
 
@@ -348,7 +354,7 @@ def test_all_records_of_a_job_that_do_not_decode_are_no_drained_job() -> None:
 # --- where the beginning is gone ------------------------------------------------------------------
 
 
-def test_without_the_beginning_the_standing_says_how_far_it_is() -> None:
+def test_without_the_beginning_the_leader_status_says_how_far_it_is() -> None:
     view = JobProgress(job(), updates_start=500, control_start=7)
     view.feed_claim(7, claim_of(rows(1)[0]))  # nobody can say whether it counts
     view.feed_update(501, update(480, 41, batch(1, skipped=2)), NOW, NOW)
@@ -359,7 +365,7 @@ def test_without_the_beginning_the_standing_says_how_far_it_is() -> None:
     ends = dict.fromkeys(PLACES, 200)
     claimed = dict.fromkeys(PLACES, 180)
     settled = dict.fromkeys(PLACES, 100) | {PLACES[0]: 180, PLACES[1]: 180}
-    seen = Standing(0, 9, claimed, 9, waiting=3, live=2, settled=settled)
+    seen = LeaderStatus(0, 9, claimed, 9, waiting=3, live=2, settled=settled)
     view.look(Look(NOW, {}, seen, led=True, ends=ends))
     # 20 of each partition are unclaimed; 3 batches of 10 wait, all of the stream that no
     # checkpoint covers.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from common.jobs.progress import WINDOW_S, Recent
+from common.jobs.progress import WINDOW_S, RecentRates
 from tests.unit.admin.live.helpers import update
 
 RATE_PER_S = 10
 
 
-def made(recent: Recent, first: int, updates: int, from_s: float) -> float:
+def made(recent: RecentRates, first: int, updates: int, from_s: float) -> float:
     """Make so many updates; returns when the last one was made."""
     for number in range(updates):
         recent.add(update(0, first + number), from_s + number / RATE_PER_S)
@@ -18,7 +18,7 @@ def made(recent: Recent, first: int, updates: int, from_s: float) -> float:
 
 
 def test_rates_are_those_of_the_window() -> None:
-    recent = Recent()
+    recent = RecentRates()
     until_s = made(recent, 1, 500, 1000.0)
     rates = recent.rates(until_s)
     assert rates is not None
@@ -27,7 +27,7 @@ def test_rates_are_those_of_the_window() -> None:
 
 @pytest.mark.parametrize("back_s", [5.0, 3600.0])
 def test_what_was_made_before_the_clock_was_set_back_is_soon_forgotten(back_s: float) -> None:
-    recent = Recent()
+    recent = RecentRates()
     before_s = made(recent, 1, 500, 10_000.0)
     now_s = made(recent, 501, int(3 * WINDOW_S * RATE_PER_S), before_s - back_s)
     rates = recent.rates(now_s)

@@ -21,15 +21,15 @@ from common.jobs.spec import parse_job
 from common.jobs.store import (
     CHANGES_KEPT,
     Change,
-    JobBook,
     JobRecord,
+    JobStore,
     Origin,
     decode_job,
     encode_job,
     first_positions,
 )
 from common.ports.servers import NewTopic
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 from common.testing.log import MemoryLog
 from common.topics import names as topics
 from tests.unit.jobs.test_spec import TEXT
@@ -65,12 +65,12 @@ def test_a_submitted_job_is_there_for_everybody(log: MemoryLog) -> None:
     a, b = (each.topic_id for each in log.describe(["clinic-a", "clinic-b"]).values())
     known = {A: LogPosition(0, a), B: LogPosition(0, b)}
     record = JobRecord(spec, "running", {A: 0, B: 0}, "submitted", 1000.0, known=known)
-    assert JobBook(log, clock=lambda: 1000.0).submit(spec) == record
-    assert JobBook(log).read() == {"digits": record}
+    assert JobStore(log, clock=lambda: 1000.0).submit(spec) == record
+    assert JobStore(log).read() == {"digits": record}
 
 
 def test_a_submitted_job_has_its_topics(log: MemoryLog) -> None:
-    JobBook(log).submit(parse_job(TEXT))
+    JobStore(log).submit(parse_job(TEXT))
     for topic in ("doll.digits.control", "doll.digits.updates", "clinic-a.dlq", "clinic-b.dlq"):
         assert log.partitions(topic) == (Partition(topic, 0),)
 
@@ -78,15 +78,15 @@ def test_a_submitted_job_has_its_topics(log: MemoryLog) -> None:
 def test_a_stream_that_is_not_there_is_named_and_nothing_is_made(log: MemoryLog) -> None:
     spec = parse_job(TEXT.replace("clinic-b", "clinic-x"))
     with pytest.raises(UserError, match=r'streams: there is no topic "clinic-x".*--create-part'):
-        JobBook(log).submit(spec)
-    assert JobBook(log).read() == {}
+        JobStore(log).submit(spec)
+    assert JobStore(log).read() == {}
 
 
 def test_a_group_whose_update_would_not_fit_into_a_record_is_refused(log: MemoryLog) -> None:
     large = TEXT.replace("group_size: 20", "group_size: 1000000")
     with pytest.raises(UserError, match=r"group_size: must be at most \d+, got 1000000"):
-        JobBook(log).submit(parse_job(large))
-    book = JobBook(log)
+        JobStore(log).submit(parse_job(large))
+    book = JobStore(log)
     book.submit(parse_job(TEXT))
     with pytest.raises(UserError, match=r"group_size: must be at most"):
         book.change("digits", {"group_size": 10**6}, "more at once")
@@ -96,8 +96,8 @@ def test_a_job_of_more_partitions_than_its_record_can_name_is_refused_and_nothin
     log = MemoryLog()
     log.create_topics([NewTopic(LONGEST, 2_800), NewTopic("clinic-b", 1)])
     with pytest.raises(UserError, match="where its 2801 partitions begin take"):
-        JobBook(log).submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
-    assert JobBook(log).read() == {}
+        JobStore(log).submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
+    assert JobStore(log).read() == {}
     with pytest.raises(UnknownTopicError):
         log.partitions(topics.control_topic("digits"))
 
@@ -105,7 +105,7 @@ def test_a_job_of_more_partitions_than_its_record_can_name_is_refused_and_nothin
 def test_a_hold_of_any_length_fits_into_the_record_of_the_largest_job() -> None:
     log = MemoryLog()
     log.create_topics([NewTopic(LONGEST, 2_600), NewTopic("clinic-b", 1)])
-    book = JobBook(log)
+    book = JobStore(log)
     book.submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
     endless = "\x01" * 10**6  # JSON writes six bytes for each
     for number in range(CHANGES_KEPT + 1):
@@ -115,7 +115,7 @@ def test_a_hold_of_any_length_fits_into_the_record_of_the_largest_job() -> None:
 
 
 def test_only_a_job_that_is_held_goes_on_after_a_loss(log: MemoryLog) -> None:
-    book = JobBook(log)
+    book = JobStore(log)
     book.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match='the job "digits" is not held'):
         book.resume_after_loss("digits", "go on")
@@ -123,25 +123,25 @@ def test_only_a_job_that_is_held_goes_on_after_a_loss(log: MemoryLog) -> None:
         book.hold("digits", "records were lost")
         record = book.resume_after_loss("digits", "go on", from_start=times == 2)
         assert (record.wanted, record.held, record.after_loss) == ("running", False, times)
-    assert JobBook(log).get("digits") == record
+    assert JobStore(log).get("digits") == record
     assert record.from_start
 
 
 def test_a_name_in_use_is_refused_with_the_state_of_its_job(log: MemoryLog) -> None:
-    book = JobBook(log)
+    book = JobStore(log)
     book.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match='the name "digits" belongs to a job that is running'):
-        JobBook(log).submit(parse_job(TEXT))
+        JobStore(log).submit(parse_job(TEXT))
     book.want("digits", "stopped", "done")
     with pytest.raises(ConflictError, match="a job that is stopped"):
-        JobBook(log).submit(parse_job(TEXT))
+        JobStore(log).submit(parse_job(TEXT))
 
 
 def test_a_name_whose_history_outlived_its_record_is_refused(log: MemoryLog) -> None:
     log.create_topics([NewTopic("doll.digits.updates")])
     write(log, "doll.digits.updates", b"{}")
     with pytest.raises(ConflictError, match=r"doll.digits.updates holds records of an earlier job"):
-        JobBook(log).submit(parse_job(TEXT))
+        JobStore(log).submit(parse_job(TEXT))
 
 
 @pytest.mark.parametrize("topic", ["doll.digits.control", "doll.digits.updates", topics.JOBS])
@@ -151,7 +151,7 @@ def test_topics_that_would_lose_records_of_a_job_are_named_with_what_to_run(
     """Somebody made it before us, with the cluster's defaults, or changed it."""
     log.create_topics([NewTopic(topic)])
     log.configure(topic, {"cleanup.policy": "compact,delete"})
-    book = JobBook(log)
+    book = JobStore(log)
     with pytest.raises(ConflictError) as raised:
         book.submit(parse_job(TEXT))
     assert f"{topic} has retention.ms=604800000, not -1" in str(raised.value)
@@ -164,39 +164,39 @@ def test_topics_that_would_lose_records_of_a_job_are_named_with_what_to_run(
 
 
 def test_what_is_wanted_changes_with_its_reason(log: MemoryLog) -> None:
-    book = JobBook(log)
+    book = JobStore(log)
     book.submit(parse_job(TEXT))
     book.want("digits", "paused", "prices are high")
-    record = JobBook(log).get("digits")
+    record = JobStore(log).get("digits")
     assert (record.wanted, record.reason) == ("paused", "prices are high")
     book.want("digits", "running", "prices are low")
-    assert JobBook(log).get("digits").wanted == "running"
+    assert JobStore(log).get("digits").wanted == "running"
 
 
 def test_a_stopped_job_goes_on_where_it_was(log: MemoryLog) -> None:
-    book = JobBook(log)
+    book = JobStore(log)
     submitted = book.submit(parse_job(TEXT))
     book.want("digits", "stopped", "enough")
     assert book.want("digits", "running", "submitted") == submitted
 
 
 def test_what_a_job_begins_with_stays_with_it(log: MemoryLog) -> None:
-    book = JobBook(log)
+    book = JobStore(log)
     assert book.submit(parse_job(TEXT), ORIGIN).reason == "submitted, begins with letters@400"
     book.want("digits", "paused", "enough")
-    assert JobBook(log).get("digits").origin == ORIGIN
+    assert JobStore(log).get("digits").origin == ORIGIN
 
 
 def test_a_job_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog) -> None:
     with pytest.raises(NotFoundError, match="jobs: none yet, submit one"):
-        JobBook(log).get("digit")
-    JobBook(log).submit(parse_job(TEXT))
+        JobStore(log).get("digit")
+    JobStore(log).submit(parse_job(TEXT))
     with pytest.raises(NotFoundError, match='there is no job "digit"; jobs: digits'):
-        JobBook(log).want("digit", "paused", "")
+        JobStore(log).want("digit", "paused", "")
 
 
 def test_news_come_with_a_refresh(log: MemoryLog) -> None:
-    watcher, writer = JobBook(log), JobBook(log)
+    watcher, writer = JobStore(log), JobStore(log)
     assert watcher.refresh(0.0) == {}
     writer.submit(parse_job(TEXT))
     assert watcher.refresh(0.0)["digits"].wanted == "running"
@@ -205,16 +205,16 @@ def test_news_come_with_a_refresh(log: MemoryLog) -> None:
 
 
 def test_what_does_not_parse_is_counted_and_hurts_nobody(log: MemoryLog) -> None:
-    JobBook(log).submit(parse_job(TEXT))
+    JobStore(log).submit(parse_job(TEXT))
     for value in (b"", b"{", b"\xff", b'{"spec": {"name": "x"}, "wanted": "running", "first": []}'):
         write(log, topics.JOBS, value, key=b"x")
-    book = JobBook(log)
+    book = JobStore(log)
     assert list(book.read()) == ["digits"]
     assert book.rejected == 4
 
 
 def test_what_does_not_parse_is_kept_with_its_offset_until_it_is_replaced(log: MemoryLog) -> None:
-    book = JobBook(log)
+    book = JobStore(log)
     book.submit(parse_job(TEXT))
     write(log, topics.JOBS, b"{", key=b"digits")
     write(log, topics.JOBS, b"[]", key=b"x")
@@ -228,24 +228,24 @@ def test_what_does_not_parse_is_kept_with_its_offset_until_it_is_replaced(log: M
 
 
 def test_a_tombstone_takes_a_job_out(log: MemoryLog) -> None:
-    book = JobBook(log)
+    book = JobStore(log)
     book.submit(parse_job(TEXT))
     write(log, topics.JOBS, None, key=b"digits")
     assert book.read() == {}
 
 
 def test_compaction_changes_nothing(log: MemoryLog) -> None:
-    book = JobBook(log)
+    book = JobStore(log)
     book.submit(parse_job(TEXT))
     book.want("digits", "paused", "first")
     book.want("digits", "running", "second")
     log.punch(JOBS, 0)
     log.punch(JOBS, 1)
-    assert JobBook(log).read() == book.read()
+    assert JobStore(log).read() == book.read()
 
 
 def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
-    late, book = JobBook(log), JobBook(log)
+    late, book = JobStore(log), JobStore(log)
     assert late.read() == {}
     book.submit(parse_job(TEXT))
     book.want("digits", "paused", "")
@@ -257,7 +257,7 @@ def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
 def test_a_reader_of_a_topic_that_was_cut_or_created_anew_begins_anew(
     log: MemoryLog, others: int
 ) -> None:
-    late, book = JobBook(log), JobBook(log)
+    late, book = JobStore(log), JobStore(log)
     book.submit(parse_job(TEXT))
     book.want("digits", "paused", "")
     assert late.read()["digits"].wanted == "paused"
@@ -273,7 +273,7 @@ def test_a_reader_of_a_topic_that_was_cut_or_created_anew_begins_anew(
 
 def test_a_refresh_never_tells_of_a_part_of_the_topic(log: MemoryLog) -> None:
     # 0: running | 1 to 2000: others | 2001: stopped | 2002: another, which is lost
-    watcher, book = JobBook(log), JobBook(log)
+    watcher, book = JobStore(log), JobStore(log)
     book.submit(parse_job(TEXT))
     for _ in range(2000):
         write(log, topics.JOBS, None, key=b"letters")
@@ -309,10 +309,10 @@ def test_of_two_who_submit_one_name_at_once_the_first_counts_and_the_other_is_to
     log = RacingLog()
     with_streams(log)
     other = parse_job(TEXT.replace("batch_size: 256", "batch_size: 8"))
-    log.meanwhile = lambda: JobBook(log).submit(other)
+    log.meanwhile = lambda: JobStore(log).submit(other)
     with pytest.raises(ConflictError, match=r"in the same moment, and theirs counts"):
-        JobBook(log).submit(parse_job(TEXT))
-    assert JobBook(log).get("digits").spec.batch_size == 8
+        JobStore(log).submit(parse_job(TEXT))
+    assert JobStore(log).get("digits").spec.batch_size == 8
 
 
 @pytest.mark.parametrize("theirs", ["change", "stop"])
@@ -321,16 +321,16 @@ def test_of_two_who_write_a_job_at_once_the_first_counts_and_the_other_is_told(
 ) -> None:
     log = RacingLog()
     with_streams(log)
-    JobBook(log).submit(parse_job(TEXT))
+    JobStore(log).submit(parse_job(TEXT))
     other = {
-        "change": lambda: JobBook(log).change("digits", {"group_size": 5}, "theirs"),
-        "stop": lambda: JobBook(log).want("digits", "stopped", "theirs"),
+        "change": lambda: JobStore(log).change("digits", {"group_size": 5}, "theirs"),
+        "stop": lambda: JobStore(log).want("digits", "stopped", "theirs"),
     }
     log.meanwhile = other[theirs]
-    book = JobBook(log)
+    book = JobStore(log)
     with pytest.raises(ConflictError, match="theirs counts"):
         book.want("digits", "paused", "mine")
-    found = JobBook(log).get("digits")
+    found = JobStore(log).get("digits")
     assert found == book.get("digits")
     assert (found.wanted, found.spec.group_size) == (
         ("running", 5) if theirs == "change" else ("stopped", 20)
@@ -343,38 +343,38 @@ def test_a_write_of_which_kafka_does_not_say_where_it_is_is_found_by_what_it_say
 ) -> None:
     log = RacingLog()
     with_streams(log)
-    JobBook(log).submit(parse_job(TEXT))
+    JobStore(log).submit(parse_job(TEXT))
     log.tells_no_offsets = True
     if theirs is not None:
-        log.meanwhile = lambda: JobBook(log).want("digits", "paused", theirs)
+        log.meanwhile = lambda: JobStore(log).want("digits", "paused", theirs)
     if theirs == "theirs":
         with pytest.raises(ConflictError, match="theirs counts"):
-            JobBook(log).want("digits", "paused", "mine")
+            JobStore(log).want("digits", "paused", "mine")
     else:
-        JobBook(log).want("digits", "paused", "mine")
-    assert JobBook(log).get("digits").reason == (theirs or "mine")
+        JobStore(log).want("digits", "paused", "mine")
+    assert JobStore(log).get("digits").reason == (theirs or "mine")
 
 
 def test_a_deleted_job_does_not_come_back_because_somebody_wrote_it_at_that_moment() -> None:
     log = RacingLog()
     with_streams(log)
-    JobBook(log).submit(parse_job(TEXT))
-    JobBook(log).want("digits", "stopped", "enough")
-    log.meanwhile = lambda: JobBook(log).delete("digits")
+    JobStore(log).submit(parse_job(TEXT))
+    JobStore(log).want("digits", "stopped", "enough")
+    log.meanwhile = lambda: JobStore(log).delete("digits")
     with pytest.raises(ConflictError, match="theirs counts"):
-        JobBook(log).want("digits", "stopped", "4 updates applied")
-    assert JobBook(log).read() == {}
+        JobStore(log).want("digits", "stopped", "4 updates applied")
+    assert JobStore(log).read() == {}
 
 
 def test_a_conflict_is_found_though_another_thread_reads_with_the_same_book_meanwhile() -> None:
     log = RacingLog()
     with_streams(log)
-    book = JobBook(log)
+    book = JobStore(log)
     book.submit(parse_job(TEXT))
     readers = [threading.Thread(target=book.read) for _ in range(3)]
 
     def meanwhile() -> None:
-        JobBook(log).change("digits", {"group_size": 5}, "theirs")
+        JobStore(log).change("digits", {"group_size": 5}, "theirs")
         for reader in readers:
             reader.start()
 
@@ -387,7 +387,7 @@ def test_a_conflict_is_found_though_another_thread_reads_with_the_same_book_mean
 
 
 def test_one_book_serves_many_threads(log: MemoryLog) -> None:
-    book, names = JobBook(log), [f"digits-{number}" for number in range(6)]
+    book, names = JobStore(log), [f"digits-{number}" for number in range(6)]
     for name in names:
         book.submit(parse_job(TEXT.replace("name: digits", f"name: {name}")))
 
@@ -406,16 +406,16 @@ def test_one_book_serves_many_threads(log: MemoryLog) -> None:
         assert time.monotonic() < until
     for thread in threads:
         thread.join()
-    assert book.read() == JobBook(log).read()
+    assert book.read() == JobStore(log).read()
 
 
 def test_who_waits_for_news_is_woken_by_another_thread_that_has_read_them(log: MemoryLog) -> None:
-    book = JobBook(log)
+    book = JobStore(log)
     book.read()
     seen = list[str]()
     waiting = threading.Thread(target=lambda: seen.extend(book.refresh(60.0)))
     waiting.start()
-    JobBook(log).submit(parse_job(TEXT))
+    JobStore(log).submit(parse_job(TEXT))
     book.read()
     waiting.join(20.0)
     assert seen == ["digits"]
@@ -424,16 +424,16 @@ def test_who_waits_for_news_is_woken_by_another_thread_that_has_read_them(log: M
 def test_whoever_writes_after_me_is_no_conflict() -> None:
     log = RacingLog()
     with_streams(log)
-    book = JobBook(log)
+    book = JobStore(log)
     book.submit(parse_job(TEXT))
     book.change("digits", {"group_size": 4}, "fewer workers")
-    JobBook(log).change("digits", {"group_size": 5}, "one more")
+    JobStore(log).change("digits", {"group_size": 5}, "one more")
     assert book.get("digits").spec.group_size == 5
 
 
 def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
-    clock = HandClock(1000.0)
-    book = JobBook(log, clock=clock)
+    clock = ManualClock(1000.0)
+    book = JobStore(log, clock=clock)
     book.submit(parse_job(TEXT))
     clock.advance(5.0)
     changed: dict[str, float | int | None] = {
@@ -443,7 +443,7 @@ def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
         "learning_rate": 0.5,
     }
     record = book.change("digits", changed, "the price has doubled")
-    assert record == JobBook(log).get("digits")
+    assert record == JobStore(log).get("digits")
     assert (record.revision, record.wanted, record.reason) == (1, "running", "submitted")
     assert record.changes == (Change(1, 1005.0, changed, "the price has doubled"),)
     spec = record.spec
@@ -455,7 +455,7 @@ def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
 
 
 def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog) -> None:
-    book = JobBook(log)
+    book = JobStore(log)
     record = book.submit(parse_job(TEXT))
     end = log.bounds(JOBS).end
     assert book.change("digits", {"group_size": 20}, "again") == record
@@ -478,7 +478,7 @@ def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog) -> None:
 def test_a_change_that_makes_no_sense_is_refused_by_its_name(
     log: MemoryLog, changed: dict[str, float | int | None], message: str
 ) -> None:
-    book = JobBook(log)
+    book = JobStore(log)
     record = book.submit(parse_job(TEXT))
     with pytest.raises(UserError) as caught:
         book.change("digits", changed, "")
@@ -487,30 +487,30 @@ def test_a_change_that_makes_no_sense_is_refused_by_its_name(
 
 
 def test_a_larger_group_must_fit_what_the_job_file_lets_wait(log: MemoryLog) -> None:
-    book = JobBook(log)
+    book = JobStore(log)
     book.submit(parse_job(f"{TEXT}waiting_batches: 30\n"))
     with pytest.raises(UserError, match=r"waiting_batches: must be at least group_size \(31\)"):
         book.change("digits", {"group_size": 31}, "")
 
 
 def test_only_the_last_changes_are_kept(log: MemoryLog) -> None:
-    book = JobBook(log)
+    book = JobStore(log)
     book.submit(parse_job(TEXT))
     for size in range(1, CHANGES_KEPT + 3):
         book.change("digits", {"batch_size": size}, "")
-    record = JobBook(log).get("digits")
+    record = JobStore(log).get("digits")
     assert [change.revision for change in record.changes] == list(range(3, CHANGES_KEPT + 3))
 
 
 def test_only_a_stopped_job_is_deleted_and_may_be_changed_before(log: MemoryLog) -> None:
-    book = JobBook(log)
+    book = JobStore(log)
     book.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match='the job "digits" is running: stop it first'):
         book.delete("digits")
     book.want("digits", "stopped", "enough")
     assert book.change("digits", {"group_size": 3}, "for when it goes on").revision == 1
     book.delete("digits")
-    assert JobBook(log).read() == {}
+    assert JobStore(log).read() == {}
     for act in (
         lambda: book.delete("digits"),
         lambda: book.change("digits", {}, ""),
@@ -521,14 +521,14 @@ def test_only_a_stopped_job_is_deleted_and_may_be_changed_before(log: MemoryLog)
 
 
 def test_the_request_that_submitted_a_job_stays_with_it(log: MemoryLog) -> None:
-    book = JobBook(log)
+    book = JobStore(log)
     book.submit(parse_job(TEXT), request="4f21")
     book.change("digits", {"group_size": 3}, "")
     assert book.want("digits", "paused", "").request == "4f21"
 
 
 def test_a_job_begins_where_its_start_says(log: MemoryLog) -> None:
-    clock = HandClock(1_000_000.0)
+    clock = ManualClock(1_000_000.0)
     log = with_streams(MemoryLog(clock))
     for _ in range(3):
         write(log, "clinic-a", b"record")
@@ -549,8 +549,8 @@ def test_a_job_begins_where_its_start_says(log: MemoryLog) -> None:
 def test_a_job_knows_what_its_streams_were_when_it_was_submitted(log: MemoryLog) -> None:
     for _ in range(3):
         write(log, "clinic-a", b"record")
-    JobBook(log).submit(parse_job(f"{TEXT}start_at: latest\n"))
-    record = JobBook(log).get("digits")
+    JobStore(log).submit(parse_job(f"{TEXT}start_at: latest\n"))
+    record = JobStore(log).get("digits")
     assert {place: at.offset for place, at in record.known.items()} == record.first
 
     assert log.agrees(record.known) == {}
@@ -609,7 +609,7 @@ def test_a_revision_that_is_not_that_of_the_last_change_is_refused() -> None:
 
 def test_of_a_jobs_topic_that_was_deleted_what_was_read_counts_on(log: MemoryLog) -> None:
     """Nobody ends for it, and no job does; who reads first makes it anew."""
-    book = JobBook(log)
+    book = JobStore(log)
     book.submit(parse_job(TEXT))
     known = book.read()
     log.delete_topic(topics.JOBS)

@@ -1,4 +1,4 @@
-"""A provisioner at work in hand-driven time: its log, lender, prices and lease, all at hand.
+"""A provisioner at work in hand-driven time: its log, provider, prices and lease, all at hand.
 
 Commands are carried out at once and answered at once, in order, unless a test holds something back.
 """
@@ -12,7 +12,7 @@ from common.errors import UnavailableError
 from common.provisioning import commands as do
 from common.provisioning import events
 from common.provisioning.provisioner import Provisioner
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 from common.testing.fleet import MemoryFleet, MemoryPrices
 from common.wire.plans import decode_plan, encode_plan
 from tests.unit.provisioning.examples import PRICES, SETTINGS, T0
@@ -30,7 +30,7 @@ Kind = TypeVar("Kind")
 class Street:
     """What several provisioners share."""
 
-    clock: HandClock = field(default_factory=lambda: HandClock(T0))
+    clock: ManualClock = field(default_factory=lambda: ManualClock(T0))
     log: list[bytes] = field(default_factory=list)
     prices: MemoryPrices = field(default_factory=lambda: MemoryPrices(PRICES))
 
@@ -51,7 +51,7 @@ class Street:
         return [record for record in self.records if isinstance(record, kind)]
 
 
-class Desk:
+class ProviderThread:
     """One provisioner.
 
     Attributes:

@@ -6,8 +6,16 @@ from typing import TYPE_CHECKING
 
 from common.core.messages import BatchReady, WorkerId
 from common.core.spans import Span
-from common.provisioning.ledger import FleetLedger, Rented
-from common.provisioning.records import Believed, Ended, Ordered, Planned, Priced, Started, Taken
+from common.provisioning.ledger import FleetLedger, Instance
+from common.provisioning.records import (
+    Ended,
+    EstimateRecord,
+    LaunchRequested,
+    Planned,
+    Priced,
+    Started,
+    Taken,
+)
 from common.provisioning.settings import ProvisionerSettings
 from common.theory.work import Pool
 
@@ -37,9 +45,9 @@ def taken(after: int = -1, candidate: str = "c1") -> Taken:
     return Taken(after, candidate, T0)
 
 
-def ordered(launch: int, term: int = 0, slot: int = 0, pool: str = "spot") -> Ordered:
+def ordered(launch: int, term: int = 0, slot: int = 0, pool: str = "spot") -> LaunchRequested:
     """An order for a slot."""
-    return Ordered(term, launch, T0, slot, pool, f"digits-w{slot}-{launch}")
+    return LaunchRequested(term, launch, T0, slot, pool, f"digits-w{slot}-{launch}")
 
 
 def started(launch: int, at_s: float = T0, term: int = 0) -> Started:
@@ -76,7 +84,7 @@ def planned(number: int = 1, term: int = 0, places: tuple[int, ...] = (1, 1, 1, 
         on_demand_only_usd=9.0,
         stability=1.5,
         usd_per_hour=PRICES,
-        believed={"arrivals_per_s": Believed(5.0, 0.1, 4.8, 5.2)},
+        believed={"arrivals_per_s": EstimateRecord(5.0, 0.1, 4.8, 5.2)},
     )
 
 
@@ -95,10 +103,10 @@ def fold(records: Iterable[PlanRecord | None]) -> FleetLedger:
 
 def machine(
     launch: int, slot: int = 0, pool: str = "spot", *, stand_in: bool = False, runs: bool = True
-) -> Rented:
+) -> Instance:
     """An open machine, as the ledger has it."""
     since_s = T0 if runs else None
-    return Rented(launch, slot, pool, f"w{slot}", stand_in, T0, f"m-{launch}", since_s)
+    return Instance(launch, slot, pool, f"w{slot}", stand_in, T0, f"m-{launch}", since_s)
 
 
 def batches(

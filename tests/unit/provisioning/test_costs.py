@@ -137,7 +137,7 @@ def test_a_curve_without_a_price_is_free() -> None:
 @pytest.mark.parametrize(
     ("cause", "until_s"), [("preempted", 10.0), ("released", 60.0), ("failed", 60.0)]
 )
-def test_what_the_lender_takes_back_is_paid_to_the_moment(
+def test_what_the_provider_takes_back_is_paid_to_the_moment(
     cause: EndedBecause, until_s: float
 ) -> None:
     assert paid_until_s(0.0, 10.0, cause, 60.0) == until_s

@@ -14,7 +14,7 @@ from common.provisioning import events
 from common.provisioning.deciding import differences
 from common.provisioning.records import Planned, ReplanAsked, Reviewed
 from tests.unit.core.examples import batch
-from tests.unit.provisioning.desk import Desk, Street
+from tests.unit.provisioning.desk import ProviderThread, Street
 from tests.unit.provisioning.examples import ON_DEMAND, SETTINGS, SPOT, T0, batches, taken
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def street() -> Street:
     return Street()
 
 
-def at_work(street: Street, settings: ProvisionerSettings = SETTINGS) -> Desk:
-    desk = Desk(street, settings)
+def at_work(street: Street, settings: ProvisionerSettings = SETTINGS) -> ProviderThread:
+    desk = ProviderThread(street, settings)
     desk.run(10)
     return desk
 
@@ -111,7 +111,7 @@ def test_who_decides_once_decides_again_when_arrivals_are_known(
     assert second.why.startswith("arrivals are known now")
     assert second.believed["arrivals_per_s"].value == pytest.approx(20, rel=0.1)
     # and keeps to it, also through a restart
-    successor = Desk(street, with_policy(policy), "p2")
+    successor = ProviderThread(street, with_policy(policy), "p2")
     successor.on(events.ClaimsRead(tuple(batches(20, 20.0))))
     successor.run(100)
     assert successor.provisioner.in_charge
@@ -187,7 +187,7 @@ def test_where_no_price_is_to_be_had_those_of_the_market_file_are_taken(street: 
 
 def test_a_plan_of_another_policy_is_not_silently_kept(street: Street) -> None:
     at_work(street)
-    successor = Desk(street, with_policy("on-demand"), "p2")
+    successor = ProviderThread(street, with_policy("on-demand"), "p2")
     street.append(taken(0, "nobody"))
     successor.run(20)
 
@@ -245,7 +245,7 @@ def test_a_fleet_that_does_not_answer_is_told_of(street: Street) -> None:
     desk = at_work(street)
     street.fleet.go_away()
     desk.run(20)
-    assert "the provider does not answer: the lender of machines is away" in (
+    assert "the provider does not answer: the provider of machines is unavailable" in (
         street.written(Reviewed)[-1].warning
     )
 
@@ -283,7 +283,7 @@ def test_without_a_spot_pool_every_policy_has_machines_on_demand(
 def test_where_all_records_wait_already_gradients_take_their_time_all_the_same(
     street: Street, policy: PolicyName
 ) -> None:
-    desk = Desk(street, with_policy(policy))
+    desk = ProviderThread(street, with_policy(policy))
     desk.on(events.StreamsSeen(1_000_000))
     desk.run(200)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.core.goal import LOSS_WINDOW
 from common.core.messages import GENESIS, AuditRecord, Lead, ModelId, SpanExpired, UpdateApplied
+from common.core.stop_rule import LOSS_WINDOW
 from common.provisioning.estimating import Estimator
 from common.provisioning.ledger import FleetLedger
 from tests.unit.core.examples import batch

@@ -7,21 +7,21 @@ from itertools import pairwise
 
 import pytest
 
-from common.ports.machines import LaunchOrder
+from common.ports.machines import LaunchRequest
 from common.provisioning import commands as do
 from common.provisioning import events
 from common.provisioning.charge import UNREAD_S
 from common.provisioning.provisioner import CANDIDACY_S, Provisioner
 from common.provisioning.records import (
     Ended,
-    Ordered,
+    LaunchRequested,
     Planned,
     Settled,
     Started,
     Taken,
     client_token,
 )
-from tests.unit.provisioning.desk import Desk, Street
+from tests.unit.provisioning.desk import ProviderThread, Street
 from tests.unit.provisioning.examples import SETTINGS, T0, ordered, planned, priced, taken
 
 
@@ -30,9 +30,9 @@ def street() -> Street:
     return Street()
 
 
-def at_work(street: Street, name: str = "p1") -> Desk:
+def at_work(street: Street, name: str = "p1") -> ProviderThread:
     """A provisioner that is in charge, with all machines of its first plan."""
-    desk = Desk(street, name=name)
+    desk = ProviderThread(street, name=name)
     desk.run(10)
     assert desk.provisioner.in_charge
     assert len(street.fleet.rented) == 4
@@ -58,7 +58,7 @@ def test_who_has_the_lease_and_has_read_everything_stands_and_takes_charge() -> 
 
 def test_who_is_in_charge_says_how_its_machines_stand_and_nobody_else_does(street: Street) -> None:
     desk = at_work(street)
-    standby = Desk(street, name="p2")
+    standby = ProviderThread(street, name="p2")
     standby.holds_lease = False
     standby.run(1)
 
@@ -136,7 +136,7 @@ def test_an_order_is_given_when_it_was_read_back_and_not_before(street: Street) 
     offsets = {
         record.launch: offset
         for offset, record in enumerate(street.records)
-        if isinstance(record, Ordered)
+        if isinstance(record, LaunchRequested)
     }
     assert [launch for launch, _ in desk.launched] == [1, 2, 3, 4, 5, 6]
     assert all(offsets[launch] < read for launch, read in desk.launched)
@@ -163,20 +163,20 @@ def test_the_first_plan_is_carried_out(street: Street) -> None:
 
     (plan,) = street.written(Planned)
     assert plan.why.startswith("first plan; too little was seen yet")
-    assert [record.slot for record in street.written(Ordered)] == [0, 1, 2, 3]
-    assert [record.worker for record in street.written(Ordered)] == [
+    assert [record.slot for record in street.written(LaunchRequested)] == [0, 1, 2, 3]
+    assert [record.worker for record in street.written(LaunchRequested)] == [
         f"digits-w{slot}-{slot + 1}" for slot in range(4)
     ]
     assert len(street.written(Started)) == 4
 
 
 def test_workers_of_a_slot_keep_their_name_where_streams_wait(street: Street) -> None:
-    desk = Desk(street, replace(SETTINGS, on_preemption="hold"))
+    desk = ProviderThread(street, replace(SETTINGS, on_preemption="hold"))
     desk.run(10)
     street.fleet.preempt(2)
     desk.run(10)
 
-    names = [record.worker for record in street.written(Ordered)]
+    names = [record.worker for record in street.written(LaunchRequested)]
     assert names == ["digits-w0", "digits-w1", "digits-w2", "digits-w3", "digits-w1"]
 
 
@@ -195,7 +195,7 @@ def test_a_pool_that_refuses_is_asked_later_and_later(street: Street) -> None:
     street.fleet.preempt(3)
     desk.run(40)
 
-    asked = [record.at_s for record in street.written(Ordered)][4:]
+    asked = [record.at_s for record in street.written(LaunchRequested)][4:]
     gaps = [later - earlier for earlier, later in pairwise(asked)]
     assert gaps == [1, 2, 4, 8, 16]
     street.fleet.offer("spot")
@@ -215,10 +215,10 @@ def test_after_a_restart_nothing_is_launched_twice(street: Street, given: tuple[
     for order in orders:
         token = client_token("digits", order.launch)
         if order.launch in given:
-            seat = LaunchOrder(order.launch, token, order.slot, order.pool, order.worker)
+            seat = LaunchRequest(order.launch, token, order.slot, order.pool, order.worker)
             street.fleet.launch([seat])
 
-    desk = Desk(street, name="p2")
+    desk = ProviderThread(street, name="p2")
     desk.run(20)
 
     assert [machine.launch for machine in street.fleet.rented] == [1, 2, 3, 4]
@@ -228,7 +228,7 @@ def test_after_a_restart_nothing_is_launched_twice(street: Street, given: tuple[
 def test_a_ghost_that_wakes_up_with_an_order_brings_nothing_about(street: Street) -> None:
     ghost = at_work(street)
     orders = [order for command in ghost.did(do.Launch) for order in command.orders]
-    successor = Desk(street, name="p2")
+    successor = ProviderThread(street, name="p2")
     street.append(Taken(ghost.provisioner.ledger.term, "p0#1", T0))  # the ghost's term is over
     successor.run(10)
     street.fleet.preempt(1)
@@ -275,7 +275,7 @@ def test_a_job_that_is_over_is_settled_when_its_machines_have_ended(street: Stre
 
 
 def test_a_standby_ends_when_it_reads_that_all_is_settled(street: Street) -> None:
-    desk, standby = at_work(street), Desk(street, name="p2")
+    desk, standby = at_work(street), ProviderThread(street, name="p2")
     standby.holds_lease = False
     for one in (desk, standby):
         one.on(events.WantedChanged("stopped", "done"))
@@ -291,15 +291,15 @@ def test_a_job_that_is_resumed_after_its_end_is_provisioned_anew(street: Street)
     desk.on(events.WantedChanged("stopped", "by its owner"))
     desk.run(10)
 
-    again = Desk(street, name="p2")
+    again = ProviderThread(street, name="p2")
     again.run(20)
 
     assert len(again.provisioner.ledger.running) == 4
     assert again.provisioner.ledger.settled is None
 
 
-def test_a_job_is_not_settled_before_the_lender_has_said_what_there_is(street: Street) -> None:
-    desk = Desk(street)
+def test_a_job_is_not_settled_before_the_provider_has_said_what_there_is(street: Street) -> None:
+    desk = ProviderThread(street)
     street.fleet.go_away()
     desk.on(events.WantedChanged("stopped", "done"))
     desk.run(30)
@@ -313,7 +313,7 @@ def test_a_job_is_not_settled_before_the_lender_has_said_what_there_is(street: S
 def test_a_plan_of_before_is_kept_by_who_comes_after(street: Street) -> None:
     street.append(taken(-1, "old"))
     street.append(planned(places=(0, 1, -1, -1)))
-    desk = Desk(street)
+    desk = ProviderThread(street)
     street.prices.away = True  # so that nobody is asked anew
     desk.run(10)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from common.provisioning.records import Believed, Reviewed, Settled
+from common.provisioning.records import EstimateRecord, Reviewed, Settled
 from common.provisioning.report import FleetReport, report_of
 from tests.unit.provisioning.examples import (
     SETTINGS,
@@ -29,7 +29,7 @@ HOUR_S = 3600.0
 
 
 def reviewed(at_s: float) -> Reviewed:
-    believed = {"gradient_s": Believed(2.0, 0.1, 1.8, 2.2)}
+    believed = {"gradient_s": EstimateRecord(2.0, 0.1, 1.8, 2.2)}
     return Reviewed(0, at_s, 10, 990.0, 2, 4, 0.5, 4.0, 1.25, believed)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from common.ports.machines import LaunchOrder, Machine, Refused
+from common.ports.machines import LaunchRequest, Machine, Refused
 from common.provisioning.events import MachinesSeen
-from common.provisioning.records import Ended, Ordered, PlanRecord, Started, client_token
+from common.provisioning.records import Ended, LaunchRequested, PlanRecord, Started, client_token
 from common.provisioning.watching import AGAIN_S, FleetWatch
 from tests.unit.provisioning.examples import SETTINGS, T0, ended, fold, ordered, started, taken
 
@@ -31,7 +31,7 @@ def look(watched: FleetWatch, at_s: float, *machines: Machine) -> list[Started |
 
 def test_an_order_is_given_until_it_is_answered() -> None:
     watched, _ = watch(ordered(1))
-    order = LaunchOrder(1, client_token("digits", 1), 0, "spot", "digits-w0-1")
+    order = LaunchRequest(1, client_token("digits", 1), 0, "spot", "digits-w0-1")
 
     assert watched.orders(T0) == (order,)
     assert not watched.orders(T0 + 1)
@@ -53,7 +53,7 @@ def test_a_refusal_is_the_end_of_an_order() -> None:
     assert list(watched.records(T0)) == [Ended(0, 1, T0, "refused", "none left")]
 
 
-def test_a_machine_that_is_named_has_started_when_the_lender_says() -> None:
+def test_a_machine_that_is_named_has_started_when_the_provider_says() -> None:
     watched, ledger = watch(ordered(1))
 
     assert look(watched, T0 + 5, there(1)) == [Started(0, 1, T0 + 1, "m-1")]
@@ -168,9 +168,9 @@ def test_an_order_without_a_machine_is_not_given_back_yet() -> None:
 
 
 def test_an_order_says_where_and_who() -> None:
-    ledger = fold([taken(), Ordered(0, 1, T0, 3, "on-demand", "digits-w3", stand_in=True)])
+    ledger = fold([taken(), LaunchRequested(0, 1, T0, 3, "on-demand", "digits-w3", stand_in=True)])
     watched = FleetWatch(replace(SETTINGS, job="other"), ledger)
 
     (order,) = watched.orders(T0)
 
-    assert order == LaunchOrder(1, client_token("other", 1), 3, "on-demand", "digits-w3")
+    assert order == LaunchRequest(1, client_token("other", 1), 3, "on-demand", "digits-w3")

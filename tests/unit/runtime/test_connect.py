@@ -11,14 +11,14 @@ import pytest
 
 from common.adapters.ec2.fleet import Ec2Fleet
 from common.adapters.local.fleet import ProcessFleet
-from common.config.market_file import Ec2Lender, Market, OnDemandPool, ProcessLender, SpotPool
+from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
 from common.config.settings import Settings
 from common.errors import OutsideError, UserError
 from common.runtime.connect import open_fleet, open_prices
 from common.traces.spec import TraceSpec
 
 ON_DEMAND = OnDemandPool(usd_per_hour=0.3)
-EC2 = Ec2Lender(region="eu-central-1", launch_template="doll-worker")
+EC2 = Ec2Provider(region="eu-central-1", launch_template="doll-worker")
 PRICES = TraceSpec(file="prices.csv", start_s=0.0)
 
 
@@ -52,10 +52,10 @@ def test_processes_of_one_kafka_have_a_directory_of_their_own(
 
 
 def test_a_recorded_availability_lies_beside_the_market_file(settings: Settings) -> None:
-    lender = ProcessLender(availability=PRICES)
-    market = Market(on_demand=ON_DEMAND, process=lender)
+    provider = ProcessProvider(availability=PRICES)
+    market = Market(on_demand=ON_DEMAND, process=provider)
     open_fleet(settings, market, "digits").close()
-    lost = Market(on_demand=ON_DEMAND, process=ProcessLender(availability=TraceSpec(file="no")))
+    lost = Market(on_demand=ON_DEMAND, process=ProcessProvider(availability=TraceSpec(file="no")))
     with pytest.raises(UserError, match="no"):
         open_fleet(settings, lost, "digits")
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.runtime import healthcheck
-from common.runtime.healthcheck import ILL, USAGE, WELL, main, trouble
+from common.runtime.healthcheck import HEALTHY, UNHEALTHY, USAGE, main, trouble
 from common.telemetry.metrics.meters import Meters
-from common.telemetry.metrics.serving import Pulse, serve
-from common.testing.clock import HandClock
+from common.telemetry.metrics.serving import Watchdog, serve
+from common.testing.clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,16 +55,16 @@ def ask(monkeypatch: pytest.MonkeyPatch, port: str, host: str = "0.0.0.0") -> in
 def test_a_process_is_well_until_its_loop_stands_still(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = HandClock()
-    pulse = Pulse(clock)
-    port = str(serve(Meters("worker"), pulse, HERE, 0))
-    assert ask(monkeypatch, port) == ask(monkeypatch, port, "localhost") == WELL
+    clock = ManualClock()
+    watchdog = Watchdog(clock)
+    port = str(serve(Meters("worker"), watchdog, HERE, 0))
+    assert ask(monkeypatch, port) == ask(monkeypatch, port, "localhost") == HEALTHY
     assert capsys.readouterr() == ("", "")
     clock.advance(61.0)
-    assert ask(monkeypatch, port) == ILL
+    assert ask(monkeypatch, port) == UNHEALTHY
     assert capsys.readouterr() == ("", "unhealthy: the loop has made no progress for 61 s\n")
-    pulse.beat()
-    assert ask(monkeypatch, port) == WELL
+    watchdog.beat()
+    assert ask(monkeypatch, port) == HEALTHY
 
 
 def test_a_process_that_takes_connections_and_says_nothing_is_ill() -> None:
@@ -84,7 +84,7 @@ def test_a_process_that_is_gone_or_answers_nonsense_is_ill(nonsense: int) -> Non
 def test_without_a_port_nobody_can_be_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], port: str
 ) -> None:
-    assert ask(monkeypatch, port) == ILL
+    assert ask(monkeypatch, port) == UNHEALTHY
     assert f"DOLL_METRICS_PORT must be the port of the process's metrics, got {port!r}" in (
         capsys.readouterr().err
     )
@@ -93,7 +93,7 @@ def test_without_a_port_nobody_can_be_asked(
 def test_help_has_an_example_and_anything_else_is_a_mistake(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["--help"]) == WELL
+    assert main(["--help"]) == HEALTHY
     assert (
         "example: DOLL_METRICS_PORT=9102 python -m common.runtime.healthcheck"
         in capsys.readouterr().out
@@ -103,7 +103,7 @@ def test_help_has_an_example_and_anything_else_is_a_mistake(
 
 
 def test_as_a_command_it_loads_next_to_nothing_and_tells_by_its_exit_code() -> None:
-    port = serve(Meters("worker"), Pulse(), HERE, 0)
+    port = serve(Meters("worker"), Watchdog(), HERE, 0)
     environment = {**os.environ, "DOLL_METRICS_PORT": str(port)}
     peek = (
         f"import sys, common.runtime.healthcheck; print([m for m in {HEAVY!r} if m in sys.modules])"
@@ -113,4 +113,4 @@ def test_as_a_command_it_loads_next_to_nothing_and_tells_by_its_exit_code() -> N
     )
     assert loaded.stdout == "[]\n"
     command = [sys.executable, "-m", healthcheck.__name__]
-    assert subprocess.run(command, env=environment, check=False).returncode == WELL  # noqa: S603 -- likewise
+    assert subprocess.run(command, env=environment, check=False).returncode == HEALTHY  # noqa: S603 -- likewise

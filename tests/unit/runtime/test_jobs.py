@@ -15,7 +15,7 @@ from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.meters import Meters
-from common.telemetry.metrics.serving import Pulses
+from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
 from tests.unit.jobs.test_spec import TEXT
 
@@ -62,7 +62,7 @@ class World:
         metrics = SupervisionMetrics(self._meters)
         patience = Patience(first_s=0.0, longest_s=0.01)
         logger = event_logger("tests.jobs")
-        self.supervisor = Supervisor(metrics, Pulses(), logger, patience=patience)
+        self.supervisor = Supervisor(metrics, Watchdogs(), logger, patience=patience)
         self.jobs = Jobs(self.supervisor, self._make, self._begins)
 
     def _make(

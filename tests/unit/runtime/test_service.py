@@ -12,7 +12,7 @@ import pytest
 
 from common.errors import UserError
 from common.jobs.spec import parse_job
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.runtime import service
 from common.runtime.service import Opened, ServiceProcess, follow_jobs, run
@@ -105,7 +105,7 @@ def test_kafka_s_outage_is_waited_out(capsys: pytest.CaptureFixture[str]) -> Non
     waits = list[float | None]()
     assert run("evaluator", "e1", work) == service.EXIT_OK
     assert waits == [service.JOBS_S] * 3
-    assert capsys.readouterr().err.count("kafka_away") == 1
+    assert capsys.readouterr().err.count("kafka_unavailable") == 1
 
 
 GONE = "embedded:/nonexistent/kafka.sock"
@@ -136,7 +136,7 @@ def test_jobs_end_before_what_they_are_made_of(monkeypatch: pytest.MonkeyPatch) 
     #   jobs topic ─▶ digits begins ─▶ its turn ─▶ SIGTERM ─▶ job, what is shared, Kafka: closed
     log, told = MemoryLog(), list[str]()
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
-    JobBook(log).submit(parse_job(TEXT))
+    JobStore(log).submit(parse_job(TEXT))
     monkeypatch.setattr(log, "close", lambda: told.append("Kafka closed"))
     monkeypatch.setattr(service, "open_log", lambda _settings, _name: log)
     monkeypatch.setattr(service, "open_boards", lambda _settings: MemoryBoards(MemoryRedis()))

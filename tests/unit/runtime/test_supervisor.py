@@ -19,9 +19,9 @@ from common.errors import CorruptError, UnavailableError
 from common.runtime.supervisor import Actor, Fault, Make, Patience, Supervised, Supervisor
 from common.telemetry.logging import event_logger, line_formatter
 from common.telemetry.metrics.meters import Meters
-from common.telemetry.metrics.serving import Pulses
+from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 
 PATIENCE_S = 30.0
 AT_ONCE = Patience(first_s=0.0, longest_s=0.0)
@@ -57,7 +57,7 @@ class _House:
         clock: Callable[[], float] = monotonic,
         **more: float,
     ) -> None:
-        self.pulses = Pulses()
+        self.watchdogs = Watchdogs()
         self.meters = Meters("coordinator")
         self.lines = StringIO()
         logger = logging.getLogger("tests.supervisor")
@@ -68,7 +68,7 @@ class _House:
         metrics = SupervisionMetrics(self.meters)
         told = event_logger("tests.supervisor")
         self.supervisor = Supervisor(
-            metrics, self.pulses, told, threads=threads, patience=patience, clock=clock, **more
+            metrics, self.watchdogs, told, threads=threads, patience=patience, clock=clock, **more
         )
 
     def told(self) -> list[dict[str, object]]:
@@ -258,7 +258,7 @@ def test_the_same_exception_is_logged_once_with_its_traceback(house: _House) -> 
 
 def test_a_server_that_is_away_is_no_failure_but_waited_for(house: _House) -> None:
     actor, after = _Script(), _Script()
-    actor.turns.put(UnavailableError("Kafka is away"))
+    actor.turns.put(UnavailableError("Kafka is unavailable"))
 
     house.supervisor.begin("digits", making(actor, after))
     turns(after, 1)
@@ -266,7 +266,7 @@ def test_a_server_that_is_away_is_no_failure_but_waited_for(house: _House) -> No
     (line,) = house.told()
     assert (line["event"], line["level"], line["reason"]) == (
         *("job_waits", "warning"),
-        "Kafka is away",
+        "Kafka is unavailable",
     )
     assert house.count("doll_job_faults_total", job_name="digits", kind="unavailable") == 1
 
@@ -294,7 +294,7 @@ def test_who_was_well_for_a_while_begins_with_the_shortest_pause_again() -> None
 
 
 def test_it_waits_before_another_actor_is_made() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     house = _House(Patience(first_s=5.0), threads=1, clock=clock)
     bad, after, other = _Script(), _Script(), _Script()
     bad.turns.put(KeyError("x"))
@@ -313,7 +313,7 @@ def test_it_waits_before_another_actor_is_made() -> None:
 
 
 def test_a_turn_that_hangs_stops_nobody_and_makes_the_process_ill() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     house = _House(threads=2, clock=clock, hangs_s=100.0)
     hanging, release = threading.Event(), threading.Event()
 
@@ -333,16 +333,16 @@ def test_a_turn_that_hangs_stops_nobody_and_makes_the_process_ill() -> None:
     job.wake()
     turns(other, 1)
 
-    assert house.pulses.complaint() == "a turn of job digits has made no progress for 101 s"
+    assert house.watchdogs.complaint() == "a turn of job digits has made no progress for 101 s"
     told = [line for line in house.told() if line["event"] == "turns_crowded"]
     assert [line["long_turns_of"] for line in told] == ["digits"]
     release.set()
     assert house.supervisor.close(PATIENCE_S)
-    assert house.pulses.complaint() == ""
+    assert house.watchdogs.complaint() == ""
 
 
 def test_a_slow_turn_is_counted_and_the_longest_named() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     house = _House(threads=1, clock=clock, slow_s=0.05)
 
     class Slow(_Script):

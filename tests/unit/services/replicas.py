@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from common.config.settings import Settings
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.learning.optimizers import load_optimizers
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
-from common.telemetry.metrics.serving import Pulses
+from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.telemetry.tracing import NoTracer
 from common.testing.board import MemoryBoards
@@ -57,14 +57,14 @@ class MemoryReplica:
         blobs: Blobs | None = None,
         tracer: Tracer | None = None,
         candidates: Candidates | None = None,
-        book: JobBook | None = None,
+        book: JobStore | None = None,
     ) -> None:
         load_optimizers()  # as its process does before it holds a lease: it takes seconds
         logger = event_logger("test")
-        self.pulses, self.metrics = Pulses(), CoordinatorMetrics()
-        self.steps = Supervisor(None, self.pulses, logger, threads=3)
+        self.watchdogs, self.metrics = Watchdogs(), CoordinatorMetrics()
+        self.steps = Supervisor(None, self.watchdogs, logger, threads=3)
         boards = MemoryBoards(redis)
-        self.book = book or JobBook(log)
+        self.book = book or JobStore(log)
         self.streams = StreamWatch(log, boards.roster(), logger)
         self.replica = Replica(
             name=name,
@@ -86,7 +86,7 @@ class MemoryReplica:
         self.steps.begin("replies", lambda _wake, _fault: self.replica.replies)
         self.steps.begin("streams", lambda _wake, _fault: self.streams)
         metrics = SupervisionMetrics(self.metrics.meters)
-        self.supervisor = Supervisor(metrics, self.pulses, logger, threads=2, patience=IMPATIENT)
+        self.supervisor = Supervisor(metrics, self.watchdogs, logger, threads=2, patience=IMPATIENT)
         self.jobs = Jobs(self.supervisor, partial(JobCoordinator, self.replica), begins)
 
     def look(self) -> None:

@@ -10,11 +10,11 @@ from common.config.settings import Settings
 from common.errors import DeliveryError, OutsideError, TaskMissingError
 from common.jobs import build as job_task
 from common.jobs.spec import parse_job
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.telemetry.logging import fields_of
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 from common.testing.log import MemoryLog
 from common.topics.names import control_topic, dead_letter_topic, updates_topic
 from services.coordinator import effects, loop
@@ -67,7 +67,7 @@ def test_who_waits_no_longer_is_not_woken() -> None:
 
 
 def test_a_candidate_that_hangs_keeps_nobody_from_leading_for_ever() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     candidates = Candidates(most=1, clock=clock)
     assert candidates.enter("hangs", lambda: None)
     assert not candidates.may_enter("other", lambda: None)
@@ -108,7 +108,7 @@ class Bench:
         monkeypatch.setattr(effects, "TELL_S", 0.01)
         self.log, self.redis = RefusingLog(), MemoryRedis()
         self.log.create_topics([NewTopic(STREAM)])
-        self.book = JobBook(self.log)
+        self.book = JobStore(self.log)
         self.submit("innocent")
         self.replicas = list[MemoryReplica]()
 
@@ -326,7 +326,7 @@ def test_a_bug_of_ours_ends_its_job_alone_which_is_held_after_some_tries_and_can
     replica.look_until(lambda: replica.leads("bad"), "it leads")
 
 
-class HastyOwner(JobBook):
+class HastyOwner(JobStore):
     """Somebody resumes a job as soon as it is held, and the replica sees both records at once."""
 
     def __init__(self, log: RefusingLog) -> None:
@@ -364,8 +364,8 @@ def test_a_leader_that_lost_its_place_with_kafka_steps_down_and_leads_anew(bench
     replica = bench.replica()
 
     def epoch() -> int:
-        standing = bench.board("broken").get_standing()
-        return -1 if standing is None else standing.epoch
+        leader_status = bench.board("broken").get_leader_status()
+        return -1 if leader_status is None else leader_status.epoch
 
     replica.look_until(lambda: epoch() >= 0, "it leads")
     for _ in range(loop.DELIVERIES + 2):  # of what Kafka refuses, fewer would hold the job
@@ -396,5 +396,5 @@ def test_a_redis_that_refuses_us_holds_nothing(
 
     until(lambda: faults() > loop.FAULTS, "it tries and tries")
     refused[0] = False
-    until(lambda: bench.board("innocent").get_standing() is not None, "it leads")
+    until(lambda: bench.board("innocent").get_leader_status() is not None, "it leads")
     assert bench.book.get("innocent").wanted == "running"

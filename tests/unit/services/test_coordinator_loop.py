@@ -11,7 +11,7 @@ from common.checkpoints.snapshot_file import from_bytes
 from common.core.messages import WorkerId
 from common.core.spans import Partition
 from common.jobs.spec import parse_job
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
@@ -34,7 +34,7 @@ class Bench:
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
         self.log.create_topics([NewTopic("clinic-a")])
-        self.book = JobBook(self.log)
+        self.book = JobStore(self.log)
         self.record = self.book.submit(parse_job(JOB))
         self.leader = MemoryReplica(self.log, self.redis, "c1")
         self.leader.look()
@@ -105,14 +105,14 @@ def test_the_protocol_goes_by_the_specification_of_the_record(bench: Bench) -> N
 
 def test_a_leader_whose_lease_was_lost_with_the_board_takes_it_again(bench: Bench) -> None:
     bench.other.close()  # it might take the lease first
-    before = bench.board.get_standing()
+    before = bench.board.get_leader_status()
     assert before is not None
     bench.redis.restart()
-    until(lambda: bench.board.get_standing() is not None, "its standing is there again")
+    until(lambda: bench.board.get_leader_status() is not None, "its status is there again")
     until(bench.board.is_leased, "the lease, too")
-    standing = bench.board.get_standing()
-    assert standing is not None
-    assert standing.epoch == before.epoch
+    leader_status = bench.board.get_leader_status()
+    assert leader_status is not None
+    assert leader_status.epoch == before.epoch
 
 
 def test_where_kafka_lost_a_jobs_own_records_its_owner_decides_how_it_goes_on(bench: Bench) -> None:

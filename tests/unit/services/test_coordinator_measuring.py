@@ -15,8 +15,8 @@ from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.metrics.leading import MOST_METRICS, StreamFigures
 from common.telemetry.tracing import trace_of
 from common.testing.tracing import MemoryTracer
-from services.coordinator import measuring
-from services.coordinator.measuring import Measuring
+from services.coordinator import metrics_observer as measuring
+from services.coordinator.metrics_observer import MetricsObserver
 from tests.unit.cli.test_job import JOB
 from tests.unit.core.bench import QUIET, Bench
 from tests.unit.core.examples import A, B, P, answer, gradient, ready, span
@@ -46,7 +46,7 @@ class Measured(Bench):
         self.at_s = BEGAN_S
         self.metrics = CoordinatorMetrics()
         self.tracer = tracer or MemoryTracer()
-        self.measuring = Measuring(
+        self.measuring = MetricsObserver(
             parse_job(JOB), self.metrics.follow(NAME, lambda: None), self.tracer
         )
 
@@ -69,7 +69,7 @@ class Measured(Bench):
 
     def arrive(self, first_s: float, last_s: float) -> BatchReady:
         """Let A announce the next records, which arrived in this time."""
-        start = self.standing.claimed[P]
+        start = self.leader_status.claimed[P]
         claim = msgspec.structs.replace(
             ready(A, span(P, start, start + 10)), first_arrival_s=first_s, last_arrival_s=last_s
         )
@@ -102,7 +102,7 @@ def test_a_round_is_told_by_its_stages() -> None:
     bench.announce(A, B)
     assert bench.told("round_seconds_count", stage="apply") == 2.0
     assert bench.told("round_seconds_count", stage="wait") == 2.0
-    assert bench.told("round_seconds_sum", stage="wait") == 11.0  # 1: a standing before it
+    assert bench.told("round_seconds_sum", stage="wait") == 11.0  # 1: a leader's status before it
 
 
 def test_an_update_is_told_with_its_batches_records_and_results() -> None:

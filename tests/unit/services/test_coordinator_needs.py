@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.core.messages import Standing
+from common.core.messages import LeaderStatus
 from common.core.spans import Partition
 from common.jobs.spec import JobSpec, parse_job
 from services.coordinator.needs import DemandMeter, backlog_of
@@ -19,10 +19,10 @@ def spec(**changes: object) -> JobSpec:
     return parse_job(JOB).model_copy(update={"group_size": 2, **changes})
 
 
-def standing(claimed: int, waiting: int = 0, live: int = 1) -> Standing:
+def leader_status(claimed: int, waiting: int = 0, live: int = 1) -> LeaderStatus:
     """So many records of the first partition are claimed."""
     positions = {PLACES[0]: 100 + claimed, PLACES[1]: 0}
-    return Standing(3, 8, positions, 8, waiting, live, positions)
+    return LeaderStatus(3, 8, positions, 8, waiting, live, positions)
 
 
 def ends(arrived: int) -> dict[Partition, int]:
@@ -32,7 +32,7 @@ def ends(arrived: int) -> dict[Partition, int]:
 
 def test_a_leader_says_what_its_job_is_and_how_far_behind() -> None:
     job = spec(weight=2.5)
-    demand = DemandMeter(FIRST).demand(job, standing(40), ends(100), 7.0, runs=True)
+    demand = DemandMeter(FIRST).demand(job, leader_status(40), ends(100), 7.0, runs=True)
 
     assert (demand.job, demand.backlog, demand.weight, demand.runs) == ("digits", 60, 2.5, True)
     assert (demand.most_workers, demand.target, demand.task) == (2, 0, "image-classifier")
@@ -42,7 +42,7 @@ def test_a_leader_says_what_its_job_is_and_how_far_behind() -> None:
 def test_each_publication_has_a_number_of_its_own() -> None:
     meter = DemandMeter(FIRST)
     numbers = [
-        meter.demand(spec(), standing(0), ends(0), now, runs=True).number for now in (0.0, 1.0)
+        meter.demand(spec(), leader_status(0), ends(0), now, runs=True).number for now in (0.0, 1.0)
     ]
 
     assert numbers == [1, 2]
@@ -74,7 +74,7 @@ def test_arrivals_are_those_of_the_last_seconds() -> None:
     # arrived  0   500  500      a burst, and then nothing
     meter = DemandMeter(FIRST)
     rates = [
-        meter.demand(spec(), standing(0), ends(arrived), now, runs=True).arrivals_per_s
+        meter.demand(spec(), leader_status(0), ends(arrived), now, runs=True).arrivals_per_s
         for now, arrived in [(0.0, 0), (1.0, 500), *((float(n), 500) for n in range(2, 13))]
     ]
 
@@ -86,7 +86,7 @@ def test_arrivals_are_those_of_the_last_seconds() -> None:
 def test_what_one_worker_manages_is_measured_while_there_is_more_than_it_can_claim() -> None:
     meter = DemandMeter(FIRST)
     demands = [
-        meter.demand(spec(), standing(200 * now, live=2), ends(100_000), float(now), runs=True)
+        meter.demand(spec(), leader_status(200 * now, live=2), ends(100_000), float(now), runs=True)
         for now in range(6)
     ]
 
@@ -98,7 +98,7 @@ def test_workers_that_wait_for_records_are_not_slow() -> None:
     meter = DemandMeter(FIRST)
     for now in range(10):
         demand = meter.demand(
-            spec(), standing(50 * now, live=4), ends(50 * now + 12), float(now), runs=True
+            spec(), leader_status(50 * now, live=4), ends(50 * now + 12), float(now), runs=True
         )
 
     assert demand.worker_records_per_s == 0.0
@@ -110,19 +110,21 @@ def test_a_job_says_for_how_long_it_has_had_work_and_nobody_for_it() -> None:
     # runs     yes   yes   yes   yes   yes   no
     meter = DemandMeter(FIRST)
     unserved_s = [
-        meter.demand(spec(), standing(0, live=live), ends(100), float(now), runs=runs).unserved_s
+        meter.demand(
+            spec(), leader_status(0, live=live), ends(100), float(now), runs=runs
+        ).unserved_s
         for now, (live, runs) in enumerate(
             [(1, True), (0, True), (0, True), (0, True), (1, True), (0, False)]
         )
     ]
 
     assert unserved_s == [0.0, 0.0, 1.0, 2.0, 0.0, 0.0]
-    drained = meter.demand(spec(), standing(100, live=0), ends(100), 9.0, runs=True)
+    drained = meter.demand(spec(), leader_status(100, live=0), ends(100), 9.0, runs=True)
     assert drained.unserved_s == 0.0
 
 
 def test_a_job_that_rents_machines_says_how_many_its_owner_wants() -> None:
     text = JOB + "provisioning: {workers: 3}\nstop: {updates: 9, deadline_s: 60}\n"
-    demand = DemandMeter(FIRST).demand(parse_job(text), standing(0), ends(9), 0.0, runs=True)
+    demand = DemandMeter(FIRST).demand(parse_job(text), leader_status(0), ends(9), 0.0, runs=True)
 
     assert demand.target == 3

@@ -19,7 +19,7 @@ from common.core.messages import (
 )
 from common.core.spans import Span
 from common.jobs.spec import parse_job
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.telemetry.metrics.catalogue import CATALOGUE
 from common.testing.blobs import MemoryBlobs
@@ -35,7 +35,7 @@ from tests.unit.services.replicas import PATIENCE_S, MemoryReplica, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.core.messages import Order, Reply, UpdateTrigger
+    from common.core.messages import Assignment, Reply, UpdateTrigger
 
 NAME, STREAM = "digits", "clinic-a"
 W1 = WorkerId("w1")
@@ -50,7 +50,7 @@ class Bench:
         self.log.create_topics([NewTopic(STREAM)])
         self.board = MemoryBoard(redis, NAME)
         self.tracer = MemoryTracer()
-        JobBook(self.log).submit(parse_job(JOB))
+        JobStore(self.log).submit(parse_job(JOB))
         self._writer = self.log.writer()
         self._heard = TriggerId(-1, 0)
         self._replica_name = ""
@@ -94,7 +94,7 @@ class Bench:
         self._heard, self._replica_name = newest.id, newest.reply_to
         return newest
 
-    def gradient(self, model: ModelId, order: Order) -> Gradient:
+    def gradient(self, model: ModelId, order: Assignment) -> Gradient:
         """Of an order, all zeros."""
         weights = self.board.get_model(model)
         assert weights is not None

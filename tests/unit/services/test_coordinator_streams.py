@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from common.core import commands as do
 from common.core import events
 from common.core.losses import Parted
-from common.core.messages import Standing, UpdateApplied
+from common.core.messages import LeaderStatus, UpdateApplied
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition
 from common.core.spread import JobDemand
@@ -20,10 +20,10 @@ from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.tracing import NoTracer
 from common.testing.board import MemoryBoards, MemoryRedis
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 from common.testing.log import MemoryLog
 from common.topics.names import control_topic
-from services.coordinator.measuring import Measuring
+from services.coordinator.metrics_observer import MetricsObserver
 from services.coordinator.needs import WINDOW_S, Arrivals
 from services.coordinator.streams import (
     LOOK_S,
@@ -102,9 +102,9 @@ class Bench:
         self.log = MemoryLog()
         self.log.create_topics([NewTopic("clinic-a", 2), NewTopic(control_topic(NAME))])
         self.topic_id = self.log.describe(["clinic-a"])["clinic-a"].topic_id
-        self.clock = HandClock()
+        self.clock = ManualClock()
         self.metrics = CoordinatorMetrics()
-        self.measuring = Measuring(
+        self.measuring = MetricsObserver(
             parse_job(JOB), self.metrics.follow(NAME, lambda: None), NoTracer()
         )
         self.redis = MemoryRedis(self.clock)
@@ -126,11 +126,11 @@ class Bench:
         self.measuring.done(do.Begin(epoch, genesis({A: 0, B: 0})), 0.0, 0.0)
 
     def stand(self, claimed: int, live: int) -> None:
-        """Put a standing."""
+        """Put a leader's status."""
         epoch = 0 if claimed else -1
         known = {A: LogPosition(claimed, self.topic_id, epoch), B: LogPosition(0, self.topic_id)}
-        standing = Standing(EPOCH, 0, {A: claimed, B: 0}, 0, 0, live, {}, known=known)
-        self.measuring.done(do.PutStanding(standing), 0.0, 0.0)
+        leader_status = LeaderStatus(EPOCH, 0, {A: claimed, B: 0}, 0, 0, live, {}, known=known)
+        self.measuring.done(do.PutLeaderStatus(leader_status), 0.0, 0.0)
 
     def produce(self, records: int) -> None:
         """Let records arrive."""
@@ -188,7 +188,9 @@ def test_while_kafka_is_away_nothing_is_told(bench: Bench) -> None:
 
 def test_a_stream_that_is_gone_is_nothing_to_the_other_jobs(bench: Bench) -> None:
     metrics = bench.metrics.follow("other", lambda: None)
-    other = Measuring(parse_job(JOB.replace("name: digits", "name: other")), metrics, NoTracer())
+    other = MetricsObserver(
+        parse_job(JOB.replace("name: digits", "name: other")), metrics, NoTracer()
+    )
     other.done(do.Begin(EPOCH, genesis({GONE: 0})), 0.0, 0.0)
     gone = list[str]()
     bench.watch.follow("other", EPOCH, {GONE: 0}, other, gone.append, lambda _: None)
@@ -372,7 +374,7 @@ def test_partitions_that_are_added_are_told_and_their_records_lag(
     assert bench.told("stream_lag_records", stream="clinic-a") == 1.0
 
     claimed = {A: 0, B: 0, added: 1}
-    bench.measuring.done(do.PutStanding(Standing(EPOCH, 1, claimed, 0, 0, 1, {})), 0.0, 0.0)
+    bench.measuring.done(do.PutLeaderStatus(LeaderStatus(EPOCH, 1, claimed, 0, 0, 1, {})), 0.0, 0.0)
     bench.clock.advance(LOOK_S)
     bench.watch.turn()
     assert bench.told("stream_lag_records", stream="clinic-a") == 0.0

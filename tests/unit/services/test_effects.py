@@ -9,17 +9,17 @@ import pytest
 
 from common.core import commands as do
 from common.core import events
-from common.core.messages import ModelId, Standing, TriggerId, UpdateTrigger
+from common.core.messages import LeaderStatus, ModelId, TriggerId, UpdateTrigger
 from common.errors import UserError
 from common.jobs.spec import parse_job
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.tracing import NoTracer
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from services.coordinator.effects import Effects
-from services.coordinator.measuring import Measuring
+from services.coordinator.metrics_observer import MetricsObserver
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until
 
@@ -37,7 +37,7 @@ class Bench:
         self.spec = parse_job(JOB + options)
         for stream in self.spec.streams:
             self.log.create_topics([NewTopic(stream)])
-        self.book = JobBook(self.log)
+        self.book = JobStore(self.log)
         record = self.book.submit(self.spec)
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
@@ -46,7 +46,7 @@ class Bench:
         self.effects = Effects(
             self.replica.replica,
             record,
-            Measuring(self.spec, self.metrics, NoTracer()),
+            MetricsObserver(self.spec, self.metrics, NoTracer()),
             lease_ttl_s=1.0,
             logger=event_logger("test"),
             wake=lambda: None,
@@ -133,12 +133,12 @@ def test_a_leader_whose_triggers_are_kept_out_goes_on_in_another_stream_and_tell
     bench.carry_out(do.Begin(3, found.snapshots[0]))
     forged = UpdateTrigger(TriggerId(2**62, 1), ModelId(2**62, 1), ())
     assert bench.board.post_trigger(forged)
-    bench.carry_out(do.PutStanding(Standing(3, 0, {}, 0, 0, 1, {})))
+    bench.carry_out(do.PutLeaderStatus(LeaderStatus(3, 0, {}, 0, 0, 1, {})))
     bench.carry_out(do.PostTrigger(UpdateTrigger(TriggerId(3, 1), ModelId(3, 0), ())))
     bench.carry_out(do.PostTrigger(UpdateTrigger(TriggerId(3, 2), ModelId(3, 0), ())))
-    standing = bench.board.get_standing()
-    assert standing is not None
-    heard = bench.board.triggers(TriggerId(-1, 0), 1.0, standing.triggers)
+    leader_status = bench.board.get_leader_status()
+    assert leader_status is not None
+    heard = bench.board.triggers(TriggerId(-1, 0), 1.0, leader_status.triggers)
     assert [trigger.id for trigger in heard] == [TriggerId(3, 1), TriggerId(3, 2)]
 
 
@@ -158,7 +158,7 @@ def test_what_a_leader_tells_carries_its_epoch_until_it_steps_down(
     bench.carry_out(do.StepDown("the lease is held by another"))
     bench.carry_out(do.Hold("diverged"))
     told = {r.getMessage(): fields_of(r).get("epoch") for r in caplog.records if r.name == "test"}
-    assert told == {"leads": 7, "steps_down": 7, "job_held": None}
+    assert told == {"leader_elected": 7, "leadership_lost": 7, "job_held": None}
 
 
 # --- what is left for evaluators -----------------------------------------------------------------

@@ -27,7 +27,7 @@ from common.core.messages import (
 from common.core.spans import Partition, Span, address_of
 from common.jobs.build import codec_of, task_of
 from common.jobs.spec import parse_job
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
@@ -36,14 +36,14 @@ from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.evaluator import EvaluatorMetrics
 from common.telemetry.metrics.meters import Meters
-from common.telemetry.metrics.serving import Pulses
+from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics.names import updates_topic
 from common.topics.read import read_decoded
 from common.wire import messages as wire
-from services.evaluator.judging import Pace
+from services.evaluator.evaluation_runner import Pace
 from services.evaluator.loop import JobEvaluator, Process
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class World:
         for stream in ("left", "right"):
             self.log.create_topics([NewTopic(stream)])
         self.spec = parse_job(job)
-        self.book = JobBook(self.log)
+        self.book = JobStore(self.log)
         self.record = self.book.submit(self.spec)
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
@@ -174,7 +174,7 @@ class Evaluation:
         board = partial(MemoryBoard, world.redis)
         process = Process(Settings(), world.log, board, world.metrics, logger, pace)
         supervision = SupervisionMetrics(Meters("evaluator"))
-        self._supervisor = Supervisor(supervision, Pulses(), logger, threads=1)
+        self._supervisor = Supervisor(supervision, Watchdogs(), logger, threads=1)
         self.running = self._supervisor.begin(
             NAME, partial(JobEvaluator, process, lambda: self._record)
         )
@@ -444,13 +444,13 @@ def test_servers_that_are_away_are_waited_for(world: World) -> None:
     world.redis.kill()
     world.redis.restart()
     world.offer(2)
-    until(world.told, "it is judged after Redis was away")
+    until(world.told, "it is judged after Redis was unavailable")
     world.update(3)
     world.update(4)
     world.log.go_away()
     world.offer(4)
     world.log.come_back()
-    until(lambda: len(world.told()) == 2, "it is judged after Kafka was away")
+    until(lambda: len(world.told()) == 2, "it is judged after Kafka was unavailable")
 
 
 def test_updates_that_were_lost_with_their_topic_are_forgotten(world: World) -> None:

@@ -15,7 +15,7 @@ from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.evaluator import EvaluatorMetrics
-from common.telemetry.metrics.serving import Pulses
+from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
@@ -49,7 +49,7 @@ class Evaluator:
         self._process = Process(Settings(), self.log, board, self.metrics, logger)
         self._supervisor = Supervisor(
             SupervisionMetrics(self.metrics.meters),
-            Pulses(),
+            Watchdogs(),
             logger,
             patience=Patience(first_s=0.0, longest_s=0.01),
         )

@@ -12,19 +12,19 @@ import torch
 
 from common.core.messages import (
     MOST_TRACEBACK,
+    Assignment,
     Batch,
     Failed,
     FailedReason,
-    Farewell,
     Gradient,
     ModelId,
-    Order,
     Reply,
     Skipped,
     TriggerId,
     TriggerStream,
     UpdateTrigger,
     WorkerId,
+    WorkerLeaving,
 )
 from common.core.spans import Address, Partition, Span
 from common.learning.codecs import Codec, make_codec
@@ -33,14 +33,14 @@ from common.learning.gradients import GradientComputer, GradientSum
 from common.learning.tasks import build_model
 from common.ports.servers import NewTopic
 from common.telemetry.logging import event_logger, fields_of
-from common.telemetry.metrics.serving import Pulse
+from common.telemetry.metrics.serving import Watchdog
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.telemetry.tracing import trace_of
 from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
 from common.testing.counting import CountingTask
 from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
-from services.worker.gradients import GradientDesk
+from services.worker.gradients import GradientLoop
 from services.worker.rows import BatchCache
 from services.worker.traces import BatchTraces
 
@@ -65,11 +65,11 @@ class World:
     board: MemoryBoard
     boards: MemoryBoards
     cache: BatchCache
-    desk: GradientDesk
+    desk: GradientLoop
     codec: Codec
     metrics: WorkerMetrics
     tracer: MemoryTracer
-    stream: list[str]  # of triggers, as the standing names it; the last is the present one
+    stream: list[str]  # of triggers, as the leader's status names it; the last is the present one
 
     def told(self, name: str, **labels: str) -> float | None:
         """What a scrape sees of the job."""
@@ -81,7 +81,7 @@ class World:
 
     def order(self, *batches: Batch, number: int = 1, weights: bytes | None = None) -> Reply:
         """Order a gradient, carry it out, and return what came of it."""
-        order = Order(W, batches)
+        order = Assignment(W, batches)
         self.board.post_trigger(
             UpdateTrigger(TriggerId(3, number), MODEL, (order,), weights, REPLICA)
         )
@@ -108,7 +108,7 @@ def make_world(
     cache = BatchCache(1 << 20)
     metrics, tracer, stream = WorkerMetrics(), MemoryTracer(), [""]
     topic_ids = {0: log.describe(["s"])["s"].topic_id}  # by generation
-    desk = GradientDesk(
+    desk = GradientLoop(
         W,
         computer(task, build_model(task, 0), torch.device("cpu")),
         codec=codec,
@@ -118,7 +118,7 @@ def make_world(
         logger=event_logger("test"),
         measures=metrics.work_for("job", ("s",)),
         traces=BatchTraces(tracer, "job", W, lambda: WALL_S),
-        pulse=Pulse(),
+        watchdog=Watchdog(),
         wait=lambda _: None,
         round_began=lambda: None,
         stream=lambda: TriggerStream(stream[-1]),
@@ -297,7 +297,7 @@ def test_a_desk_goes_on_in_the_stream_of_triggers_that_the_leader_tells(world: W
     forged = UpdateTrigger(TriggerId(2**60, 1), ModelId(2**60, 1), ())
     assert world.board.post_trigger(forged)
     world.desk.turn()
-    order = Order(W, (batch(0, 1, offset=1),))
+    order = Assignment(W, (batch(0, 1, offset=1),))
     trigger = UpdateTrigger(TriggerId(3, 1), MODEL, (order,), None, REPLICA)
     assert not world.board.post_trigger(trigger)
     assert world.board.post_trigger(trigger, "other")
@@ -308,15 +308,15 @@ def test_a_desk_goes_on_in_the_stream_of_triggers_that_the_leader_tells(world: W
 
 
 def test_a_desk_that_leaves_gives_back_what_is_not_begun_and_begins_nothing(world: World) -> None:
-    orders = (Order(W, (batch(0, 1, offset=1),)), Order(W, (batch(1, 2, offset=2),)))
+    orders = (Assignment(W, (batch(0, 1, offset=1),)), Assignment(W, (batch(1, 2, offset=2),)))
     publish(world)
     world.board.post_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, orders, None, REPLICA))
     world.desk.turn()
     world.desk.leave()
     world.desk.turn()
-    gradient, farewell = world.replies(1.0)
+    gradient, worker_leaving = world.replies(1.0)
     assert used(gradient) == [0]
-    assert farewell == Farewell(W, MODEL)
+    assert worker_leaving == WorkerLeaving(W, MODEL)
 
 
 def test_a_desk_that_never_heard_of_a_leader_leaves_without_a_word(world: World) -> None:
@@ -372,7 +372,7 @@ class AskedAgain(GradientComputer):
 def test_what_is_asked_for_again_while_it_is_slowly_computed_is_computed_once() -> None:
     world = make_world(computer=AskedAgain)
     publish(world)
-    order = Order(W, (batch(0, 1, offset=1),))
+    order = Assignment(W, (batch(0, 1, offset=1),))
     numbers = iter(range(2, 9))
     AskedAgain.post = staticmethod(
         lambda: world.board.post_trigger(

@@ -15,7 +15,7 @@ from common.ports.servers import NewTopic
 from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
-from common.telemetry.metrics.serving import Pulses
+from common.telemetry.metrics.serving import Watchdogs
 from common.testing.log import MemoryLog
 from services.coordinator.dead_letters import READ_RECORDS, DeadLetters, written
 from services.coordinator.letters import Letter, letter_of, letters_of, write
@@ -173,7 +173,7 @@ def test_a_dead_letter_topic_that_was_deleted_is_made_again_whoever_has_written_
     for _ in range(3):
         writer.append("clicks", b"value")
     assert writer.flush(WAIT_S)
-    steps = Supervisor(None, Pulses(), logger, threads=1)
+    steps = Supervisor(None, Watchdogs(), logger, threads=1)
     letters = DeadLetters(
         "job",
         log=log,

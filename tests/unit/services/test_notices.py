@@ -86,7 +86,7 @@ def test_an_outage_is_told_when_it_begins_and_ends_and_ends_nobody(bench: Bench)
     bench.notices.come_back()
     for _ in range(3):
         watch.look()
-    assert bench.events() == ["notices_away", "notices_back"]
+    assert bench.events() == ["notices_unavailable", "notices_recovered"]
     assert not bench.leaving.is_set()
     bench.notices.interrupt(AT_S)
     watch.look()

@@ -14,7 +14,7 @@ from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
-from common.telemetry.metrics.serving import Pulses
+from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.metrics.supervision import SupervisionMetrics
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
@@ -75,7 +75,7 @@ class Process:
         )
         self.supervisor = Supervisor(
             SupervisionMetrics(self.metrics.meters),
-            Pulses(),
+            Watchdogs(),
             logger,
             patience=Patience(first_s=0.0, longest_s=0.01),
         )

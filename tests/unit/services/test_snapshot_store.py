@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client import generate_latest
 
-from common.checkpoints.snapshot_file import Saved, to_parts
+from common.checkpoints.snapshot_file import SnapshotFile, to_parts
 from common.checkpoints.store import CheckpointStore
 from common.core.messages import ModelId
 from common.core.snapshots import Snapshot, genesis
@@ -20,10 +20,10 @@ from common.jobs.store import JobRecord, Origin
 from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
-from common.telemetry.metrics.serving import Pulses
+from common.telemetry.metrics.serving import Watchdogs
 from common.testing.blobs import DyingBlobs, MemoryBlobs
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 from services.coordinator.snapshots import SnapshotStore
 from tests.unit.cli.test_job import JOB
 
@@ -39,10 +39,10 @@ PATIENCE_S = 20.0
 MANY = 10**6
 
 
-def saved(version: int, by: int = 3, loss: float = 0.5) -> Saved:
+def saved(version: int, by: int = 3, loss: float = 0.5) -> SnapshotFile:
     """A snapshot whose weights tell whose it is."""
     snapshot = Snapshot(by, ModelId(by, version), version, 0, FIRST, losses=(loss,))
-    return Saved(snapshot, b"weights of %d-%d" % (by, version))
+    return SnapshotFile(snapshot, b"weights of %d-%d" % (by, version))
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -56,12 +56,12 @@ class Bench:
     """Stores of one job, and everything around them."""
 
     def __init__(self) -> None:
-        self.clock = HandClock(1000.0)
+        self.clock = ManualClock(1000.0)
         self.board = MemoryBoard(MemoryRedis(), "digits")
         self.metrics = CoordinatorMetrics()
         self.metrics.follow("digits", lambda: None)
         self.faults = list[BaseException]()
-        self.steps = Supervisor(None, Pulses(), event_logger("test"), threads=2)
+        self.steps = Supervisor(None, Watchdogs(), event_logger("test"), threads=2)
         self._stores = list[SnapshotStore]()
 
     def store(self, blobs: Blobs | None, origin: Origin | None = None) -> SnapshotStore:
@@ -102,7 +102,7 @@ def bench() -> Iterator[Bench]:
     made.close()
 
 
-def wrote(blobs: Blobs, *snapshots: Saved) -> None:
+def wrote(blobs: Blobs, *snapshots: SnapshotFile) -> None:
     for each in snapshots:
         CheckpointStore(blobs, "digits").save(each.name, to_parts(each), 900.0)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.core.messages import BatchReady, Standing, WorkerId
+from common.core.messages import BatchReady, LeaderStatus, WorkerId
 from common.core.settings import WorkerSettings
 from common.core.spans import Partition
 from common.errors import UnavailableError
@@ -18,7 +18,7 @@ from common.telemetry.logging import event_logger
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.telemetry.tracing import trace_of
 from common.testing.board import MemoryBoard, MemoryRedis
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
 from common.topics.names import control_topic
@@ -57,7 +57,7 @@ class Bench:
     """A stream of one partition with some records, fewer than a batch."""
 
     def __init__(self) -> None:
-        self.clock = HandClock()
+        self.clock = ManualClock()
         self.log = MemoryLog()
         self.log.create_topics([NewTopic("s")])
         self.log.create_topics([NewTopic(control_topic(JOB))])
@@ -94,10 +94,12 @@ class Bench:
         """What a scrape sees of the job."""
         return self.metrics.meters.registry.get_sample_value(name, {"job_name": JOB, **labels})
 
-    def stand(self, cpos: int, claimed: int) -> None:
+    def stand(self, control_position: int, claimed: int) -> None:
         """Let the leader say where the partition is claimed up to."""
         at = {P: claimed}
-        self.board.put_standing(Standing(0, cpos, at, cpos, 0, 1, at))
+        self.board.put_leader_status(
+            LeaderStatus(0, control_position, at, control_position, 0, 1, at)
+        )
 
     def turn(self, times: int = 10) -> None:
         """Let the stream thread go round."""
@@ -116,7 +118,7 @@ class Bench:
 
 def test_a_partial_batch_goes_when_its_time_has_come() -> None:
     bench = Bench()
-    bench.stand(cpos=0, claimed=0)
+    bench.stand(control_position=0, claimed=0)
     bench.turn()
     assert bench.claims() == []
     bench.clock.advance(LINGER_S)
@@ -130,7 +132,7 @@ def test_a_claim_of_which_kafka_does_not_say_where_it_is_is_decided_with_all_up_
     """Somebody else's claim follows it: it lies at 0 or at 1, and is decided for sure at 2."""
     bench = Bench()
     bench.log.tells_no_offsets = True
-    bench.stand(cpos=0, claimed=0)
+    bench.stand(control_position=0, claimed=0)
     bench.turn()
     bench.clock.advance(LINGER_S)
     bench.stream.turn()
@@ -140,9 +142,9 @@ def test_a_claim_of_which_kafka_does_not_say_where_it_is_is_decided_with_all_up_
     bench.turn()
     bench.log.come_back()
     bench.turn()
-    bench.stand(cpos=1, claimed=RECORDS)
+    bench.stand(control_position=1, claimed=RECORDS)
     bench.turn(50)
-    bench.stand(cpos=2, claimed=RECORDS)
+    bench.stand(control_position=2, claimed=RECORDS)
     bench.turn(50)
     bench.produce(*make_codec("tensor", [Field("id", "int64")]).encode({"id": np.arange(8)}))
     bench.turn()
@@ -153,7 +155,7 @@ def test_the_end_of_a_log_that_holds_no_record_is_claimed_a_second_later() -> No
     bench = Bench()
     bench.produce(b"aborted")
     bench.log.punch(P, RECORDS)
-    bench.stand(cpos=0, claimed=0)
+    bench.stand(control_position=0, claimed=0)
     bench.turn()
     bench.clock.advance(LINGER_S)
     bench.turn()
@@ -167,16 +169,16 @@ def test_the_end_of_a_log_that_holds_no_record_is_claimed_a_second_later() -> No
 
 
 def test_a_place_that_is_lost_as_a_partial_batch_goes_stops_nothing() -> None:
-    # Both are due at once: the batch is closed, and the standing says that others have its records.
+    # Both are due at once: the batch is closed, and others have its records by the leader's status.
     bench = Bench()
-    bench.stand(cpos=0, claimed=0)
+    bench.stand(control_position=0, claimed=0)
     bench.turn()
-    bench.stand(cpos=1, claimed=3)
+    bench.stand(control_position=1, claimed=3)
     bench.clock.advance(LINGER_S)
     bench.turn()
     first, *_ = bench.claims()
     assert (first.address[0].start, first.samples) == (0, RECORDS)  # refused by the ledger, later
-    bench.stand(cpos=2, claimed=3)
+    bench.stand(control_position=2, claimed=3)
     bench.clock.advance(LINGER_S)
     bench.turn()
     bench.clock.advance(LINGER_S)
@@ -187,7 +189,7 @@ def test_a_place_that_is_lost_as_a_partial_batch_goes_stops_nothing() -> None:
 
 def test_a_smaller_b_closes_the_open_batch_that_holds_as_many() -> None:
     bench = Bench()
-    bench.stand(cpos=0, claimed=0)
+    bench.stand(control_position=0, claimed=0)
     bench.turn()
     bench.stream.resize(batch_size=RECORDS, bound=2, group_size=1)
     bench.turn()
@@ -201,14 +203,17 @@ def test_a_board_that_answers_and_takes_nothing_is_told_once_and_once_that_it_is
 ) -> None:
     caplog.set_level(logging.INFO)
     bench = Bench()
-    bench.stand(cpos=0, claimed=0)
+    bench.stand(control_position=0, claimed=0)
     bench.turn()
     bench.board.full = True
     bench.turn(600)
     bench.board.full = False
     bench.turn(600)
     said = [record.getMessage() for record in caplog.records]
-    assert [each for each in said if each.startswith("board_")] == ["board_away", "board_back"]
+    assert [each for each in said if each.startswith("board_")] == [
+        "board_unavailable",
+        "board_recovered",
+    ]
 
 
 def test_what_is_announced_is_counted_once_by_stream() -> None:
@@ -216,7 +221,7 @@ def test_what_is_announced_is_counted_once_by_stream() -> None:
     #          a batch     garbage  batch
     bench = Bench()
     assert bench.told("doll_worker_reading") == 0
-    bench.stand(cpos=0, claimed=0)
+    bench.stand(control_position=0, claimed=0)
     bench.turn()
     bench.stream.resize(batch_size=RECORDS, bound=4, group_size=1)
     assert bench.told("doll_worker_reading") == 1
@@ -238,7 +243,7 @@ def test_what_is_announced_is_counted_once_by_stream() -> None:
 def test_records_that_retention_deletes_are_counted_when_they_are_claimed() -> None:
     bench = Bench()
     bench.log.expire(P, 3)
-    bench.stand(cpos=0, claimed=0)
+    bench.stand(control_position=0, claimed=0)
     bench.turn()
     bench.clock.advance(LINGER_S)
     bench.turn()
@@ -250,7 +255,7 @@ def test_records_that_retention_deletes_are_counted_when_they_are_claimed() -> N
 
 def test_a_batch_is_traced_from_its_first_record_until_kafka_has_its_claim() -> None:
     bench = Bench()
-    bench.stand(cpos=0, claimed=0)
+    bench.stand(control_position=0, claimed=0)
     bench.turn()
     bench.clock.advance(LINGER_S)
     bench.turn()

@@ -11,7 +11,7 @@ import pytest
 from common.config.settings import Settings
 from common.config.yaml_file import as_json
 from common.core.events import Assigned
-from common.core.messages import Standing, UpdateTrigger, WorkerId
+from common.core.messages import LeaderStatus, UpdateTrigger, WorkerId
 from common.core.spans import Partition
 from common.errors import (
     DeliveryError,
@@ -23,7 +23,7 @@ from common.errors import (
 from common.jobs.spec import job_from_json
 from common.ports.servers import Bounds, NewTopic
 from common.telemetry.logging import event_logger
-from common.telemetry.metrics.serving import Pulse, Pulses
+from common.telemetry.metrics.serving import Watchdog, Watchdogs
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
@@ -105,8 +105,8 @@ class Bench:
         self.log.create_topics([NewTopic(STREAM, len(PLACES))])
         self.log.create_topics([NewTopic(control_topic(NAME))])
         self.board = MemoryBoard(MemoryRedis(lambda: 0.0), NAME)
-        self.metrics, self.pulses = WorkerMetrics(), Pulses()
-        self.observers = Observers(self.metrics, MemoryTracer(), self.pulses, Pulse())
+        self.metrics, self.watchdogs = WorkerMetrics(), Watchdogs()
+        self.observers = Observers(self.metrics, MemoryTracer(), self.watchdogs, Watchdog())
 
     def worker(self, spec: JobSpec | None = None, settings: Settings = SETTINGS) -> JobWorker:
         """Make one."""
@@ -123,7 +123,7 @@ class Bench:
                 writer.append(STREAM, number.to_bytes(8, "little"), partition=place.index)
         assert writer.flush(1.0)
         start = dict.fromkeys(PLACES, 0)
-        self.board.put_standing(Standing(0, 0, start, 0, 0, 1, start))
+        self.board.put_leader_status(LeaderStatus(0, 0, start, 0, 0, 1, start))
 
     def run(self, count: int = 1_000_000) -> None:
         """Work until it fails, or so many turns."""
@@ -240,6 +240,6 @@ def claims(log: MemoryLog) -> int:
 def test_a_stream_that_was_truncated_ends_nothing(bench: Bench) -> None:
     bench.produce()
     ahead = dict.fromkeys(PLACES, 99)
-    bench.board.put_standing(Standing(0, 1, ahead, 0, 0, 1, ahead))
+    bench.board.put_leader_status(LeaderStatus(0, 1, ahead, 0, 0, 1, ahead))
     bench.run(count=20)
     assert bench.is_clean()

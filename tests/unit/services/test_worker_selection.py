@@ -13,12 +13,12 @@ from common.config.settings import Settings
 from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import OutsideError, UnavailableError, UserError
 from common.jobs.spec import TaskSpec, parse_job
-from common.jobs.store import JobBook
+from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.telemetry.logging import event_logger, set_up_logging
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.testing.board import MemoryBoards, MemoryRedis
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 from common.testing.log import MemoryLog
 from services.worker import selection
 from services.worker.selection import JobSelector, Worker
@@ -36,10 +36,10 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(selection, "JOBS_S", 0.0)
-        self.clock = HandClock(1000.0)
+        self.clock = ManualClock(1000.0)
         self.log = MemoryLog()
         self.log.create_topics([NewTopic("clinic-a")])
-        self.book = JobBook(self.log)
+        self.book = JobStore(self.log)
         self.redis = MemoryRedis(self.clock)
         self.roster = MemoryBoards(self.redis).roster()
         self.metrics = WorkerMetrics()
@@ -57,7 +57,7 @@ class Bench:
         """One that has just started."""
         return JobSelector(
             Worker(name, only, ("image-classifier",)),
-            JobBook(self.log),
+            JobStore(self.log),
             roster or MemoryBoards(self.redis).roster(),
             self.metrics,
             event_logger("worker"),
@@ -212,7 +212,7 @@ def test_nobody_moves_while_redis_is_away_or_comes_back_empty(bench: Bench) -> N
     bench.redis.restart()
     bench.turns(worker, 3, b=9000)  # its leader is back first
     assert named(worker.selected()) == "a"
-    assert [line["event"] for line in bench.events("roster_away")] == ["roster_away"]
+    assert [line["event"] for line in bench.events("roster_unavailable")] == ["roster_unavailable"]
 
 
 def test_a_worker_goes_on_while_kafka_is_away(bench: Bench) -> None:
@@ -391,7 +391,7 @@ def test_a_server_that_is_away_is_nobodys_fault_and_soon_tried_again(bench: Benc
     worker = bench.worker(only="digits")
     for _ in range(9):
         bench.turns(worker, 2)
-        failed(worker, UnavailableError("Kafka is away"))
+        failed(worker, UnavailableError("Kafka is unavailable"))
     bench.turns(worker, 2)
 
     assert named(worker.selected()) == "digits"

@@ -27,7 +27,7 @@ from common.telemetry.logging import (
     set_up_logging,
     to_record,
 )
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 
 UNTOUCHED = """
 import logging, structlog
@@ -190,12 +190,16 @@ def test_an_outage_is_told_when_it_begins_changes_and_ends() -> None:
     outage.over()
     outage.over()
     told = [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()]
-    assert told == ["redis_away reason=refused", "redis_away reason=timeout", "redis_back"]
+    assert told == [
+        "redis_unavailable reason=refused",
+        "redis_unavailable reason=timeout",
+        "redis_recovered",
+    ]
 
 
 def test_silence_ends_an_outage_once_it_has_lasted() -> None:
     log, stream = logger_to()
-    clock = HandClock()
+    clock = ManualClock()
     outage = Outage(log, "kafka", clock)
     for _ in range(3):
         outage.met(OSError("refused"))
@@ -206,7 +210,7 @@ def test_silence_ends_an_outage_once_it_has_lasted() -> None:
     outage.quiet()
     outage.quiet()
     told = [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()]
-    assert told == ["kafka_away reason=refused", "kafka_back"]
+    assert told == ["kafka_unavailable reason=refused", "kafka_recovered"]
 
 
 def test_stage_times_are_told_as_counts_and_mean_milliseconds() -> None:

@@ -15,27 +15,27 @@ from hypothesis import strategies as st
 from common.core.batching import MAX_SKIPPED, Batcher, Cut, Run, most_group_size
 from common.core.messages import (
     GENESIS,
+    Assignment,
     Batch,
     BatchReady,
     Drifted,
     Evaluated,
     Failed,
-    Farewell,
     Gradient,
     Lead,
+    LeaderStatus,
     ModelId,
     Opened,
-    Order,
     Quarantined,
     Replayed,
     Requeued,
     Skipped,
     SpanExpired,
-    Standing,
     TriggerId,
     UpdateApplied,
     UpdateTrigger,
     WorkerId,
+    WorkerLeaving,
 )
 from common.core.spans import Address, LogPosition, Partition, Span, address_of
 from common.core.spread import JobDemand, WorkerPlacement
@@ -135,8 +135,8 @@ audits = (
     )
     | st.builds(Drifted, models, finite, names, finite, finite)
 )
-standings = st.builds(
-    Standing,
+leader_statuses = st.builds(
+    LeaderStatus,
     counts,
     counts,
     positions,
@@ -152,7 +152,7 @@ triggers = st.builds(
     UpdateTrigger,
     st.builds(TriggerId, counts, st.integers(1, 2**40)),
     models,
-    st.lists(st.builds(Order, workers, groups), max_size=3).map(tuple),
+    st.lists(st.builds(Assignment, workers, groups), max_size=3).map(tuple),
     st.none() | st.integers(0, 9).map(lambda numbers: bytes(4 * numbers)),
 )
 vectors = st.lists(st.floats(width=32), min_size=1, max_size=9).map(
@@ -164,7 +164,7 @@ gradients = st.builds(
 failures = st.builds(
     Failed, workers, models, offsets, st.sampled_from(["raised", "expired", "task"]), texts, texts
 )
-farewells = st.builds(Farewell, workers, models, offsets | st.just(()))
+workers_leaving = st.builds(WorkerLeaving, workers, models, offsets | st.just(()))
 
 durations = st.floats(0, 1e9)
 demands = st.builds(
@@ -198,10 +198,12 @@ class Way(NamedTuple):
 WAYS = {
     "claim": Way(wire.encode_claim, wire.decode_claim, ready | expired | openings),
     "audit": Way(wire.encode_audit, wire.decode_audit, audits),
-    "standing": Way(wire.encode_standing, wire.decode_standing, standings),
+    "standing": Way(wire.encode_leader_status, wire.decode_leader_status, leader_statuses),
     "trigger": Way(wire.encode_trigger, wire.decode_trigger, triggers),
     "reply": Way(
-        partial(wire.encode_reply, "digits"), wire.decode_reply, gradients | failures | farewells
+        partial(wire.encode_reply, "digits"),
+        wire.decode_reply,
+        gradients | failures | workers_leaving,
     ),
     "job demand": Way(wire.encode_demand, wire.decode_demand, demands),
     "worker placement": Way(wire.encode_placement, wire.decode_placement, placements),
@@ -228,8 +230,8 @@ def test_a_message_comes_back_as_it_was(kind: str, data: st.DataObject) -> None:
     assert WAYS[kind].decode(WAYS[kind].encode(message)) == message
 
 
-@given(failures | farewells)
-def test_a_failure_or_a_farewell_comes_back_as_it_was(reply: Failed | Farewell) -> None:
+@given(failures | workers_leaving)
+def test_a_failure_or_a_worker_leaving_comes_back_as_it_was(reply: Failed | WorkerLeaving) -> None:
     assert wire.decode_reply(wire.encode_reply("digits", reply)) == ("digits", reply)
 
 
@@ -526,18 +528,18 @@ NONSENSE = {
     "an update of nothing": ("audit", UpdateApplied(3, 1, (), 0, 0.5), "at least one batch"),
     "a horizon above what is decided": (
         "standing",
-        Standing(3, 5, {}, 6, 0, 0, {}),
-        "Standing.horizon",
+        LeaderStatus(3, 5, {}, 6, 0, 0, {}),
+        "LeaderStatus.oldest_unsettled",
     ),
     "a name of any length": (
         "standing",
-        Standing(3, 5, {}, 5, 0, 0, {}, "x" * 65),
-        "Standing.triggers",
+        LeaderStatus(3, 5, {}, 5, 0, 0, {}, "x" * 65),
+        "LeaderStatus.triggers",
     ),
     "a negative position": (
         "standing",
-        Standing(3, 5, {Partition("t", 0): -1}, 5, 0, 0, {}),
-        "Standing.claimed[t[0]]",
+        LeaderStatus(3, 5, {Partition("t", 0): -1}, 5, 0, 0, {}),
+        "LeaderStatus.claimed[t[0]]",
     ),
     "a job of no name": ("job demand", JobDemand(""), "JobDemand.job"),
     "a backlog below nothing": ("job demand", JobDemand("a", backlog=-1), "JobDemand.backlog"),

@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import FutureFormatError, WireError
 from common.provisioning.records import (
-    Believed,
+    EstimateRecord,
     PlanRecord,
     Priced,
     ReplanAsked,
@@ -25,7 +25,7 @@ RECORDS: tuple[PlanRecord, ...] = (
     ordered(1),
     started(1),
     ended(1),
-    Reviewed(0, T0, 3, 7.0, 4, 4, 0.5, 0.9, 1.1, {"x": Believed(1.0, 0.1, 0.8, 1.2)}, "low"),
+    Reviewed(0, T0, 3, 7.0, 4, 4, 0.5, 0.9, 1.1, {"x": EstimateRecord(1.0, 0.1, 0.8, 1.2)}, "low"),
     ReplanAsked(T0, "ada", "to see"),
     Settled(0, T0, "done", 1.0, 2.0, None),
 )
@@ -42,9 +42,9 @@ def test_what_is_written_is_read(record: PlanRecord) -> None:
     [
         (replace(taken(), candidate=""), "Taken.candidate"),
         (replace(taken(), after=-2), "Taken.after"),
-        (replace(ordered(1), launch=0), "Ordered.launch"),
-        (replace(ordered(1), term=-1), "Ordered.term"),
-        (replace(ordered(1), at_s=float("nan")), "Ordered.at_s"),
+        (replace(ordered(1), launch=0), "LaunchRequested.launch"),
+        (replace(ordered(1), term=-1), "LaunchRequested.term"),
+        (replace(ordered(1), at_s=float("nan")), "LaunchRequested.at_s"),
         (replace(started(1), machine=""), "Started.machine"),
         (Priced(0, T0, {}), "Priced.usd_per_hour"),
         (Priced(0, T0, {"spot": -1.0}), r"Priced.usd_per_hour\['spot'\]"),
@@ -54,7 +54,7 @@ def test_what_is_written_is_read(record: PlanRecord) -> None:
         (replace(planned(), stand_ins=(9,)), "Planned.stand_ins"),
         (replace(planned(), expected_cost_usd=float("inf")), "Planned.expected_cost_usd"),
         (
-            replace(planned(), believed={"x": Believed(1.0, float("inf"), 0.0, 1.0)}),
+            replace(planned(), believed={"x": EstimateRecord(1.0, float("inf"), 0.0, 1.0)}),
             r"Planned.believed\['x'\].std",
         ),
     ],
@@ -77,7 +77,7 @@ def test_a_record_of_a_later_format_is_not_passed_over() -> None:
         decode_plan(b'{"type":"planned","format":4}')
 
 
-def test_each_launch_has_a_token_of_its_own_that_a_lender_takes() -> None:
+def test_each_launch_has_a_token_of_its_own_that_a_provider_takes() -> None:
     tokens = {client_token(job, launch) for job in ("a", "a/1") for launch in (1, 11)}
 
     assert len(tokens) == 4

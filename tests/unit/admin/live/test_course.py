@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.jobs.progress import Row
-from services.admin.live.course import Course
+from services.admin.live.loss_curve import LossCurve
 
 CAPACITY = 8
 
@@ -21,7 +21,7 @@ def row(version: int, loss: float, samples: int, at_s: float | None) -> Row:
 def test_points_are_means_over_runs_of_the_versions_that_count(
     steps: list[tuple[int, int]],
 ) -> None:
-    course, rows = Course(CAPACITY), list[Row]()
+    course, rows = LossCurve(CAPACITY), list[Row]()
     for made, back in steps:
         for _ in range(made):
             version = len(rows) + 1
@@ -48,7 +48,7 @@ def test_points_are_means_over_runs_of_the_versions_that_count(
 
 
 def test_a_rate_is_that_of_the_ten_seconds_before() -> None:
-    course = Course()
+    course = LossCurve()
     for version in range(1, 101):
         course.append(row(version, 1.0, 1, version * 0.5))
     course.append(row(101, 1.0, 1, 150.0))  # a pause of 100 s
@@ -58,7 +58,7 @@ def test_a_rate_is_that_of_the_ten_seconds_before() -> None:
 
 
 def test_an_update_without_a_time_stands_where_the_one_before_it_does() -> None:
-    course = Course()
+    course = LossCurve()
     course.append(row(1, 1.0, 1, 5.0))
     course.append(row(2, 1.0, 1, None))
     assert course.points().at_s == [5.0, 5.0]

@@ -12,11 +12,11 @@ import pytest
 from common.core.messages import GENESIS, Drifted, Evaluated, ModelId, WorkerId
 from common.core.spans import Partition
 from common.errors import UnavailableError
-from common.provisioning.records import Ended, Ordered, Started, Taken
+from common.provisioning.records import Ended, LaunchRequested, Started, Taken
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics import names as topics
-from services.admin.live.follower import Follower, Sources
+from services.admin.live.follower import JobFollower, Sources
 from tests.unit.admin.live.helpers import JOB, Topics, eventually, job, lead, update
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ class Rig:
             lambda: self.jobs,
             time.time,
         )
-        self.follower = Follower(self.jobs[JOB], self.sources)
+        self.follower = JobFollower(self.jobs[JOB], self.sources)
         self._read = 0
 
-    def begin(self) -> Follower:
+    def begin(self) -> JobFollower:
         """Follow, and wait until all is known."""
         self.follower.start()
         eventually(lambda: self.follower.ready)
@@ -160,7 +160,7 @@ def test_a_plans_topic_may_come_later(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     follower = rig.begin()
     rig.topics.plan(
         Taken(-1, "p", 1.0),
-        Ordered(0, 1, 2.0, 0, "spot", "m1"),
+        LaunchRequested(0, 1, 2.0, 0, "spot", "m1"),
         Started(0, 1, 3.0, "i-1"),
         Ended(7, 1, 4.0, "lost"),  # of nobody's term
     )
@@ -175,7 +175,7 @@ def test_a_plans_topic_may_come_later(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     assert (life.from_s, life.to_s, life.cause) == (3.0, 5.0, "preempted")
 
 
-def _running(follower: Follower) -> int:
+def _running(follower: JobFollower) -> int:
     with follower.view() as view:
         return len(view.ledger.running)
 
@@ -183,7 +183,7 @@ def _running(follower: Follower) -> int:
 def test_a_machine_without_signs_of_life_is_silent(rig: Rig) -> None:
     rig.topics.plan(
         Taken(-1, "p", 1.0),
-        Ordered(0, 1, 2.0, 3, "spot", "m1"),
+        LaunchRequested(0, 1, 2.0, 3, "spot", "m1"),
         Started(0, 1, 3.0, "i-1"),
     )
     rig.board.beat(WorkerId("by-hand"), "alive", 60.0)

@@ -111,9 +111,9 @@ def test_a_worker_that_cannot_keep_up_reads_no_more_than_it_may_hold() -> None:
     bench.time.run()
 
     assert bench.protocol.finished
-    standing = bench.protocol.standing
-    assert standing is not None
-    assert standing.waiting <= 2 * GROUP_SIZE + 1
+    leader_status = bench.protocol.leader_status
+    assert leader_status is not None
+    assert leader_status.waiting <= 2 * GROUP_SIZE + 1
     # All it does is compute.
     assert bench.protocol.update_times_s[-1] == pytest.approx(15 * GROUP_SIZE * 1.0, rel=0.2)
 

@@ -11,7 +11,7 @@ import pytest
 
 from common.simulation.experiments.fleet import Fleet
 from common.simulation.experiments.outcome import Change
-from common.simulation.experiments.steering import Beliefs, Givens, Steering
+from common.simulation.experiments.steering import Givens, Priors, Steering
 from common.theory.errors import ParameterError
 from common.theory.estimates import CyclePrior, RatePrior
 from common.theory.work import Pool
@@ -181,7 +181,7 @@ class Counted:
 def test_where_nothing_is_known_a_prior_gives_way_to_what_is_seen() -> None:
     # slot 0  # . . . #   had 4 of 10 s, once preempted; slot 1 had all 10 s
     # prior: 0.9 of a cycle of 100 s
-    beliefs = Beliefs(RatePrior(10.0, 1.0), CyclePrior(0.9, 100.0))
+    beliefs = Priors(RatePrior(10.0, 1.0), CyclePrior(0.9, 100.0))
     counted = Counted()
     fleet = Fleet(POOLS, 1, 2, STEP_S)
     policy = Scripted(always([SPOT, SPOT]), review_s=10.0)

@@ -14,7 +14,7 @@ from common.policies.fixed import OnDemandOnly, Static
 from common.simulation.experiments.outcome import Summary
 from common.simulation.experiments.preemption import Chain
 from common.simulation.experiments.prices import ConstantPrices
-from common.simulation.experiments.steering import Beliefs, Givens
+from common.simulation.experiments.steering import Givens, Priors
 from common.simulation.experiments.updates import Conditions, sample_updates_at, simulate_updates
 from common.theory.errors import ParameterError
 from common.theory.estimates import RatePrior
@@ -253,7 +253,7 @@ def test_rates_are_learnt_from_what_is_seen() -> None:
     rates = np.array([[2.0, 40.0, 5.0, 100.0]] * 50)
     job = givens(rates, updates=500, k=4, b=8)
     policy = Scripted(always([SPOT, SPOT, ON_DEMAND, ON_DEMAND]), review_s=60.0)
-    beliefs = Beliefs(RatePrior(1.0, 0.1))
+    beliefs = Priors(RatePrior(1.0, 0.1))
     simulate_updates(job, policy, chained(50, 4), seed=1, beliefs=beliefs)
     first, later = policy.asked[0], [one for one in policy.asked if one.now_s == 60.0]
     assert first.work.rates_per_s.tolist() == [10.0] * 4
@@ -269,7 +269,7 @@ def test_what_is_learnt_and_what_ends_the_job_are_the_same_records() -> None:
     job = givens(np.full((runs, 4), 5.0), updates=12, k=5, b=10)
     once = simulate_updates(job, OnDemandOnly(), calm(runs, 4), seed=1)
     nosy = Scripted(always([ON_DEMAND] * 4), review_s=2.0)
-    often = simulate_updates(job, nosy, calm(runs, 4), seed=2, beliefs=Beliefs(RatePrior(1.0, 0.2)))
+    often = simulate_updates(job, nosy, calm(runs, 4), seed=2, beliefs=Priors(RatePrior(1.0, 0.2)))
     assert stats.ks_2samp(runtimes_s(once), runtimes_s(often)).pvalue > 0.001
 
 

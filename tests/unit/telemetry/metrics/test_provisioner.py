@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.provisioning.records import Believed, Reviewed
+from common.provisioning.records import EstimateRecord, Reviewed
 from common.provisioning.report import report_of
 from common.telemetry.metrics.catalogue import CATALOGUE
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 from tests.unit.provisioning.examples import (
     SETTINGS,
     T0,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from common.provisioning.records import PlanRecord
 
 OWN = {metric.name: metric for metric in CATALOGUE if metric.told_by == ("provisioner",)}
-BELIEVED = {"gradient_s": Believed(2.0, 0.1, 1.5, 2.5)}
+BELIEVED = {"gradient_s": EstimateRecord(2.0, 0.1, 1.5, 2.5)}
 RECORDS: list[PlanRecord] = [
     *(taken(), priced(), planned(), ordered(1), ordered(2), ordered(3, pool="on-demand")),
     *(started(1), started(2), started(3), ended(2, T0 + 1800, "preempted")),
@@ -39,7 +39,7 @@ class Bench:
     """A provisioner's metrics at a time that the test says."""
 
     def __init__(self) -> None:
-        self.clock = HandClock()
+        self.clock = ManualClock()
         self.clock.advance(T0 + 3600)
         self.metrics = ProvisionerMetrics(self.clock)
 

@@ -11,8 +11,8 @@ import pytest
 
 from common.errors import UserError
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
-from common.telemetry.metrics.serving import MOST_OPEN, STILL_S, Pulse, Pulses, serve
-from common.testing.clock import HandClock
+from common.telemetry.metrics.serving import MOST_OPEN, STILL_S, Watchdog, Watchdogs, serve
+from common.testing.clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ def asked(port: int, path: str, host: str = HERE) -> tuple[int, str]:
 def test_metrics_are_served_and_say_what_they_mean() -> None:
     metrics = CoordinatorMetrics()
     metrics.follow("digits", lambda: 1.5)
-    status, text = asked(serve(metrics.meters, Pulse(), HERE, 0), "/metrics")
+    status, text = asked(serve(metrics.meters, Watchdog(), HERE, 0), "/metrics")
     assert status == 200
     assert "# HELP doll_checkpoint_age_seconds Since the newest checkpoint was made.\n" in text
     assert "# TYPE doll_checkpoint_age_seconds gauge\n" in text
@@ -43,51 +43,51 @@ def test_metrics_are_served_and_say_what_they_mean() -> None:
 
 
 def test_a_process_whose_loop_stands_still_is_ill_until_it_turns_again() -> None:
-    clock = HandClock()
-    pulse = Pulse(clock)
-    port = serve(CoordinatorMetrics().meters, pulse, HERE, 0)
+    clock = ManualClock()
+    watchdog = Watchdog(clock)
+    port = serve(CoordinatorMetrics().meters, watchdog, HERE, 0)
     assert asked(port, "/healthz") == (200, "healthy\n")
     clock.advance(STILL_S)
     assert asked(port, "/healthz") == (503, "the loop has made no progress for 60 s\n")
-    pulse.beat()
+    watchdog.beat()
     assert asked(port, "/healthz")[0] == 200
 
 
 def test_each_loop_of_a_process_has_its_own_patience_until_it_ends() -> None:
-    clock = HandClock()
-    pulses = Pulses(clock)
-    port = serve(CoordinatorMetrics().meters, pulses, HERE, 0)
+    clock = ManualClock()
+    watchdogs = Watchdogs(clock)
+    port = serve(CoordinatorMetrics().meters, watchdogs, HERE, 0)
     assert asked(port, "/healthz") == (200, "healthy\n")
-    quick, slow = pulses.begin("quick", 1.0), pulses.begin("slow", 3.0)
+    quick, slow = watchdogs.begin("quick", 1.0), watchdogs.begin("slow", 3.0)
     clock.advance(2.0)
     assert asked(port, "/healthz") == (503, "quick has made no progress for 2 s\n")
     clock.advance(1.0)
     both = "quick has made no progress for 3 s; slow has made no progress for 3 s\n"
     assert asked(port, "/healthz") == (503, both)
-    pulses.end(quick)
-    pulses.end(quick)
+    watchdogs.end(quick)
+    watchdogs.end(quick)
     slow.beat()
     assert asked(port, "/healthz") == (200, "healthy\n")
 
 
 def test_what_is_not_there_is_not_found() -> None:
-    port = serve(CoordinatorMetrics().meters, Pulse(), HERE, 0)
+    port = serve(CoordinatorMetrics().meters, Watchdog(), HERE, 0)
     assert asked(port, "/")[0] == 404
 
 
 def test_an_address_that_is_taken_is_refused_by_name() -> None:
-    port = serve(CoordinatorMetrics().meters, Pulse(), HERE, 0)
+    port = serve(CoordinatorMetrics().meters, Watchdog(), HERE, 0)
     with pytest.raises(UserError, match=rf"127\.0\.0\.1:{port}: .*; set DOLL_METRICS_PORT"):
-        serve(CoordinatorMetrics().meters, Pulse(), HERE, port)
+        serve(CoordinatorMetrics().meters, Watchdog(), HERE, port)
 
 
 @pytest.mark.parametrize(("host", "at"), [("::1", "::1"), ("::", "::1"), ("::", HERE)])
 def test_health_is_told_where_there_is_ipv6(host: str, at: str) -> None:
-    assert asked(serve(CoordinatorMetrics().meters, Pulse(), host, 0), "/healthz", at)[0] == 200
+    assert asked(serve(CoordinatorMetrics().meters, Watchdog(), host, 0), "/healthz", at)[0] == 200
 
 
 def test_clients_that_say_nothing_keep_nobody_from_asking() -> None:
-    port = serve(CoordinatorMetrics().meters, Pulse(), HERE, 0)
+    port = serve(CoordinatorMetrics().meters, Watchdog(), HERE, 0)
     with ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection((HERE, port), 10.0))
@@ -125,7 +125,7 @@ def test_of_a_scrape_that_fails_our_own_faults_alone_are_logged(
 ) -> None:
     metrics = CoordinatorMetrics()
     metrics.meters.registry.register(Broken(error))  # type: ignore[arg-type]  # it never yields
-    port = serve(metrics.meters, Pulse(), HERE, 0)
+    port = serve(metrics.meters, Watchdog(), HERE, 0)
     with pytest.raises(OSError, match="without response"):
         asked(port, "/metrics")
     assert [record.getMessage() for record in caplog.records] == ["scrape_failed"] * told

@@ -63,7 +63,7 @@ class _Block:
             sums[1] += weight
 
 
-class Course:
+class LossCurve:
     """The blocks so far.
 
     Args:

@@ -38,7 +38,7 @@ class Judged(NamedTuple):
     errors: list[float]  # of each record, from 0 to 1
 
 
-class Examiner:
+class ModelEvaluator:
     """Weights in, verdicts out.
 
     Args:
@@ -101,7 +101,7 @@ class Records:
         """Read records back from Kafka; what is no longer there is left out. None: nothing is.
 
         Raises:
-            UnavailableError: If Kafka is away.
+            UnavailableError: If Kafka is unavailable.
         """
         found = list[Decoded]()
         for piece in pieces:
@@ -117,7 +117,7 @@ class Records:
         Until there are as many as asked for, each call looks whether more have come.
 
         Raises:
-            UnavailableError: If Kafka is away.
+            UnavailableError: If Kafka is unavailable.
         """
         if self._topic and sum(span.end - span.start for span in self._tested) < self._most:
             self._look()

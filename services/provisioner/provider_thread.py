@@ -1,4 +1,4 @@
-"""A thread that speaks with the lender, so that the one that decides never waits for him."""
+"""A thread that speaks with the provider, so that the one that decides never waits for him."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from common.provisioning.events import ProvisionerEvent
     from common.telemetry.logging import EventLogger
 
-Errand: TypeAlias = do.Launch | do.Release | do.LookAtMachines | do.LookAtPrices
+ProviderCall: TypeAlias = do.Launch | do.Release | do.LookAtMachines | do.LookAtPrices
 
 CLOSE_S = 30.0  # for the call under way
 
 
-class Desk:
+class ProviderThread:
     """One job's fleet, and the prices; errands are run one after the other.
 
     Args:
@@ -51,11 +51,11 @@ class Desk:
         self._fail = fail
         self._fleet_outage = Outage(logger, "fleet")
         self._prices_outage = Outage(logger, "prices")
-        self._errands = SimpleQueue[Errand | None]()
+        self._errands = SimpleQueue[ProviderCall | None]()
         self._thread = threading.Thread(target=self._run, name="desk", daemon=True)
         self._thread.start()
 
-    def send(self, errand: Errand) -> None:
+    def send(self, errand: ProviderCall) -> None:
         """Queue an errand."""
         self._errands.put(errand)
 
@@ -75,7 +75,7 @@ class Desk:
         except BaseException as fault:  # noqa: BLE001 -- raised again by the loop of the job
             self._fail(fault)
 
-    def _speak(self, fleet: Fleet, prices: Prices, errand: Errand) -> None:
+    def _speak(self, fleet: Fleet, prices: Prices, errand: ProviderCall) -> None:
         of_prices = isinstance(errand, do.LookAtPrices)
         outage = self._prices_outage if of_prices else self._fleet_outage
         try:

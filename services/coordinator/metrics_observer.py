@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent
     from common.core.ledger import Ledger
-    from common.core.messages import Batch, Reply, Standing, UpdateApplied, UpdateTrigger
+    from common.core.messages import Batch, LeaderStatus, Reply, UpdateApplied, UpdateTrigger
     from common.core.snapshots import Snapshot
     from common.jobs.spec import JobSpec
     from common.telemetry.metrics.leading import JobMetrics, Leading, StreamFigures
@@ -65,7 +65,7 @@ class _Applying:
     gradient_s: float
 
 
-class Measuring:
+class MetricsObserver:
     """Follows one job's coordinator; belongs to its deciding thread, but for what it says.
 
     Args:
@@ -76,7 +76,7 @@ class Measuring:
 
     def __init__(self, spec: JobSpec, metrics: JobMetrics, tracer: Tracer) -> None:
         self.spec = spec  # as it is now
-        self.standing: Standing | None = None  # the newest
+        self.leader_status: LeaderStatus | None = None  # the newest
         self.gradient_s: float | None = None  # mu_C, mean of recent updates
         self.metrics = metrics
         self._tracer = tracer
@@ -136,8 +136,8 @@ class Measuring:
                 self.metrics.gradient_came(_age(gradient, leading), counted=True)
                 if self._round is not None:
                     self._round.gradient_s = begin_s
-            case do.PutStanding(standing):
-                self._stands(standing)
+            case do.PutLeaderStatus(leader_status):
+                self._stands(leader_status)
             case do.PostTrigger(trigger):
                 self._triggered(trigger, begin_s, end_s)
             case do.Apply(update):
@@ -166,7 +166,7 @@ class Measuring:
         self._claims.clear()
         self._gradients_s.clear()
         self._accepted = self._refused = 0
-        self.standing = self.gradient_s = None
+        self.leader_status = self.gradient_s = None
         self._round = self._applying = self._updated_s = None
 
     def _remember(self, offset: int, claim: BatchReady, now_s: float) -> None:
@@ -180,10 +180,10 @@ class Measuring:
         if len(self._claims) > MOST_CLAIMS:
             self._claims.popitem(last=False)
 
-    def _stands(self, standing: Standing) -> None:
-        self.standing = standing
-        self.metrics.stands(standing.waiting, standing.live)
-        while self._claims and next(iter(self._claims)) < standing.horizon:
+    def _stands(self, leader_status: LeaderStatus) -> None:
+        self.leader_status = leader_status
+        self.metrics.stands(leader_status.waiting, leader_status.live)
+        while self._claims and next(iter(self._claims)) < leader_status.oldest_unsettled:
             self._claims.popitem(last=False)
 
     # --- a round -----------------------------------------------------------------------------

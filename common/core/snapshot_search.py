@@ -49,7 +49,7 @@ class Wait(NamedTuple):
     """Let the leader in force have the lease, if it is alive."""
 
 
-class Search:
+class SnapshotSearch:
     """One replica's searches, one after the other.
 
     Args:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.core.messages import Farewell, TriggerId, TriggerStream
+from common.core.messages import TriggerId, TriggerStream, WorkerLeaving
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,7 +32,7 @@ class Compute(msgspec.Struct, frozen=True):
     reply_to: str = ""  # the replica that asked
 
 
-class Orders:
+class Assignments:
     """What one worker has been told to compute, and the one of these that is under way."""
 
     def __init__(self, worker: WorkerId) -> None:
@@ -95,7 +95,7 @@ class Orders:
         """The order under way has its answer."""
         self._under_way = None
 
-    def leave(self, *, finish: bool = True) -> Farewell | None:
+    def leave(self, *, finish: bool = True) -> WorkerLeaving | None:
         """Give back what is not begun; returns what to tell the leader, if one was ever heard.
 
         Args:
@@ -106,7 +106,7 @@ class Orders:
         if self._model is None:
             return None
         batches = self._under_way.batches if self._under_way is not None and finish else ()
-        return Farewell(self._worker, self._model, tuple(batch.offset for batch in batches))
+        return WorkerLeaving(self._worker, self._model, tuple(batch.offset for batch in batches))
 
     def _knows(self, compute: Compute) -> bool:
         """The same batches may be ordered again while the first order is not answered yet.

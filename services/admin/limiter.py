@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Turns:
+class Limiter:
     """Takes turns; belongs to the event loop.
 
     Those who wait for a server that hangs would else hold all threads there are, and each would

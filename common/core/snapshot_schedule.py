@@ -38,7 +38,7 @@ class _Pending:
     after: int  # own audit records that must be read back first
 
 
-class Publisher:
+class SnapshotSchedule:
     """A leader's audit records on their way, and its snapshots.
 
     Args:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 LOSS_WINDOW = 20  # updates over which the loss is judged: one lucky batch does not end a job
 
 
-class Goal:
+class StopRule:
     """A job's end, as its owner set it, and the losses that it is judged by.
 
     Args:

@@ -17,7 +17,7 @@ from common.evaluation.drift import ErrorWatch
 from common.evaluation.sampling import sample
 from common.learning.errors import TaskError
 from common.telemetry.logging import Changes
-from services.evaluator.examiner import Examiner, Records
+from services.evaluator.model_evaluator import ModelEvaluator, Records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,7 +50,7 @@ class _Open:
     test: dict[str, float] | None = None  # not told yet
 
 
-class Judge:
+class EvaluationRunner:
     """Judges the versions of one job, one at a time.
 
     Args:
@@ -85,7 +85,7 @@ class Judge:
         self._tell = tell
         self._metrics = metrics
         self._log = logger
-        self._examiner = Examiner(spec, settings)
+        self._model_evaluator = ModelEvaluator(spec, settings)
         self._records = Records(spec, evaluation, log, logger)
         self._watches = {stream: ErrorWatch() for stream in spec.streams}
         self._told = Changes()
@@ -107,18 +107,18 @@ class Judge:
 
         Raises:
             CorruptError: If the weights are not of this model.
-            UnavailableError: If Kafka is away: begin again.
+            UnavailableError: If Kafka is unavailable: begin again.
         """
         records = self._records.test() if tests else None
         self._open = None
-        self._examiner.load(weights)
+        self._model_evaluator.load(weights)
         awaited = set(self._watches) if predicts else set[str]()
         self._open = opened = _Open(name, time(), monotonic(), awaited)
         self._metrics.judged(self._job, name.version)
         if records is not None:
             started = monotonic()
             try:
-                judged = self._examiner.judge(records)
+                judged = self._model_evaluator.judge(records)
             except TaskError as error:
                 self._complain("test set", str(error))
                 return
@@ -133,7 +133,7 @@ class Judge:
             last: Nothing more will be known: it is done with.
 
         Raises:
-            UnavailableError: If Kafka is away: do so again.
+            UnavailableError: If Kafka is unavailable: do so again.
         """
         opened = self._open
         if opened is None:
@@ -185,7 +185,7 @@ class Judge:
     def _predicted(self, name: ModelId, stream: str, records: Columns) -> dict[str, float]:
         """How well a stream's records were predicted; empty: the task could not."""
         try:
-            judged = self._examiner.judge(records)
+            judged = self._model_evaluator.judge(records)
         except TaskError as error:
             self._complain(stream, str(error))
             return {}

@@ -30,9 +30,9 @@ from werkzeug.wrappers import Request
 from common.adapters.ec2.fleet import Ec2Fleet
 from common.adapters.local.fleet import ProcessFleet
 from common.adapters.local.table import Table
-from common.config.market_file import Ec2Lender, Market, OnDemandPool, ProcessLender, SpotPool
+from common.config.market_file import Ec2Provider, Market, OnDemandPool, ProcessProvider, SpotPool
 from common.embedded.process import Child
-from common.testing.clock import HandClock
+from common.testing.clock import ManualClock
 from common.testing.fleet import MemoryFleet
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ ON_DEMAND, SPOT = "on-demand", "spot"
 NOWHERE = "nowhere"  # no market has such a pool
 
 
-class Lender(Protocol):
+class Provider(Protocol):
     """One who lends machines, and what may happen there."""
 
     def fleet(self, job: str = "digits") -> Fleet:
@@ -87,17 +87,17 @@ class Lender(Protocol):
 
 
 class Memory:
-    """In memory: one lender and one fleet, for one job."""
+    """In memory: one provider and one fleet, for one job."""
 
     def __init__(self) -> None:
-        self._fleet = MemoryFleet(HandClock(1e9))
+        self._fleet = MemoryFleet(ManualClock(1e9))
         self._fleet.faults.broken.add(NOWHERE)
         self.preempt, self.fail = self._fleet.preempt, self._fleet.fail
         self.go_away, self.come_back = self._fleet.go_away, self._fleet.come_back
 
     def fleet(self, job: str = "digits") -> Fleet:
         """The one, or an empty one."""
-        return self._fleet if job == "digits" else MemoryFleet(HandClock(1e9))
+        return self._fleet if job == "digits" else MemoryFleet(ManualClock(1e9))
 
     def refuse(self) -> None:
         """Have no spot machines."""
@@ -147,8 +147,8 @@ class Processes:
     def fleet(self, job: str = "digits") -> ProcessFleet:
         """One more on the same folder."""
         pool = SpotPool(name=SPOT, usd_per_hour=0.1, capacity=self.capacity)
-        lender = ProcessLender(notice_s=self.notice_s)
-        market = Market(on_demand=OnDemandPool(usd_per_hour=0.3), spot=(pool,), process=lender)
+        provider = ProcessProvider(notice_s=self.notice_s)
+        market = Market(on_demand=OnDemandPool(usd_per_hour=0.3), spot=(pool,), process=provider)
         made = ProcessFleet(
             market, job, self.folder, self.weather, self.start, self.leave_s, self.clock
         )
@@ -283,7 +283,7 @@ class Ec2Server:
 
 @dataclass
 class Ec2:
-    """EC2, with a machine's end as the lender's affair."""
+    """EC2, with a machine's end as the provider's affair."""
 
     server: Ec2Server
     test: str  # its name: all tests share one account
@@ -291,16 +291,16 @@ class Ec2:
 
     def fleet(self, job: str = "digits") -> Ec2Fleet:
         """One more on the same account."""
-        lender = Ec2Lender(
+        provider = Ec2Provider(
             region=REGION, launch_template=TEMPLATE, endpoint=self.server.url, subnets=self.subnets
         )
         market = Market(
             fleet="ec2",
             on_demand=OnDemandPool(usd_per_hour=0.3),
             spot=(SpotPool(name=SPOT, usd_per_hour=0.1, instance_types=("t3.micro", "t3.small")),),
-            ec2=lender,
+            ec2=provider,
         )
-        return Ec2Fleet(market, lender, f"{job}-{self.test}", self.server.client())
+        return Ec2Fleet(market, provider, f"{job}-{self.test}", self.server.client())
 
     def preempt(self, launch: int) -> None:
         """Take a machine back."""
