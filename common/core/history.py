@@ -167,12 +167,11 @@ class History:
                 return False  # no decision
 
     def forget_batch(self, offset: int) -> None:
-        """Let go of what is known of the batch at this control offset: its claim was lost.
+        """Let nobody take back the batch at this control offset: its claim was lost.
 
-        Nobody can take it back then: its records are in other batches.
+        Its records are in other batches.
         """
-        for known in (self._quarantined, self._poison, self._requeued):
-            known.pop(offset, None)
+        self._poison.pop(offset, None)
 
     def forget_before(self, version: int) -> None:
         """Let go of updates older than `version`, which nobody will go back behind any more."""

@@ -102,6 +102,18 @@ def test_what_a_leader_wrote_behind_a_record_that_was_lost_does_not_count() -> N
     assert history.feed(5, Quarantined(80, batch(7), "poison: raised", 1))
 
 
+def test_only_a_lead_that_carries_out_a_new_wish_judges_what_was_lost_before_it() -> None:
+    # epoch          70   80       90   100
+    # wishes so far  0    1: new   1    2: new
+    wishes = {70: 0, 80: 1, 90: 1, 100: 2}
+    history, judged = History(), list[int]()
+    for offset, (epoch, wish) in enumerate(wishes.items()):
+        assert history.feed(offset, Lead(history.epoch, GENESIS, f"c{epoch}", epoch, wish))
+        judged.append(history.judged)
+
+    assert judged == [-1, 80, 80, 100]
+
+
 def test_a_quarantine_that_comes_again_after_it_was_taken_back_is_void() -> None:
     poison = Quarantined(70, batch(7), "poison: raised", 1)
     history = read([NUMBERED, poison, REQUEUED])

@@ -159,6 +159,25 @@ def test_a_gone_batch_with_a_gradient_stays_and_put_back_it_expires() -> None:
     assert expired(commands) == [0]
 
 
+def test_a_new_leader_expires_what_was_gone_before_it() -> None:
+    # control    0: in the round, with its gradient   1   2: opened at 5   the leader dies
+    settings = replace(QUIET, hot_every_s=1.0)
+    bench = leading(settings)
+    bench.read_control(ready(A, of(0, 0, 10)), ready(B, of(0, 10, 20)))
+    first = next(order for order in bench.orders if order.worker == A)
+    bench.feed(events.RepliesRead((answer(first, bench.model),)))
+    bench.read_control(Opened(P, 0, NEW, "id", 5, 2))
+    bench.read_updates()
+    bench.tick(bench.now + 1.0)
+    snapshot = bench.published[-1]
+    assert [batch.offset for batch in snapshot.waiting] == [0]
+
+    later = Bench(settings, updates=bench.updates, control=bench.control, name="c2")
+    assert expired(later.lead(snapshot)) == [0]
+    later.read_control()
+    assert later.standing.waiting == 0
+
+
 def test_a_batch_that_is_taken_back_after_its_records_were_lost_expires() -> None:
     bench = leading(replace(QUIET, group_size=1, strikes=0))
     bench.see(A)

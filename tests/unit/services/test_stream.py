@@ -9,7 +9,7 @@ import numpy as np
 
 from common.core.messages import BatchReady, LeaderStatus, WorkerId
 from common.core.settings import WorkerSettings
-from common.core.spans import Partition
+from common.core.spans import LogPosition, Partition
 from common.errors import UnavailableError
 from common.learning.codecs import make_codec
 from common.learning.fields import Field
@@ -166,6 +166,24 @@ def test_the_end_of_a_log_that_holds_no_record_is_claimed_a_second_later() -> No
     bench.turn()
     claims = [(each.address[0].start, each.address[0].end, each.samples) for each in bench.claims()]
     assert claims == [(0, RECORDS + 1, RECORDS), (RECORDS + 1, RECORDS + 2, 0)]
+
+
+def test_after_a_record_below_its_place_that_came_after_a_cut_nothing_is_claimed() -> None:
+    # s[0]       0 1 2 3 4   5: aborted, claimed as nothing
+    #            cut at 5    5: a record, 6 to 12 more, of the next leader epoch
+    bench = Bench()
+    topic_id = bench.log.describe(["s"])["s"].topic_id
+    bench.produce(b"aborted")
+    bench.log.cut(P, RECORDS)
+    codec = make_codec("tensor", [Field("id", "int64")])
+    bench.produce(*codec.encode({"id": np.arange(8)}))
+    known = {P: LogPosition(RECORDS, topic_id, 0)}
+    claimed = {P: RECORDS + 1}
+    bench.board.put_standing(Standing(0, 0, claimed, 0, 0, 1, claimed, known=known))
+    bench.turn()
+    bench.clock.advance(LINGER_S)
+    bench.turn()
+    assert bench.claims() == []
 
 
 def test_a_place_that_is_lost_as_a_partial_batch_goes_stops_nothing() -> None:
