@@ -157,6 +157,7 @@ def test_each_step_of_the_shrinker_leaves_out_one_kind_of_thing(seed: int) -> No
 def test_without_a_rule_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
     for package in ("core", "simulation"):
         shutil.copytree(ROOT / "common" / package, tmp_path / "common" / package)
+    shutil.copy(ROOT / "common" / "__init__.py", tmp_path / "common")
     mutant.write(tmp_path)
 
     run = subprocess.run(  # noqa: S603 -- our own command line
