@@ -175,7 +175,7 @@ def test_a_new_leader_expires_what_was_gone_before_it() -> None:
     later = Bench(settings, updates=bench.updates, control=bench.control, name="c2")
     assert expired(later.lead(snapshot)) == [0]
     later.read_control()
-    assert later.standing.waiting == 0
+    assert later.leader_status.waiting == 0
 
 
 def test_a_batch_that_is_taken_back_after_its_records_were_lost_expires() -> None:

@@ -179,7 +179,7 @@ def test_after_a_record_below_its_place_that_came_after_a_cut_nothing_is_claimed
     bench.produce(*codec.encode({"id": np.arange(8)}))
     known = {P: LogPosition(RECORDS, topic_id, 0)}
     claimed = {P: RECORDS + 1}
-    bench.board.put_standing(Standing(0, 0, claimed, 0, 0, 1, claimed, known=known))
+    bench.board.put_leader_status(LeaderStatus(0, 0, claimed, 0, 0, 1, claimed, known=known))
     bench.turn()
     bench.clock.advance(LINGER_S)
     bench.turn()
