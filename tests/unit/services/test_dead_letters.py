@@ -17,8 +17,15 @@ from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from common.testing.log import MemoryLog
-from services.coordinator.dead_letters import READ_RECORDS, DeadLetters, written
-from services.coordinator.letters import Letter, letter_of, letters_of, write
+from services.coordinator.dead_letters import (
+    READ_RECORDS,
+    DeadLetters,
+    Letter,
+    letter_of,
+    letters_of,
+    write,
+    written,
+)
 from tests.unit.services.replicas import until
 
 if TYPE_CHECKING:
