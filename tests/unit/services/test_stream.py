@@ -101,11 +101,11 @@ class Bench:
             LeaderStatus(0, control_position, at, control_position, 0, 1, at)
         )
 
-    def turn(self, times: int = 10) -> None:
+    def turn(self, times: int = 10, step_s: float = 0.01) -> None:
         """Let the stream thread go round."""
         for _ in range(times):
             self.stream.turn()
-            self.clock.advance(0.01)
+            self.clock.advance(step_s)
 
     def claims(self) -> list[BatchReady]:
         """What it announced."""
@@ -224,9 +224,9 @@ def test_a_board_that_answers_and_takes_nothing_is_told_once_and_once_that_it_is
     bench.stand(control_position=0, claimed=0)
     bench.turn()
     bench.board.full = True
-    bench.turn(600)
+    bench.turn(60, step_s=0.1)
     bench.board.full = False
-    bench.turn(600)
+    bench.turn(60, step_s=0.1)
     said = [record.getMessage() for record in caplog.records]
     assert [each for each in said if each.startswith("board_")] == [
         "board_unavailable",
