@@ -172,7 +172,7 @@ class Cluster:
     def has_led(self, name: str) -> bool:
         """Whether a coordinator says that it led this job, or does."""
         lines = self.said(name).splitlines()
-        return any(" leads " in line and f" job={self.job} " in line for line in lines)
+        return any(" leader_elected " in line and f" job={self.job} " in line for line in lines)
 
     def produce(self, count: int, garbage_every: int = 0) -> None:
         """Write the next ids, spread over all partitions; some records beside them are garbage."""

@@ -82,7 +82,7 @@ def test_a_stopped_job_resumes_from_the_checkpoint_before_where_the_newest_is_to
 
     said = cluster.said("c1")
     assert f'reason="{TRAINER} has' in said
-    last_lead = [line for line in said.splitlines() if " leads " in line][-1]
+    last_lead = [line for line in said.splitlines() if " leader_elected " in line][-1]
     assert f"version={before.version}" in last_lead
     assert cluster.audit().taken_back >= newest.version - before.version
 

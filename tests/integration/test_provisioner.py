@@ -101,7 +101,7 @@ def test_a_provisioner_that_freezes_is_replaced_and_nothing_is_launched_twice(
     await_condition(lambda: ledger_of(cluster).term > first_term, "another one is in charge")
     assert machines_of(cluster) == [(1, "running"), (2, "running")]
     cluster.thaw("p1")
-    await_condition(lambda: " steps_down " in cluster.said("p1"), "the first one steps down")
+    await_condition(lambda: " leadership_lost " in cluster.said("p1"), "the first one steps down")
     await_condition(cluster.drained, "everything is settled")
     before_end = ledger_of(cluster)
     cluster.want("stopped")

@@ -58,6 +58,7 @@ _ELECTING = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_LEADER_EPOCH,  # of a broker that lost records, and epochs with them
         STALE_LEADER,
         ADDED,
     }
