@@ -135,12 +135,16 @@ MUTANTS = (
     Mutant(
         "a snapshot of which a topic lost records is no base",
         100,
-        (Edit(CORE + "search.py", "if each.rank not in found.lost]", "]"),),
+        (Edit(CORE + "snapshot_search.py", "if each.rank not in found.lost]", "]"),),
     ),
     Mutant(
         "a candidate goes on in the topics that it judged",
         100,
-        (Edit(CORE + "search.py", "_in_topics_of(each, found) for each", "each for each"),),
+        (
+            Edit(
+                CORE + "snapshot_search.py", "_in_topics_of(each, found) for each", "each for each"
+            ),
+        ),
     ),
     Mutant(
         "an epoch is a number that never comes again",
@@ -388,7 +392,7 @@ MUTANTS = (
         300,
         (
             Edit(
-                CORE + "publishing.py",
+                CORE + "snapshot_schedule.py",
                 "if pending is None or self._history.number < pending.after:",
                 "if pending is None:",
             ),
@@ -628,7 +632,7 @@ MUTANTS = (
         2000,
         (
             Edit(
-                CORE + "publishing.py",
+                CORE + "snapshot_schedule.py",
                 "        if pending is None:\n            return\n        copied",
                 "        if True:\n            return\n        copied",
             ),
@@ -637,7 +641,7 @@ MUTANTS = (
     Mutant(
         "a snapshot names what may be taken back",
         1000,
-        (Edit(CORE + "publishing.py", "poison=self._history.poison,", "poison=(),"),),
+        (Edit(CORE + "snapshot_schedule.py", "poison=self._history.poison,", "poison=(),"),),
     ),
     Mutant(
         "an operator's record is none that a leader waits for",

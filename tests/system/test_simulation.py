@@ -25,6 +25,7 @@ from common.simulation.faults.scenario import (
 )
 from common.simulation.faults.shrink import shrink, smaller
 from tests.system.mutants import MUTANTS, Mutant, cases
+from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(1000)
@@ -151,6 +152,12 @@ def test_each_step_of_the_shrinker_leaves_out_one_kind_of_thing(seed: int) -> No
 
 
 # --- the simulation bites ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mutant", [*MUTANTS, *PROVISIONING_MUTANTS], ids=lambda each: each.rule)
+def test_what_a_mutant_changes_stands_in_the_code_once(mutant: Mutant) -> None:
+    for path, before, _ in mutant.edits:
+        assert (ROOT / path).read_text().count(before) == 1, f"{path} reads otherwise now: {before}"
 
 
 @pytest.mark.parametrize("mutant", cases(MUTANTS))
