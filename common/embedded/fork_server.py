@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import gc
 import importlib
 import os
@@ -65,7 +66,10 @@ class Forked:
 
     def __init__(self, told: socket.socket) -> None:
         self._told = told
-        pid, (self._pidfd, *_), _, _ = socket.recv_fds(told, _LONGEST, 1)
+        pid, fds, _, _ = socket.recv_fds(told, _LONGEST, 1)
+        if not fds:
+            raise OSError("the process that forks services has ended; its errors stand above")
+        [self._pidfd] = fds
         self.pid = int(pid)
         self.returncode: int | None = None
 
@@ -114,7 +118,7 @@ def fork_module(
 ) -> Forked:
     """Do what `python -P -m module arguments` does, in a process that is there at once.
 
-    The first call starts the server of this process.
+    The first call starts the server of this process, and so does one that finds it ended.
 
     Args:
         module: One that `__main__` of a package of ours stands for, such as `services.worker`.
@@ -127,6 +131,22 @@ def fork_module(
     """
     variables = dict(os.environ if environment is None else environment)
     request = msgspec.json.encode(_Request(module, tuple(arguments), variables, str(Path.cwd())))
+    if len(request) > _LONGEST:
+        raise OSError(errno.E2BIG, f"the environment is larger than {_LONGEST} bytes")
+    try:
+        return _fork(request, output)
+    except OSError:
+        with _starting:
+            _started.cache_clear()
+    return _fork(request, output)
+
+
+def _fork(request: bytes, output: BinaryIO) -> Forked:
+    """Ask the server.
+
+    Raises:
+        OSError: If it has ended.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         with _starting:

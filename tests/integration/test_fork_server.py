@@ -121,6 +121,24 @@ def test_it_is_dead_once_it_is_killed(waiting: Child) -> None:
     assert state(waiting.pid) == ""
 
 
+def test_a_server_that_was_killed_takes_its_forks_along_and_another_begins(
+    waiting: Child, tmp_path: Path
+) -> None:
+    server = int(Path(f"/proc/{waiting.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(server, signal.SIGKILL)
+    await_condition(lambda: waiting.exit_code == -signal.SIGKILL, "the fork is dead")
+
+    after = forked(tmp_path / "after", "wait")
+
+    assert told(after, tmp_path / "after")
+    after.kill()
+
+
+def test_an_environment_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="larger than"):
+        forked(tmp_path / "log", "wait", LARGE="x" * (1 << 17))
+
+
 def test_it_ends_when_the_process_that_asked_for_it_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen(  # noqa: S603 -- our own interpreter and program
         [sys.executable, "-c", PARENT, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
