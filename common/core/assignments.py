@@ -64,8 +64,13 @@ class Assignments:
         return len(self._queue)
 
     def listen(self, stream: TriggerStream) -> None:
-        """Listen to a leader's triggers; nothing of another stream, or a later one, counts."""
-        if stream.name != self._stream.name or stream.epoch < self._stream.epoch:
+        """Listen to a leader's triggers; nothing of another stream, or a later one, counts.
+
+        A leader's first triggers may be heard before its status is seen: what was heard is as good
+        a witness of a later leader as the status before.
+        """
+        latest = max(self._stream.epoch, self._heard.epoch)
+        if stream.name != self._stream.name or (stream != self._stream and stream.epoch < latest):
             self._heard = _NOTHING
             self._queue.clear()
         self._stream = stream

@@ -82,6 +82,29 @@ def test_a_leader_of_a_lower_epoch_is_heard_where_the_one_before_was_lost() -> N
     assert taken(orders) == [(3,)]
 
 
+def test_a_leader_of_a_lower_epoch_is_heard_where_nobody_saw_the_status_of_the_one_before() -> None:
+    # status                3: the leader before it told its own when Redis was away already
+    # triggers   9-1        3-1
+    orders = Assignments(A)
+    orders.hear([trigger(9, 1, 5, a=(1,))])
+    orders.listen(TriggerStream("", 3))
+    orders.hear([trigger(3, 1, 5, a=(3,))])
+
+    assert taken(orders) == [(3,)]
+
+
+def test_a_status_that_is_behind_the_triggers_does_not_make_them_heard_again_and_again() -> None:
+    orders = Assignments(A)
+    orders.listen(TriggerStream("", 3))
+    for _ in range(3):
+        orders.hear([trigger(9, 1, 5, a=(1,))])
+        orders.listen(TriggerStream("", 3))
+        while orders.next() is not None:
+            orders.done()
+
+    assert orders.heard == TriggerId(9, 1)
+
+
 def test_a_newer_model_makes_older_orders_void() -> None:
     orders = Assignments(A)
     orders.hear([trigger(0, 1, 5, a=(1,)), trigger(0, 2, 6, b=(2,))])
