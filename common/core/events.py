@@ -11,7 +11,14 @@ if TYPE_CHECKING:
 
     from common.core.batching import Run
     from common.core.losses import Parted, ReadFrom
-    from common.core.messages import AuditRecord, ControlRecord, LeaderStatus, Reply, WorkerId
+    from common.core.messages import (
+        AuditRecord,
+        Backlog,
+        ControlRecord,
+        LeaderStatus,
+        Reply,
+        WorkerId,
+    )
     from common.core.settings import CoordinatorSettings
     from common.core.snapshots import Snapshot
     from common.core.spans import Partition
@@ -93,7 +100,10 @@ class LeaderStatusSeen(msgspec.Struct, frozen=True):
 
 
 class RoundBegan(msgspec.Struct, frozen=True):
-    """A trigger was heard: the update before it is applied, and the leader's status will say so."""
+    """A trigger was heard: the update before it is applied, which may give room to read."""
+
+    epoch: int = -1  # of the leader that posted it
+    backlog: Backlog | None = None  # as the trigger says
 
 
 class SizesChanged(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from common.core.ledger import Ledger
 from common.core.liveness import Liveness
 from common.core.losses import Wish
 from common.core.messages import (
+    Backlog,
     Gradient,
     LeaderStatus,
     ModelId,
@@ -106,6 +107,7 @@ class Leader:
         self._finished = False
         self._moved_at = now  # last accepted batch or update, for the linger of a group
         self._leader_status_at = now
+        self._news_due = float("inf")  # when a status must say what was decided since the last
 
     @property
     def model(self) -> ModelId:
@@ -153,7 +155,10 @@ class Leader:
                 self._grouper.add(decision.batch)
             if isinstance(record, Opened):
                 yield from self._expire_gone()
-        yield self._leader_status(now)
+        if self.calm or now >= self._leader_status_at + self._settings.leader_status_news_s:
+            yield self._leader_status(now)
+        else:
+            self._news_due = self._leader_status_at + self._settings.leader_status_news_s
         yield from self._advance(now)
 
     def why_lost(self, seen: StreamsSeen) -> str:
@@ -274,7 +279,7 @@ class Leader:
         if self._round is not None and (late := self._round.overdue(now)):
             self._liveness.suspect(late, now)
             yield from self._proceed(self._round, now)
-        if now >= self._leader_status_at + self._leader_status_every_s():
+        if now >= min(self._leader_status_at + self._leader_status_every_s(), self._news_due):
             yield self._leader_status(now)
         if reason := self._goal.reached(self._made.version, now):
             yield from self._finish_job(reason, now)
@@ -284,8 +289,8 @@ class Leader:
         """When `tick` has something to do; while it is calm, its owner's own ticks will do."""
         stop_at = float("inf") if self._goal.stop_at is None else self._goal.stop_at
         if self.calm:
-            return stop_at
-        times = [self._leader_status_at + self._settings.leader_status_s]
+            return min(stop_at, self._news_due)
+        times = [min(self._leader_status_at + self._settings.leader_status_s, self._news_due)]
         if self._finishing:
             return times[0]  # only the audit is waited for
         if self._round is not None:
@@ -352,7 +357,9 @@ class Leader:
                     yield do.PublishModel(round_.model)
                 self._triggers += 1
                 trigger_id = TriggerId(self._epoch, self._triggers)
-                yield do.PostTrigger(UpdateTrigger(trigger_id, round_.model, orders))
+                yield do.PostTrigger(
+                    UpdateTrigger(trigger_id, round_.model, orders, backlog=self._backlog())
+                )
         elif not round_.counted:
             self._round = None  # all of it was quarantined
         elif len(round_) == self._settings.group_size:
@@ -471,7 +478,23 @@ class Leader:
         return tuple(sorted(self._grouper.batches + in_flight, key=lambda batch: batch.offset))
 
     def _leader_status(self, now: float) -> do.PutLeaderStatus:
-        self._leader_status_at = now
+        self._leader_status_at, self._news_due = now, float("inf")
+        backlog = self._backlog()
+        return do.PutLeaderStatus(
+            LeaderStatus(
+                epoch=self._epoch,
+                control_position=backlog.control_position,
+                claimed=self._ledger.claimed,
+                oldest_unsettled=backlog.oldest_unsettled,
+                waiting=backlog.waiting,
+                live=backlog.live,
+                settled=self._settled,
+                opened=self._ledger.opened,
+                known=self._ledger.known,
+            )
+        )
+
+    def _backlog(self) -> Backlog:
         oldest = [self._ledger.position]
         waiting = len(self._grouper)
         if self._grouper.oldest is not None:
@@ -479,19 +502,7 @@ class Leader:
         if self._round is not None:
             oldest += [batch.offset for batch in self._round.todo + self._round.counted]
             waiting += len(self._round)
-        return do.PutLeaderStatus(
-            LeaderStatus(
-                epoch=self._epoch,
-                control_position=self._ledger.position,
-                claimed=self._ledger.claimed,
-                oldest_unsettled=min(oldest),
-                waiting=waiting,
-                live=len(self._liveness.live),
-                settled=self._settled,
-                opened=self._ledger.opened,
-                known=self._ledger.known,
-            )
-        )
+        return Backlog(self._ledger.position, min(oldest), waiting, len(self._liveness.live))
 
     def _snapshot(self) -> Snapshot:
         return Snapshot(

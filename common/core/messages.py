@@ -294,6 +294,15 @@ class Assignment(msgspec.Struct, frozen=True):
     batches: tuple[Batch, ...]
 
 
+class Backlog(NamedTuple):
+    """What waits in a job, as its leader knows: how much more its workers may read."""
+
+    control_position: int  # every control record below this offset has been decided
+    oldest_unsettled: int  # control offset of a batch; `control_position` when there is none
+    waiting: int  # batches not yet settled
+    live: int  # workers that the leader sees
+
+
 class UpdateTrigger(msgspec.Struct, frozen=True):
     """Compute these gradients against exactly this model (S_C;j,n; Algorithm 4, line 5)."""
 
@@ -302,6 +311,7 @@ class UpdateTrigger(msgspec.Struct, frozen=True):
     orders: tuple[Assignment, ...]
     weights: bytes | None = None  # a small model travels inside; a large one is fetched by its id
     reply_to: str = ""  # the replica that leads: where gradients go
+    backlog: Backlog | None = None  # as it is posted; None: of an older program
 
 
 class Gradient(msgspec.Struct, frozen=True, tag="gradient"):

@@ -44,7 +44,8 @@ class CoordinatorSettings:
     stop_updates: int | None = None
     stop_loss: float | None = None  # on the mean prequential loss of recent updates
     stop_at: float | None = None  # on the clock that `now` comes from
-    unread_audits: int = 4  # audit records on their way before the next round waits
+    # Audit records on their way before the next round waits: 20 ms of rounds that take one.
+    unread_audits: int = 20
     hot_every_s: float | None = 1.0
     hot_every_updates: int | None = None
     checkpoint_every_s: float | None = 300.0
@@ -52,6 +53,7 @@ class CoordinatorSettings:
     checkpoint_every_control_records: int = 100_000  # what a takeover replays at most, about 20 MB
     lease_ttl_s: float = 1.0  # how long a dead leader is waited for
     leader_status_s: float = 0.1
+    leader_status_news_s: float = 0.01  # between two of them that say what was decided since
     alive_s: float = 0.05  # between looks at the workers' beats: how late a death is noticed
     calm_s: float = 0.5  # instead of both, while no worker lives and no round is in flight
     heartbeats_grace_s: float = 1.5  # all beats gone for this long: the workers are

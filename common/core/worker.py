@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace as replaced
+
 from common.core import commands as do
 from common.core import events
 from common.core.batching import Batcher
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from common.core.batching import Cut, Run
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
-    from common.core.messages import LeaderStatus, WorkerId
+    from common.core.messages import Backlog, LeaderStatus, WorkerId
     from common.core.settings import WorkerSettings
     from common.core.spans import Address, Span
 
@@ -188,8 +190,8 @@ class Worker:
             case events.LeaderStatusSeen(leader_status):
                 if leader_status is not None:
                     yield from self._stand(leader_status, now)
-            case events.RoundBegan():
-                self._news = True
+            case events.RoundBegan(epoch, backlog):
+                yield from self._hear_of_room(epoch, backlog)
             case events.SizesChanged(batch_size, bound, group_size) if not self._leaving:
                 self._settings = replace(
                     self._settings, batch_size=batch_size, bound=bound, group_size=group_size
@@ -249,6 +251,18 @@ class Worker:
         covered = {p: leader_status.settled[p] for p in self._own if p in leader_status.settled}
         if covered:
             yield do.Commit(covered)
+
+    def _hear_of_room(self, epoch: int, backlog: Backlog | None) -> Iterator[WorkerCommand]:
+        """Take over what a trigger says; where that is no news of this leader, look for its status.
+
+        It says nothing of positions, so whether this worker is in its place is as known as before.
+        """
+        seen = self._seen
+        if backlog is None or seen is None or epoch != seen.epoch:
+            self._news = True
+        elif backlog.control_position >= seen.control_position:
+            self._seen = replaced(seen, waiting=backlog.waiting, live=backlog.live)
+            yield from self._forget(backlog.oldest_unsettled)
 
     def _place(self, leader_status: LeaderStatus, now: float) -> Iterator[WorkerCommand]:
         """Leave places that the leader's status has no more, and take those that are free."""
@@ -415,7 +429,11 @@ class Worker:
             return "leaving"
         if self._seen is None:
             return "no leader has taken a stand yet"
-        if self._waiting >= self._settings.bound:
+        # Once it is full it waits for room that is worth a look at Kafka; as long as a group can be
+        # made of what waits here alone, nobody waits for it meanwhile.
+        bound = self._settings.bound
+        enough = bound if self._reading else max(self._settings.group_size, bound - bound // 4)
+        if self._waiting >= enough:
             return "enough batches wait here"
         if self._seen.waiting > (self._seen.live + 1) * self._settings.bound:
             return "enough batches wait in the whole job"

@@ -259,7 +259,8 @@ class Effects:
                 yield from self._open_partition(record)
             case do.PublishModel(model):
                 self._in_hand = model
-                self._board.put_model(model, self.trainer.weights())
+                if not self._travels_inside:
+                    self._board.put_model(model, self.trainer.weights())
                 every = self._evaluation.every_updates if self._evaluation else 0
                 if every and model.version % every == 0:
                     self._offer()
@@ -307,12 +308,8 @@ class Effects:
 
     def _post(self, trigger: UpdateTrigger) -> None:
         """Post a trigger; where something is in its way, in a stream that nobody knows yet."""
-        weights = self.trainer.weights()
-        trigger = msgspec.structs.replace(
-            trigger,
-            weights=bytes(weights) if len(weights) <= INLINE_BYTES else None,
-            reply_to=self._replica.name,
-        )
+        weights = bytes(self.trainer.weights()) if self._travels_inside else None
+        trigger = msgspec.structs.replace(trigger, weights=weights, reply_to=self._replica.name)
         if self._board.post_trigger(trigger, self._triggers):
             return
         self._triggers = token_hex(8)
@@ -324,6 +321,11 @@ class Effects:
         self._board.post_trigger(trigger, self._triggers)
         if self._leader_status is not None:
             self._put_leader_status(self._leader_status)
+
+    @property
+    def _travels_inside(self) -> bool:
+        """Whether the model is in each trigger: then nobody asks the board for it."""
+        return len(self.trainer.weights()) <= INLINE_BYTES
 
     def _put_leader_status(self, leader_status: LeaderStatus) -> None:
         said = msgspec.structs.replace(leader_status, triggers=self._triggers)

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from common.core.assignments import Compute
-    from common.core.messages import Batch, FailedReason, ModelId, Reply, TriggerStream, WorkerId
+    from common.core.messages import (
+        Backlog,
+        Batch,
+        FailedReason,
+        ModelId,
+        Reply,
+        TriggerStream,
+        WorkerId,
+    )
     from common.core.spans import Span
     from common.learning.codecs import Codec
     from common.learning.gradients import GradientComputer
@@ -65,7 +73,7 @@ class GradientLoop:
         traces: Of its batches.
         watchdog: Of the thread that turns it.
         wait: Waits so many seconds, less if the job ends; for when the board is unavailable.
-        round_began: Told when a trigger is heard.
+        round_began: Told when a trigger is heard: of which leader, and what it says of room.
         stream: Says where the leader's triggers are.
         topic_id: Says which topic a span was claimed of; see `Stream`.
     """
@@ -84,7 +92,7 @@ class GradientLoop:
         traces: BatchTraces,
         watchdog: Watchdog,
         wait: Callable[[float], object],
-        round_began: Callable[[], None],
+        round_began: Callable[[int, Backlog | None], None],
         stream: Callable[[], TriggerStream],
         topic_id: Callable[[Span], str],
     ) -> None:
@@ -137,7 +145,7 @@ class GradientLoop:
                 self._heard_s = time()
                 with self._lock:
                     self._orders.hear(triggers)
-                self._round_began()
+                self._round_began(triggers[-1].id.epoch, triggers[-1].backlog)
         except UnavailableError as error:
             self._board_outage.met(error)
             self._wait(LISTEN_S)

@@ -6,6 +6,7 @@ out on Kafka and on the board.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
 from contextlib import ExitStack
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from common.core.commands import WorkerCommand
-    from common.core.messages import Claim, TriggerStream, WorkerId
+    from common.core.messages import Backlog, Claim, TriggerStream, WorkerId
     from common.core.settings import WorkerSettings
     from common.core.spans import Span
     from common.learning.codecs import Codec
@@ -106,13 +107,16 @@ class Stream:
         self._kafka_outage = Outage(logger, "kafka")
         self._board_outage = Outage(logger, "board", clock)
         self._delivered = list[tuple[int, int | None]]()
-        self._round_began = False
+        self._heard = deque[events.RoundBegan]()  # from another thread
+        self._woken = threading.Event()  # by what was heard
+        self._reading = False
         self._events = deque[events.WorkerEvent]()  # the first is being carried out
         self._times = StageTimes()
 
-    def round_began(self) -> None:
-        """A trigger was heard; from any thread."""
-        self._round_began = True
+    def round_began(self, epoch: int, backlog: Backlog | None) -> None:
+        """A trigger was heard, of which leader and with what of room; from any thread."""
+        self._heard.append(events.RoundBegan(epoch, backlog))
+        self._woken.set()
 
     def triggers(self) -> TriggerStream:
         """Where the leader's triggers are; for any thread."""
@@ -130,16 +134,15 @@ class Stream:
                 holds the job.
             DeliveryError: If an announcement was refused.
         """
-        if self._round_began:
-            self._round_began = False
-            self._feed(events.RoundBegan())
+        self._woken.clear()
+        while self._heard:
+            self._feed(self._heard.popleft())
         if self._clock() >= self._machine.due():
             self._feed(events.Tick())
         wait_s = min(max(self._machine.due() - self._clock(), 0.0), POLL_S)
+        room = min(self._machine.room, POLL_RECORDS) if self._reading else 0
         try:
-            happened = self._reader.poll(
-                min(self._machine.room, POLL_RECORDS), wait_s, self._machine.batch_size
-            )
+            happened = self._reader.poll(room, wait_s if room else 0.0, self._machine.batch_size)
             if happened:
                 self._kafka_outage.over()
             else:
@@ -149,6 +152,8 @@ class Stream:
             self._kafka_outage.met(error)
         for event in happened:
             self._take(event)
+        if not room and not happened:
+            self._woken.wait(wait_s)  # for room
         self._report_deliveries()
         if self._time_lag.due(self._clock()):
             self._time_lag.look(self._reader.lag())
@@ -273,6 +278,7 @@ class Stream:
             case do.DropRows(partition):
                 self._arrived.drop(partition)
             case do.SetReading(reading, reason):
+                self._reading = reading
                 self._measures.reading(reading=reading)
                 if reading:
                     self._reader.resume()

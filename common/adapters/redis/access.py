@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ssl
-from contextlib import contextmanager
+from collections import deque
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -47,7 +48,40 @@ _RIGHTS = "the rights that its user needs are in docs/howto/security.md"
 class RedisClient(redis.Redis):
     """A client that knows whether it was let in, and can leave a server that is no longer ours."""
 
-    let_in = False  # a command was answered
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 -- the library's own
+        super().__init__(*args, **options)
+        self.let_in = False  # a command was answered
+        self._idle = deque[Any]()  # connections; the last used is at the end
+
+    @contextmanager
+    def lend(self) -> Iterator[Any]:
+        """Lend a connection for one packet; one that an error interrupts is closed.
+
+        The library makes it and understands its answers. Its own pool and pipeline are passed by:
+        their locks, events and metrics take 70 us of processor for a packet that takes 19.
+
+        Raises:
+            RedisError: If none can be made.
+        """
+        idle = self._idle
+        connection = None
+        while connection is None and idle:
+            with suppress(IndexError):  # another thread took the last one
+                connection = _usable(idle.pop())
+        connection = connection or self.connection_pool.connection_class(
+            **self.connection_pool.connection_kwargs
+        )
+        try:
+            yield connection
+        except BaseException:
+            connection.disconnect()  # half of an answer may be on it
+            raise
+        idle.append(connection)
+
+    def close(self) -> None:
+        """Let go of all connections that nobody uses."""
+        self._drop(self._idle)
+        super().close()
 
     def renew(self, pool: redis.ConnectionPool) -> None:
         """Use none of a pool's connections again: behind its address may be another server by now.
@@ -64,6 +98,24 @@ class RedisClient(redis.Redis):
             pool.connection_class, pool.max_connections, **pool.connection_kwargs
         )
         pool.disconnect(inuse_connections=False)
+        idle, self._idle = self._idle, deque()
+        self._drop(idle)
+
+    def _drop(self, idle: deque[Any]) -> None:
+        with suppress(IndexError):
+            while True:
+                idle.pop().disconnect()
+
+
+def _usable(connection: Any) -> Any:  # noqa: ANN401 -- of one of the library's classes
+    """The connection, or None where the server has closed it, or sent what nobody asked for."""
+    try:
+        if not connection.can_read(timeout=0):
+            return connection
+    except (redis.ConnectionError, OSError):
+        pass
+    connection.disconnect()
+    return None
 
 
 @dataclass(frozen=True, slots=True)

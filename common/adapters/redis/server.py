@@ -11,7 +11,7 @@ from redis.connection import PythonRespSerializer
 from common.adapters.redis.access import RedisAccess, client_of, fails_over, fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from common.adapters.redis.access import RedisClient
 
@@ -72,7 +72,7 @@ class RedisServer:
         """
         return self.judged(commands, self.send(commands))
 
-    def send(self, commands: Iterable[Command]) -> list[Any]:
+    def send(self, commands: Sequence[Command]) -> list[Any]:
         """Answers as they come; where a command was refused, its error stands in its place.
 
         Raises:
@@ -80,18 +80,25 @@ class RedisServer:
             OutsideError: If it does not accept our name or password.
         """
         client, pool = self._redis, self._redis.connection_pool
-        pipeline: Any = client.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
         try:
-            answers: list[Any] = pipeline.execute(raise_on_error=False)
+            with client.lend() as connection:
+                packet = connection.pack_commands(commands)
+                connection.send_packed_command(packet, check_health=False)
+                answers = [self._answer(connection, str(command[0])) for command in commands]
         except redis.RedisError as error:
             raise fault(client, error)  # noqa: B904 -- it knows what it came from
-        if any(fails_over(client, answer) for answer in answers):
+        refused = [answer for answer in answers if isinstance(answer, redis.RedisError)]
+        if any(fails_over(client, answer) for answer in refused):
             client.renew(pool)
-        elif not any(isinstance(answer, redis.RedisError) for answer in answers):
+        elif not refused:
             client.let_in = True
         return answers
+
+    def _answer(self, connection: Any, name: str) -> Any:  # noqa: ANN401 -- of any type
+        try:
+            return self._redis.parse_response(connection, name)  # type: ignore[no-untyped-call]
+        except redis.ResponseError as error:
+            return error
 
     def judged(self, commands: Sequence[Command], answers: list[Any]) -> list[Any]:
         """The answers that commands got in a packet, as `ask` returns them.

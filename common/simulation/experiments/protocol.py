@@ -249,10 +249,10 @@ class Machine:
     def _listen(self) -> None:
         if self._posted:
             self._orders.hear(self._posted)
+            newest = self._posted[-1]
             self._posted.clear()
-            if not self._reading:
-                self._feed(events.RoundBegan())
-                self._wake_when_due()
+            self._feed(events.RoundBegan(newest.id.epoch, newest.backlog))
+            self._wake_when_due()
 
     def _begin_next(self) -> None:
         compute = self._orders.next()

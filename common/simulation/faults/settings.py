@@ -41,4 +41,4 @@ def worker_settings(world: World, revision: int) -> WorkerSettings:
     """What a worker goes by that knows this revision."""
     sizes = world.revisions[revision]
     linger_s = BATCH_LINGER_S if world.scenario.linger else None
-    return WorkerSettings(sizes.batch_size, sizes.bound, linger_s)
+    return WorkerSettings(sizes.batch_size, sizes.bound, linger_s, sizes.group_size)

@@ -133,7 +133,7 @@ class SimulatedWorker:
             self._revision = revision
             sizes = self.world.revisions[revision]
             self._most_samples = max(self._most_samples - 1, sizes.batch_size)
-            self._feed(events.SizesChanged(sizes.batch_size, sizes.bound))
+            self._feed(events.SizesChanged(sizes.batch_size, sizes.bound, sizes.group_size))
             if not self.leaving:
                 self._most_samples = sizes.batch_size
 
@@ -267,7 +267,10 @@ class SimulatedWorker:
         if not self._up() or self._redis_away:
             return
         self.orders.listen(self.machine.triggers)
-        self.orders.hear(self.world.triggers_after(self.orders.heard, self.orders.stream))
+        triggers = self.world.triggers_after(self.orders.heard, self.orders.stream)
+        self.orders.hear(triggers)
+        if triggers:
+            self._feed(events.RoundBegan(triggers[-1].id.epoch, triggers[-1].backlog))
         self._compute()
 
     def _compute(self) -> None:

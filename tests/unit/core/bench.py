@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     )
     from common.core.snapshots import Snapshot
 
-QUIET = CoordinatorSettings(  # no snapshot unless a test asks for it
+QUIET = CoordinatorSettings(  # no snapshot unless a test asks for it, and each decision is told
     group_size=2,
     bound=3,
     hot_every_s=None,
     checkpoint_every_s=None,
     checkpoint_every_updates=None,
+    leader_status_news_s=0.0,
 )
 
 
