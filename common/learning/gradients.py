@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -16,17 +17,25 @@ from torch.backends import cudnn
 
 from common.errors import UserError
 from common.learning.errors import NotFiniteError, TaskError, what_was_raised
+from common.learning.fields import concatenate
 from common.learning.outputs import check_losses, check_metrics, check_outputs, check_same_metrics
 from common.learning.parameters import FlatModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
 
     from common.core.messages import Vector
     from common.learning.tasks import Task
 
+# Batches whose records are this few bytes together share one pass: what a pass costs besides is
+# more then than what it computes. With more, one pass over all is slower: memory is not cached.
+TOGETHER_BYTES = 128 << 10
+
+Records: TypeAlias = "Mapping[str, npt.NDArray[Any]]"  # columns of a batch
+Sums: TypeAlias = list[list[float]]  # of each pass: of its losses, then of each metric
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 
 
@@ -57,7 +66,8 @@ class GradientComputer:
     """Computes gradients on one device.
 
     The same batches at the same weights give the same bits, whatever was computed before: every
-    batch starts from the round's buffers and from random numbers that its own data seed.
+    batch starts from the round's buffers and from random numbers that its own data seed. Small ones
+    share a pass where there are neither buffers nor random numbers: each record is judged alone.
 
     The result says how far each batch moved the buffers rather than where to, because then a buffer
     that does not move stays bit for bit what it was; averages of `buffer x samples` would drift.
@@ -85,6 +95,7 @@ class GradientComputer:
         self._autocast = autocast
         self.model = FlatModel(module.to(device).train())
         self._buffers = self.model.buffers.clone()  # those of the round
+        self._draws = False  # whether the task was seen to draw random numbers
 
     def load(self, weights: bytes | memoryview | Vector) -> None:
         """Take over a model's weights.
@@ -95,8 +106,8 @@ class GradientComputer:
         self.model.load(weights)
         self._buffers.copy_(self.model.buffers)
 
-    def compute(self, batches: Sequence[Mapping[str, npt.NDArray[Any]]]) -> GradientSum:
-        """Sum the gradients of some batches, one forward and backward pass for each.
+    def compute(self, batches: Sequence[Records]) -> GradientSum:
+        """Sum the gradients of some batches.
 
         Args:
             batches: Columns per batch, contiguous and writable as `concatenate` makes them.
@@ -112,20 +123,9 @@ class GradientComputer:
         if not counts or not all(counts):
             raise ValueError("a gradient needs at least one batch, and each at least one sample")
         started = time.perf_counter()
-        self.model.gradient.zero_()
-        with _repeatable(self._device):
-            totals = [self._add(index, batch) for index, batch in enumerate(batches)]
-        self.model.check_buffers()
-        names = totals[0][0]
-        for found, _ in totals:
-            check_same_metrics(self._task, found, names)
-        sums = torch.stack([total for _, total in totals]).tolist()
-        for index, row in enumerate(sums):
-            if not all(map(math.isfinite, row)):
-                raise NotFiniteError("a loss or metric", index)
-        vector: Vector = self.model.gradient.to("cpu", copy=True).numpy()
-        if not np.isfinite(vector).all():
-            raise NotFiniteError("the gradient", 0 if len(batches) == 1 else None)
+        with _same_algorithms(self._device):
+            found = None if self._draws else self._unseeded(batches)
+            names, sums, vector = found or self._seeded(batches)
         loss_sum, *metric_sums = (math.fsum(column) for column in zip(*sums, strict=True))
         return GradientSum(
             vector,
@@ -135,9 +135,56 @@ class GradientComputer:
             time.perf_counter() - started,
         )
 
-    def _add(self, index: int, batch: Mapping[str, npt.NDArray[Any]]) -> tuple[list[str], Tensor]:
+    def _unseeded(self, batches: Sequence[Records]) -> tuple[list[str], Sums, Vector] | None:
+        """Pass small batches forward and back together, and seed nothing.
+
+        Returns:
+            Metric names, sums of each pass, and the vector; None where something is wrong, which is
+            then found batch by batch, or the task draws random numbers, which each batch must seed.
+        """
+        before = _generator(self._device).get_state()
+        finite = False
+        with suppress(TaskError, ValueError, UserError):
+            names, sums, vector = self._passes(
+                _joined(batches) if self.model.buffer_count == 0 else batches
+            )
+            finite = all(map(math.isfinite, chain(*sums))) and bool(np.isfinite(vector).all())
+        if not torch.equal(before, _generator(self._device).get_state()):
+            self._draws = True
+            _generator(self._device).set_state(before)
+            return None
+        return (names, sums, vector) if finite else None
+
+    def _seeded(self, batches: Sequence[Records]) -> tuple[list[str], Sums, Vector]:
+        """Pass each batch forward and back by itself; torch's generators stay as they were."""
+        devices = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            names, sums, vector = self._passes(batches, seeded=True)
+        for index, row in enumerate(sums):
+            if not all(map(math.isfinite, row)):
+                raise NotFiniteError("a loss or metric", index)
+        if not np.isfinite(vector).all():
+            raise NotFiniteError("the gradient", 0 if len(batches) == 1 else None)
+        return names, sums, vector
+
+    def _passes(
+        self, batches: Sequence[Records], *, seeded: bool = False
+    ) -> tuple[list[str], Sums, Vector]:
+        self.model.gradient.zero_()
+        totals = []
+        for index, batch in enumerate(batches):
+            if seeded:
+                _seed(self._device, batch)
+            totals.append(self._add(index, batch))
+        self.model.check_buffers()
+        names = totals[0][0]
+        for found, _ in totals:
+            check_same_metrics(self._task, found, names)
+        sums: Sums = torch.stack([total for _, total in totals]).tolist()
+        return names, sums, self.model.gradient.to("cpu", copy=True).numpy()
+
+    def _add(self, index: int, batch: Records) -> tuple[list[str], Tensor]:
         """Add a batch's part to the gradient; return metric names, and loss and metric sums."""
-        _seed(self._device, batch)
         if self.model.buffer_count:
             self.model.buffers.copy_(self._buffers)
         try:
@@ -155,13 +202,13 @@ class GradientComputer:
         columns = [losses, *(metrics[name].to(losses.device) for name in names)]
         return names, torch.stack([column.sum(dtype=torch.float64) for column in columns])
 
-    def _run(self, batch: Mapping[str, npt.NDArray[Any]]) -> tuple[Tensor, dict[str, Tensor]]:
+    def _run(self, batch: Records) -> tuple[Tensor, dict[str, Tensor]]:
         """Pass a batch forward and back; return (n,) losses and metrics."""
         records = {
             name: torch.from_numpy(column).to(self._device, non_blocking=True)
             for name, column in batch.items()
         }
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
+        with torch.autocast(self._device.type, torch.bfloat16) if self._autocast else nullcontext():
             outputs = self._task.forward(self.model.module, records)
             check_outputs(self._task, outputs)
             losses = self._task.losses(outputs, records)
@@ -173,30 +220,43 @@ class GradientComputer:
         return losses.detach(), metrics
 
 
-def _samples_of(batch: Mapping[str, npt.NDArray[Any]]) -> int:
+def _samples_of(batch: Records) -> int:
     return len(next(iter(batch.values()), ()))
 
 
-@contextmanager
-def _repeatable(device: torch.device) -> Iterator[None]:
-    """Give torch's generators back as they were, and let cuDNN use only algorithms that repeat."""
-    on_gpu = device.type == "cuda"
-    repeating = (
-        cudnn.flags(
-            enabled=True, benchmark=False, deterministic=True, allow_tf32=None, fp32_precision=None
-        )
-        if on_gpu
-        else nullcontext()
+def _joined(batches: Sequence[Records]) -> list[Records]:
+    """Join neighbours as long as their records are few bytes together."""
+    groups, room = list[list[Records]](), 0
+    for batch in batches:
+        size = sum(column.nbytes for column in batch.values())
+        if size > room:
+            groups.append([])
+            room = TOGETHER_BYTES
+        groups[-1].append(batch)
+        room -= size
+    return [concatenate(group) if len(group) > 1 else group[0] for group in groups]
+
+
+def _same_algorithms(device: torch.device) -> AbstractContextManager[None]:
+    """Let cuDNN use only algorithms that repeat their bits."""
+    if device.type != "cuda":
+        return nullcontext()
+    return cudnn.flags(
+        enabled=True, benchmark=False, deterministic=True, allow_tf32=None, fp32_precision=None
     )
-    with torch.random.fork_rng(devices=[device] if on_gpu else []), repeating:
-        yield
 
 
-def _seed(device: torch.device, batch: Mapping[str, npt.NDArray[Any]]) -> None:
+def _generator(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index]
+    return torch.default_generator
+
+
+def _seed(device: torch.device, batch: Records) -> None:
     """Seed dropout and augmentation by the batch's first record: by its data, not by its holder."""
     seed = _samples_of(batch)
     for column in batch.values():
         seed = zlib.crc32(column[:1].tobytes(), seed)
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        torch.cuda.default_generators[device.index].manual_seed(seed)
+        _generator(device).manual_seed(seed)

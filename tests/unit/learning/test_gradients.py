@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from common.errors import CorruptError, UserError
+from common.learning import gradients
 from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.tasks import build_model
@@ -52,6 +54,44 @@ def test_the_gradient_is_that_of_plain_autograd_summed_over_all_batches() -> Non
     assert found.loss_sum == pytest.approx(loss.item(), rel=1e-5)
     assert found.metric_sums == {"accuracy": float((outputs.argmax(1) == labels).sum())}
     assert found.vector.dtype == np.float32
+
+
+class Seeing(Regression):
+    """Says how many records each pass had."""
+
+    passes: list[int]
+
+    def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
+        """Those of the network."""
+        self.passes.append(len(records["x"]))
+        return super().forward(module, records)
+
+
+def test_small_batches_share_a_pass_and_large_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    # bytes of records   4 + 4 | 4        of at most 2 batches
+    batches = [points(seed, 4) for seed in (1, 2, 3)]
+    size = sum(column.nbytes for column in batches[0].values())
+    found = []
+    for room in (0, 2 * size, 3 * size):
+        monkeypatch.setattr(gradients, "TOGETHER_BYTES", room)
+        task = Seeing(nn.Linear(3, 1))
+        task.passes = []
+        torch.nn.init.constant_(task.network.weight, 0.5)  # type: ignore[arg-type]
+        torch.nn.init.zeros_(task.network.bias)  # type: ignore[arg-type]
+        found.append((task.passes, GradientComputer(task, task.network, CPU).compute(batches)))
+    assert [passes for passes, _ in found] == [[4, 4, 4], [8, 4], [12]]
+    for _, each in found[1:]:
+        assert np.allclose(each.vector, found[0][1].vector, rtol=1e-5)
+        assert each.loss_sum == pytest.approx(found[0][1].loss_sum)
+        assert each.samples == 12
+
+
+def test_the_batch_that_is_to_blame_is_named_though_it_shared_a_pass() -> None:
+    batches = [points(1, 4), points(2, 4), points(3, 4)]
+    batches[1]["y"][2] = np.inf
+    with pytest.raises(NotFiniteError) as caught:
+        computer(nn.Linear(3, 1)).compute(batches)
+    assert caught.value.batch_index == 1
 
 
 def test_every_record_counts_exactly_once() -> None:
@@ -258,14 +298,18 @@ def test_what_a_method_must_not_return_is_the_tasks_fault_and_no_batchs(
     assert caught.value.summary.endswith(f" (test_gradients.py, line {line}, in {method})")
 
 
-def test_metrics_that_change_from_batch_to_batch_are_the_tasks_fault() -> None:
-    names = iter(["a", "b"])
+def test_metrics_that_change_from_batch_to_batch_are_the_tasks_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gradients, "TOGETHER_BYTES", 0)
+    names = cycle(["a", "b"])
     task = Returning(metrics=lambda x: {next(names): x})
     with pytest.raises(WrongTaskError, match=r"\['b'\] for one batch and \['a'\] for another"):
         GradientComputer(task, task.network, CPU).compute([points(1, 4), points(2, 4)])
 
 
-def test_the_order_of_metrics_is_of_no_account() -> None:
+def test_the_order_of_metrics_is_of_no_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "TOGETHER_BYTES", 0)
     orders = iter([("a", "b"), ("b", "a")])
     task = Returning(metrics=lambda x: {name: x + ord(name) for name in next(orders)})
     found = GradientComputer(task, task.network, CPU).compute([points(1, 4), points(2, 4)])
