@@ -35,6 +35,9 @@ EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
 EXIT_USAGE = 2  # settings make no sense; starting again will not help
 JOBS_S = 0.5  # between looks at the jobs topic
 END_S = 10.0  # for all jobs to end in order
+# A thread that a trigger or a reply woke waits so long for one that computes in Python. The default,
+# 5 ms, is longer than a whole round of a small model.
+SWITCH_S = 0.0005
 
 
 class ServiceProcess(NamedTuple):
@@ -105,6 +108,7 @@ def run(
     """
     stopping = threading.Event()
     on_termination(stopping.set)
+    sys.setswitchinterval(SWITCH_S)
     try:
         settings = read_settings(os.environ)
         set_up_logging(settings, service=service, **{called: name})
