@@ -35,8 +35,8 @@ EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
 EXIT_USAGE = 2  # settings make no sense; starting again will not help
 JOBS_S = 0.5  # between looks at the jobs topic
 END_S = 10.0  # for all jobs to end in order
-# A thread that a trigger or a reply woke waits so long for one that computes in Python. The default,
-# 5 ms, is longer than a whole round of a small model.
+# A thread that a trigger or a reply woke waits so long for one that computes in Python. The
+# default, 5 ms, is longer than a whole round of a small model.
 SWITCH_S = 0.0005
 
 
