@@ -230,7 +230,6 @@ class _Market:
         self._spot = 0
         self._back_s = dict[int, float]()  # by slot: when a machine can be had again
         self._reviewed_s = 0.0
-        self._crashed = False
         self._prices = {"on-demand": ON_DEMAND_USD_PER_HOUR, "spot-a": 0.131, "spot-b": 0.161}
         self._write(Taken(-1, "p1", start_s))
         self._write(Priced(0, start_s, dict(self._prices)))
@@ -246,7 +245,7 @@ class _Market:
                 self._prices["spot-b"] = 0.127
                 self._write(Priced(0, at_s, dict(self._prices)))
             self._plan(at_s, version, self._plans.pop(0))
-        crash = not self._crashed and share > 0.42
+        crash = 0.42 < share <= 0.42 + STEP_S / AGE_S
         for machine in self.ledger.running:
             spot = machine.pool != "on-demand"
             if spot and ((crash and machine.pool == "spot-b") or self._random.random() < 0.0021):
@@ -256,7 +255,6 @@ class _Market:
                 self._write(Ended(0, machine.launch, at_s, "failed"))
             elif self._pool_of(machine.slot, machine.pool) != machine.pool:
                 self._write(Ended(0, machine.launch, at_s, "released"))
-        self._crashed |= crash
         self._fill(at_s)
         if at_s - self._reviewed_s >= REVIEW_S:
             self._reviewed_s = at_s

@@ -102,19 +102,14 @@ def _as_json(parts: Mapping[str, Mapping[str, Any]]) -> str:
     between = ",\n"
     written = []
     for name, data in parts.items():
-        lines = between.join(
-            f"  {json.dumps(key)}: {json.dumps(_short(one))}" for key, one in data.items()
-        )
+        lines = between.join(f"  {json.dumps(key)}: {_short(one)}" for key, one in data.items())
         written.append(f" {json.dumps(name)}: {{\n{lines}\n }}")
     return f"{{\n{between.join(written)}\n}}\n"
 
 
-def _short(value: Any) -> Any:  # noqa: ANN401 -- whatever JSON can hold
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _short(one) for key, one in value.items()}
-    return [_short(one) for one in value] if isinstance(value, list | tuple) else value
+def _short(value: object) -> str:
+    digits = json.loads(json.dumps(value), parse_float=lambda text: float(f"{float(text):.6g}"))
+    return json.dumps(digits)
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -45,7 +45,7 @@ def run(runner: Runner) -> Section:
     done = runner.simulated("traces", cases.values(), FEW)
     groups = defaultdict[str, list[_Measured]](list)
     for each in found.series:
-        name, prices = each.change.name, each.prices
+        name, prices = each.change.name, each.setting.prices
         summaries = {policy: done[cases[name, policy].name].summary for policy in POLICIES}
         drawn = setting_of(experiment(*cases[name, "static"]), runner.asked.scratch, 1, 0)
         availability = drawn.givens.pools[1].availability
@@ -111,7 +111,7 @@ def _introduce(section: Section, found: Found, asked: Asked) -> None:
 def _row(group: str, some: Sequence[_Measured]) -> str:
     shares = [each.availability for each in some]
     spread = f"{min(shares):.2f} to {max(shares):.2f}" if len(some) > 1 else f"{shares[0]:.2f}"
-    lowest = fmean(min(each.series.prices.ratio, 1.0) for each in some)
+    lowest = fmean(min(each.series.setting.prices.ratio, 1.0) for each in some)
     cells = []
     for policy in POLICIES:
         found = [one.summaries[policy] for one in some]

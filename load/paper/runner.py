@@ -9,14 +9,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich import progress
 
 from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.outcome import Summary
@@ -92,13 +85,11 @@ class Runner:
             # Spawned: a fork of a process that has run torch's threads may stand still for ever.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(processes, context, initializer=_say_nothing)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[now]}"),
+        self._progress = progress.Progress(
+            "{task.description}",
+            *(progress.BarColumn(), progress.TaskProgressColumn(), progress.MofNCompleteColumn()),
+            progress.TimeElapsedColumn(),
+            "{task.fields[now]}",
             disable=not show,
         )
         self._done: dict[tuple[str, int], Outcome] = {}  # by name and number of runs

@@ -48,14 +48,9 @@ class Series(NamedTuple):
 
     group: str
     name: str
-    prices: Prices  # spot: the mean of the trace while a machine is had
+    setting: Setting  # as in the paper; its spot price is the trace's mean while a machine is had
     change: Variation
     speed: float
-
-    @property
-    def setting(self) -> Setting:
-        """Where nothing is recorded it is as in the paper."""
-        return Setting(prices=self.prices)
 
 
 @dataclass(slots=True)
@@ -83,8 +78,8 @@ class Found:
             self.unused.append((name, str(error)))
             return
         change = Variation(name, usd_per_hour=trace, bid_usd_per_hour=on_demand if bid else None)
-        prices = Prices(name, on_demand, mean)
-        self.series.append(Series(group, name, prices, change, trace.speed))
+        setting = Setting(prices=Prices(name, on_demand, mean))
+        self.series.append(Series(group, name, setting, change, trace.speed))
 
     def enough(self, group: str) -> bool:
         """Say whether no more of a group is asked for."""
@@ -220,7 +215,9 @@ def _had(found: Found, group: str, name: str, path: Path) -> None:
             faster = trace.model_copy(update={"speed": speed})
             paid = faster.model_copy(update={"column": column}) if column else None
             change = replace(change, availability=faster, usd_per_hour=paid)
-            found.series.append(Series(f"{group}; {word}", name, prices, change, speed))
+            found.series.append(
+                Series(f"{group}; {word}", name, Setting(prices=prices), change, speed)
+            )
     except UserError as error:
         found.unused.append((name, str(error)))
 

@@ -60,11 +60,6 @@ class Streams:
         """(N,) lambda_A."""
         return np.full(self.workers, self.rate_per_s)
 
-    @property
-    def batch_s(self) -> float:
-        """How long a worker takes to fill a batch."""
-        return BATCH_SIZE / self.rate_per_s
-
     def printed(self, t_s: float) -> Normal:
         """Theorem 1 as printed."""
         return _with_jitter(updates_after(t_s, self.rates_per_s, GROUP_SIZE, BATCH_SIZE))
@@ -148,7 +143,7 @@ def _introduce(section: Section, samples: int) -> None:
         " is taken in batches over K, before it is rounded down, and each number is moved by up to"
         " half a batch to either side at random; both laws are told of that. *Under way*: counted"
         f" from a moment at which the streams have long drifted apart; else from empty batches."
-        f" A worker with {RATE_PER_S:g} records/s fills a batch in {FEW.batch_s:.2f} s."
+        f" A worker with {RATE_PER_S:g} records/s fills a batch in {BATCH_SIZE / RATE_PER_S:.2f} s."
     )
 
 
