@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from contextlib import ExitStack, suppress
+from itertools import count
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 
 from common.api.keys import KeyStore
 from common.core.messages import Batch, Lead, ModelId, UpdateApplied, WorkerId
-from common.core.spans import Partition, Span
+from common.core.spans import Span
 from common.embedded.redis import free_port
 from common.embedded.services import Service
 from common.embedded.stack import EmbeddedStack
@@ -35,14 +36,14 @@ from common.wire.messages import encode_audit
 from load.harness import report
 from load.harness.asking import Address, Asked, connect, on_schedule, open_streams
 from load.harness.processor import Processor
+from load.harness.report import Figure
 from load.harness.stack import NotMeasuredError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from common.config.settings import Settings
-    from common.ports.servers import Log
+    from common.ports.servers import Log, Writer
     from load.harness.asking import Link
 
 JOB, STREAM = "asked", "made-up"
@@ -99,14 +100,15 @@ def _measured(arguments: argparse.Namespace) -> Found:
         logs = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="doll-admin-")))
         log = open_log(stack.settings, "benchmark")
         key, _ = KeyStore(log).create("benchmark", "operator")
-        job = _MadeUp(log)
+        writer = _make_up(log)
         port = free_port()
         address = Address("127.0.0.1", port, key)
-        service = Service("admin", "a1", _settings(stack.settings, port), logs)
+        own = stack.settings.model_copy(update={"api_port": port, "api_requests_per_s": 1e5})
+        service = Service("admin", "a1", own, logs)
         parts.callback(service.stop)
         ended = threading.Event()
         parts.callback(ended.set)
-        going_on = threading.Thread(target=job.go_on, args=(ended,), daemon=True)
+        going_on = threading.Thread(target=_go_on, args=(writer, ended), daemon=True)
         going_on.start()
         try:
             found = uvloop.run(_asked(address, arguments, service.pid))
@@ -115,10 +117,6 @@ def _measured(arguments: argparse.Namespace) -> Found:
         ended.set()
         going_on.join()
         return found
-
-
-def _settings(base: Settings, port: int) -> Settings:
-    return base.model_copy(update={"api_port": port, "api_requests_per_s": 1e5})
 
 
 async def _asked(address: Address, arguments: argparse.Namespace, pid: int) -> Found:
@@ -152,7 +150,7 @@ async def _ready(address: Address, show: bytes) -> Link:
             if answer.status == 200 and json.loads(answer.body)["progress"]["version"] >= HISTORY:
                 return link
             answered = f"{answer.status} {answer.body!r}"
-            link.close()
+            link.writer.close()
         await asyncio.sleep(_LOOK_S)
     raise NotMeasuredError(f"the job is not shown within {START_S:g} s: {answered}")
 
@@ -180,69 +178,58 @@ async def _plans(link: Link, address: Address, count: int) -> list[float]:
     return [answer.seconds for answer in answers]
 
 
-class _MadeUp:
-    """A job that no coordinator leads: its updates are written here."""
+def _make_up(log: Log) -> Writer:
+    """Submit a job that no coordinator leads, and write its history; gives what goes on with it.
 
-    def __init__(self, log: Log) -> None:
-        log.create_topics([NewTopic(STREAM, 4)])
-        JobStore(log).submit(parse_job(_SPEC))
-        self._writer = log.writer()
-        self._version = 0
-        self._append(Lead(-1, ModelId(-1, 0), "benchmark"))
-        for _ in range(HISTORY):
-            self._update()
-        if not self._writer.flush(START_S):
-            raise NotMeasuredError("Kafka does not take the history of the job")
+    Raises:
+        NotMeasuredError: If Kafka does not take it.
+    """
+    log.create_topics([NewTopic(STREAM, 4)])
+    JobStore(log).submit(parse_job(_SPEC))
+    writer = log.writer()
+    lead = Lead(-1, ModelId(-1, 0), "benchmark")
+    for record in (lead, *map(_update, range(1, HISTORY + 1))):
+        writer.append(updates_topic(JOB), encode_audit(record))
+    if not writer.flush(START_S):
+        raise NotMeasuredError("Kafka does not take the history of the job")
+    return writer
 
-    def go_on(self, ended: threading.Event) -> None:
-        """Make updates until the end, from a thread."""
-        while not ended.wait(1 / UPDATES_PER_S):
-            self._update()
-            self._writer.flush(START_S)
 
-    def _update(self) -> None:
-        start = self._version * SAMPLES
-        places = [Partition(STREAM, number % 4) for number in range(BATCHES)]
-        batches = tuple(
-            Batch(
-                number, WorkerId(f"w{number % 8}"), (Span(*place, start, start + SAMPLES),), SAMPLES
-            )
-            for number, place in enumerate(places)
-        )
-        self._version += 1
-        metrics = {"accuracy": 0.9}
-        self._append(
-            UpdateApplied(
-                0, self._version, batches, BATCHES * SAMPLES, 0.4, metrics, gradient_s=0.02
-            )
-        )
+def _go_on(writer: Writer, ended: threading.Event) -> None:
+    """Make updates until the end."""
+    for version in count(HISTORY + 1):
+        if ended.wait(1 / UPDATES_PER_S):
+            return
+        writer.append(updates_topic(JOB), encode_audit(_update(version)))
+        writer.flush(START_S)
 
-    def _append(self, record: Lead | UpdateApplied) -> None:
-        self._writer.append(updates_topic(JOB), encode_audit(record))
+
+def _update(version: int) -> UpdateApplied:
+    end, batches = version * SAMPLES, []
+    for number in range(BATCHES):
+        span = Span(STREAM, number % 4, end - SAMPLES, end)
+        batches.append(Batch(number, WorkerId(f"w{number % 8}"), (span,), SAMPLES))
+    made, metrics = (0, version, tuple(batches), BATCHES * SAMPLES), {"accuracy": 0.9}
+    return UpdateApplied(*made, 0.4, metrics, gradient_s=0.02)
 
 
 def _told(arguments: argparse.Namespace, found: Found) -> int:
     """Print what was measured; returns the exit status."""
     seconds = report.spread(found.asked.seconds, {"p50": 0.5, "p99": 0.99, "max": 1.0})
-    plan_ms = 1e3 * float(np.median(found.plans))
     rate = f"{arguments.rate:g} requests/s on a job for {arguments.seconds:g} s"
     least = min(found.streams, default=0)
     streams = f"{len(found.streams)} open streams of events, updates sent to each"
+    plans = f"a plan for {PLANNED_WORKERS:,} workers, p50 of {len(found.plans)}, ms"
     figures = (
-        report.Figure(f"{rate}, p50, ms", 1e3 * seconds["p50"], 2),
-        report.Figure(f"{rate}, p99, ms", 1e3 * seconds["p99"], 2, REQUIRED_P99_MS),
-        report.Figure(f"{rate}, slowest, ms", 1e3 * seconds["max"], 2),
-        report.Figure(f"{streams}, fewest", least),
-        report.Figure(f"{streams}, most", max(found.streams, default=0)),
-        report.Figure("cores of the service meanwhile", found.cores["service"], 2),
-        report.Figure(
-            f"a plan for {PLANNED_WORKERS:,} workers, p50 of {len(found.plans)}, ms",
-            plan_ms,
-            1,
-            REQUIRED_PLAN_MS,
-        ),
+        Figure(f"{rate}, p50, ms", 1e3 * seconds["p50"], 2),
+        Figure(f"{rate}, p99, ms", 1e3 * seconds["p99"], 2, REQUIRED_P99_MS),
+        Figure(f"{rate}, slowest, ms", 1e3 * seconds["max"], 2),
+        Figure(f"{streams}, fewest", least),
+        Figure(f"{streams}, most", max(found.streams, default=0)),
+        Figure("cores of the service meanwhile", found.cores["service"], 2),
+        Figure(plans, 1e3 * float(np.median(found.plans)), 1, REQUIRED_PLAN_MS),
     )
-    statuses = found.asked.statuses
+    statuses = dict(found.asked.statuses)
     faults = [f"answers by status: {statuses}"] if set(statuses) != {200} else []
     faults += ["a stream of events received no update"] if least == 0 else []
     data = {

@@ -12,7 +12,6 @@ rows, which nobody trains on, is what the models are asked about.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import sys
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
+from common.datasets.readers import read_bytes
 from common.datasets.records import count, take
 from common.datasets.tables import table_records
 from common.embedded.services import stop_all
@@ -62,21 +62,6 @@ class Case(NamedTuple):
     streams: dict[str, np.ndarray[Any, np.dtype[np.int64]]]
 
 
-class Measured(NamedTuple):
-    """What one job learned."""
-
-    case: Case
-    accuracy: float  # on held-out rows
-    updates: int
-    samples: int
-    seconds: float
-
-    def as_data(self) -> dict[str, Any]:
-        """For the JSON file."""
-        streams = {stream: len(rows) for stream, rows in self.case.streams.items()}
-        return {**self._asdict(), "case": self.case.name, "streams": streams}
-
-
 def connections(data: Path, rows: int | None) -> Records:
     """Features and a label of each connection: 0 is normal, 1 an attack.
 
@@ -90,12 +75,10 @@ def connections(data: Path, rows: int | None) -> Records:
         UserError: If there is no such file, or it is not such a table.
     """
     try:
-        raw = data.read_bytes()
-        text = (gzip.decompress(raw) if data.suffix == ".gz" else raw).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{data}: {error}; name NSL-KDD's KDDTrain+_20Percent.txt, gzipped or not, by --data"
-        ) from error
+        text = read_bytes(data).decode(errors="replace")
+    except UserError as error:
+        wanted = "name NSL-KDD's KDDTrain+_20Percent.txt, gzipped or not, by --data"
+        raise UserError(f"{error}; {wanted}") from error
     table = [row for row in csv.reader(io.StringIO(text)) if row]
     if not table or len(table[0]) <= _LABEL:
         raise UserError(f"{data}: holds no NSL-KDD, whose rows have {_DIFFICULTY + 1} cells")
@@ -127,7 +110,7 @@ def job_of(case: Case, features: int, given: argparse.Namespace) -> JobSpec:
 
 def measure(
     case: Case, records: Records, held_out: Records, on: Servers, given: argparse.Namespace
-) -> Measured:
+) -> dict[str, Any]:
     """Let one job learn all of its streams, and ask its model about what is held out.
 
     Raises:
@@ -158,7 +141,14 @@ def measure(
     if samples != sum(map(len, case.streams.values())):
         raise NotMeasuredError(f"{case.name} learned {samples:,} records; {job.behind()}")
     on.stop_jobs(case.name)
-    return Measured(case, found["accuracy"], len(proof.updates), samples, seconds)
+    return {
+        "case": case.name,
+        "accuracy": found["accuracy"],  # on held-out rows
+        "updates": len(proof.updates),
+        "samples": samples,
+        "seconds": seconds,
+        "streams": {stream: len(rows) for stream, rows in case.streams.items()},
+    }
 
 
 def cases_of(labels: np.ndarray[Any, Any], trained: np.ndarray[Any, Any]) -> tuple[Case, Case]:
@@ -190,7 +180,7 @@ def main() -> int:
     order = np.random.default_rng(_SEED).permutation(count(records))
     trained = np.sort(order[: int(_TRAINED * len(order))])
     held_out = take(records, np.sort(order[len(trained) :]))
-    found = list[Measured]()
+    found = list[dict[str, Any]]()
     with ExitStack() as stack:
         on = stack.enter_context(servers(given.kafka))
         services = [on.start("coordinator", "coordinator")]
@@ -202,23 +192,20 @@ def main() -> int:
             except NotMeasuredError:
                 check(services)
                 raise
+    columns = {"accuracy": ".3f", "updates": "d", "samples": ",", "seconds": ".1f"}
     rows = [
-        (m.case.name, f"{m.accuracy:.3f}", str(m.updates), f"{m.samples:,}", f"{m.seconds:.1f}")
-        for m in found
+        (each["case"], *(format(each[key], form) for key, form in columns.items()))
+        for each in found
     ]
     title = (
         f"NSL-KDD, {given.task}, b={given.batch_size}, K={given.group_size}, {on.kafka},"
         f" {given.workers} workers"
     )
     report.draw(title, ("", "held-out accuracy", "updates", "records", "seconds"), rows)
-    shuffled, streams = (measured.accuracy for measured in found)
+    shuffled, streams = (measured["accuracy"] for measured in found)
     worse = shuffled - streams
     words = f"two streams are worse by {worse:.3f}, at most {_AT_MOST_WORSE}"
-    result = {
-        "kafka": on.kafka,
-        "worse": worse,
-        "measurements": [measured.as_data() for measured in found],
-    }
+    result = {"kafka": on.kafka, "worse": worse, "measurements": found}
     return report.conclude(given.json, machine, result, [words] * (worse > _AT_MOST_WORSE))
 
 

@@ -7,23 +7,282 @@ python load/jobs.py --only submit     # exits 1 where `doll job submit` takes lo
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from statistics import median
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
+from common.embedded.services import environment_of, stop_all
+from common.errors import UnavailableError
+from common.jobs.build import codec_of
+from common.jobs.spec import parse_job
+from common.jobs.store import JobStore
+from common.ports.servers import NewTopic
+from common.runtime.connect import open_boards, open_log
 from common.testing.counting import ENTRYPOINT
 from load.harness import report
-from load.harness.stack import servers
-from load.many_jobs.idle import measure_idle
-from load.many_jobs.spread import measure_spread
-from load.many_jobs.submit import measure_submit
+from load.harness.counting import CountingJob, counting_job
+from load.harness.processor import Processor
+from load.harness.report import Figure, Found
+from load.harness.stack import NotMeasuredError, await_until, check, events, servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.ports.servers import Board, Log
     from load.harness.stack import Servers
+
+WORKERS, RECORDS = 4, 200  # of a spread; records are of each job
+_SETTLES_S = 10.0  # after all are led, and after an empty one has started
+_MEASURED_S = 30.0
+_IDLE_LED_S = 300.0
+DRAINED_S = 240.0  # all jobs, after their records came
+WAITS_S = 120.0  # a job with work and nobody for it, where that is time enough for everybody's turn
+_SPREAD_LED_S = 180.0
+_FLUSH_S = 60.0
+_LONGEST_S = 900.0
+SUBMITTED_S = 0.2  # the last of all jobs, by the command
+_COMMANDS = 5  # the last jobs are submitted by processes of their own
+_STREAM = "submitted"
+_PARTITIONS = 4
+_SPEC = f"""
+name: {{name}}
+streams: [{_STREAM}]
+records:
+  fields: {{{{features: {{{{dtype: float32, shape: [41]}}}}, label: {{{{dtype: int64}}}}}}}}
+task: {{{{name: tabular-mlp, classes: 2}}}}
+batch_size: 256
+group_size: 20
+optimizer: {{{{name: adam, learning_rate: 1.0e-3}}}}
+stop: {{{{deadline_s: 86400}}}}
+"""
+# Its start is what every command takes: the interpreter, the libraries, the command line's parser.
+_COMMAND = """\
+import sys
+from time import monotonic, sleep
+import typer.main
+import common.adapters.kafka, services.cli.system.direct
+from common.runtime.connect import connect
+from services.cli.app import app
+from services.cli.system.outside import Ways
+command = typer.main.get_command(app)
+began = monotonic()
+command(["job", "submit", *sys.argv[1:]], obj=Ways(connect), standalone_mode=False)
+print(f"took {monotonic() - began}")
+"""
+
+
+def measure_idle(on: Servers, jobs: int) -> Found:
+    """Measure a coordinator without jobs, then one that starts among many.
+
+    Raises:
+        NotMeasuredError: If something did not run as it should.
+    """
+    with ExitStack() as stack:
+        empty = on.start("coordinator", "idle-empty")
+        stack.callback(stop_all, [empty])
+        sleep(_SETTLES_S)
+        check([empty])
+        empty_bytes = psutil.Process(empty.pid).memory_info().rss
+        empty.stop()
+        with closing(open_log(on.settings, "load")) as log:
+            specs = [counting_job(f"idle-{number}", 200, 0.0) for number in range(jobs)]
+            names = [CountingJob(spec, on.settings, log, 1).name for spec in specs]
+        stack.callback(on.stop_jobs, *names)
+        began = monotonic()
+        service = on.start("coordinator", "idle")
+        stack.callback(stop_all, [service])
+        await_until(
+            lambda: len({each["job"] for each in events(service, "leader_elected")}) == jobs,
+            _IDLE_LED_S,
+            "all jobs are led",
+        )
+        led_s = monotonic() - began
+        sleep(_SETTLES_S)
+        processor = Processor({"coordinator": service.pid})
+        sleep(_MEASURED_S)
+        cores = processor.cores()["coordinator"]
+        check([service])
+        process = psutil.Process(service.pid)
+        data = {
+            "jobs": jobs,
+            "threads": process.num_threads(),
+            "more_mb": (process.memory_info().rss - empty_bytes) / 1e6,
+            "files": process.num_fds(),
+            "cores": cores,
+            "led_s": led_s,
+            "led_again": len(events(service, "leader_elected")) - jobs,
+            "stepped_down": len(events(service, "leadership_lost")),
+            "failed": len(events(service, "job_failed")),
+        }
+    figures = (
+        Figure("threads", data["threads"], most=60),
+        Figure("MB above an empty coordinator", data["more_mb"], most=150),
+        Figure("open files", data["files"]),
+        Figure("cores busy", data["cores"], 3, most=0.1),
+        Figure("all are led after, s", data["led_s"], 1, most=15),
+        Figure("led again", data["led_again"], most=0),
+        Figure("leaders that stepped down", data["stepped_down"], most=0),
+        Figure("jobs' parts that an exception ended", data["failed"], most=0),
+    )
+    return Found(f"{jobs} idle jobs on one coordinator; {on.kafka}", figures, data)
+
+
+@dataclass
+class _Watched:
+    """A job, seen by what its leader says of it."""
+
+    job: CountingJob
+    board: Board
+    drained_at: float | None = None
+    alone_since: float | None = None
+    waited_s: float = 0.0
+
+    def look(self, now: float) -> None:
+        """See who works for it, and whether that is done."""
+        try:
+            leader_status = self.board.get_leader_status()
+        except UnavailableError:
+            return
+        if leader_status is None or self.drained_at is not None:
+            return
+        first = self.job.record.first
+        claimed = sum(leader_status.claimed[place] - begin for place, begin in first.items())
+        if claimed == RECORDS and leader_status.waiting == 0:
+            self.drained_at = now
+        if self.drained_at is not None or leader_status.live:
+            self.alone_since = None
+        elif self.alone_since is None:
+            self.alone_since = now
+        else:
+            self.waited_s = max(self.waited_s, now - self.alone_since)
+
+
+def measure_spread(on: Servers, jobs: int) -> Found:
+    """Submit jobs, let a coordinator lead all, then give each its records.
+
+    Raises:
+        NotMeasuredError: If something did not run as it should.
+    """
+    log = open_log(on.settings, "load")
+    with ExitStack() as stack:
+        boards = stack.enter_context(closing(open_boards(on.settings)))
+        specs = [counting_job(f"spread-{number}", RECORDS, 0.0) for number in range(jobs)]
+        watched = [
+            _Watched(CountingJob(spec, on.settings, log, 1), boards.board(spec.name))
+            for spec in specs
+        ]
+        services = [on.start("coordinator", "spread-coordinator")]
+        services += [on.start("worker", f"spread-worker-{number}") for number in range(WORKERS)]
+        stack.callback(stop_all, services)
+        stack.callback(on.stop_jobs, *(each.job.name for each in watched))
+        await_until(
+            lambda: all(each.board.get_leader_status() is not None for each in watched),
+            _SPREAD_LED_S,
+            "a leader of every job",
+        )
+        _produce(log, watched)
+        since = monotonic()
+
+        def drained() -> bool:
+            now = monotonic()
+            for each in watched:
+                each.look(now)
+            return all(each.drained_at is not None for each in watched)
+
+        await_until(drained, _LONGEST_S, "all jobs are drained")
+        check(services)
+        took_s = [each.drained_at - since for each in watched if each.drained_at is not None]
+        moves = sum(len(events(service, "job_selected")) for service in services)
+        proofs = [each.job.audit() for each in watched]
+    flaws = [flaw for proof in proofs for flaw in map(str, proof.flaws)]
+    flaws += [
+        f"{each.job.name}: {proof.trained} of {RECORDS} trained"
+        for each, proof in zip(watched, proofs, strict=True)
+        if proof.trained != RECORDS
+    ]
+    data = {
+        "jobs": jobs,
+        "records": RECORDS,
+        "workers": WORKERS,
+        "drained_s": max(took_s),  # since the last record came
+        "first_s": min(took_s),  # until the first job was drained
+        "waited_s": max(each.waited_s for each in watched),
+        "turn_s": max(took_s) * WORKERS / max(moves, 1),  # of a worker at one job, in the mean
+        "moves": moves,  # of all workers
+    }
+    fits = jobs * data["turn_s"] / WORKERS <= WAITS_S
+    figures = (
+        Figure("all jobs drained, s", data["drained_s"], 1, DRAINED_S),
+        Figure("the first one, s", data["first_s"], 1),
+        Figure("longest wait for a worker, s", data["waited_s"], 1, WAITS_S if fits else inf),
+        Figure("a worker's turn at a job, mean s", data["turn_s"], 1),
+        Figure("moves", moves),
+    )
+    title = f"{jobs} jobs of {RECORDS} records on {WORKERS} workers; {on.kafka}"
+    faults = [f"the audit says: {flaw}" for flaw in flaws]
+    return Found(title, figures, {**data, "flaws": flaws}, faults)
+
+
+def _produce(log: Log, watched: list[_Watched]) -> None:
+    with closing(log.writer()) as writer:
+        for each in watched:
+            spec = each.job.record.spec
+            values = codec_of(spec).encode({"id": np.arange(RECORDS)})
+            for number, value in enumerate(values):
+                writer.append(spec.streams[number % len(spec.streams)], value)
+            writer.poll()
+        if not writer.flush(_FLUSH_S):
+            raise NotMeasuredError(f"Kafka did not take all records in {_FLUSH_S:g} s")
+
+
+def measure_submit(on: Servers, jobs: int) -> Found:
+    """Submit jobs, most of them by this process, the last ones by commands.
+
+    Raises:
+        NotMeasuredError: If a command failed.
+    """
+    here_s = list[float]()
+    with closing(open_log(on.settings, "load")) as log:
+        log.create_topics([NewTopic(_STREAM, _PARTITIONS)])
+        with closing(JobStore(log)) as book:
+            for number in range(jobs - _COMMANDS):
+                began = monotonic()
+                book.submit(parse_job(_SPEC.format(name=f"submit-{number}")))
+                here_s.append(monotonic() - began)
+    commands_s = [_submitted(on, f"submit-{number}") for number in range(jobs - _COMMANDS, jobs)]
+    figures = (
+        Figure("`doll job submit`, median, s", median(commands_s), 3, SUBMITTED_S),
+        Figure("`doll job submit`, longest, s", max(commands_s), 3),
+        Figure("one process for many, median, s", median(here_s), 3),
+        Figure("one process for many, its last, s", here_s[-1], 3),
+    )
+    data = {"jobs": jobs, "here_s": here_s, "commands_s": commands_s}
+    return Found(f"The last of {jobs} jobs submitted; {on.kafka}", figures, data)
+
+
+def _submitted(on: Servers, name: str) -> float:
+    """How long the command took for a job, in seconds."""
+    file = on.logs / f"{name}.yaml"
+    file.write_text(_SPEC.format(name=name))
+    command = (sys.executable, "-c", _COMMAND, str(file))
+    environment = environment_of(on.settings)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 -- our own command line
+    *_, last = done.stdout.splitlines() or [""]
+    if done.returncode or not last.startswith("took "):
+        raise NotMeasuredError(f"`doll job submit` failed: {done.stderr[-500:]}")
+    return float(last.removeprefix("took "))
+
 
 PARTS: dict[str, Callable[[Servers, int], report.Found]] = {
     "idle": measure_idle,

@@ -6,10 +6,10 @@ Plans are timed inside the function, simulations whole: drawing, running and sum
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from time import perf_counter
-from typing import TYPE_CHECKING
+from timeit import repeat
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from rich.progress import track
@@ -33,14 +33,13 @@ PLANS = 20  # in one repeat
 RUNS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """Something to time, and how often in one repeat."""
 
     name: str
     action: Callable[[], object]
     times: int = 1
-    required_s: float | None = None  # at most
+    required_s: float = inf  # at most
 
 
 def main() -> int:
@@ -49,18 +48,18 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="of every case (3)")
     arguments = parser.parse_args()
     cases = _cases()
-    times = {
-        case.name: [_time(case) for _ in range(arguments.repeats)]
-        for case in track(cases, "cases", transient=True)
-    }
-    result = {
-        "seconds": {name: report.spread(seconds) for name, seconds in times.items()},
-        "required": {case.name: case.required_s for case in cases if case.required_s},
-    }
-    rows = [(case.name, *_row(case, times[case.name])) for case in cases]
+    seconds, rows = dict[str, dict[str, float]](), []
+    for name, action, times, required_s in track(cases, "cases", transient=True):
+        setup = "import gc; gc.enable()"  # which `repeat` would switch off
+        found = repeat(action, setup, number=times, repeat=arguments.repeats)
+        seconds[name] = report.spread([taken_s / times for taken_s in found])
+        shown = (f"{seconds[name][which]:.4f}" for which in ("min", "median", "max"))
+        rows.append((name, *shown, f"{required_s:g}" if required_s < inf else ""))
     columns = ("", "min, s", "median, s", "max, s", "required, s")
     report.draw(f"{arguments.repeats} repeats", columns, rows)
-    late = [c.name for c in cases if c.required_s and np.median(times[c.name]) > c.required_s]
+    required = {case.name: case.required_s for case in cases if case.required_s < inf}
+    late = [name for name, most_s in required.items() if seconds[name]["median"] > most_s]
+    result = {"seconds": seconds, "required": required}
     return report.conclude(arguments.json, report.machine(), result, late)
 
 
@@ -108,19 +107,6 @@ def _experiment(mode: str) -> Experiment:
             "mode": mode,
         }
     )
-
-
-def _time(case: Case) -> float:
-    """Seconds of one action."""
-    began = perf_counter()
-    for _ in range(case.times):
-        case.action()
-    return (perf_counter() - began) / case.times
-
-
-def _row(case: Case, seconds: list[float]) -> tuple[str, ...]:
-    told = (f"{f(seconds):.4f}" for f in (min, np.median, max))
-    return (*told, "" if case.required_s is None else f"{case.required_s:g}")
 
 
 if __name__ == "__main__":

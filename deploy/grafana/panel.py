@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 Json: TypeAlias = dict[str, object]
 
 _SCHEMA = 41  # of Grafana 12
-_COLUMNS = 24
+COLUMNS = 24
 _SOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 _JOBS = "label_values(doll_model_version, job_name)"
 
@@ -177,17 +177,28 @@ class Dashboard:
             ],
             "templating": {"list": [_source_variable(), _job_variable()]},
             "annotations": {"list": [_annotation(each) for each in self.annotations]},
-            "panels": _laid_out(self.panels),
+            "panels": [
+                panel.json(number, *place)
+                for number, (panel, place) in enumerate(laid_out(self.panels), 1)
+            ],
         }
 
 
-def _laid_out(panels: tuple[Panel, ...]) -> list[Json]:
+class Place(NamedTuple):
+    """Where a panel begins on the grid."""
+
+    column: int
+    row: int
+
+
+def laid_out(panels: tuple[Panel, ...]) -> list[tuple[Panel, Place]]:
+    """Each panel with its place, from left to right in rows of 24 columns."""
     column = row = tallest = 0
-    found = list[Json]()
-    for number, panel in enumerate(panels, 1):
-        if column + panel.width > _COLUMNS:
+    found = list[tuple[Panel, Place]]()
+    for panel in panels:
+        if column + panel.width > COLUMNS:
             column, row, tallest = 0, row + tallest, 0
-        found.append(panel.json(number, column, row))
+        found.append((panel, Place(column, row)))
         column, tallest = column + panel.width, max(tallest, panel.height)
     return found
 

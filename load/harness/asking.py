@@ -7,6 +7,7 @@ server that stalls is charged for everybody who would have come meanwhile.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -43,12 +44,11 @@ class Answer(NamedTuple):
     seconds: float  # since the request was due
 
 
-class Link:
+class Link(NamedTuple):
     """One connection that is kept; one request at a time."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
     async def ask(self, request: bytes, due: float | None = None) -> Answer:
         """Send a request and wait for its answer.
@@ -57,26 +57,22 @@ class Link:
             OSError: If the connection is lost.
         """
         began = perf_counter() if due is None else due
-        self._writer.write(request)
+        self.writer.write(request)
         try:
-            head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+            head = (await self.reader.readuntil(b"\r\n\r\n")).lower()
             length = head.partition(b"content-length:")[2].split(b"\r\n", 1)[0]
-            body = await self._reader.readexactly(int(length or 0))
+            body = await self.reader.readexactly(int(length or 0))
         except asyncio.IncompleteReadError as error:
             raise ConnectionError("closed by the service") from error
         return Answer(int(head.split(b" ", 2)[1]), body, perf_counter() - began)
-
-    def close(self) -> None:
-        """Close it."""
-        self._writer.close()
 
 
 class EventLink:
     """An open stream of events; counts what it is told."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-        self._task = asyncio.ensure_future(self._follow(reader))
+    def __init__(self, link: Link) -> None:
+        self._writer = link.writer
+        self._task = asyncio.ensure_future(self._follow(link.reader))
         self.opened = asyncio.Event()
         self.lost = False
         self.updates = 0
@@ -102,14 +98,9 @@ class Asked:
     """What came of requests on a schedule."""
 
     seconds: list[float] = field(default_factory=list)  # of each, from when it was due
-    statuses: dict[int, int] = field(default_factory=dict)
+    statuses: Counter[int] = field(default_factory=Counter)
     connections: int = 0
     late_s: float = 0.0  # at most, of the sender itself
-
-    def note(self, answer: Answer) -> None:
-        """Count an answer."""
-        self.seconds.append(answer.seconds)
-        self.statuses[answer.status] = self.statuses.get(answer.status, 0) + 1
 
 
 async def connect(address: Address) -> Link:
@@ -137,7 +128,9 @@ async def on_schedule(address: Address, request: bytes, rate_per_s: float, for_s
         else:
             link = await connect(address)
             asked.connections += 1
-        asked.note(await link.ask(request, due))
+        answer = await link.ask(request, due)
+        asked.seconds.append(answer.seconds)
+        asked.statuses[answer.status] += 1
         idle.append(link)
 
     for number in range(round(rate_per_s * for_s)):
@@ -151,7 +144,7 @@ async def on_schedule(address: Address, request: bytes, rate_per_s: float, for_s
         task.add_done_callback(under_way.discard)
     await asyncio.gather(*under_way)
     for link in idle:
-        link.close()
+        link.writer.close()
     return asked
 
 
@@ -164,10 +157,10 @@ async def open_streams(address: Address, path: str, count: int) -> Sequence[Even
     """
     links = list[EventLink]()
     for _ in range(count):
-        reader, writer = await asyncio.open_connection(address.host, address.port)
-        writer.write(address.request("GET", path))
-        links.append(EventLink(reader, writer))
+        link = await connect(address)
+        link.writer.write(address.request("GET", path))
+        links.append(EventLink(link))
     async with asyncio.timeout(10.0):
-        for link in links:
-            await link.opened.wait()
+        for each in links:
+            await each.opened.wait()
     return links

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shutil
 import sys
 import tempfile
 import time
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from load.monitoring.panels import filled, read_board
-from load.monitoring.prometheus import prometheus_program
+from deploy.grafana.__main__ import DASHBOARDS
+from deploy.grafana.panel import COLUMNS, laid_out
+from load.monitoring.prometheus import filled
 from load.monitoring.watched import watched_demo
 
 if TYPE_CHECKING:
@@ -28,11 +30,10 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from load.monitoring.panels import Board, Panel, Query
+    from deploy.grafana.panel import Dashboard, Panel, Query
     from load.monitoring.prometheus import Line, Prometheus
 
 _ROOT = Path(__file__).parents[2]
-_BOARDS = _ROOT / "deploy/grafana/dashboards"
 _POINTS = 240  # along time
 _CELL_INCHES = (0.7, 0.36)  # of Grafana's grid
 _KILLED_AT, _BACK_AT = 0.5, 0.7  # a worker, in shares of the run
@@ -53,14 +54,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="of the demo; default: 120")
     parser.add_argument("--records", type=float, default=700.0, help="per second; default: 700")
     given = parser.parse_args()
-    program = prometheus_program()
+    program = shutil.which("prometheus")
     if program is None:
-        print(
-            "prometheus was not found on PATH: install Debian's package of this name",
-            file=sys.stderr,
-        )
+        missing = "prometheus was not found on PATH: install Debian's package of this name"
+        print(missing, file=sys.stderr)
         return 2
-    boards = [read_board(path) for path in sorted(_BOARDS.glob("*.json"))]
     with (
         tempfile.TemporaryDirectory(prefix="doll-dashboards-") as folder,
         watched_demo(program, Path(folder) / "demo", given.records) as demo,
@@ -71,18 +69,20 @@ def main() -> int:
         time.sleep(given.seconds * (_BACK_AT - _KILLED_AT))
         demo.workers[0].restart()
         time.sleep(given.seconds * (1 - _BACK_AT))
-        for board in boards:
-            path = given.out / f"dashboard-{board.uid.removeprefix('doll-')}.png"
-            drawn(board, demo.prometheus, demo.job, began_s, time.time()).savefig(path, dpi=90)
+        for dashboard in sorted(DASHBOARDS, key=lambda each: each.name):
+            path = given.out / f"dashboard-{dashboard.name}.png"
+            drawn(dashboard, demo.prometheus, demo.job, began_s, time.time()).savefig(path, dpi=90)
             print(path)
     return 0
 
 
-def drawn(board: Board, prometheus: Prometheus, job: str, first_s: float, last_s: float) -> Figure:
+def drawn(
+    dashboard: Dashboard, prometheus: Prometheus, job: str, first_s: float, last_s: float
+) -> Figure:
     """A dashboard as a picture.
 
     Args:
-        board: Which.
+        dashboard: Which.
         prometheus: Whom to ask.
         job: The one to show.
         first_s: From when on, in seconds since 1970.
@@ -94,28 +94,23 @@ def drawn(board: Board, prometheus: Prometheus, job: str, first_s: float, last_s
         expression = filled(query.expression, job, prometheus.rate_interval_s)
         return prometheus.course(expression, first_s, last_s, step_s)
 
-    rows = max(panel.place.y + panel.place.h for panel in board.panels) + 2  # title, last times
+    places = laid_out(dashboard.panels)
+    rows = max(place.row + panel.height for panel, place in places) + 2  # title, last times
     with mpl.rc_context({"font.size": 7, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(24 * _CELL_INCHES[0], rows * _CELL_INCHES[1]))
+        figure = Figure(figsize=(COLUMNS * _CELL_INCHES[0], rows * _CELL_INCHES[1]))
         figure.suptitle(
-            f"{board.title}: the dashboard's queries, drawn from Prometheus without Grafana; a demo"
-            f" of {last_s - first_s:.0f} s",
+            f"{dashboard.title}: the dashboard's queries, drawn from Prometheus without Grafana; a"
+            f" demo of {last_s - first_s:.0f} s",
             fontsize=10,
             x=0.01,
             ha="left",
         )
-        for panel in board.panels:
-            place = panel.place
-            axes = figure.add_axes(
-                (
-                    (place.x + 0.85) / 24,
-                    1 - (place.y + place.h + 0.6) / rows,
-                    (place.w - 1.15) / 24,
-                    (place.h - 2.0) / rows,
-                )
-            )
+        for panel, place in places:
+            left, width = (place.column + 0.85) / COLUMNS, (panel.width - 1.15) / COLUMNS
+            bottom = 1 - (place.row + panel.height + 0.6) / rows
+            axes = figure.add_axes((left, bottom, width, (panel.height - 2.0) / rows))
             axes.set_title(panel.title, loc="left", fontsize=8)
-            if panel.type == "stat":
+            if panel.kind == "stat":
                 _state(axes, panel, ask)
             else:
                 _course(axes, panel, ask, first_s)
@@ -129,7 +124,7 @@ def _state(axes: Axes, panel: Panel, ask: Callable[[Query], list[Line]]) -> None
     for query in panel.queries:
         for line in ask(query):
             value = line.points[-1][1]
-            number = panel.names.get(f"{value:g}") or _said(value, panel.unit)
+            number = _said(value, panel, panel.unit)
             several = len(panel.queries) > 1 or "{{" in query.legend
             told.append(f"{_named(query, line)}: {number}" if several else number)
     text = "\n".join(told) or "no data"
@@ -143,7 +138,7 @@ def _course(axes: Axes, panel: Panel, ask: Callable[[Query], list[Line]], first_
         for line in ask(query):
             times = [at_s - first_s for at_s, _ in line.points]
             values = [value for _, value in line.points]
-            style = "steps-post" if panel.type == "state-timeline" else "default"
+            style = "steps-post" if panel.kind == "states" else "default"
             axes.plot(times, values, linewidth=1, label=_named(query, line), drawstyle=style)
             count += any(map(math.isfinite, values))
     if not count:
@@ -154,11 +149,9 @@ def _course(axes: Axes, panel: Panel, ask: Callable[[Query], list[Line]], first_
     axes.set_ylim(min(low, 0.0), high + 0.35 * (high - min(low, 0.0)))  # room for the legend
     axes.grid(alpha=0.3)
     if panel.names:
-        axes.set_yticks([float(value) for value in panel.names])
+        axes.set_yticks(range(len(panel.names)))
     unit = "none" if panel.unit.startswith(_SUFFIX) else panel.unit  # the title says it
-    axes.yaxis.set_major_formatter(
-        lambda value, _: panel.names.get(f"{value:g}") or _said(value, unit)
-    )
+    axes.yaxis.set_major_formatter(lambda value, _: _said(value, panel, unit))
 
 
 def _named(query: Query, line: Line) -> str:
@@ -169,8 +162,10 @@ def _named(query: Query, line: Line) -> str:
     return name
 
 
-def _said(value: float, unit: str) -> str:
-    """A number in Grafana's unit."""
+def _said(value: float, panel: Panel, unit: str) -> str:
+    """What a panel calls a number, or the number in Grafana's unit."""
+    if panel.names and value in (0, 1):
+        return panel.names[int(value)]
     if not math.isfinite(value):
         return "-"
     if unit == "percentunit":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from http import HTTPStatus
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -16,6 +15,8 @@ from common.embedded.redis import free_port
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from common.embedded.services import Kind
 
 _HERE = "127.0.0.1"
 _PATIENCE_S = 20.0
@@ -37,18 +38,13 @@ class Rule(NamedTuple):
     state: str  # `inactive`, `pending` or `firing`
 
 
-def prometheus_program() -> str | None:
-    """Where it is."""
-    return shutil.which("prometheus")
-
-
 class Prometheus:
     """A server on this machine alone, which ends with this object.
 
     Args:
-        program: See `prometheus_program`.
+        program: Where it is.
         folder: For its data and its log; made if it is not there.
-        ports: Where to scrape, by the name of the service.
+        ports: Where to scrape, by service.
         rules: A file of alerts.
         scrape_s: Between scrapes, and between evaluations of rules; a whole number.
 
@@ -60,18 +56,14 @@ class Prometheus:
         self,
         program: str,
         folder: Path,
-        ports: Mapping[str, Sequence[int]],
+        ports: Mapping[Kind, Sequence[int]],
         rules: Path,
         scrape_s: int = 1,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        every = f"{scrape_s}s"
+        times = ("scrape_interval", "scrape_timeout", "evaluation_interval")
         settings = {
-            "global": {
-                "scrape_interval": every,
-                "scrape_timeout": every,
-                "evaluation_interval": every,
-            },
+            "global": dict.fromkeys(times, f"{scrape_s}s"),
             "rule_files": [str(rules.absolute())],
             "scrape_configs": [
                 {
@@ -153,6 +145,17 @@ class Prometheus:
         if answer.status != HTTPStatus.OK:
             raise OSError(f"Prometheus answers {path} with {answer.status}: {body!r}")
         return body
+
+
+def filled(expression: str, job: str, rate_interval_s: int) -> str:
+    """A query of a dashboard as Prometheus gets it.
+
+    Args:
+        expression: As it stands in the dashboard.
+        job: That a person has chosen.
+        rate_interval_s: Four times the interval of scrapes.
+    """
+    return expression.replace("$job_name", job).replace("$__rate_interval", f"{rate_interval_s}s")
 
 
 def finite(lines: Sequence[Line]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -104,61 +104,56 @@ def watched_demo(
         )
         log = open_log(settings)
         spec = job_from_json(as_json(load_text(_JOB)))
-        feeder = _Feeder(log, spec, records_per_s)
+        parts.enter_context(_fed(log, spec, records_per_s))
         JobStore(log).submit(spec)
-        parts.callback(feeder.stop)
-        wanted: tuple[tuple[Kind, int], ...] = (
-            *(("coordinator", coordinators), ("worker", 2), ("provisioner", 1)),
-            *(("evaluator", 1), ("admin", 1)),
-        )
-        ports = dict[str, list[int]]()
+        wanted: dict[Kind, int] = {
+            "coordinator": coordinators,
+            "worker": 2,
+            "provisioner": 1,
+            "evaluator": 1,
+            "admin": 1,
+        }
+        ports = {kind: [free_port() for _ in range(count)] for kind, count in wanted.items()}
         services = list[Service]()
         parts.callback(stop_all, services)
-        for kind, count in wanted:
-            for number in range(1, count + 1):
-                port = free_port()
-                ports.setdefault(kind, []).append(port)
-                own = settings.model_copy(update={"metrics_port": port})
-                services.append(Service(kind, f"{kind}-{number}", own, logs))
-        prometheus = Prometheus(program, folder / "prometheus", ports, ALERTS)
-        parts.enter_context(prometheus)
+        for kind, own in ports.items():
+            for number, port in enumerate(own, 1):
+                at = settings.model_copy(update={"metrics_port": port})
+                services.append(Service(kind, f"{kind}-{number}", at, logs))
+        prometheus = parts.enter_context(Prometheus(program, folder / "prometheus", ports, ALERTS))
         workers = [service for service in services if service.name.startswith("worker")]
         yield Demo(spec.name, prometheus, workers)
 
 
-class _Feeder:
-    """Writes digits into the streams at a rate until it is stopped; the test set first."""
-
-    def __init__(self, log: Log, spec: JobSpec, records_per_s: float) -> None:
-        digits, codec = load_digits(), codec_of(spec)
-        self._values = list(codec.encode(digits.train))
-        self._places = [(stream, n) for stream in spec.streams for n in range(_PARTITIONS)]
-        self._records_per_s = records_per_s
-        self._writer = log.writer()
-        for stream in spec.streams:
-            log.create_topics([NewTopic(stream, _PARTITIONS)])
+@contextmanager
+def _fed(log: Log, spec: JobSpec, records_per_s: float) -> Iterator[None]:
+    """Write digits into the streams at a rate meanwhile; the test set first."""
+    digits, codec = load_digits(), codec_of(spec)
+    values = cycle(list(codec.encode(digits.train)))
+    places = cycle([(stream, n) for stream in spec.streams for n in range(_PARTITIONS)])
+    stopped = threading.Event()
+    log.create_topics([NewTopic(stream, _PARTITIONS) for stream in spec.streams])
+    with closing(log.writer()) as writer:
         if spec.evaluation is not None:
             log.create_topics([NewTopic(spec.evaluation.stream)])
             for value in codec.encode(digits.held_out):
-                self._writer.append(spec.evaluation.stream, value, partition=0)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
-        self._thread.start()
+                writer.append(spec.evaluation.stream, value, partition=0)
 
-    def stop(self) -> None:
-        """Write no more."""
-        self._stopped.set()
-        self._thread.join()
-        self._writer.close()
+        def feed() -> None:
+            written, due, random = 0, 0.0, np.random.default_rng(0)
+            while not stopped.wait(_TICK_S):
+                due += random.poisson(records_per_s * _TICK_S)
+                while written < due:
+                    (stream, partition), value = next(places), next(values)
+                    writer.append(stream, value, partition=partition)
+                    written += 1
+                    if written % _GARBAGE_EVERY == 0:
+                        writer.append(stream, b"no digit", partition=partition)
 
-    def _run(self) -> None:
-        values, places, written, due = cycle(self._values), cycle(self._places), 0, 0.0
-        random = np.random.default_rng(0)
-        while not self._stopped.wait(_TICK_S):
-            due += random.poisson(self._records_per_s * _TICK_S)
-            while written < due:
-                (stream, partition), value = next(places), next(values)
-                self._writer.append(stream, value, partition=partition)
-                written += 1
-                if written % _GARBAGE_EVERY == 0:
-                    self._writer.append(stream, b"no digit", partition=partition)
+        thread = threading.Thread(target=feed, name="feeder", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            thread.join()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,10 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from common.core.messages import AuditRecord
-    from common.jobs.store import JobRecord
     from common.provisioning.records import PlanRecord
     from load.page.world import World
-    from services.admin.live.follower import JobFollower
     from services.admin.service import Service
 
 _RECORDS = 200_000_000  # in every partition, so that no lag is longer than the stream
@@ -50,53 +49,40 @@ class PageService:
     """Servers with jobs, and the application before them.
 
     Attributes:
+        worlds: The jobs, by name.
         app: What `served` serves.
+        keys: That it knows.
         key: A viewer's.
     """
 
     def __init__(self, worlds: Mapping[str, World]) -> None:
+        self.worlds = dict(worlds)
         self._at_s: float | None = None  # what the clock of the log says; None: what time it is
         self._log = MemoryLog(lambda: time.time() if self._at_s is None else self._at_s)
         self._redis = MemoryRedis()
-        self._worlds = dict(worlds)
-        self.key, _ = KeyStore(self._log).create("page", "viewer")
+        self._board = partial(MemoryBoard, self._redis)
+        self.keys = KeyStore(self._log)
+        self.key, _ = self.keys.create("page", "viewer")
         self._ends = {
             Partition(stream, index): _RECORDS for stream in STREAMS for index in range(3)
         }
-        for stream in STREAMS:
-            self._log.create_topics([NewTopic(stream, 3)])
+        self._log.create_topics([NewTopic(stream, 3) for stream in STREAMS])
         with self._log.anyway():
             for place, end in self._ends.items():
                 self._log.stored(place).end = end
         JobStore(self._log).read()  # makes their topic
-        for name, world in self._worlds.items():
+        for name, world in self.worlds.items():
             self._fill(name, world)
         outside = Outside(
             Settings(blobs="s3://memory"), lambda: self._log, self._board, MemoryBlobs
         )
         self.app = create_app(outside)
-        for name in self._worlds:
-            self._remember(name)
-
-    def job(self, record: JobRecord) -> None:
-        """Somebody wants something of a job."""
-        self._append(topics.JOBS, encode_job(record), record.spec.name.encode())
+        for name, world in self.worlds.items():
+            self._remember(name, world)
 
     def update(self, job: str, record: AuditRecord) -> None:
         """The job's leader decides."""
         self._append(topics.updates_topic(job), encode_audit(record))
-
-    def plans(self, job: str) -> list[PlanRecord]:
-        """What the job's provisioner has decided."""
-        return self._worlds[job].plans
-
-    def new_key(self, name: str) -> str:
-        """Make another viewer's key."""
-        return KeyStore(self._log).create(name, "viewer")[0]
-
-    def revoke(self, name: str) -> None:
-        """Make a key invalid."""
-        KeyStore(self._log).revoke(name)
 
     def plan(self, job: str, record: PlanRecord) -> None:
         """The job's provisioner decides."""
@@ -104,7 +90,7 @@ class PageService:
 
     def next_update(self, job: str, **changed: float) -> UpdateApplied:
         """Make the update that comes next, like one of late."""
-        updates = self._worlds[job].updates
+        updates = self.worlds[job].updates
         like, last = updates[-19][1], updates[-1][1]
         if not (isinstance(like, UpdateApplied) and isinstance(last, UpdateApplied)):
             raise TypeError(f"{job} was led anew of late")
@@ -116,8 +102,16 @@ class PageService:
     @contextmanager
     def training(self, job: str) -> Iterator[None]:
         """Make updates meanwhile, as fast as before."""
-        ending = threading.Event()
-        thread = threading.Thread(target=self._train, args=(job, ending), daemon=True)
+        updates, ending = self.worlds[job].updates, threading.Event()
+
+        def train() -> None:
+            while not ending.wait(0.2):
+                while updates[-1][0] + 1 / UPDATES_PER_S < time.time():
+                    self._at_s = updates[-1][0] + 1 / UPDATES_PER_S
+                    self.next_update(job)
+                    self._at_s = None
+
+        thread = threading.Thread(target=train, daemon=True)
         thread.start()
         try:
             yield
@@ -125,21 +119,13 @@ class PageService:
             ending.set()
             thread.join(_PATIENCE_S)
 
-    def _train(self, job: str, ending: threading.Event) -> None:
-        updates = self._worlds[job].updates
-        while not ending.wait(0.2):
-            while updates[-1][0] + 1 / UPDATES_PER_S < time.time():
-                self._at_s = updates[-1][0] + 1 / UPDATES_PER_S
-                self.next_update(job)
-                self._at_s = None
-
     def _fill(self, name: str, world: World) -> None:
-        for topic in (topics.control_topic, topics.updates_topic, topics.plans_topic):
-            self._log.create_topics([NewTopic(topic(name))])
+        own = (topics.control_topic(name), topics.updates_topic(name), topics.plans_topic(name))
+        self._log.create_topics([NewTopic(topic) for topic in own])
         # Claims are not made up: as where they are gone, the leader's status says how far it is.
-        self._append(topics.control_topic(name), b"{}")
-        self._log.expire(Partition(topics.control_topic(name), 0), 1)
-        self.job(world.record)
+        self._append(own[0], b"{}")
+        self._log.expire(Partition(own[0], 0), 1)
+        self._append(topics.JOBS, encode_job(world.record), name.encode())
         for at_s, record in world.updates:
             self._at_s = at_s
             self.update(name, record)
@@ -154,39 +140,27 @@ class PageService:
         for worker, status in world.statuses.items():
             board.beat(WorkerId(worker), status, _FOREVER_S)
 
-    def _remember(self, name: str) -> None:
+    def _remember(self, name: str, world: World) -> None:
         """Have the service know the lag of times when it did not run: no topic tells of it."""
         service: Service = self.app.state.service
         present = self._redis.copy()
         self._redis.kill()  # or its first look would come before those of the past
         service.start()
-        follower = self._ready(service, name)
-        world = self._worlds[name]
-        with follower.view() as view:
+        until = time.monotonic() + _PATIENCE_S
+        while name not in service.jobs or not service.followers.of(name).ready:
+            if time.monotonic() > until:
+                raise RuntimeError(f"the service does not know {name}")
+            time.sleep(0.01)
+        with service.followers.of(name).view() as view:
             for at_s, lag in world.lags[:-1]:
                 leader_status = leader_status_of(world, lag, self._ends)
                 view.look(Look(at_s, world.statuses, leader_status, led=True, ends=self._ends))
         self._redis.restore(present)
 
-    @staticmethod
-    def _ready(service: Service, name: str) -> JobFollower:
-        until = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < until:
-            if name in service.jobs:
-                follower = service.followers.of(name)
-                if follower.ready:
-                    return follower
-            time.sleep(0.01)
-        raise RuntimeError(f"the service does not know {name}")
-
-    def _board(self, job: str) -> MemoryBoard:
-        return MemoryBoard(self._redis, job)
-
     def _append(self, topic: str, value: bytes, key: bytes | None = None) -> None:
-        writer = self._log.writer()
-        writer.append(topic, value, key=key)
-        writer.flush(_PATIENCE_S)
-        writer.close()
+        with closing(self._log.writer()) as writer:
+            writer.append(topic, value, key=key)
+            writer.flush(_PATIENCE_S)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from common.provisioning.records import (
 if TYPE_CHECKING:
     from common.core.events import Wanted
     from common.core.messages import AuditRecord
-    from common.provisioning.records import EndedBecause, PlanRecord
+    from common.provisioning.records import PlanRecord
 
 AGE_S = 4700.0  # of the job
 STEP_S = 5.0
@@ -202,12 +202,9 @@ class _Learning:
         span = Span(STREAMS[self.version % 3], 0, start, start + _SAMPLES)
         worker = WorkerId(f"fraud-{self.version % SLOTS}")
         batch = Batch(self.version, worker, (span,), _SAMPLES)
-        self._world.updates.append(
-            (
-                at_s,
-                UpdateApplied(0, self.version, (batch,), _SAMPLES, loss, {"accuracy": accuracy}),
-            )
-        )
+        metrics = {"accuracy": accuracy}
+        update = UpdateApplied(0, self.version, (batch,), _SAMPLES, loss, metrics)
+        self._world.updates.append((at_s, update))
         if self.version % EVALUATED == 0:
             self._evaluated(at_s)
 
@@ -233,10 +230,9 @@ class _Market:
         self._spot = 0
         self._back_s = dict[int, float]()  # by slot: when a machine can be had again
         self._reviewed_s = 0.0
-        self._crashed = False
         self._prices = {"on-demand": ON_DEMAND_USD_PER_HOUR, "spot-a": 0.131, "spot-b": 0.161}
         self._write(Taken(-1, "p1", start_s))
-        self._price(start_s)
+        self._write(Priced(0, start_s, dict(self._prices)))
 
     @property
     def working(self) -> int:
@@ -247,19 +243,18 @@ class _Market:
         if self._plans and share >= self._plans[0].share:
             if len(self._plans) == len(_PLANS) - 1:
                 self._prices["spot-b"] = 0.127
-                self._price(at_s)
+                self._write(Priced(0, at_s, dict(self._prices)))
             self._plan(at_s, version, self._plans.pop(0))
-        crash = not self._crashed and share > 0.42
+        crash = 0.42 < share <= 0.42 + STEP_S / AGE_S
         for machine in self.ledger.running:
             spot = machine.pool != "on-demand"
             if spot and ((crash and machine.pool == "spot-b") or self._random.random() < 0.0021):
-                self._end(machine.launch, at_s, "preempted")
+                self._write(Ended(0, machine.launch, at_s, "preempted"))
                 self._back_s[machine.slot] = at_s + self._random.expovariate(1 / 110) + 15
             elif self._random.random() < 0.00007:
-                self._end(machine.launch, at_s, "failed")
+                self._write(Ended(0, machine.launch, at_s, "failed"))
             elif self._pool_of(machine.slot, machine.pool) != machine.pool:
-                self._end(machine.launch, at_s, "released")
-        self._crashed |= crash
+                self._write(Ended(0, machine.launch, at_s, "released"))
         self._fill(at_s)
         if at_s - self._reviewed_s >= REVIEW_S:
             self._reviewed_s = at_s
@@ -284,12 +279,6 @@ class _Market:
             else:
                 machine = f"i-{self._random.getrandbits(64):017x}"
                 self._write(Started(0, launch, at_s + self._random.uniform(1, 4), machine))
-
-    def _end(self, launch: int, at_s: float, cause: EndedBecause) -> None:
-        self._write(Ended(0, launch, at_s, cause))
-
-    def _price(self, at_s: float) -> None:
-        self._write(Priced(0, at_s, dict(self._prices)))
 
     def _plan(self, at_s: float, version: int, decision: _Decision) -> None:
         self._spot = spot = decision.spot

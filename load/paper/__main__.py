@@ -1,13 +1,104 @@
-"""python -m load.paper, or python load/paper: see `command`."""
+"""Reproduces section V of the paper by simulation: figures 3 to 5, Table II, and what lies beyond.
+
+    python -m load.paper                     # everything, into docs/explain/paper: some minutes
+    python -m load.paper --quick             # twelve runs of fewer settings, into out/paper
+    python -m load.paper --only traces       # one part again; the others stay as they are
+
+No server and no cloud: the update process of the paper in virtual time, under the policies of
+common/theory. Exit status: 0 all is well; 1 something that must be reached is not; 2 bad input.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-if __name__ == "__main__":  # not where a process that simulates loads this file again
-    sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout's packages
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout's packages
 
-    from load.paper.command import main
+from common.errors import UserError
+from load.paper import accuracy, equations, figures, policies, recorded, updates_law
+from load.paper.document import write
+from load.paper.runner import FEW, Asked, Runner
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from load.paper.document import Section
+
+_ROOT = Path(__file__).parents[2]
+_DATA = _ROOT.parent / "shared" / "data"
+_OUT, _QUICK_OUT = _ROOT / "docs/explain/paper", _ROOT / "out" / "paper"
+_RUNS, _PROCESSES = 200, 2
+
+PARTS: Mapping[str, Callable[[Runner], Section]] = {
+    "figures": figures.run,
+    "policies": policies.run,
+    "traces": recorded.run,
+    "theorem1": updates_law.run,
+    "equations": equations.run,
+    "accuracy": accuracy.run,
+}
+_HEAD = """\
+# Section V of the paper, reproduced
+
+Written by `{command}`, seed {seed}: do not edit. The simulations are those of
+`doll simulate`, the policies those of `doll plan`. All numbers and more are in
+[results.json](results.json); [load/README.md](../../../load/README.md) says how to run it.
+"""
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m load.paper",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="example: python -m load.paper --only policies equations --runs 50 --out out/paper",
+    )
+    parser.add_argument("--quick", action="store_true", help="12 runs of fewer settings")
+    parser.add_argument("--runs", type=int, help=f"of each setting; default: {_RUNS}")
+    parser.add_argument("--seed", type=int, default=1, help="default: %(default)d")
+    parser.add_argument(
+        "--only", choices=PARTS, nargs="+", default=list(PARTS), help="default: all parts"
+    )
+    parser.add_argument("--data", type=Path, help="traces and images; default: ../shared/data")
+    parser.add_argument("--out", type=Path, help="default: docs/explain/paper; quick: out/paper")
+    parser.add_argument("--processes", type=int, default=_PROCESSES, help="default: %(default)d")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the parts that are asked for, write their sections, judge."""
+    given = parse(words)
+    data: Path = given.data or _DATA
+    if given.data and not data.is_dir():
+        print(f"--data: folder not found: {data}", file=sys.stderr)
+        return 2
+    runs = given.runs or (FEW if given.quick else _RUNS)
+    if runs < FEW or given.processes < 1:
+        print(f"--runs is at least {FEW}, --processes at least 1", file=sys.stderr)
+        return 2
+    out: Path = given.out or (_QUICK_OUT if given.quick else _OUT)
+    with tempfile.TemporaryDirectory(prefix="doll-paper-") as scratch:
+        there = data.resolve() if data.is_dir() else None
+        asked = Asked(runs, given.seed, given.quick, there, Path(scratch))
+        try:
+            with Runner(asked, given.processes, show=True) as runner:
+                found = {name: PARTS[name](runner) for name in given.only}
+        except UserError as error:
+            print(f"not run: {error}", file=sys.stderr)
+            return 2
+    command = "python -m load.paper" + " --quick" * given.quick
+    command += f" --runs {given.runs}" if given.runs else ""
+    write(out, found, list(PARTS), _HEAD.format(command=command, seed=given.seed))
+    print(f"written to {out}")
+    missed = [f"{name}: {each}" for name, section in found.items() for each in section.missed]
+    for each in missed:
+        print(f"FALLS SHORT: {each}")
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
     sys.exit(main())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from common.simulation.experiments.experiment import learner_of, simulate_full
 from common.simulation.experiments.spec import (
@@ -97,14 +98,14 @@ def learn(lesson: Lesson) -> plots.Curve:
     return plots.Curve(curve, found.runtime_s, found.cost_usd, found.cost_ratio, found.updates)
 
 
-def run(asked: Asked, runner: Runner) -> Section:
+def run(runner: Runner) -> Section:
     """Learn under each policy and compare."""
     section = Section("Accuracy, as in figure 3b")
-    lessons = _lessons(asked)
-    curves = runner.map("accuracy", learn, lessons)
-    found: dict[str, list[plots.Curve]] = {}
+    lessons = _lessons(runner.asked)
+    curves = runner.map("accuracy", learn, {each.name: each for each in lessons})
+    found = defaultdict[str, list[plots.Curve]](list)
     for lesson in lessons:
-        found.setdefault(lesson.label, []).append(curves[lesson.name])
+        found[lesson.label].append(curves[lesson.name])
     first = lessons[0]
     data = "48,000 images of MNIST" if first.data.endswith(IMAGES) else "scikit-learn's digits"
     section.say(
@@ -114,53 +115,22 @@ def run(asked: Asked, runner: Runner) -> Section:
         f" {len(found['on-demand'])} runs each, with seeds of their own. The task and its size are"
         " not the paper's; what is compared is with and without preemption."
     )
-    rows = []
+    rows, accuracies = [], dict[str, list[float]]()
     for label, each in found.items():
-        accuracies = [one.points[-1].accuracy for one in each]
+        accuracies[label] = [one.points[-1].accuracy for one in each]
         rows.append(
-            (
-                label,
-                _mean(accuracies),
-                f"{fmean(one.runtime_s for one in each):,.0f} s",
-                percent(fmean(one.cost_ratio for one in each)),
-            )
+            f"{label} | {_mean(accuracies[label])} | {fmean(one.runtime_s for one in each):,.0f} s"
+            f" | {percent(fmean(one.cost_ratio for one in each))}"
         )
-        section.data[label] = [_data(one) for one in each]
-    section.table(("", "final accuracy", "runtime", "cost"), rows)
+        section.data[label] = [asdict(one) for one in each]
+    section.table(" | final accuracy | runtime | cost", rows)
     section.draw(
         "accuracy.png",
         plots.accuracy({label: each[0] for label, each in found.items()}),
         "Accuracy over time and over cost, one run each",
     )
-    _conclude(section, found)
-    return section
-
-
-def _lessons(asked: Asked) -> list[Lesson]:
-    folder, data = asked.scratch, "digits"
-    if asked.data is not None and (asked.data / "images" / IMAGES).exists() and not asked.quick:
-        folder, data = asked.data, f"images/{IMAGES}"
-    updates = QUICK_UPDATES if asked.quick else UPDATES
-    seeds = range(asked.seed, asked.seed + (QUICK_SEEDS if asked.quick else SEEDS))
-    settings = PAIRS[:1] if asked.quick else PAIRS
-    return [
-        *(Lesson("on-demand", *PAIRS[0], updates, data, folder, seed) for seed in seeds),
-        *(
-            Lesson("static", *pair, updates, data, folder, seed)
-            for pair in settings
-            for seed in seeds
-        ),
-    ]
-
-
-def _conclude(section: Section, found: dict[str, list[plots.Curve]]) -> None:
-    alone = [one.points[-1].accuracy for one in found["on-demand"]]
-    others = {
-        label: fmean(one.points[-1].accuracy for one in each)
-        for label, each in found.items()
-        if label != "on-demand"
-    }
-    gap = max(abs(accuracy - fmean(alone)) for accuracy in others.values())
+    alone = accuracies.pop("on-demand")
+    gap = max(abs(fmean(each) - fmean(alone)) for each in accuracies.values())
     noise = f" ({100 * stdev(alone):.2f} points between seeds)" if len(alone) > 1 else ""
     section.say(
         f"After the same number of updates the mean accuracy with preemption is at most"
@@ -168,19 +138,24 @@ def _conclude(section: Section, found: dict[str, list[plots.Curve]]) -> None:
         " whoever computes them, so preemption costs time, not accuracy. The plot takes a run's"
         " cost as spread evenly over its time."
     )
+    return section
+
+
+def _lessons(asked: Asked) -> list[Lesson]:
+    folder, data = asked.scratch, "digits"
+    if asked.data is not None and (asked.data / "images" / IMAGES).exists() and not asked.quick:
+        folder, data = asked.data, f"images/{IMAGES}"
+    updates, seeds = (QUICK_UPDATES, QUICK_SEEDS) if asked.quick else (UPDATES, SEEDS)
+    kinds: list[tuple[PolicyName, tuple[float, float]]] = [("on-demand", PAIRS[0])]
+    kinds += [("static", pair) for pair in PAIRS[: 1 if asked.quick else None]]
+    return [
+        Lesson(policy, *pair, updates, data, folder, seed)
+        for policy, pair in kinds
+        for seed in range(asked.seed, asked.seed + seeds)
+    ]
 
 
 def _mean(values: list[float]) -> str:
     if len(values) == 1:
         return percent(values[0], 2)
     return f"{percent(fmean(values), 2)} ± {100 * stdev(values):.2f}"
-
-
-def _data(curve: plots.Curve) -> dict[str, Any]:
-    return {
-        "points": [asdict(point) for point in curve.points],
-        "runtime_s": curve.runtime_s,
-        "cost_usd": curve.cost_usd,
-        "cost_ratio": curve.cost_ratio,
-        "updates": curve.updates,
-    }

@@ -53,11 +53,10 @@ class Section:
         """Add a list."""
         self.blocks.append("\n".join(_wrapped(f"- {each}", "  ") for each in points if each))
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Add a table; the first column is words, the others are numbers."""
-        ruler = ["---", *["---:"] * (len(columns) - 1)]
-        lines = [columns, ruler, *rows]
-        self.blocks.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    def table(self, head: str, rows: Iterable[str]) -> None:
+        """Add a table; cells are separated by ` | `, the first is words, the others are numbers."""
+        ruler = " | ".join(["---", *["---:"] * head.count(" | ")])
+        self.blocks.append("\n".join(f"| {line} |" for line in (head, ruler, *rows)))
 
     def head(self, words: str) -> None:
         """Begin a sub-section."""
@@ -103,19 +102,14 @@ def _as_json(parts: Mapping[str, Mapping[str, Any]]) -> str:
     between = ",\n"
     written = []
     for name, data in parts.items():
-        lines = between.join(
-            f"  {json.dumps(key)}: {json.dumps(_short(one))}" for key, one in data.items()
-        )
+        lines = between.join(f"  {json.dumps(key)}: {_short(one)}" for key, one in data.items())
         written.append(f" {json.dumps(name)}: {{\n{lines}\n }}")
     return f"{{\n{between.join(written)}\n}}\n"
 
 
-def _short(value: Any) -> Any:  # noqa: ANN401 -- whatever JSON can hold
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _short(one) for key, one in value.items()}
-    return [_short(one) for one in value] if isinstance(value, list) else value
+def _short(value: object) -> str:
+    digits = json.loads(json.dumps(value), parse_float=lambda text: float(f"{float(text):.6g}"))
+    return json.dumps(digits)
 
 
 def _save(figure: Figure, path: Path) -> None:
@@ -158,6 +152,5 @@ def cost(summary: Summary) -> str:
 
 def listed(words: Sequence[str]) -> str:
     """Join words with commas and an "and"."""
-    if len(words) < 2:
-        return "".join(words)
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+    *most, last = words or [""]
+    return f"{', '.join(most)} and {last}" if most else last

@@ -12,21 +12,13 @@ from common.theory.provisioning import plan
 from common.traces.files import read_trace
 from load.paper import stated
 from load.paper.document import listed, percent
-from load.paper.job import (
-    HIGH,
-    PAIRS,
-    RATE_PER_S,
-    UPDATES,
-    WORKERS,
-    Setting,
-    Variation,
-)
+from load.paper.job import HIGH, PAIRS, UPDATES, WORKERS, Case, Setting, Variation
 from load.paper.runner import FEW
 from load.paper.series import like_the_papers
 
 if TYPE_CHECKING:
     from load.paper.document import Section
-    from load.paper.runner import Asked, Outcome, Runner
+    from load.paper.runner import Runner
 
 BASE = Setting()  # (0.9, 1.05), equal rates, high price
 # The on-demand cost of theta_0 at equal rates; where rates are drawn, of their mean.
@@ -66,87 +58,83 @@ def most_updates(share: float, setting: Setting) -> int:
     return round(UPDATES * (on_spot + more if more > 0 else share / setting.prices.ratio))
 
 
-def explain_static(section: Section, asked: Asked, runner: Runner) -> None:
+def explain_static(section: Section, runner: Runner) -> None:
     """Say why the paper's static costs are below Corollary 2: fewer updates, or another price?"""
-    pairs = PAIRS[:1] if asked.quick else PAIRS
-    simulations, needed = [], []
-    for pair in pairs:
-        setting = Setting(*pair)
-        best, updates = plan(setting.work(), setting.market), updates_for(_said(pair), setting)
-        change = Variation("fewer", best.spot, updates, pair[1] * stated.THETA_0_S)
-        simulations.append(asked.simulation(setting, "static", change))
-        needed.append((setting, updates))
-    found = list(runner.simulated("fewer updates", simulations).values())
-    section.say("**Why the paper's costs at equal rates are below its own bound.**")
-    shares = [_absolute(each) for each in found]
-    prices = [price_for(_said(pair), Setting(*pair)) for pair in pairs]
+    settings = [Setting(*pair) for pair in (PAIRS[:1] if runner.asked.quick else PAIRS)]
+    said = [stated.STATIC["equal"][each.availability, each.deadline_factor] for each in settings]
+    updates = list(map(updates_for, said, settings))
+    cases = [
+        Case(
+            each,
+            "static",
+            Variation(
+                "fewer",
+                plan(each.work(), each.market).spot,
+                some,
+                each.deadline_factor * stated.THETA_0_S,
+            ),
+        )
+        for each, some in zip(settings, updates, strict=True)
+    ]
+    found = runner.simulated("fewer updates", cases).values()
+    shares = [each.summary.cost_usd.mean / ON_DEMAND_USD for each in found]
+    prices = map(price_for, said, settings)
     bounds = sorted({row.bound for row in stated.TABLE_II if row.bound})
     means = [price_of_bound(bound, BASE) for bound in bounds]
+    section.say("**Why the paper's costs at equal rates are below its own bound.**")
     section.point(
         "*Fewer updates*, as the paper supposes: its runs end at a target accuracy, ours after all"
-        f" 10,000 updates. The same split stopped after {_numbers([u for _, u in needed])} updates"
+        f" 10,000 updates. The same split stopped after {_numbers(updates)} updates"
         f" costs {listed([percent(share, 2) for share in shares])} of what on-demand machines cost"
-        f" for 10,000, where the paper states"
-        f" {listed([percent(_said(pair), 2) for pair in pairs])}. So the measured cost is in"
-        " proportion to the updates, and this can be the whole difference, if its on-demand cost is"
-        f" that of θ₀ = {stated.THETA_0_S:,.0f} s, which is the time of all 10,000."
-        + (
-            " Why one task would need so many updates less in one setting than in another, the"
-            " paper does not say."
-            if len(needed) > 1
-            else ""
-        ),
+        f" for 10,000, where the paper states {listed([percent(share, 2) for share in said])}. So"
+        " the measured cost is in proportion to the updates, and this can be the whole difference,"
+        f" if its on-demand cost is that of θ₀ = {stated.THETA_0_S:,.0f} s, which is the time of"
+        " all 10,000."
+        + " Why one task would need so many updates less in one setting than in another, the paper"
+        " does not say." * (len(settings) > 1),
         "*Another spot price*: it would have to be"
         f" {listed([f'{price:.4f}' for price in prices])} $/h instead of {HIGH.spot:g}. But"
         f" Table II's own bounds of {listed([percent(bound) for bound in bounds])} are those of"
         f" mean prices of {listed([f'{mean:.4f}' for mean in means])} (equation 19 turned round):"
         f" {percent(max(abs(mean / HIGH.spot - 1) for mean in means))} away at most. So it is not"
         " the price.",
-        _traced(asked, runner),
+        _traced(runner),
     )
     section.data["fewer updates"] = {
-        setting.key: {"updates": updates, "cost_share": share}
-        for (setting, updates), share in zip(needed, shares, strict=True)
+        setting.key: {"updates": some, "cost_share": share}
+        for setting, some, share in zip(settings, updates, shares, strict=True)
     }
 
 
-def explain_drawn(section: Section, asked: Asked, runner: Runner) -> None:
+def explain_drawn(section: Section, runner: Runner) -> None:
     """Say what the deadline means where each run draws its own rates."""
-    pairs = PAIRS[:1] if asked.quick else PAIRS
-    own = [asked.simulation(Setting(*pair, "drawn"), "static") for pair in pairs]
+    settings = [Setting(*pair, "drawn") for pair in (PAIRS[:1] if runner.asked.quick else PAIRS)]
+    own = [Case(each, "static") for each in settings]
     fixed = [
-        asked.simulation(
-            Setting(*pair, "drawn"),
-            "static",
-            Variation("fixed deadline", deadline_s=pair[1] * stated.THETA_0_S),
-        )
-        for pair in pairs
+        Case(each, "static", Variation("fixed deadline", deadline_s=factor * stated.THETA_0_S))
+        for each in settings
+        for factor in [each.deadline_factor]
     ]
     found = runner.simulated("one deadline for all", [*own, *fixed])
     rows, away, lower = [], list[float](), list[float]()
-    for pair, one, other in zip(pairs, own, fixed, strict=True):
-        runs = found[other.name].runs
-        infeasible = np.mean([run.spot_share == 0 for run in runs])
+    for setting, one, other in zip(settings, own, fixed, strict=True):
+        runs, ratio = found[other.name].runs, found[other.name].summary.cost_ratio
+        mean = found[one.name].summary.cost_ratio.mean  # with deadlines of their own
+        infeasible = float(np.mean([run.spot_share == 0 for run in runs]))
         ratios = [run.cost_usd / ON_DEMAND_USD for run in runs]
-        dearer = float(np.mean([ratio >= 1 for ratio in ratios]))
-        said, ratio = stated.STATIC["drawn"][pair], found[other.name].summary.cost_ratio
+        share, dearer = float(np.mean(ratios)), float(np.mean([each >= 1 for each in ratios]))
+        said = stated.STATIC["drawn"][setting.availability, setting.deadline_factor]
         error = (ratio.deviation or 0.0) / math.sqrt(FEW)
         away.append(abs(said - ratio.mean) / error)
-        lower.append(100 * (said - found[one.name].summary.cost_ratio.mean))
+        lower.append(100 * (said - mean))
         rows.append(
-            (
-                Setting(*pair).label,
-                percent(said, 2),
-                percent(found[one.name].summary.cost_ratio.mean),
-                f"{percent(ratio.mean)} ± {100 * error:.1f}",
-                percent(float(np.mean(ratios))),
-                percent(float(infeasible)),
-                percent(dearer),
-            )
+            f"{setting.label} | {percent(said, 2)} | {percent(mean)}"
+            f" | {percent(ratio.mean)} ± {100 * error:.1f} | {percent(share)}"
+            f" | {percent(infeasible)} | {percent(dearer)}"
         )
-        section.data[f"{other.name}"] = {
-            "cost_share_of_mean": float(np.mean(ratios)),
-            "nothing_on_spot": float(infeasible),
+        section.data[other.name] = {
+            "cost_share_of_mean": share,
+            "nothing_on_spot": infeasible,
             "dearer_than_mean_on_demand": dearer,
         }
     section.say(
@@ -155,16 +143,11 @@ def explain_drawn(section: Section, asked: Asked, runner: Runner) -> None:
         f" happens with one deadline for all, a multiple of {stated.THETA_0_S:,.0f} s: a run that"
         " drew low rates cannot meet it even on demand, so nothing of it is on spot."
     )
-    columns = (
-        "",
-        "paper",
-        "own deadline",
-        "one deadline",
-        "of the mean on-demand cost",
-        "nothing on spot",
-        "dearer than that mean",
+    section.table(
+        " | paper | own deadline | one deadline | of the mean on-demand cost | nothing on spot"
+        " | dearer than that mean",
+        rows,
     )
-    section.table(columns, rows)
     section.say(
         f"The paper's means are {listed([f'{points:.1f}' for points in lower])} points above ours"
         f" with deadlines of their own, and"
@@ -173,12 +156,14 @@ def explain_drawn(section: Section, asked: Asked, runner: Runner) -> None:
     )
 
 
-def explain_adaptive(section: Section, asked: Asked, runner: Runner) -> None:
+def explain_adaptive(section: Section, runner: Runner) -> None:
     """Say why the adaptive split is not cheaper here, and what the least is that one can pay."""
-    everything = asked.simulation(BASE, "static", Variation("all on spot", spot=WORKERS))
-    wanted = [asked.simulation(BASE, policy) for policy in ("static", "adaptive")]
-    filled = asked.simulation(Setting(rates="drawn"), "backfill")
-    found = runner.simulated("all on spot", [everything, *wanted, filled])
+    cases = (
+        Case(BASE, "static", Variation("all on spot", spot=WORKERS)),
+        *(Case(BASE, "static"), Case(BASE, "adaptive")),
+        Case(Setting(rates="drawn"), "backfill"),
+    )
+    found = runner.simulated("all on spot", cases)
     every, static, adaptive, backfill = (each.summary for each in found.values())
     limit = cost_share_limit(1.05, 0.9, HIGH.spot, HIGH.on_demand)
     below = [row for row in stated.TABLE_II if row.rates == "equal" and row.adaptive < limit]
@@ -217,16 +202,18 @@ def _row(row: stated.Row) -> str:
     return f"{percent(row.adaptive)} ({row.data}, {row.optimizer})"
 
 
-def _traced(asked: Asked, runner: Runner) -> str:
+def _numbers(values: list[int]) -> str:
+    return listed([f"{value:,}" for value in values])
+
+
+def _traced(runner: Runner) -> str:
     """Try a price that moves: Theorem 4 at its mean, and what is paid."""
-    trace = like_the_papers(asked)
+    trace = like_the_papers(runner.asked)
     if trace is None:
         return ""
-    change = Variation("price moves", usd_per_hour=trace)
-    (outcome,) = runner.simulated(
-        "a price that moves", [asked.simulation(BASE, "static", change)]
-    ).values()
-    found = read_trace(asked.scratch / trace.file)
+    case = Case(BASE, "static", Variation("price moves", usd_per_hour=trace))
+    (outcome,) = runner.simulated("a price that moves", [case]).values()
+    found = read_trace(runner.asked.scratch / trace.file)
     low, high = found.values.min(), found.values.max()
     ratio = outcome.summary.cost_ratio
     return (
@@ -235,17 +222,3 @@ def _traced(asked: Asked, runner: Runner) -> str:
         f" speed. The static split costs {percent(ratio.mean)} with a standard deviation of"
         f" {percent(ratio.deviation)} between runs: what such a trace changes is within that."
     )
-
-
-def _absolute(outcome: Outcome) -> float:
-    """Give the mean cost over that of on-demand machines for all 10,000 updates."""
-    alone_usd = UPDATES * 20 * 256 / (WORKERS * RATE_PER_S) * WORKERS * HIGH.on_demand / 3600
-    return outcome.summary.cost_usd.mean / alone_usd
-
-
-def _said(pair: tuple[float, float]) -> float:
-    return stated.STATIC["equal"][pair]
-
-
-def _numbers(values: list[int]) -> str:
-    return listed([f"{value:,}" for value in values])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from common.simulation.experiments.spec import (
 from common.theory.work import Work, market
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from common.policies.policy import PolicyName
@@ -93,7 +92,7 @@ class Setting:
         """What is to be done where all rates are equal."""
         return self._work(np.full(WORKERS, RATE_PER_S))
 
-    def drawn_works(self, runs: int, seed: int, folder: Path) -> list[Work]:
+    def works(self, runs: int, seed: int, folder: Path) -> list[Work]:
         """What is to be done in each run of that seed, with the rates that it draws."""
         rates = setting_of(experiment(self, "static"), folder, runs, seed).givens.rates_per_s
         return [self._work(each) for each in rates]
@@ -106,15 +105,10 @@ class Setting:
 PAIRS = ((0.9, 1.05), (0.8, 1.05), (0.8, 1.10))  # (alpha, theta / theta_0)
 
 
-def settings(*, quick: bool, prices: Sequence[Prices] = (HIGH, LOW)) -> list[Setting]:
+def settings(*, quick: bool) -> list[Setting]:
     """List all settings of figures 3 to 5; quick: the first pair at the high price alone."""
-    pairs, some = (PAIRS[:1], prices[:1]) if quick else (PAIRS, prices)
-    return [
-        Setting(availability, factor, rates, price)
-        for price in some
-        for rates in RATES
-        for availability, factor in pairs
-    ]
+    pairs, prices = (PAIRS[:1], (HIGH,)) if quick else (PAIRS, (HIGH, LOW))
+    return [Setting(*pair, rates, price) for price in prices for rates in RATES for pair in pairs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +129,19 @@ class Variation:
 
 
 NOTHING = Variation()
+
+
+class Case(NamedTuple):
+    """Something to simulate."""
+
+    setting: Setting
+    policy: PolicyName
+    change: Variation = NOTHING
+
+    @property
+    def name(self) -> str:
+        """Says all that differs from other cases."""
+        return " ".join(filter(None, (self.setting.key, self.policy, self.change.name)))
 
 
 def second_pool(setting: Setting) -> SpotSpec:
@@ -160,7 +167,7 @@ def experiment(setting: Setting, policy: PolicyName, change: Variation = NOTHING
     )
     factor = setting.deadline_factor if change.deadline_s is None else None
     return Experiment(
-        name=" ".join(filter(None, (setting.key, policy, change.name))),
+        name=Case(setting, policy, change).name,
         workers=WORKERS,
         rates=RATE_PER_S if setting.rates == "equal" else DRAWN,
         group_size=setting.group_size,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -12,14 +13,16 @@ from load.paper.job import HIGH, Setting
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from common.simulation.experiments.outcome import Point, Run, Spread
+    from common.policies.policy import PolicyName
+    from common.simulation.experiments.outcome import Point, Run, Spread, Summary
 
 Pair = tuple[float, float]
 _SHARE = "cost, % of on-demand machines alone"
 _GREY = "0.5"
 
 
-class Curve(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Curve:
     """What one run learned."""
 
     points: tuple[Point, ...]
@@ -34,7 +37,7 @@ def cost_against_runtime(
     stated: Mapping[Any, Mapping[Pair, float]],
 ) -> Figure:
     """Figures 3a and 4: a dot for each run, a cross for their mean, a line for the paper's mean."""
-    figure, axes = _panels(1, len(panels), (10, 4.5))
+    figure, axes = _panels(len(panels), (10, 4.5))
     for axis, (title, settings), paper in zip(axes, panels.items(), stated.values(), strict=True):
         for number, (pair, runs) in enumerate(settings.items()):
             colour = f"C{number}"
@@ -45,73 +48,65 @@ def cost_against_runtime(
             axis.plot(times.mean(), costs.mean(), "X", color=colour, markersize=11, mec="black")
             axis.axhline(100 * paper[pair], color=colour, linestyle="--", linewidth=1)
         axis.set_title(f"{title} (dashed: the paper's mean; X: ours)", fontsize="medium")
-        axis.set_xlabel("runtime, s")
-        axis.set_ylabel(_SHARE)
+        axis.set(xlabel="runtime, s", ylabel=_SHARE)
         axis.legend(fontsize="small")
     return figure
 
 
 def bars(found: Sequence[tuple[str, Spread, float | None, float | None]]) -> Figure:
     """Figure 5: ours with the deviation of single runs, the paper's, and Corollary 2."""
-    figure, (axis,) = _panels(1, 1, (10, 4.5))
+    figure, (axis,) = _panels(1, (10, 4.5))
     at = np.arange(len(found))
     ours = [100 * spread.mean for _, spread, _, _ in found]
     deviations = [100 * (spread.deviation or 0.0) for _, spread, _, _ in found]
     axis.bar(at - 0.2, ours, 0.4, yerr=deviations, capsize=3, label="12 runs here")
     paper = [(x, 100 * said) for x, (_, _, said, _) in zip(at, found, strict=True) if said]
     axis.bar([x + 0.2 for x, _ in paper], [y for _, y in paper], 0.4, label="paper")
-    for x, (_, _, _, bound) in zip(at, found, strict=True):
-        if bound is None:
-            continue
-        axis.hlines(100 * bound, x - 0.45, x + 0.45, color="black", linestyle="--")
+    bounds = [(x, 100 * bound) for x, (*_, bound) in zip(at, found, strict=True) if bound]
+    for x, y in bounds:
+        axis.hlines(y, x - 0.45, x + 0.45, color="black", linestyle="--")
     axis.hlines([], 0, 0, color="black", linestyle="--", label="Corollary 2")
     axis.set_xticks(at, [label for label, _, _, _ in found], fontsize="x-small")
-    axis.set_ylabel(_SHARE)
-    axis.set_ylim(40, 105)
+    axis.set(ylabel=_SHARE, ylim=(40, 105))
     axis.legend(ncols=3)
     return figure
 
 
-def policies(panels: Mapping[str, Mapping[str, tuple[float, float, float, float]]]) -> Figure:
+def policies(panels: Mapping[str, Mapping[PolicyName, Summary]]) -> Figure:
     """Cost against the share of deadlines met, a dot for each policy."""
-    figure, axes = _panels(1, len(panels), (4.2 * max(len(panels), 1.6), 4.5))
+    figure, axes = _panels(len(panels), (4.2 * max(len(panels), 1.6), 4.5))
     for axis, (title, points) in zip(axes, panels.items(), strict=True):
-        for number, (name, (share, met, low, high)) in enumerate(points.items()):
-            error = [[100 * (met - low)], [100 * (high - met)]]
-            mark, colour = "os^vDPX"[number], f"C{number}"
-            axis.errorbar(100 * share, 100 * met, error, fmt=mark, color=colour, label=name)
+        for number, (name, one) in enumerate(points.items()):
+            error = [[100 * (one.met - one.met_low)], [100 * (one.met_high - one.met)]]
+            mark, colour, share = "os^vDPX"[number], f"C{number}", one.cost_ratio.mean
+            axis.errorbar(100 * share, 100 * one.met, error, fmt=mark, color=colour, label=name)
         axis.axvline(100 * HIGH.ratio, color=_GREY, linestyle=":")
         axis.set_title(f"{title}, high price", fontsize="medium")
-        axis.set_xlabel(_SHARE)
-        axis.set_ylim(0, 104)
+        axis.set(xlabel=_SHARE, ylim=(0, 104))
     axes[0].set_ylabel("deadlines met, %")
     axes[0].legend(fontsize="small", loc="lower left")
     return figure
 
 
-def series(groups: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
+def series(groups: Mapping[str, Mapping[str, Mapping[PolicyName, float]]]) -> Figure:
     """Cost on every series, a row for each and a mark for each policy."""
     rows = sum(len(some) + 2 for some in groups.values())
-    figure, (axis,) = _panels(1, 1, (9, 1 + 0.13 * rows))
-    at, ticks, labels = 0, list[int](), list[str]()
-    marks = {"static": "o", "adaptive": "s", "backfill": "D"}
+    figure, (axis,) = _panels(1, (9, 1 + 0.13 * rows))
+    at, labels = 0, dict[int, str]()
     for group, some in groups.items():
         axis.text(0.5, at, group, fontsize=7, weight="bold", va="center")
-        at += 1
         for name, costs in some.items():
-            for number, (policy, share) in enumerate(costs.items()):
-                label = policy if not ticks else None
-                mark, colour = marks[policy], f"C{number}"
-                axis.plot(100 * share, at, mark, color=colour, ms=4, alpha=0.8, label=label)
-            ticks.append(at)
-            labels.append(name)
             at += 1
-        at += 1
-    axis.set_yticks(ticks, labels, fontsize=5.5)
-    axis.set_ylim(at, -1)
-    axis.set_xlim(left=0)
+            for number, (policy, share) in enumerate(costs.items()):
+                label = None if labels else policy
+                mark, colour = "osD"[number], f"C{number}"
+                axis.plot(100 * share, at, mark, color=colour, ms=4, alpha=0.8, label=label)
+            labels[at] = name
+        at += 2
+    axis.set_yticks(list(labels), list(labels.values()), fontsize=5.5)
     axis.axvline(100, color="black", linewidth=0.8)
-    axis.set_xlabel(_SHARE)
+    axis.set_xlim(left=0)
+    axis.set(xlabel=_SHARE, ylim=(at, -1))
     figure.legend(loc="outside upper center", ncols=3, fontsize="small")
     return figure
 
@@ -120,20 +115,19 @@ def dispersion(
     curves: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], printed: float, renewal: float
 ) -> Figure:
     """Variance of J_t over its mean against time."""
-    figure, (axis,) = _panels(1, 1, (8, 4.5))
+    figure, (axis,) = _panels(1, (8, 4.5))
     for number, (label, curve) in enumerate(curves.items()):
         axis.loglog(curve["times_s"], curve["dispersion"], "o-", color=f"C{number}", label=label)
     axis.axhline(printed, color="black", linestyle="--", label="Theorem 1: 1 / K")
     axis.axhline(renewal, color="black", linestyle=":", label="renewal streams: 1 / (K b)")
-    axis.set_xlabel("t, s")
-    axis.set_ylabel("variance of $J_t$ over its mean")
+    axis.set(xlabel="t, s", ylabel="variance of $J_t$ over its mean")
     axis.legend()
     return figure
 
 
 def accuracy(found: Mapping[str, Curve]) -> Figure:
     """Figure 3b: accuracy over time, and over cost."""
-    figure, (over_time, over_cost) = _panels(1, 2, (10, 4.5))
+    figure, (over_time, over_cost) = _panels(2, (10, 4.5))
     for label, curve in found.items():
         times = np.array([point.at_s for point in curve.points])
         reached = [100 * point.accuracy for point in curve.points]
@@ -141,16 +135,15 @@ def accuracy(found: Mapping[str, Curve]) -> Figure:
         over_cost.plot(times * curve.cost_usd / curve.runtime_s, reached, label=label)
     for axis in (over_time, over_cost):
         axis.set_ylim(bottom=60)  # what comes before is steep, and alike
-    over_time.set_xlabel("time, s")
+    over_time.set(xlabel="time, s", ylabel="accuracy on the held-out part, %")
     over_cost.set_xlabel("cost, USD")
-    over_time.set_ylabel("accuracy on the held-out part, %")
     over_cost.legend(fontsize="small")
     return figure
 
 
-def _panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[Any]]:
+def _panels(columns: int, size: tuple[float, float]) -> tuple[Figure, list[Any]]:
     figure = Figure(figsize=size, layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
+    axes = list(figure.subplots(1, columns, squeeze=False).ravel())
     for axis in axes:
         axis.grid(alpha=0.3)
     return figure, axes

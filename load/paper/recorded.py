@@ -2,72 +2,81 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import numpy as np
+from collections import defaultdict
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.simulation.experiments.setting import setting_of
 from load.paper import plots
 from load.paper.document import Section, percent
-from load.paper.job import ALPHA, CYCLE_S, GRADIENT_S, Setting, experiment
+from load.paper.job import ALPHA, CYCLE_S, GRADIENT_S, Case, Setting, experiment
 from load.paper.runner import FEW
 from load.paper.series import SPEED, find
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from common.policies.policy import PolicyName
     from common.simulation.experiments.outcome import Summary
-    from load.paper.runner import Asked, Outcome, Runner, Simulation
+    from load.paper.runner import Asked, Runner
     from load.paper.series import Found, Series
 
 POLICIES: tuple[PolicyName, ...] = ("static", "adaptive", "backfill")
 
 
-def run(asked: Asked, runner: Runner) -> Section:
+class _Measured(NamedTuple):
+    series: Series
+    availability: float
+    summaries: dict[PolicyName, Summary]
+
+
+def run(runner: Runner) -> Section:
     """Run every usable trace and write what came of it."""
     section = Section("Recorded prices and availability")
-    found = find(asked)
+    found = find(runner.asked)
     if found is None or not found.series:
         section.say("There was no data folder with traces (`--data`), so nothing of this was run.")
         return section
-    simulations: dict[tuple[str, str], Simulation] = {
-        (each.change.name, policy): asked.simulation(each.setting, policy, each.change, FEW)
+    cases = {
+        (each.change.name, policy): Case(each.setting, policy, each.change)
         for each in found.series
         for policy in POLICIES
     }
-    done = runner.simulated("traces", list(simulations.values()))
-    outcomes = {key: done[simulation.name] for key, simulation in simulations.items()}
-    _introduce(section, found, asked)
-    groups: dict[str, list[Series]] = {}
+    done = runner.simulated("traces", cases.values(), FEW)
+    groups = defaultdict[str, list[_Measured]](list)
     for each in found.series:
-        groups.setdefault(each.group, []).append(each)
-    rows = [_row(group, some, outcomes, asked) for group, some in groups.items()]
-    columns = ("", "series", ALPHA, "lowest possible", *POLICIES)
-    section.table(columns, rows)
-    section.draw(
-        "traces.png",
-        plots.series(
-            {
-                group: {each.name: _costs(each, outcomes) for each in some}
-                for group, some in groups.items()
-            }
-        ),
-        "Mean cost of 12 runs on every series",
-    )
-    _conclude(section, groups, outcomes)
-    section.head("What was not used")
-    section.point(*(f"{what}: {why}." for what, why in found.unused))
-    for each in found.series:
-        section.data[each.change.name] = {
+        name, prices = each.change.name, each.setting.prices
+        summaries = {policy: done[cases[name, policy].name].summary for policy in POLICIES}
+        drawn = setting_of(experiment(*cases[name, "static"]), runner.asked.scratch, 1, 0)
+        availability = drawn.givens.pools[1].availability
+        groups[each.group].append(_Measured(each, availability, summaries))
+        section.data[name] = {
             "group": each.group,
             "speed": each.speed,
-            "on_demand_usd_per_hour": each.prices.on_demand,
-            "mean_spot_usd_per_hour": each.prices.spot,
-            "availability": _availability(each, asked),
-            **{policy: outcomes[each.change.name, policy].summary.as_dict() for policy in POLICIES},
+            "on_demand_usd_per_hour": prices.on_demand,
+            "mean_spot_usd_per_hour": prices.spot,
+            "availability": availability,
+            **{policy: one.as_dict() for policy, one in summaries.items()},
         }
     section.data["unused"] = [{"what": what, "why": why} for what, why in found.unused]
+    _introduce(section, found, runner.asked)
+    section.table(
+        " | ".join(("", "series", ALPHA, "lowest possible", *POLICIES)),
+        [_row(group, some) for group, some in groups.items()],
+    )
+    costs = {
+        group: {
+            each.series.name: {
+                policy: one.cost_ratio.mean for policy, one in each.summaries.items()
+            }
+            for each in some
+        }
+        for group, some in groups.items()
+    }
+    section.draw("traces.png", plots.series(costs), "Mean cost of 12 runs on every series")
+    _conclude(section, [each for some in groups.values() for each in some])
+    section.head("What was not used")
+    section.point(*(f"{what}: {why}." for what, why in found.unused))
     return section
 
 
@@ -99,65 +108,38 @@ def _introduce(section: Section, found: Found, asked: Asked) -> None:
     )
 
 
-def _row(
-    group: str,
-    some: Sequence[Series],
-    outcomes: Mapping[tuple[str, str], Outcome],
-    asked: Asked,
-) -> tuple[str, ...]:
-    shares = [_availability(each, asked) for each in some]
+def _row(group: str, some: Sequence[_Measured]) -> str:
+    shares = [each.availability for each in some]
     spread = f"{min(shares):.2f} to {max(shares):.2f}" if len(some) > 1 else f"{shares[0]:.2f}"
-    lowest = float(np.mean([min(each.prices.ratio, 1.0) for each in some]))
-    return (group, str(len(some)), spread, percent(lowest), *_cells(some, outcomes))
-
-
-def _cells(some: Sequence[Series], outcomes: Mapping[tuple[str, str], Outcome]) -> list[str]:
+    lowest = fmean(min(each.series.setting.prices.ratio, 1.0) for each in some)
     cells = []
     for policy in POLICIES:
-        each = [outcomes[one.change.name, policy].summary for one in some]
-        cells.append(f"{percent(_mean_cost(each))}; {_met(each)} of {sum(o.runs for o in each)}")
-    return cells
+        found = [one.summaries[policy] for one in some]
+        runs = sum(one.runs for one in found)
+        cells.append(f"{percent(_mean_cost(found))}; {_met(found)} of {runs}")
+    return " | ".join((group, str(len(some)), spread, percent(lowest), *cells))
 
 
 def _mean_cost(each: Sequence[Summary]) -> float:
-    return float(np.mean([one.cost_ratio.mean for one in each]))
+    return fmean(one.cost_ratio.mean for one in each)
 
 
 def _met(each: Sequence[Summary]) -> int:
     return sum(round(one.met * one.runs) for one in each)
 
 
-def _costs(one: Series, outcomes: Mapping[tuple[str, str], Outcome]) -> dict[str, float]:
-    return {
-        policy: outcomes[one.change.name, policy].summary.cost_ratio.mean for policy in POLICIES
-    }
-
-
-def _availability(each: Series, asked: Asked) -> float:
-    setting = setting_of(experiment(each.setting, "static", each.change), asked.scratch, 1, 0)
-    return setting.givens.pools[1].availability
-
-
-def _conclude(
-    section: Section,
-    groups: Mapping[str, Sequence[Series]],
-    outcomes: Mapping[tuple[str, str], Outcome],
-) -> None:
-    everything = [each for some in groups.values() for each in some]
-    found = {
-        policy: [outcomes[each.change.name, policy].summary for each in everything]
-        for policy in POLICIES
-    }
-    total = sum(one.runs for one in found["static"])
-    static, backfill = found["static"], found["backfill"]
+def _conclude(section: Section, everything: Sequence[_Measured]) -> None:
+    static, adaptive, backfill = (
+        [each.summaries[policy] for each in everything] for policy in POLICIES
+    )
     cheaper = sum(
         b.cost_ratio.mean < s.cost_ratio.mean for s, b in zip(static, backfill, strict=True)
     )
-    more = sum(a.met >= s.met for s, a in zip(static, found["adaptive"], strict=True))
+    more = sum(a.met >= s.met for s, a in zip(static, adaptive, strict=True))
     section.say(
         f"Over all {len(everything)} series static costs {percent(_mean_cost(static))}, adaptive"
-        f" {percent(_mean_cost(found['adaptive']))} and backfill {percent(_mean_cost(backfill))};"
-        f" they meet {_met(static)}, {_met(found['adaptive'])} and {_met(backfill)} of {total}"
-        f" deadlines. Backfill is cheaper than static on {cheaper} series, adaptive meets at least"
-        f" as many deadlines as static on {more}."
+        f" {percent(_mean_cost(adaptive))} and backfill {percent(_mean_cost(backfill))};"
+        f" they meet {_met(static)}, {_met(adaptive)} and {_met(backfill)} of"
+        f" {sum(one.runs for one in static)} deadlines. Backfill is cheaper than static on"
+        f" {cheaper} series, adaptive meets at least as many deadlines as static on {more}."
     )

@@ -5,76 +5,28 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich import progress
 
 from common.simulation.experiments.experiment import simulate
 from common.simulation.experiments.outcome import Summary
-from load.paper.job import NOTHING, experiment
+from common.theory.provisioning import plan
+from load.paper.job import NOTHING, Case, experiment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from common.policies.policy import PolicyName
     from common.simulation.experiments.outcome import Run
     from common.simulation.experiments.spec import Experiment
-    from load.paper.document import Section
+    from common.theory.provisioning import Plan
     from load.paper.job import Setting, Variation
 
 FEW = 12  # runs of each setting in the paper
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
-    """What an experiment gave."""
-
-    runs: tuple[Run, ...]  # without their histories
-    changes: float  # decisions after the first, per run
-
-    @property
-    def summary(self) -> Summary:
-        """Of all runs."""
-        return Summary.of(self.runs)
-
-    @property
-    def few(self) -> Summary:
-        """Of as many runs as the paper made."""
-        return Summary.of(self.runs[:FEW])
-
-
-class Work(Protocol):
-    """Something that a process can do by itself; its name tells two of them apart."""
-
-    @property
-    def name(self) -> str:
-        """What the bar calls it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Simulation:
-    """An experiment to be run so many times; its name says all that differs from others'."""
-
-    experiment: Experiment
-    folder: Path  # of its traces
-    runs: int
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """The experiment's."""
-        return self.experiment.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +39,25 @@ class Asked:
     data: Path | None  # recorded traces and images; None: there are none
     scratch: Path  # for files that simulations read
 
-    def simulation(
-        self, setting: Setting, policy: PolicyName, change: Variation = NOTHING, runs: int = 0
-    ) -> Simulation:
-        """Make a simulation of one setting and policy; the same seed for all of them.
 
-        So all policies see the same rates and preemptions.
-        """
-        wanted = experiment(setting, policy, change)
-        return Simulation(wanted, self.scratch, runs or self.runs, self.seed)
+class Outcome(NamedTuple):
+    """What the runs of a case gave."""
+
+    runs: tuple[Run, ...]  # without their histories
+    changes: float  # decisions after the first, per run
+    summary: Summary  # of all runs
+
+    @property
+    def few(self) -> Summary:
+        """Of as many runs as the paper made."""
+        return Summary.of(self.runs[:FEW])
 
 
-def carry_out(simulation: Simulation) -> Outcome:
-    """Run it; here rather than as a method, so that another process finds it by its name."""
-    runs = simulate(simulation.experiment, simulation.folder, simulation.runs, simulation.seed)
-    changes = sum(run.changes for run in runs) / len(runs)
-    return Outcome(tuple(replace(run, history=()) for run in runs), changes)
+def _outcome(work: tuple[Experiment, Path, int, int]) -> Outcome:
+    """Run an experiment; a function of the module, so that another process finds it by its name."""
+    found = simulate(*work)
+    runs = tuple(replace(run, history=()) for run in found)
+    return Outcome(runs, sum(run.changes for run in found) / len(found), Summary.of(runs))
 
 
 def _say_nothing() -> None:
@@ -110,7 +65,7 @@ def _say_nothing() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-Wanted = TypeVar("Wanted", bound=Work)
+Wanted = TypeVar("Wanted")
 Got = TypeVar("Got")
 
 
@@ -118,26 +73,26 @@ class Runner:
     """Some processes and a bar.
 
     Args:
+        asked: What the command was asked for.
         processes: 1: everything happens in this one.
         show: Whether to draw the bar.
     """
 
-    def __init__(self, processes: int = 1, *, show: bool = False) -> None:
-        # Spawned: a fork of a process that has run torch's threads may stand still for ever.
-        context = multiprocessing.get_context("spawn")
-        self._pool: ProcessPoolExecutor | None = None
+    def __init__(self, asked: Asked, processes: int = 1, *, show: bool = False) -> None:
+        self.asked = asked
+        self._pool: Executor = ThreadPoolExecutor(1)
         if processes > 1:
+            # Spawned: a fork of a process that has run torch's threads may stand still for ever.
+            context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(processes, context, initializer=_say_nothing)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[now]}"),
+        self._progress = progress.Progress(
+            "{task.description}",
+            *(progress.BarColumn(), progress.TaskProgressColumn(), progress.MofNCompleteColumn()),
+            progress.TimeElapsedColumn(),
+            "{task.fields[now]}",
             disable=not show,
         )
-        self._done: dict[Hashable, Outcome] = {}
+        self._done: dict[tuple[str, int], Outcome] = {}  # by name and number of runs
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -145,44 +100,54 @@ class Runner:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
 
-    def simulated(self, title: str, simulations: Sequence[Simulation]) -> Mapping[str, Outcome]:
-        """Run all that have not been run before; give what came of each, by its name."""
-        keys = {(each.name, each.runs, each.seed): each for each in simulations}
-        new = [each for key, each in keys.items() if key not in self._done]
-        found = self.map(title, carry_out, new)
-        self._done.update({(each.name, each.runs, each.seed): found[each.name] for each in new})
-        return {name: self._done[name, runs, seed] for name, runs, seed in keys}
+    def simulated(self, title: str, cases: Iterable[Case], runs: int = 0) -> dict[str, Outcome]:
+        """Run all cases that have not been run before; give what came of each, by its name.
+
+        The seed is the same for all of them, so all policies see the same rates and preemptions.
+
+        Args:
+            title: Of the bar.
+            cases: What to simulate.
+            runs: Of each, if not as many as were asked for.
+        """
+        runs = runs or self.asked.runs
+        wanted = {case.name: case for case in cases}
+        new = {
+            name: (experiment(*case), self.asked.scratch, runs, self.asked.seed)
+            for name, case in wanted.items()
+            if (name, runs) not in self._done
+        }
+        found = self.map(title, _outcome, new)
+        self._done.update({(name, runs): outcome for name, outcome in found.items()})
+        return {name: self._done[name, runs] for name in wanted}
+
+    def of(
+        self, setting: Setting, policy: PolicyName, change: Variation = NOTHING, runs: int = 0
+    ) -> Outcome:
+        """What came of a case, which is run now if it has not been run before."""
+        case = Case(setting, policy, change)
+        (outcome,) = self.simulated(case.name, [case], runs).values()
+        return outcome
+
+    def plans(self, setting: Setting) -> list[Plan]:
+        """Theorems 4 and 5 for each run of a setting, with the rates that it draws."""
+        asked = self.asked
+        works = setting.works(asked.runs, asked.seed, asked.scratch)
+        return [plan(work, setting.market) for work in works]
 
     def map(
-        self, title: str, do: Callable[[Wanted], Got], works: Sequence[Wanted]
+        self, title: str, do: Callable[[Wanted], Got], works: Mapping[str, Wanted]
     ) -> dict[str, Got]:
-        """Do all of it; results are by name."""
+        """Do all of it; results are by name, in the order of the works."""
         if not works:
             return {}
         bar = self._progress.add_task(title, total=len(works), now="")
-        found: dict[str, Got] = {}
-        if self._pool is None:
-            for work in works:
-                self._progress.update(bar, now=work.name)
-                found[work.name] = do(work)
-                self._progress.advance(bar)
-        else:
-            waiting: dict[Future[Got], str] = {
-                self._pool.submit(do, work): work.name for work in works
-            }
-            for future in as_completed(waiting):
-                found[waiting[future]] = future.result()
-                self._progress.update(bar, advance=1, now=waiting[future])
+        futures = {self._pool.submit(do, work): name for name, work in works.items()}
+        found = dict[str, Got]()
+        for future in as_completed(futures):
+            found[futures[future]] = future.result()
+            self._progress.update(bar, advance=1, now=futures[future])
         self._progress.update(bar, now="")
-        return {work.name: found[work.name] for work in works}
-
-
-class Part(Protocol):
-    """Does one part of the evaluation and says what it found."""
-
-    def __call__(self, asked: Asked, runner: Runner) -> Section:
-        """Do it."""
-        ...
+        return {name: found[name] for name in works}

@@ -8,17 +8,17 @@ times the on-demand price; from the snapshot of 2022 for everything else.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from common.datasets.readers import read_bytes
 from common.errors import UserError
 from common.simulation.experiments.setting import setting_of
 from common.traces.files import read_trace
@@ -48,14 +48,9 @@ class Series(NamedTuple):
 
     group: str
     name: str
-    prices: Prices  # spot: the mean of the trace while a machine is had
+    setting: Setting  # as in the paper; its spot price is the trace's mean while a machine is had
     change: Variation
     speed: float
-
-    @property
-    def setting(self) -> Setting:
-        """Where nothing is recorded it is as in the paper."""
-        return Setting(prices=self.prices)
 
 
 @dataclass(slots=True)
@@ -83,8 +78,8 @@ class Found:
             self.unused.append((name, str(error)))
             return
         change = Variation(name, usd_per_hour=trace, bid_usd_per_hour=on_demand if bid else None)
-        prices = Prices(name, on_demand, mean)
-        self.series.append(Series(group, name, prices, change, trace.speed))
+        setting = Setting(prices=Prices(name, on_demand, mean))
+        self.series.append(Series(group, name, setting, change, trace.speed))
 
     def enough(self, group: str) -> bool:
         """Say whether no more of a group is asked for."""
@@ -107,9 +102,10 @@ def find(asked: Asked) -> Found | None:
     if asked.data is None:
         return None
     found = Found(asked.data, asked.scratch, asked.quick)
-    if (asked.data / "spot-prices").is_dir():
-        for look in (_of_2015, _of_2016, _of_2020, _of_2022):
-            look(asked.data / "spot-prices", found)
+    prices = asked.data / "spot-prices"
+    for look, file in ((_of_2015, _OLD), (_of_2016, ""), (_of_2020, _NEW), (_of_2022, _CHANGES)):
+        if (prices / file).exists():
+            look(prices, found)
     if (asked.data / "spot-traces").is_dir():
         _availability(asked.data / "spot-traces", found)
     return found
@@ -128,8 +124,6 @@ def like_the_papers(asked: Asked) -> TraceSpec | None:
 
 
 def _of_2015(folder: Path, found: Found) -> None:
-    if not (folder / _OLD).exists():
-        return
     prices = listed(folder / _LIST, "us-east-1")
     files = split(folder / _OLD, found.scratch / "2015", ("instance_type", "availability_zone"))
     for (kind, zone), file in files.items():
@@ -152,8 +146,6 @@ def _of_2016(folder: Path, found: Found) -> None:
 
 
 def _of_2020(folder: Path, found: Found) -> None:
-    if not (folder / _NEW).exists():
-        return
     files = split(folder / _NEW, found.scratch / "2020", ("instance_type", "product"))
     linux = {kind: file for (kind, product), file in files.items() if product == _LINUX}
     others = f"{_NEW}: {len(files) - len(linux)} series of other systems than Linux"
@@ -165,11 +157,9 @@ def _of_2020(folder: Path, found: Found) -> None:
 
 
 def _of_2022(folder: Path, found: Found) -> None:
-    if not (folder / _CHANGES).exists():
-        return
     columns = ("instance_type", "az_id")  # all are Linux
     files = split(folder / _CHANGES, found.scratch / "2022", columns, least=2)
-    zones = regions(folder / _SNAPSHOT)
+    zones = {row["az_id"]: row["region"] for row in rows(folder / _SNAPSHOT)}
     known = {
         key: file for key, file in files.items() if found.on_demand(zones.get(key[1], ""), key[0])
     }
@@ -201,11 +191,12 @@ def _availability(folder: Path, found: Found) -> None:
     bamboo = folder / "bamboo"
     for path in sorted((*bamboo.glob("*.csv"), *bamboo.glob("*.csv.gz"))):
         _had(found, "Bamboo, clusters", path.name.partition(".csv")[0], path)
+    lives = "lifetimes of single machines, not what could be had over time"
     for path in sorted(folder.glob("gce-*.csv*")):
-        why = "lifetimes of single machines, not what could be had over time"
-        if "startup" in path.name:
-            why = "start-up times, used with the policies"
-        found.unused.append((path.name, why))
+        startup = "startup" in path.name
+        found.unused.append(
+            (path.name, "start-up times, used with the policies" if startup else lives)
+        )
 
 
 def _had(found: Found, group: str, name: str, path: Path) -> None:
@@ -224,7 +215,9 @@ def _had(found: Found, group: str, name: str, path: Path) -> None:
             faster = trace.model_copy(update={"speed": speed})
             paid = faster.model_copy(update={"column": column}) if column else None
             change = replace(change, availability=faster, usd_per_hour=paid)
-            found.series.append(Series(f"{group}; {word}", name, prices, change, speed))
+            found.series.append(
+                Series(f"{group}; {word}", name, Setting(prices=prices), change, speed)
+            )
     except UserError as error:
         found.unused.append((name, str(error)))
 
@@ -245,11 +238,9 @@ def _recorded_prices(path: Path, found: Found) -> tuple[Prices, str]:
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """Read a CSV file with a header, compressed or not."""
-    data = path.read_bytes()
-    if path.suffix == ".gz":
-        data = gzip.decompress(data)
-    return list(csv.DictReader(io.StringIO(data.decode("utf-8"), newline="")))
+    """Read a CSV file with a header, compressed or not; no rows where there is no file."""
+    text = read_bytes(path).decode() if path.exists() else ""
+    return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
 def split(
@@ -267,36 +258,30 @@ def split(
         least: Records below which a series is left out.
         scale: Prices are written times this.
     """
-    series = defaultdict[tuple[str, ...], list[dict[str, str]]](list)
+    series = defaultdict[tuple[str, ...], list[tuple[str, float]]](list)
     everything = rows(path)
     for row in everything:
-        series[tuple(row[column] for column in columns)].append(row)
+        price = float(row[_PRICE]) * scale
+        series[tuple(row[column] for column in columns)].append((row[_TIME], price))
     folder.mkdir(parents=True, exist_ok=True)
     files = {}
     for key, found in sorted(series.items()):
-        if len(found) < least:
-            continue
-        file = folder / f"{'_'.join(key).replace('/', '-').replace(' ', '-')}.csv"
-        with file.open("w", newline="") as opened:
-            writer = csv.writer(opened)
-            writer.writerow((_TIME, "series", _PRICE))
-            last = {**found[-1], _TIME: everything[-1][_TIME]}
-            for row in (*found, last):
-                writer.writerow((row[_TIME], "this", float(row[_PRICE]) * scale))
-        files[key] = file
+        if len(found) >= least:
+            files[key] = folder / f"{'_'.join(key).replace('/', '-').replace(' ', '-')}.csv"
+            records = [*found, (everything[-1][_TIME], found[-1][1])]
+            lines = (f"{at},this,{price}\n" for at, price in records)
+            files[key].write_text(f"{_TIME},series,{_PRICE}\n{''.join(lines)}")
     return files
 
 
-@lru_cache(maxsize=2)
+@cache
 def listed(path: Path, region: str) -> dict[str, float]:
     """Read the on-demand prices of 2014, by type."""
-    if not path.exists():
-        return {}
     name = "on_demand_usd_per_hour"
     return {row["instance_type"]: float(row[name]) for row in rows(path) if row["region"] == region}
 
 
-@lru_cache(maxsize=1)
+@cache
 def snapshot(path: Path) -> dict[tuple[str, str], float]:
     """Work out on-demand prices in 2022 by region and type, from spot prices and savings.
 
@@ -304,14 +289,8 @@ def snapshot(path: Path) -> dict[tuple[str, str], float]:
     median over the zones is taken.
     """
     prices = defaultdict[tuple[str, str], list[float]](list)
-    for row in rows(path) if path.exists() else []:
+    for row in rows(path):
         if row["savings_percent"]:
             alone = float(row[_PRICE]) / (1 - float(row["savings_percent"]) / 100)
             prices[row["region"], row["instance_type"]].append(alone)
     return {key: median(found) for key, found in prices.items()}
-
-
-@lru_cache(maxsize=1)
-def regions(path: Path) -> dict[str, str]:
-    """Tell the region of each zone."""
-    return {row["az_id"]: row["region"] for row in rows(path)} if path.exists() else {}

@@ -20,7 +20,6 @@ STATIC: dict[Rates, dict[tuple[float, float], float]] = {
 }
 ADAPTIVE: dict[Rates, float] = {"equal": 0.6650, "drawn": 0.5654}  # section V-C, (0.9, 1.05)
 THETA_0_S = 6400.0
-UPDATES_AT_TARGET = 10_000  # "the CNN model achieves our target ~85 % test accuracy"
 
 # Theorem 4 and Corollary 2 worked out by hand from the paper's numbers: N_s, equations 16 and 19.
 CHECKS: dict[tuple[float, float], tuple[int, float, float]] = {

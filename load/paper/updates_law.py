@@ -37,7 +37,7 @@ from load.paper.job import (
 )
 
 if TYPE_CHECKING:
-    from load.paper.runner import Asked, Runner
+    from load.paper.runner import Runner
 
 Values: TypeAlias = npt.NDArray[np.float64]
 
@@ -59,11 +59,6 @@ class Streams:
     def rates_per_s(self) -> Values:
         """(N,) lambda_A."""
         return np.full(self.workers, self.rate_per_s)
-
-    @property
-    def batch_s(self) -> float:
-        """How long a worker takes to fill a batch."""
-        return BATCH_SIZE / self.rate_per_s
 
     def printed(self, t_s: float) -> Normal:
         """Theorem 1 as printed."""
@@ -113,47 +108,29 @@ TESTS = (
 )
 
 
-def run(asked: Asked, runner: Runner) -> Section:
+def run(runner: Runner) -> Section:
     """Sample, test and draw."""
-    del runner
+    quick = runner.asked.quick
     section = Section("Theorem 1: the law of the number of updates")
-    rng = np.random.default_rng(asked.seed)
-    samples = QUICK_SAMPLES if asked.quick else SAMPLES
-    tested = TESTS[:4] if asked.quick else TESTS
+    rng = np.random.default_rng(runner.asked.seed)
+    samples = QUICK_SAMPLES if quick else SAMPLES
     _introduce(section, samples)
-    rows = []
-    for streams, t_s in tested:
-        (found,) = streams.sample(np.array([t_s]), samples, rng)
-        row, data = _test(streams, t_s, found)
-        rows.append(row)
-        section.data[row[0]] = data
+    tests = TESTS[:4] if quick else TESTS
+    rows = [_test(section, streams, t_s, samples, rng) for streams, t_s in tests]
     section.table(
-        (
-            "",
-            "mean J_t",
-            "std: simulated",
-            "Theorem 1",
-            "renewal",
-            "p: Theorem 1",
-            "p: renewal",
-        ),
-        rows,
+        " | mean J_t | std: simulated | Theorem 1 | renewal | p: Theorem 1 | p: renewal", rows
     )
-    curves = (
-        {}
-        if asked.quick
-        else {
+    if not quick:
+        curves = {
             f"{each.workers:,} workers of {each.rate_per_s:g}/s": _curve(each, rng)
             for each in (FEW_LATER, MANY_LATER)
         }
-    )
-    if curves:
         section.draw(
             "theorem-1.png",
             plots.dispersion(curves, 1 / GROUP_SIZE, 1 / (GROUP_SIZE * BATCH_SIZE)),
             "Variance of J_t over its mean, against both laws",
         )
-    _conclude(section, curves)
+    _conclude(section, plotted=not quick)
     return section
 
 
@@ -166,27 +143,23 @@ def _introduce(section: Section, samples: int) -> None:
         " is taken in batches over K, before it is rounded down, and each number is moved by up to"
         " half a batch to either side at random; both laws are told of that. *Under way*: counted"
         f" from a moment at which the streams have long drifted apart; else from empty batches."
-        f" A worker with {RATE_PER_S:g} records/s fills a batch in {FEW.batch_s:.2f} s."
+        f" A worker with {RATE_PER_S:g} records/s fills a batch in {BATCH_SIZE / RATE_PER_S:.2f} s."
     )
 
 
-def _test(streams: Streams, t_s: float, found: Values) -> tuple[tuple[str, ...], dict[str, float]]:
+def _test(
+    section: Section, streams: Streams, t_s: float, samples: int, rng: np.random.Generator
+) -> str:
+    """Try both laws on the updates after so long; gives a row of the table."""
+    (found,) = streams.sample(np.array([t_s]), samples, rng)
     printed, renewal = streams.printed(t_s), streams.renewal(t_s)
     p_printed, p_renewal = p_value(found, printed), p_value(found, renewal)
+    mean, std = float(found.mean()), float(found.std(ddof=1))
     label = f"{streams.workers:,} workers, t = {t_s:g} s"
     label += ", under way" if streams.under_way_s else ""
-    row = (
-        label,
-        f"{found.mean():,.2f}",
-        f"{found.std(ddof=1):.3f}",
-        f"{printed.std:.3f}",
-        f"{renewal.std:.3f}",
-        _p(p_printed),
-        _p(p_renewal),
-    )
-    data = {
-        "mean": float(found.mean()),
-        "std": float(found.std(ddof=1)),
+    section.data[label] = {
+        "mean": mean,
+        "std": std,
         "printed_mean": printed.mean,
         "printed_std": printed.std,
         "renewal_mean": renewal.mean,
@@ -194,7 +167,10 @@ def _test(streams: Streams, t_s: float, found: Values) -> tuple[tuple[str, ...],
         "printed_p": p_printed,
         "renewal_p": p_renewal,
     }
-    return row, data
+    return (
+        f"{label} | {mean:,.2f} | {std:.3f} | {printed.std:.3f} | {renewal.std:.3f}"
+        f" | {_p(p_printed)} | {_p(p_renewal)}"
+    )
 
 
 def p_value(found: Values, law: Normal) -> float:
@@ -227,7 +203,7 @@ def _by_preemption() -> float:
     return math.sqrt(SPOT * variance_s2) * RATE_PER_S / (GROUP_SIZE * BATCH_SIZE)
 
 
-def _conclude(section: Section, curves: dict[str, dict[str, Values]]) -> None:
+def _conclude(section: Section, *, plotted: bool) -> None:
     data = section.data
     holds = {
         law: [name for name, one in data.items() if one[f"{law}_p"] >= SIGNIFICANT]
@@ -248,11 +224,8 @@ def _conclude(section: Section, curves: dict[str, dict[str, Values]]) -> None:
         "Theorem 1's Poisson batches are right while few workers complete more than one:"
         " for a time short against b/λ_A. Beyond, a worker that has just filled a batch cannot fill"
         " another one, and the variance falls until it is 1/b of the printed one."
-        + (
-            " The plot shows both for as many records from few fast and from many slow streams."
-            if curves
-            else ""
-        ),
+        + " The plot shows both for as many records from few fast and from many slow streams."
+        * plotted,
         "To the paper's conclusions it makes no difference: they use the mean alone (Corollary 1)."
         " For the probability to meet a deadline it would, but more comes from preemption, which"
         f" by itself gives J_θ a standard deviation of {_by_preemption():.1f} updates with the"

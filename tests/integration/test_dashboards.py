@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
-from load.monitoring.panels import filled, read_board
-from load.monitoring.prometheus import finite, prometheus_program
+from deploy.grafana.__main__ import DASHBOARDS
+from load.monitoring.prometheus import filled, finite
 from load.monitoring.watched import watched_demo
 from tests.integration.cluster import await_condition
 from tests.servers import lacking
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from load.monitoring.prometheus import Prometheus
 
-BOARDS = [
-    read_board(path)
-    for path in sorted(Path(__file__).parents[2].glob("deploy/grafana/dashboards/*.json"))
-]
 RECORDS_PER_S = 400.0
 PATIENCE_S = 120.0
 KILLED_AFTER = 10  # updates
@@ -28,9 +26,9 @@ KILLED_AFTER = 10  # updates
 def queries() -> dict[str, str]:
     """Each with its panel and its legend."""
     return {
-        f"{board.title}: {panel.title}: {query.legend}": query.expression
-        for board in BOARDS
-        for panel in board.panels
+        f"{dashboard.title}: {panel.title}: {query.legend}": query.expression
+        for dashboard in DASHBOARDS
+        for panel in dashboard.panels
         for query in panel.queries
     }
 
@@ -41,7 +39,7 @@ def test_every_query_of_every_panel_gives_a_number_and_every_alert_can_be_judged
     # worker-1   ▏reads, computes▕ killed                 its machine is gone: Prometheus sees it
     # others     ▏reads, compute ────────────────────────▶
     # queries                         ? ? ? ? ? ? ? ? ? ?  until all have given a number
-    program = prometheus_program()
+    program = shutil.which("prometheus")
     if program is None:
         lacking("prometheus was not found on PATH: install Debian's package of this name")
     with watched_demo(program, tmp_path / "demo", RECORDS_PER_S, coordinators=1) as demo:

@@ -284,9 +284,9 @@ def test_an_update_changes_the_page_at_once_and_without_a_reload(site: Site) -> 
 def test_texts_from_jobs_are_never_read_as_html(site: Site) -> None:
     page = site.open("/jobs/fraud")
     expect(page.locator("#pulse")).to_have_text("Live")
-    last = [plan for plan in site.service.plans("fraud") if isinstance(plan, Planned)][-1]
+    last = [plan for plan in site.service.worlds["fraud"].plans if isinstance(plan, Planned)][-1]
     launches = len(
-        [plan for plan in site.service.plans("fraud") if isinstance(plan, LaunchRequested)]
+        [plan for plan in site.service.worlds["fraud"].plans if isinstance(plan, LaunchRequested)]
     )
     now_s = time.time()
 
@@ -360,10 +360,10 @@ def test_a_wrong_key_is_told_what_to_do(site: Site) -> None:
 
 
 def test_a_key_that_is_revoked_meanwhile_is_told_what_to_do(site: Site) -> None:
-    page = site.open("/jobs/fraud", key=site.service.new_key("guest"))
+    page = site.open("/jobs/fraud", key=site.service.keys.create("guest", "viewer")[0])
     assert tile(page, "Version")
 
-    site.service.revoke("guest")
+    site.service.keys.revoke("guest")
     page.get_by_role("link", name="Jobs", exact=True).click()
 
     expect(page.get_by_role("heading", name="A valid key is needed")).to_be_visible()

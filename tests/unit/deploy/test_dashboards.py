@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from deploy.grafana.__main__ import DASHBOARDS, written
-from load.monitoring.panels import Board, filled, read_board
+from deploy.grafana.panel import Dashboard, laid_out
+from load.monitoring.prometheus import filled
 from tests.unit.deploy.promql import faults, grouped
 from tests.unit.deploy.promtool import promtool
 
 FOLDER = Path(__file__).parents[3] / "deploy/grafana/dashboards"
-BOARDS = [read_board(path) for path in sorted(FOLDER.glob("*.json"))]
 EXPRESSIONS = [
-    *(query.expression for board in BOARDS for panel in board.panels for query in panel.queries),
-    *(each.expression for board in BOARDS for each in board.annotations),
+    *(query.expression for each in DASHBOARDS for panel in each.panels for query in panel.queries),
+    *(annotation.expression for each in DASHBOARDS for annotation in each.annotations),
 ]
-by_uid = pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
+by_name = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda each: each.name)
 
 
 def test_the_files_are_as_the_command_writes_them() -> None:
@@ -28,7 +28,8 @@ def test_the_files_are_as_the_command_writes_them() -> None:
 
 
 def test_there_are_three_and_each_has_an_id_of_its_own() -> None:
-    assert sorted(board.uid for board in BOARDS) == ["doll-cost", "doll-learning", "doll-pipeline"]
+    ids = {path: json.loads(path.read_text())["uid"] for path in FOLDER.glob("*.json")}
+    assert sorted(ids.values()) == ["doll-cost", "doll-learning", "doll-pipeline"]
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
@@ -46,12 +47,12 @@ def test_prometheus_reads_every_query(tmp_path: Path) -> None:
     assert promtool("check", "rules", "rules.yml", folder=tmp_path) == ""
 
 
-@by_uid
-def test_every_panel_says_what_it_shows_in_which_unit_and_from_where(board: Board) -> None:
-    titles = [panel.title for panel in board.panels]
+@by_name
+def test_every_panel_says_what_it_shows_in_which_unit_and_from_where(dashboard: Dashboard) -> None:
+    titles = [panel.title for panel in dashboard.panels]
     assert all(titles)
     assert len(titles) == len(set(titles))
-    raw = json.loads((FOLDER / f"{board.uid.removeprefix('doll-')}.json").read_text())
+    raw = json.loads((FOLDER / f"{dashboard.name}.json").read_text())
     source = {"type": "prometheus", "uid": "${datasource}"}
     for panel in raw["panels"]:
         assert len(panel["description"]) > 30, panel["title"]
@@ -62,9 +63,9 @@ def test_every_panel_says_what_it_shows_in_which_unit_and_from_where(board: Boar
         assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0]["value"] is None
 
 
-@by_uid
-def test_every_label_in_a_legend_is_one_that_the_query_keeps(board: Board) -> None:
-    for panel in board.panels:
+@by_name
+def test_every_label_in_a_legend_is_one_that_the_query_keeps(dashboard: Dashboard) -> None:
+    for panel in dashboard.panels:
         for query in panel.queries:
             shown = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
             assert shown <= grouped(query.expression), f"{panel.title}: {query.legend}"
@@ -72,18 +73,17 @@ def test_every_label_in_a_legend_is_one_that_the_query_keeps(board: Board) -> No
             assert grouped(query.expression) - {"job_name", "le"} <= shown, panel.title
 
 
-@by_uid
-def test_no_panel_covers_another(board: Board) -> None:
+@by_name
+def test_no_panel_covers_another(dashboard: Dashboard) -> None:
     taken = set[tuple[int, int]]()
-    for panel in board.panels:
-        place = panel.place
+    for panel, place in laid_out(dashboard.panels):
         cells = {
             (x, y)
-            for x in range(place.x, place.x + place.w)
-            for y in range(place.y, place.y + place.h)
+            for x in range(place.column, place.column + panel.width)
+            for y in range(place.row, place.row + panel.height)
         }
         assert not cells & taken, panel.title
-        assert place.x + place.w <= 24
+        assert place.column + panel.width <= 24
         taken |= cells
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from common.simulation.experiments.outcome import Spread
+from common.simulation.experiments.outcome import PoolUse, Run, Spread, Summary
 from load.paper import plots
 from load.paper.document import Section, interval, listed, percent, write
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from common.policies.policy import PolicyName
 
 
 def section(title: str, words: str) -> Section:
@@ -42,9 +45,9 @@ def test_parts_stand_in_their_order_whichever_was_written_first(tmp_path: Path) 
 
 def test_a_table_is_as_wide_as_its_head() -> None:
     found = Section("T")
-    found.table(("", "a", "b"), [("x", "1", "2")])
-    counts = {line.count("|") for line in found.blocks[0].splitlines()}
-    assert counts == {4}
+    found.table(" | a | b", ["x | 1 | 2"])
+    lines = found.blocks[0].splitlines()
+    assert lines == ["|  | a | b |", "| --- | ---: | ---: |", "| x | 1 | 2 |"]
 
 
 def test_paragraphs_are_wrapped_and_lists_indented() -> None:
@@ -79,17 +82,18 @@ def test_shares_are_written_in_per_cent() -> None:
 
 def test_plots_are_small_enough_to_be_kept_beside_the_text(tmp_path: Path) -> None:
     spread = Spread(0.8, 0.01, 0.79, 0.81)
+    costs: dict[PolicyName, float] = {"static": 0.9, "adaptive": 0.8, "backfill": 0.5}
     groups = {
-        f"group {number}": {
-            f"series {one}": {"static": 0.9, "adaptive": 0.8, "backfill": 0.5} for one in range(30)
-        }
-        for number in range(4)
+        f"group {number}": {f"series {each}": costs for each in range(30)} for number in range(4)
     }
+    machines = (PoolUse("spot", 24.0, 1.0, 1, 0),)
+    run = Run(1, 0, True, 6000.0, 6400.0, 10.0, 30.0, machines)  # noqa: FBT003 -- finished
+    one = Summary.of([run, replace(run, runtime_s=7000.0)])
     curve = {"times_s": np.array([1.0, 10.0]), "dispersion": np.array([0.05, 0.001])}
     figures = {
         "bars.png": plots.bars([("static", spread, 0.695, 0.7986), ("drawn", spread, None, None)]),
         "series.png": plots.series(groups),
-        "policies.png": plots.policies({"setting": {"static": (0.8, 0.5, 0.4, 0.6)}}),
+        "policies.png": plots.policies({"setting": {"static": one}}),
         "law.png": plots.dispersion({"64 workers": curve}, 1 / 20, 1 / 5120),
     }
     found = Section("T", figures=figures)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,16 +18,15 @@ from load.paper.job import (
     LOW,
     PAIRS,
     UPDATES,
+    Case,
     Prices,
     Setting,
     Variation,
     experiment,
     settings,
 )
-from load.paper.runner import Asked
 
 SETTINGS = [Setting(*pair) for pair in PAIRS]
-ASKED = Asked(12, 1, quick=True, data=None, scratch=Path())
 
 
 def test_the_job_takes_6400_s_on_demand() -> None:
@@ -47,7 +45,7 @@ def test_theorem_4_gives_the_check_values() -> None:
 
 def test_every_setting_and_policy_is_a_simulation_with_a_name_of_its_own() -> None:
     names = [
-        ASKED.simulation(setting, policy, change).name
+        Case(setting, policy, change).name
         for setting in settings(quick=False)
         for policy in POLICY_NAMES
         for change in (Variation(), Variation("slow", gradient_s=0.1))

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from load.paper import stated
+from load.paper.__main__ import main, parse
 from load.paper.accuracy import Lesson, learn
-from load.paper.command import main, parse
 from load.paper.document import Section
 from load.paper.equations import run as equations
 from load.paper.explanations import explain_static
-from load.paper.job import PAIRS, UPDATES, Setting
+from load.paper.job import PAIRS, UPDATES, Case, Setting
 from load.paper.runner import Asked, Runner
 from load.paper.updates_law import FEW, FEW_LATER, MANY_LATER, SIGNIFICANT, Streams, p_value
 
@@ -46,8 +46,8 @@ def test_each_law_holds_where_it_should(
 
 
 def test_static_costs_what_equations_16_and_22_say(asked: Asked) -> None:
-    with Runner() as runner:
-        section = equations(asked, runner)
+    with Runner(asked) as runner:
+        section = equations(runner)
     assert section.missed == []
     assert section.data["theorem 4 agrees"]
     for setting in (Setting(), Setting(rates="drawn")):
@@ -56,18 +56,19 @@ def test_static_costs_what_equations_16_and_22_say(asked: Asked) -> None:
 
 def test_fewer_updates_of_the_same_split_cost_what_the_paper_states(asked: Asked) -> None:
     section = Section("T")
-    with Runner() as runner:
-        explain_static(section, asked, runner)
+    with Runner(asked) as runner:
+        explain_static(section, runner)
     (found,) = section.data["fewer updates"].values()
     assert found["updates"] < UPDATES
     assert found["cost_share"] == pytest.approx(stated.STATIC["equal"][PAIRS[0]], abs=0.005)
 
 
 def test_a_simulation_that_two_parts_ask_for_is_run_once(asked: Asked) -> None:
-    one = asked.simulation(Setting(), "static")
-    with Runner() as runner:
+    one = Case(Setting(), "static")
+    with Runner(asked) as runner:
         first = runner.simulated("a", [one])[one.name]
         assert runner.simulated("b", [one, one])[one.name] is first
+        assert runner.of(*one) is first
 
 
 def test_real_gradients_give_a_curve(tmp_path: Path) -> None:

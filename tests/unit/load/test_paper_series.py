@@ -71,8 +71,8 @@ def test_an_old_price_preempts_at_the_on_demand_price_and_is_averaged_below_it(
     found: Found,
 ) -> None:
     (series,) = [each for each in found.series if each.name == "2015 c3.xlarge us-east-1a"]
-    assert series.change.bid_usd_per_hour == series.prices.on_demand == 0.21
-    assert series.prices.spot == pytest.approx(0.03)
+    assert series.change.bid_usd_per_hour == series.setting.prices.on_demand == 0.21
+    assert series.setting.prices.spot == pytest.approx(0.03)
 
 
 def test_availability_is_gone_through_so_that_a_cycle_lasts_as_long_as_the_papers(
@@ -81,7 +81,7 @@ def test_availability_is_gone_through_so_that_a_cycle_lasts_as_long_as_the_paper
     some = [each for each in found.series if "SkyPilot" in each.group]
     assert [each.change.together for each in some] == [False, True]
     for each in some:
-        assert each.prices == HIGH
+        assert each.setting.prices == HIGH
         trace = each.change.availability
         assert trace is not None
         # 8 ticks of 600 s have two outages
