@@ -7,6 +7,10 @@ network in between that can be cut. Producers write numbered records for one job
 model while a schedule drawn from the seed kills, freezes, cuts, slows and brings back. Then
 everything is healed, the job drains, and each weight must be exactly -1.
 
+With `--saturated` the producers stay ahead of the job, whose first minute is without faults: how
+much of that minute's throughput is left, then, is what faults cost. `--burn N` has N processes of
+others use the processor meanwhile.
+
 Exit status: 0 all is well; 1 a weight is wrong, the audit has a flaw or the job does not drain;
 2 it could not be run.
 """
@@ -17,6 +21,7 @@ import shutil
 import sys
 import tempfile
 import time
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -25,6 +30,8 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
+from common.core.messages import ModelId
+from common.embedded.process import Child
 from common.embedded.services import Service
 from common.errors import ConflictError, OutsideError, UnavailableError, UserError
 from common.jobs.store import JobStore
@@ -32,10 +39,11 @@ from common.runtime.connect import open_log
 from common.testing.counting import ENTRYPOINT
 from load.faults.actions import Targets, actions_on
 from load.faults.fleet import Fleet, Slot
-from load.faults.report import CarriedOut, Outcome
+from load.faults.pauses import CarriedOut, read_events
+from load.faults.report import Outcome, Pace
 from load.faults.schedule import KINDS, LOSSES, Fault, draw
 from load.harness import report
-from load.harness.counting import CountingJob, counting_job
+from load.harness.counting import BATCH_SIZE, CountingJob, counting_job
 from load.harness.outside import Outside
 from load.harness.producers import Producers
 from load.harness.stack import NotMeasuredError
@@ -45,12 +53,21 @@ from load.harness.updates import UpdatesWatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from common.core.audit import Audit
     from common.ports.servers import Log
 
 _JOB = "chaos"
 _PARTITIONS = 3  # of each of two streams: two for some workers, whoever is there
 _PRODUCERS = 3
 _GRADIENT_S = 0.02  # of a batch: long enough that many a fault strikes in the middle of a round
+# Of a batch of a job with a backlog: four workers wait most of the time, so that what a fault costs
+# is not hidden behind who gets the processor.
+_SATURATED_GRADIENT_S = 0.1
+_REFERENCE_S = 60.0  # without faults, of that job
+_BACKLOG = (
+    1000  # records, of three seconds: they lie in Kafka also where the producers cannot write
+)
+_TAKEN_BACK = 1.2  # the job learns some records twice
 _START_S = 90.0  # until the first update
 _SPARE_S = 120.0  # the model has weights for what may be produced beyond the run
 _DRAIN_S = 120.0
@@ -70,6 +87,22 @@ class Plan:
     rate_per_s: float
     only: tuple[str, ...] = ()  # words; nothing but faults whose kind has one of them
     losses: bool = False  # Kafka loses records that it has acknowledged, too
+    saturated: bool = False  # a backlog always waits
+    burn: int = 0  # processes of others that use the processor
+
+    @property
+    def gradient_s(self) -> float:
+        """How long a batch takes."""
+        return _SATURATED_GRADIENT_S if self.saturated else _GRADIENT_S
+
+    @property
+    def records(self) -> int:
+        """At most so many are produced."""
+        if not self.saturated:
+            return int(self.rate_per_s * (self.seconds + _SPARE_S))
+        most_per_s = self.workers * BATCH_SIZE / self.gradient_s
+        seconds = _START_S / 2 + _REFERENCE_S + self.seconds
+        return int(_TAKEN_BACK * most_per_s * seconds) + _BACKLOG
 
     def schedule(self) -> tuple[Fault, ...]:
         """The faults that the seed draws."""
@@ -94,8 +127,7 @@ class Run:
         self._plan = plan
         self._outside = outside
         log = open_log(outside.settings, "chaos")
-        records = int(plan.rate_per_s * (plan.seconds + _SPARE_S))
-        spec = counting_job(_JOB, records, _GRADIENT_S)
+        spec = counting_job(_JOB, plan.records, plan.gradient_s)
         self._job = CountingJob(spec, outside.settings, log, _PARTITIONS)
         self._watch = UpdatesWatch(log, _JOB)
         stack.callback(self._watch.stop)
@@ -113,7 +145,7 @@ class Run:
         stack.callback(self._coordinators.stop)
         self._workers = _fleet(worker, plan.workers)
         stack.callback(self._workers.stop)
-        self._producers = Producers(self._job.record, log, _PRODUCERS, plan.rate_per_s)
+        self._producers = Producers(self._job.record, log, _PRODUCERS, self._due)
         self._transactions = stack.enter_context(
             Transactions(outside.settings.kafka, self._job.places, self._producers)
         )
@@ -131,6 +163,7 @@ class Run:
                 log,
             )
         )
+        self._folder = folder
         self._began = time.monotonic()
         self._carried_out = list[CarriedOut]()
         self._status_at = 0.0
@@ -142,9 +175,12 @@ class Run:
             NotMeasuredError: If it did not begin, or something of ours failed.
             OutsideError: If a server does not come back.
         """
-        if not self._turn_until(lambda: bool(self._watch.times), _START_S):
+        if not self._turn_until(self._is_under_way, _START_S):
             raise NotMeasuredError(f"no update within {_START_S:g} s; see the logs")
-        self._began = time.monotonic()
+        if self._plan.saturated:
+            self._began = time.monotonic() + _REFERENCE_S
+            self._turn_until(partial(self._is, 0.0), 2 * _REFERENCE_S)
+        self._began, began_s = time.monotonic(), time.time()
         self._do_faults(self._plan.schedule())
         self._heal()
         healed = time.monotonic()
@@ -152,9 +188,15 @@ class Run:
         drained_s = time.monotonic() - healed
         proof, produced = self._job.audit(), self._producers.produced
         unexpected = (*self._workers.unexpected, *self._coordinators.unexpected)
+        seen = self._watch.updates
         return Outcome(
             carried_out=self._carried_out,
-            update_times_s=[at - self._began for at in self._watch.times],
+            seen_s=[each.seen_at - self._began for each in seen],
+            applied_s=sorted(each.applied_s - began_s for each in seen),
+            events=read_events(self._folder, began_s),
+            workers=self._plan.workers,
+            coordinators=self._plan.coordinators,
+            pace=self._pace(proof, began_s) if self._plan.saturated else None,
             leads=self._watch.leads,
             resumed=self._owner.resumed if self._owner else 0,
             produced=produced,
@@ -164,6 +206,30 @@ class Run:
             unlearned=self._job.unlearned(proof, produced) if drained else (),
             unexpected=[each._replace(at_s=each.at_s - self._began) for each in unexpected],
             overran=self._workers.overran + self._coordinators.overran,
+        )
+
+    def _due(self, seconds: float) -> float:
+        """How many records are to be written by now."""
+        if self._plan.saturated:
+            return self._watch.samples + _BACKLOG
+        return self._plan.rate_per_s * seconds
+
+    def _is_under_way(self) -> bool:
+        """Whether there are updates; where a pace is a reference, by all workers."""
+        return len(self._watch.workers) >= (self._plan.workers if self._plan.saturated else 1)
+
+    def _pace(self, proof: Audit, began_s: float) -> Pace:
+        """How fast it learned before the first fault and then, by what counts in the end."""
+        counts = {ModelId(each.epoch, each.version) for each in proof.updates}
+        learned = [
+            (each.applied_s - began_s, each.samples)
+            for each in self._watch.updates
+            if each.model in counts
+        ]
+        before, then = -_REFERENCE_S, self._plan.seconds
+        return Pace(
+            sum(samples for at_s, samples in learned if before <= at_s < 0) / _REFERENCE_S,
+            sum(samples for at_s, samples in learned if 0 <= at_s < then) / then,
         )
 
     def _do_faults(self, faults: Sequence[Fault]) -> None:
@@ -177,10 +243,19 @@ class Run:
                 began_s[fault] = self._now_s()
                 action.begin(fault.number)
             else:
-                action.end(fault.number)
-                done = CarriedOut(fault, began_s[fault], self._now_s())
-                self._carried_out.append(done)
+                self._note(fault, began_s[fault], action.end(fault.number))
         self._turn_until(partial(self._is, self._plan.seconds), self._plan.seconds)
+
+    def _note(self, fault: Fault, began_s: float, ended: object) -> None:
+        """Note that a fault was undone; one that takes a while lasts until that is done."""
+        number = len(self._carried_out)
+        self._carried_out.append(CarriedOut(fault, began_s, self._now_s()))
+
+        def done(_: object) -> None:
+            self._carried_out[number] = CarriedOut(fault, began_s, self._now_s())
+
+        if isinstance(ended, Future):
+            ended.add_done_callback(done)
 
     def _heal(self) -> None:
         """Let everything run and nothing more come in."""
@@ -228,7 +303,7 @@ class Run:
         self._status_at = time.monotonic() + _STATUS_S
         print(
             f"{self._now_s():4.0f} s  {self._producers.produced:,} records"
-            f"  {len(self._watch.times):,} updates  {len(self._carried_out)} faults over",
+            f"  {len(self._watch.updates):,} updates  {len(self._carried_out)} faults over",
             flush=True,
         )
 
@@ -284,6 +359,14 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="WORD", help="only faults whose kind has a WORD"
     )
+    parser.add_argument(
+        "--saturated",
+        action="store_true",
+        help="a backlog always waits: which share of its throughput is left; no --rate then",
+    )
+    parser.add_argument(
+        "--burn", type=int, default=0, metavar="N", help="N processes of others use the processor"
+    )
     parser.add_argument("--logs", type=Path, help="keep data and logs here; default: if it fails")
     given = parser.parse_args()
     plan = Plan(
@@ -294,6 +377,8 @@ def main() -> int:
         rate_per_s=given.rate,
         only=tuple(given.only),
         losses=given.losses,
+        saturated=given.saturated,
+        burn=given.burn,
     )
     folder = given.logs or Path(tempfile.mkdtemp(prefix="doll-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -301,6 +386,9 @@ def main() -> int:
     try:
         with ExitStack() as stack:
             outside = stack.enter_context(Outside(folder, plan.workers, (ENTRYPOINT,)))
+            for _ in range(plan.burn):
+                burner = Child([sys.executable, "-c", "while True: pass"], folder / "burn.txt")
+                stack.callback(burner.kill)
             outcome = Run(plan, folder, outside, stack).carry_out()
     except (NotMeasuredError, UserError, OutsideError) as error:
         print(f"could not be run: {error}\nlogs: {folder}", file=sys.stderr)

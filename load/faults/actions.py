@@ -34,7 +34,10 @@ T = TypeVar("T")
 
 
 class Action(NamedTuple):
-    """Beginning and end of a kind of fault, each for one of its targets by number."""
+    """Beginning and end of a kind of fault, each for one of its targets by number.
+
+    An end that takes a while gives a `Future`, which is done when its target works again.
+    """
 
     begin: Callable[[int], object]
     end: Callable[[int], object]

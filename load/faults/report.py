@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from load.faults.pauses import (
+    PARTS,
+    length,
+    longest,
+    next_after,
+    outages,
+    parts,
+    pauses,
+)
 from load.harness import report
 
 if TYPE_CHECKING:
@@ -16,26 +24,25 @@ if TYPE_CHECKING:
 
     from common.core.audit import Audit
     from load.faults.fleet import UnexpectedExit
-    from load.faults.schedule import Fault
+    from load.faults.pauses import CarriedOut, Event, Span
     from load.harness.counting import Unlearned
 
 _SHOWN = 10  # of the wrong weights, flaws and unexpected exits, in words; the file has more
 _IN_FILE = 1000
 _SPREAD = {"median_s": 0.5, "p95_s": 0.95, "max_s": 1.0}
-_FELT_S = 2.0  # what is over at once is felt so long all the same: a reset, a quick replacement
+_WORST = 5  # pauses that are told one by one
 
 
-class CarriedOut(NamedTuple):
-    """A fault as it was done; times from the beginning of the run."""
+class Pace(NamedTuple):
+    """How fast a job learned that always had a backlog."""
 
-    fault: Fault
-    began_s: float
-    ended_s: float
+    reference_per_s: float  # records, before the first fault
+    per_s: float  # while faults came, without what was taken back
 
     @property
-    def span_s(self) -> tuple[float, float]:
-        """The time in which it is felt."""
-        return self.began_s, max(self.ended_s, self.began_s + _FELT_S)
+    def share(self) -> float:
+        """What faults left of it."""
+        return self.per_s / self.reference_per_s
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,12 @@ class Outcome:
     """Everything that a run found; times from the beginning of the faults."""
 
     carried_out: Sequence[CarriedOut]
-    update_times_s: Sequence[float]
+    seen_s: Sequence[float]  # when a reader saw each update
+    applied_s: Sequence[float]  # when its leader wrote it, ascending
+    events: Sequence[Event]  # that services logged, by time
+    workers: int
+    coordinators: int
+    pace: Pace | None  # where a backlog always waited
     leads: int
     resumed: int  # after a loss
     produced: int
@@ -86,9 +98,13 @@ class Outcome:
             "flaws": [flaw._asdict() for flaw in self.proof.flaws[:_IN_FILE]],
             "wrong_weights": len(self.unlearned),
             "wrong": [each._asdict() for each in self.unlearned[:_IN_FILE]],
-            "longest_pause_s": longest_pause_s(self.update_times_s),
+            "longest_pause_s": length(longest(self._pauses)),
+            "longest_pause_raw_s": length(longest(self._raw)),
+            "longest_pauses": [self._described(pause) for pause in self._worst()],
             "next_update": by_kind(self._next_s()),
-            "pause": by_kind(self._pauses_s()),
+            "pause": by_kind((each, length(self._pause_of(each))) for each in self.carried_out),
+            "pause_parts": self._parts_by_kind(),
+            "saturated": self.pace and {**self.pace._asdict(), "share": self.pace.share},
             "unexpected_exits": [each._asdict() for each in self.unexpected],
             "overran_notice": self.overran,
             "schedule": [
@@ -96,15 +112,18 @@ class Outcome:
                     **each.fault._asdict(),
                     "began_s": each.began_s,
                     "ended_s": each.ended_s,
-                    "pause_s": pause_s,
+                    "pause_s": length(self._pause_of(each)),
+                    "pause_raw_s": length(longest(self._raw, *each.span_s)),
+                    "parts_s": parts(self._pause_of(each), self.events),
                 }
-                for each, pause_s in self._pauses_s()
+                for each in self.carried_out
             ],
         }
 
     def draw(self) -> None:
         """Print it all."""
-        next_s, pauses_s = by_kind(self._next_s()), by_kind(self._pauses_s())
+        next_s = by_kind(self._next_s())
+        pauses_s = by_kind((each, length(self._pause_of(each))) for each in self.carried_out)
         rows = [
             (
                 kind,
@@ -115,6 +134,20 @@ class Outcome:
         ]
         columns = ("", "times", "next update, s", "p95", "max", "pause, s", "p95", "max")
         report.draw(f"{len(self.carried_out)} faults, medians", columns, rows)
+        print()
+        rows = [
+            (kind, *(f"{found[part]:.2f}" if part in found else "" for part in PARTS))
+            for kind, found in self._parts_by_kind().items()
+        ]
+        report.draw("what its pauses went into, s in the mean", ("", *PARTS), rows)
+        print()
+        for pause in self._worst():
+            told = self._described(pause)
+            went = ", ".join(f"{part} {seconds:.2f}" for part, seconds in told["parts_s"].items())
+            print(
+                f"{length(pause):6.2f} s from {pause[0]:.1f} s on: {went}"
+                f"; faults: {', '.join(told['faults']) or 'none'}"
+            )
         for exited in self.unexpected[:_SHOWN]:
             print(f"\n{exited.name} ended by itself with {exited.exit_code}: {exited.last_words}")
         facts = {
@@ -124,27 +157,68 @@ class Outcome:
             "leads": self.leads,
             "resumed after a loss": self.resumed,
             "quarantined": len(self.proof.quarantined),
-            "longest pause": f"{longest_pause_s(self.update_times_s):.2f} s",
+            "longest pause": f"{length(longest(self._pauses)):.2f} s",
+            "with what lasted": f"{length(longest(self._raw)):.2f} s",
             "drained after": "never" if self.drained_s is None else f"{self.drained_s:.1f} s",
             "unexpected exits": len(self.unexpected),
             "notices overrun": self.overran,
             "audit flaws": len(self.proof.flaws),
             "weights that are not -1": len(self.unlearned),
         }
+        if self.pace is not None:
+            facts["records/s, no fault"] = f"{self.pace.reference_per_s:.1f}"
+            facts["records/s, faults"] = f"{self.pace.per_s:.1f}, {self.pace.share:.2f} of that"
         print()
         for name, value in facts.items():
             print(f"{name:<24} {value:,}" if isinstance(value, int) else f"{name:<24} {value}")
 
+    @cached_property
+    def _pauses(self) -> list[Span]:
+        away = outages(self.carried_out, self.workers, self.coordinators)
+        return pauses(self.applied_s, away)
+
+    @cached_property
+    def _raw(self) -> list[Span]:
+        """From each update that a reader saw to the next, whatever was away."""
+        return list(pairwise(self.seen_s))
+
+    def _worst(self) -> list[Span]:
+        return sorted(self._pauses, key=length, reverse=True)[:_WORST]
+
+    def _described(self, pause: Span) -> dict[str, Any]:
+        """What is told of a pause; with faults that were felt meanwhile, or ended as it began."""
+        return {
+            "at_s": pause[0],
+            "pause_s": length(pause),
+            "parts_s": parts(pause, self.events),
+            "faults": [
+                f"{each.fault.kind} ({each.fault.number})"
+                for each in self.carried_out
+                if each.began_s < pause[1] and each.span_s[1] >= pause[0]
+            ],
+        }
+
     def _next_s(self) -> list[tuple[CarriedOut, float]]:
         """From each fault's beginning to the update after it."""
-        found = ((each, next_after(self.update_times_s, each.began_s)) for each in self.carried_out)
+        found = ((each, next_after(self.applied_s, each.began_s)) for each in self.carried_out)
         return [(each, at - each.began_s) for each, at in found if at is not None]
 
-    def _pauses_s(self) -> list[tuple[CarriedOut, float]]:
-        """The longest time without an update while each fault lasted, or soon after it began."""
-        return [
-            (each, longest_pause_s(self.update_times_s, *each.span_s)) for each in self.carried_out
-        ]
+    def _pause_of(self, each: CarriedOut) -> Span:
+        """The longest pause while a fault was felt, or that began as it ended."""
+        return longest(self._pauses, *each.span_s)
+
+    def _parts_by_kind(self) -> dict[str, dict[str, float]]:
+        """What pauses went into, in the mean over all faults of a kind."""
+        found, times = dict[str, Counter[str]](), Counter[str]()
+        for each in self.carried_out:
+            times[each.fault.kind] += 1
+            found.setdefault(each.fault.kind, Counter()).update(
+                parts(self._pause_of(each), self.events)
+            )
+        return {
+            kind: {part: found[kind][part] / times[kind] for part in PARTS if found[kind][part]}
+            for kind in sorted(found)
+        }
 
 
 def by_kind(times_s: Iterable[tuple[CarriedOut, float]]) -> dict[str, dict[str, float]]:
@@ -156,19 +230,3 @@ def by_kind(times_s: Iterable[tuple[CarriedOut, float]]) -> dict[str, dict[str, 
         kind: {"times": len(found[kind]), **report.spread(found[kind], _SPREAD)}
         for kind in sorted(found)
     }
-
-
-def next_after(times: Sequence[float], at: float) -> float | None:
-    """The first of some ascending times after `at`."""
-    index = bisect_right(times, at)
-    return times[index] if index < len(times) else None
-
-
-def longest_pause_s(
-    times: Sequence[float], begin: float = -math.inf, end: float = math.inf
-) -> float:
-    """The longest time between two that follow each other, of which any part is in an interval."""
-    pauses = (
-        later - earlier for earlier, later in pairwise(times) if later > begin and earlier < end
-    )
-    return max(pauses, default=0.0)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
     from common.ports.servers import Log
 
+BATCH_SIZE = 8  # b of `counting_job`
 _SNAPSHOT_S = 60.0
 _GROW_S = 30.0
 
@@ -72,7 +73,7 @@ def counting_job(name: str, records: int, gradient_s: float) -> JobSpec:
         gradient_s,
         name=name,
         streams=[f"{name}-a", f"{name}-b"],
-        batch_size=8,
+        batch_size=BATCH_SIZE,
         group_size=4,
         batch_linger_s=0.3,
         group_linger_s=0.5,

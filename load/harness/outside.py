@@ -89,6 +89,7 @@ class Outside:
                 s3_endpoint=f"http://127.0.0.1:{self.storage_link.port}",
                 tasks=tasks,
                 threads=1,
+                log_format="json",
             )
             self._ends = stack.pop_all()
 
@@ -135,9 +136,10 @@ class Outside:
             fields: dict[FieldT, EncodableT] = dict(content.items())
             self._redis_admin().xadd(key, fields, entry)
 
-    def in_turn(self, do: Callable[[], object]) -> None:
+    def in_turn(self, do: Callable[[], object]) -> Future[object]:
         """Do something to the broker, or with it, after all that was asked of it before."""
         self._operations.append(self._operator.submit(do))
+        return self._operations[-1]
 
     def cut_tails(self, log: Log, places: Collection[Partition]) -> None:
         """Kill Kafka and take from some logs what they took last, as the loss of power does."""

@@ -14,7 +14,7 @@ from common.jobs.build import codec_of
 from load.harness.stack import NotMeasuredError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from common.core.spans import Partition
     from common.jobs.store import JobRecord
@@ -25,20 +25,23 @@ _FLUSH_S = 60.0
 
 
 class Producers:
-    """Threads that write the next ids at a rate until they are stopped, each with its own writer.
+    """Threads that write the next ids as they are due until stopped, each with its own writer.
 
     Args:
         job: What they write for; they stop where its ids end.
         log: Kafka.
         threads: How many there are.
-        rate_per_s: Of all together.
+        due: How many records all of them have to have written by now, given the seconds since they
+            began; called in their threads.
     """
 
-    def __init__(self, job: JobRecord, log: Log, threads: int, rate_per_s: float) -> None:
+    def __init__(
+        self, job: JobRecord, log: Log, threads: int, due: Callable[[float], float]
+    ) -> None:
         self.produced = 0
         self._capacity = int(job.spec.task_options["records"])
         self._codec = codec_of(job.spec)
-        self._rate_per_s = rate_per_s
+        self._due = due
         self._began_s = time.monotonic()
         self._lock = threading.Lock()  # guards `produced`
         self._stopped = threading.Event()
@@ -112,7 +115,7 @@ class Producers:
 
     def _next_ids(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """(n,) the ids that are due by now and that nobody has taken."""
-        due = int(self._rate_per_s * (time.monotonic() - self._began_s))
+        due = int(self._due(time.monotonic() - self._began_s))
         with self._lock:
             first, self.produced = self.produced, min(max(due, self.produced), self._capacity)
             return np.arange(first, self.produced)

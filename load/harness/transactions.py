@@ -40,21 +40,21 @@ class Transactions:
         """Write new records; nobody reads on behind them."""
         self._then(lambda: self._write(self._producers.take(_RECORDS)))
 
-    def commit(self) -> None:
+    def commit(self) -> Future[None]:
         """Let them count."""
-        self._then(self._commit)
+        return self._then(self._commit)
 
     def begin_again(self) -> None:
         """Write records that were written before: they would count twice."""
         self._then(lambda: self._write(self._producers.again(_RECORDS)))
 
-    def abort(self) -> None:
+    def abort(self) -> Future[None]:
         """Let them never count."""
-        self._then(lambda: self._persist(self._producer.abort_transaction))
+        return self._then(lambda: self._persist(self._producer.abort_transaction))
 
-    def vanish(self) -> None:
+    def vanish(self) -> Future[None]:
         """Die with a transaction open; who comes back under its name aborts that."""
-        self._then(self._join)
+        return self._then(self._join)
 
     def await_all(self) -> None:
         """Wait until everything that was asked for is done.
@@ -106,5 +106,6 @@ class Transactions:
             else:
                 return
 
-    def _then(self, do: Callable[[], None]) -> None:
+    def _then(self, do: Callable[[], None]) -> Future[None]:
         self._operations.append(self._thread.submit(do))
+        return self._operations[-1]

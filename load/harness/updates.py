@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.history import History
-from common.core.messages import Lead, UpdateApplied
+from common.core.messages import Lead, ModelId, UpdateApplied, WorkerId
 from common.core.spans import Partition
 from common.errors import TruncatedError, UnavailableError
 from common.topics.names import updates_topic
@@ -132,8 +132,17 @@ class UpdatesMeter:
         return [record for record in audit if isinstance(record, UpdateApplied)]
 
 
+class SeenUpdate(NamedTuple):
+    """An update that counted when it was read."""
+
+    seen_at: float  # monotonic
+    applied_s: float  # when its leader wrote it, since 1970
+    model: ModelId
+    samples: int
+
+
 class UpdatesWatch(threading.Thread):
-    """Follows a job's updates topic and notes when an update came that counted at that moment.
+    """Follows a job's updates topic and notes each update that counted when it came.
 
     A broker that is away is waited for, so its absence is part of the pauses. A topic that lost
     records is read from its beginning again, and what was noted is not noted twice.
@@ -141,7 +150,9 @@ class UpdatesWatch(threading.Thread):
 
     def __init__(self, log: Log, job: str) -> None:
         super().__init__(name="updates", daemon=True)
-        self.times = list[float]()  # monotonic, ascending
+        self.updates = list[SeenUpdate]()
+        self.workers = set[WorkerId]()  # whose batches were in one
+        self.samples = 0  # in all of them
         self.leads = 0
         self._fault: BaseException | None = None
         self._log = log
@@ -155,7 +166,7 @@ class UpdatesWatch(threading.Thread):
         try:
             while not self._stopped.is_set():
                 try:
-                    records = read_audit(self._tail, _READ_S)
+                    records = self._tail.read(_READ_RECORDS, _READ_S)
                 except UnavailableError:
                     continue
                 except TruncatedError as lost:
@@ -164,10 +175,14 @@ class UpdatesWatch(threading.Thread):
                     history, noted = History(), min(noted, lost.divergent_offset or 0)
                     continue
                 now = time.monotonic()
-                for offset, record in records:
+                for offset, _key, value, applied_s, _epoch in records:
+                    record = wire.decode_audit(value or b"")
                     counts = history.feed(offset, record) and offset >= noted
                     if counts and isinstance(record, UpdateApplied):
-                        self.times.append(now)
+                        model = ModelId(record.epoch, record.version)
+                        self.updates.append(SeenUpdate(now, applied_s, model, record.samples))
+                        self.workers.update(batch.worker for batch in record.batches)
+                        self.samples += record.samples
                     self.leads += counts and isinstance(record, Lead)
                     noted = max(noted, offset + 1)
         except BaseException as fault:  # noqa: BLE001 -- raised again by `check`, in the main thread
