@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _MISSING = "NoSuchKey"
 _LOST_RACE = {"PreconditionFailed", "ConditionalRequestConflict", _MISSING}
 _PART_BYTES = 32 << 20  # ten of them are in memory at a time; 10,000 are the most that a blob has
+_CONNECT_S = 3.0  # each attempt: a candidate that looks for checkpoints holds the lease meanwhile
 _TIMEOUT_S = 10.0
 _ATTEMPTS = 3  # S3 says "slow down" in ordinary operation; what outlasts this is the caller's
 
@@ -57,7 +58,7 @@ class S3Blobs:
             endpoint_url=endpoint_url,
             region_name=region,
             config=Config(
-                connect_timeout=_TIMEOUT_S,
+                connect_timeout=_CONNECT_S,
                 read_timeout=_TIMEOUT_S,
                 retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
                 # other servers do not all know AWS's newer checksums; manifests have their own

@@ -41,6 +41,9 @@ _LET_IN_BEFORE = (
     redis.exceptions.NoPermissionError,
     redis.exceptions.AskError,  # and MOVED
 )
+# A host that is away answers nothing, and the kernel asks it again after 1, 3 and 7 s: a new attempt
+# is sooner. A connection that takes longer would serve no round either.
+_CONNECT_S = 1.0
 _MASK = "***"
 _RIGHTS = "the rights that its user needs are in docs/howto/security.md"
 
@@ -149,7 +152,7 @@ def client_of(url: str, access: RedisAccess, timeout_s: float, **options: object
             **options,
             **{name: value for name, value in given.items() if value},
             socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
+            socket_connect_timeout=min(timeout_s, _CONNECT_S),
             protocol=2,
             retry=Retry(NoBackoff(), 0),  # when to try again is the caller's to decide
         )
