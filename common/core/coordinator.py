@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from common.core.snapshots import Snapshot
 
 SEARCH_S = 5.0  # an answer about snapshots that has not come by then got lost: ask again
+# So soon after an attempt that failed, mostly since a server is away: each attempt asks that server
+# only, and a job stands still for as long as nobody finds that it is back.
+AGAIN_S = 0.5
 # After the last step of a candidacy (snapshot found, weights in hand, Lead delivered): a next one
 # that has not come by then will not, so try afresh. Long, because nobody else may lead meanwhile,
 # and giving up what is only late costs a search more; what fails says so by an event, at once.
@@ -120,9 +123,11 @@ class Coordinator:
                 if self._candidacy is not None and self._candidacy.mark == candidate:
                     self._candidacy.since = now
             case events.AttemptFailed(reason):
-                if leader is not None or self._candidacy is not None:
+                stood = leader is not None or self._candidacy is not None
+                if stood:
                     yield from self._step_down(reason)
-                    self._searching_since = now  # not again at once
+                if stood or self._searching_since is not None:
+                    self._searching_since = now + AGAIN_S - SEARCH_S
             case events.SnapshotTorn(snapshot):
                 yield from self._torn(snapshot, now)
             case events.UpdatesRead(records, epoch):
@@ -150,6 +155,8 @@ class Coordinator:
                 yield from leader.workers_seen(statuses, now)
             case events.BoardWiped() if leader is not None:
                 yield from leader.board_wiped(now)
+            case events.OrdersLost() if leader is not None:
+                yield from leader.orders_lost(now)
             case _:
                 pass  # meant for the leader that this process was
 

@@ -174,9 +174,9 @@ class LeadDelivered(msgspec.Struct, frozen=True):
 class AttemptFailed(msgspec.Struct, frozen=True):
     """What this process needs in order to lead failed: it steps down, and may try afresh.
 
-    Weights could not be fetched; or a record for the updates topic was not appended, or nobody
-    knows. The shell owes this, or what the command asked for, to each `RestoreSnapshot` and to each
-    `AppendAudit`.
+    Snapshots could not be looked for, or weights fetched; or a record for the updates topic was not
+    appended, or nobody knows. The shell owes this, or what the command asked for, to each
+    `FindSnapshots`, to each `RestoreSnapshot` and to each `AppendAudit`.
     """
 
     reason: str
@@ -230,6 +230,10 @@ class BoardWiped(msgspec.Struct, frozen=True):
     """The board no longer has what this leader put there: Redis came back empty."""
 
 
+class OrdersLost(msgspec.Struct, frozen=True):
+    """The board works again, after a model or a trigger could not be put there."""
+
+
 class WantedChanged(msgspec.Struct, frozen=True):
     """What the job's owner wants of it now."""
 
@@ -266,6 +270,7 @@ CoordinatorEvent: TypeAlias = (
     | RepliesRead
     | WorkersSeen
     | BoardWiped
+    | OrdersLost
     | WantedChanged
     | SettingsChanged
     | Trouble

@@ -246,12 +246,19 @@ class Leader:
     def board_wiped(self, now: float) -> Iterator[CoordinatorCommand]:
         """The board was found empty: what it must hold is put there again, from memory.
 
-        Orders and gradients on their way are gone too; the deadline of their round asks again.
+        Orders and gradients on their way are gone too, and are asked for again.
         """
         self._liveness.wiped(now)
-        yield do.PublishModel(self.model)
+        yield from self.orders_lost(now)
         if not self._finishing:
             yield from self._take_snapshot(now, checkpoint=False)
+
+    def orders_lost(self, now: float) -> Iterator[CoordinatorCommand]:
+        """The board takes orders again: ask at once, since deadlines grew with each lost one."""
+        yield do.PublishModel(self.model)
+        if self._round is not None:
+            self._round.recall()
+            yield from self._advance(now)
 
     def want(self, wanted: Wanted, now: float) -> Iterator[CoordinatorCommand]:
         """The owner wants the job running, paused or stopped."""

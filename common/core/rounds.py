@@ -255,6 +255,11 @@ class Round:
         """
         self._hands = [h for h in self._hands if h.worker != worker or (h.offsets & set(but))]
 
+    def recall(self) -> None:
+        """Take all orders back, as if nobody had been asked: they did not get anywhere."""
+        self._hands.clear()
+        self._asked.clear()
+
     def due(self) -> float | None:
         """The earliest deadline that has not passed, or None where there is none."""
         return min((hand.deadline for hand in self._hands if not hand.late), default=None)

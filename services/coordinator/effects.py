@@ -144,6 +144,7 @@ class Effects:
         self._changes = Changes()
         self._times = StageTimes()
         self._stated = False  # whether this leader has put its status
+        self._orders_lost = False  # a model or a trigger of its could not be put
         self._leader_status: LeaderStatus | None = None  # what it says
         self._triggers = ""  # the stream that its triggers are in
         self._asked = False  # for the lease, since it was given back last
@@ -224,7 +225,9 @@ class Effects:
                 if not replaced and self._stated:
                     self._log.warning("board_wiped")
                     yield events.BoardWiped()
-                self._stated = True
+                elif self._orders_lost:
+                    yield events.OrdersLost()
+                self._stated, self._orders_lost = True, False
             case events.LeaseAnswered(held):
                 self._outage.quiet()
                 yield from self._lease_answered(held=held)
@@ -237,8 +240,13 @@ class Effects:
         try:
             yield from self._do(command)
         except UnavailableError as error:
-            # Whatever was lost on the board is asked for again: by a deadline, a tick, a lease.
+            # What was lost on the board is asked for again: once it answers, by a tick, a lease.
             self._outage.met(error)
+            match command:
+                case do.PostTrigger() | do.PublishModel():
+                    self._orders_lost = True
+                case do.FindSnapshots():
+                    yield events.AttemptFailed(str(error))
         self._times.add(type(command).__name__, started)
 
     def _do(self, command: CoordinatorCommand) -> Iterator[events.CoordinatorEvent]:  # noqa: C901, PLR0912, PLR0915 -- one case per command
@@ -430,6 +438,7 @@ class Effects:
         self._log = self._log.bind(epoch=epoch)
         self._log.info("leader_elected", version=snapshot.made.version)
         self._stated, self._leader_status, self._triggers = False, None, ""
+        self._orders_lost = False
         self.leadership.begin(epoch, snapshot, len(self.trainer.weights()) // 4)
 
     def _step_down(self, reason: str) -> None:

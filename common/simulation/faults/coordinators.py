@@ -76,6 +76,7 @@ class SimulatedCoordinator:
         self._rate = 0.0  # at which it takes its steps
         self._in_a_row = 0  # poison batches since the last update, or since somebody looked
         self._stated = False  # whether this leader has put its status
+        self._orders_lost = False  # a model or a trigger could not be put
         self._read_back = 0  # the newest own version that it read in the updates topic
         self._published = 0  # the newest version in a snapshot of its own
         self._letters = 0  # dead letters that are not delivered yet
@@ -219,14 +220,14 @@ class SimulatedCoordinator:
                 self._append(record)
             case do.OpenPartition(record):
                 self._open(record)
+            case do.PublishModel() | do.PostTrigger() if self._redis_away:
+                self._orders_lost = True
             case do.PublishModel(model):
-                if not self._redis_away:
-                    world.put_model(model, self._token, MODELS_KEPT)
+                world.put_model(model, self._token, MODELS_KEPT)
             case do.PostTrigger(trigger):
-                if not self._redis_away:
-                    orders = {o.worker: [b.offset for b in o.batches] for o in trigger.orders}
-                    world.say(f"{self.name} orders {tuple(trigger.model)}", orders)
-                    self._post(trigger)
+                orders = {o.worker: [b.offset for b in o.batches] for o in trigger.orders}
+                world.say(f"{self.name} orders {tuple(trigger.model)}", orders)
+                self._post(trigger)
             case do.PutLeaderStatus(leader_status):
                 self._put_leader_status(leader_status)
             case do.SetLearningRate(rate):
@@ -274,7 +275,7 @@ class SimulatedCoordinator:
     def _begin(self, epoch: int, snapshot: Snapshot) -> None:
         self.world.say(f"{self.name} LEADS with epoch {epoch} from", snapshot.made)
         self.takeovers += 1
-        self._stated = False
+        self._stated = self._orders_lost = False
         self._in_a_row = 0
         self._control_at = snapshot.control
         self._triggers, self._leader_status = "", None
@@ -350,16 +351,18 @@ class SimulatedCoordinator:
         self.live_most = max(self.live_most, leader_status.live)
         if not self._redis_away:
             if self.world.redis.leader_status is None and self._stated:
-                self.world.later(0.0, self._notice_wipe)
+                self.world.later(0.0, lambda: self._notice(events.BoardWiped()))
+            elif self._orders_lost:
+                self.world.later(0.0, lambda: self._notice(events.OrdersLost()))
             self._state(leader_status)
-            self._stated = True
+            self._stated, self._orders_lost = True, False
 
     def _state(self, leader_status: LeaderStatus) -> None:
         self.world.redis.leader_status = replace(leader_status, triggers=self._triggers)
 
-    def _notice_wipe(self) -> None:
+    def _notice(self, event: CoordinatorEvent) -> None:
         if self._up():
-            self._feed(events.BoardWiped())
+            self._feed(event)
 
     def _add(self, gradient: Gradient) -> None:
         if self._reply_token != self._token:
@@ -437,9 +440,15 @@ class SimulatedCoordinator:
 
     def _find_snapshots(self, source: events.Source) -> None:
         world = self.world
-        if not self._up() or (source != "genesis" and self._redis_away):
+        if not self._up():
             return
-        if world.kafka_away or (source == "all" and world.storage_away):
+        lacking = (
+            world.kafka_away,
+            source != "genesis" and self._redis_away,
+            source == "all" and world.storage_away,
+        )
+        if any(lacking):
+            self._feed(events.AttemptFailed("a server is unavailable"))
             return
         hot = list(world.redis.snapshots.values())
         first = (genesis(world.first, world.known), GENESIS_TOKEN)

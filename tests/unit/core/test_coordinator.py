@@ -10,7 +10,7 @@ import pytest
 from common.core import commands as do
 from common.core import events
 from common.core.audit import audit
-from common.core.coordinator import CANDIDACY_S, SEARCH_S
+from common.core.coordinator import AGAIN_S, CANDIDACY_S, SEARCH_S
 from common.core.history import History
 from common.core.messages import GENESIS, Failed, Lead, ModelId, Quarantined
 from common.core.snapshots import Snapshot, genesis
@@ -161,7 +161,28 @@ def test_an_attempt_that_failed_is_given_up_at_once_and_not_begun_again_at_once(
     assert said == (do.StepDown("the topic is full"), do.ReleaseLease())
     assert bench.feed(events.AttemptFailed("again")) == ()
     assert bench.feed(HELD) == ()
-    bench.now += SEARCH_S + 0.1
+    bench.now += AGAIN_S + 0.1
+    assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
+
+
+def test_a_search_that_failed_is_repeated_soon_and_one_without_an_answer_later() -> None:
+    bench = Bench()
+    assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
+    assert bench.feed(events.AttemptFailed("Redis is unavailable")) == ()
+    assert bench.feed(HELD) == ()
+    bench.now += AGAIN_S + 0.1
+    assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
+    bench.now += AGAIN_S + 0.1
+    assert bench.feed(HELD) == ()
+    bench.now += SEARCH_S
+    assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
+
+
+def test_a_failure_that_comes_late_delays_no_later_search() -> None:
+    bench = Bench()
+    bench.feed(HELD)
+    bench.feed(NOT_HELD)
+    bench.feed(events.AttemptFailed("Redis is unavailable"))
     assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
 
 

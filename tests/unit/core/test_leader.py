@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
 from msgspec.structs import replace as with_
 
 from common.core import commands as do
@@ -246,6 +247,28 @@ def test_an_emptied_board_gets_back_the_model_and_a_snapshot() -> None:
     assert the(said, do.PublishSnapshot).snapshot.made == ModelId(0, 1)
     bench.see()  # nobody has beaten yet: they are given time
     assert asked(bench.announce(A, B)) == {A: [2], B: [3]}
+
+
+@pytest.mark.parametrize("event", [events.BoardWiped(), events.OrdersLost()])
+def test_what_the_board_lost_is_asked_for_again_at_once(event: events.CoordinatorEvent) -> None:
+    # asked at 0, and in vain again at 0.5, 1.25, 2.4 and 4.1: the next time would be at 6.6
+    bench = leading(QUIET, A, B)
+    bench.announce(A, B)
+    while bench.now < 5.0:
+        bench.tick(bench.now + 0.05)
+    said = bench.feed(event)
+    assert asked(said) == {A: [0], B: [1]}
+    model, trigger = of_kind(said, do.PublishModel), of_kind(said, do.PostTrigger)
+    assert said.index(model[0]) < said.index(trigger[0])  # that was lost, too
+    assert the(bench.compute(), do.Apply).update.version == 1
+
+
+@pytest.mark.parametrize("event", [events.BoardWiped(), events.OrdersLost()])
+def test_a_leader_without_a_round_asks_nothing_when_the_board_is_back(
+    event: events.CoordinatorEvent,
+) -> None:
+    bench = leading(QUIET, A, B)
+    assert of_kind(bench.feed(event), do.PostTrigger) == []
 
 
 # --- what others are told --------------------------------------------------------------------

@@ -88,6 +88,18 @@ def test_each_time_that_a_batch_is_handed_out_again_it_gets_longer() -> None:
     assert allowed_s == pytest.approx([0.5, 0.75, 1.125, 1.6875])
 
 
+def test_who_never_got_an_order_is_asked_as_if_for_the_first_time() -> None:
+    round_ = round_of(batch(0, A))
+    for now in (0.0, 1.0, 2.0):
+        round_.orders(now, {A, B})
+        round_.overdue(LATE_S)
+    round_.recall()
+    assert asked(round_.orders(10.0, {A, B})) == {A: [0]}
+    assert round_.due() == 10.0 + FLOOR_S
+    assert not round_.asked_again
+    assert round_.count(gradient(B, MODEL, [batch(0)])) == ""  # one got there after all
+
+
 @given(st.lists(st.floats(0, 1e3), max_size=80), st.integers(1, 50), st.integers(0, 10_000))
 def test_deadlines_grow_with_batches_and_attempts_and_stay_finite(
     seconds: list[float], batches: int, attempt: int

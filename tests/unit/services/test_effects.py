@@ -19,6 +19,7 @@ from common.telemetry.tracing import NoTracer
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from services.coordinator.effects import Effects
+from services.coordinator.leadership import Stood
 from services.coordinator.metrics_observer import MetricsObserver
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until
@@ -159,6 +160,36 @@ def test_what_a_leader_tells_carries_its_epoch_until_it_steps_down(
     bench.carry_out(do.Hold("diverged"))
     told = {r.getMessage(): fields_of(r).get("epoch") for r in caplog.records if r.name == "test"}
     assert told == {"leader_elected": 7, "leadership_lost": 7, "job_held": None}
+
+
+@pytest.mark.parametrize("source", ["hot", "all"])
+def test_a_search_that_meets_a_server_that_is_away_says_so(
+    bench: Bench, source: events.Source
+) -> None:
+    bench.redis.kill()
+    (said,) = bench.effects.do(do.FindSnapshots(source))
+    assert isinstance(said, events.AttemptFailed)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        do.PublishModel(ModelId(3, 0)),
+        do.PostTrigger(UpdateTrigger(TriggerId(3, 1), ModelId(3, 0), ())),
+    ],
+)
+def test_what_could_not_be_put_on_the_board_is_told_once_the_board_is_back(
+    bench: Bench, command: do.CoordinatorCommand
+) -> None:
+    found = bench.have_weights()
+    bench.carry_out(do.Begin(3, found.snapshots[0]))
+    put = Stood(replaced=True)
+    assert list(bench.effects.heard(put)) == []
+    bench.redis.kill()
+    bench.carry_out(command)
+    bench.redis.restart()
+    assert list(bench.effects.heard(put)) == [events.OrdersLost()]
+    assert list(bench.effects.heard(put)) == []
 
 
 # --- what is left for evaluators -----------------------------------------------------------------
