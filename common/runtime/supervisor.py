@@ -4,9 +4,10 @@ A job is an actor: `turn` takes in what has happened, does what is due and says 
 called again. It is never in two threads at once, so it needs no locks; what other threads tell it,
 they put where it looks, and wake it. A turn may block: others go on in the other threads.
 
-An exception ends that job's actor alone. It is closed, and made anew after a pause that doubles.
-Whoever makes it is told what ended the one before, and may make another kind of actor then, one
-that writes down that the job is held, say.
+An exception ends that job's actor alone. It is closed, and made anew after a pause: one that
+doubles, but where a server is away, which is asked again and again at the same pace. Whoever makes
+it is told what ended the one before, and may make another kind of actor then, one that writes down
+that the job is held, say.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ Make: TypeAlias = "Callable[[Callable[[], None], Fault | None], Actor | None]"
 class Patience:
     """How long to wait before an actor is made anew."""
 
-    first_s: float = 1.0
+    first_s: float = 1.0  # and each time that a server was away: its return must be noticed
     longest_s: float = 60.0  # doubled up to here
     healthy_s: float = 60.0  # an actor that lasted for so long was well: what ends it is new
 
@@ -96,7 +97,7 @@ class Supervised:
         self._supervisor = supervisor
         self._again_at = -inf
         self._fault: Fault | None = None
-        self._failures = 0  # in a row, of the world too
+        self._failures = 0  # in a row
         self._told = set[tuple[str, ...]]()
 
     def wake(self) -> None:
@@ -127,8 +128,10 @@ class Supervised:
             self._failures, self._fault = 0, None
             self._told.clear()
         self.began_at = inf
-        self._failures += 1
+        pause_s = patience.first_s
         if not _of_the_world(error):
+            self._failures += 1
+            pause_s = patience.pause_s(self._failures)
             before = self._fault
             detail = "".join(traceback.format_exception(error)).rstrip()
             alike = before is not None and type(before.error) is type(error)
@@ -138,7 +141,6 @@ class Supervised:
                 before.in_a_row + 1 if before is not None else 1,
                 before.alike + 1 if before is not None and alike else 1,
             )
-        pause_s = patience.pause_s(self._failures)
         self._again_at = now + pause_s
         kind = kind_of(error)
         news = kind not in self._told

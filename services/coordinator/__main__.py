@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from common.runtime.service import Opened, ServiceProcess
     from common.telemetry.tracing import Tracer
 
-# Of what takes its time: one waits for replies, one looks at streams now and then, and the others
-# upload checkpoints and write dead letters.
-STEPS = 5
+STEPS = 3  # threads of what takes its time: checkpoints are uploaded, dead letters written
+# One waits for replies, one looks at streams now and then. Apart from the others: where storage
+# hangs, each job's upload does, and all jobs would stand still without replies.
+LOOKS = 2
 
 
 def main() -> int:
@@ -61,10 +62,12 @@ def _parts(
     spans = closed_after.enter_context(closing(SharedSpans(log)))
     steps = Supervisor(None, process.watchdogs, logger, threads=STEPS)
     closed_after.callback(steps.close, END_S)
+    looks = Supervisor(None, process.watchdogs, logger, threads=LOOKS)
+    closed_after.callback(looks.close, END_S)
     replies = ReplyReader(boards.replies(process.name), logger)
     streams = StreamWatch(log, boards.roster(), logger)
-    steps.begin("replies", lambda _wake, _fault: replies)
-    steps.begin("streams", lambda _wake, _fault: streams)
+    looks.begin("replies", lambda _wake, _fault: replies)
+    looks.begin("streams", lambda _wake, _fault: streams)
     replica = Replica(
         name=process.name,
         settings=settings,

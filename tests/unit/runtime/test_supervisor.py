@@ -293,6 +293,17 @@ def test_who_was_well_for_a_while_begins_with_the_shortest_pause_again() -> None
     assert pauses == [(1.0, True), (2.0, False), (1.0, True), (2.0, False)]
 
 
+def test_a_server_that_is_away_is_asked_again_at_the_same_pace() -> None:
+    house = _House()
+    house.supervisor.close(PATIENCE_S)
+    job = house.supervisor.begin("digits", making(_Script()))
+    away, fault = UnavailableError("Kafka is unavailable"), KeyError("x")
+    errors = (away, away, away, fault, away, fault)
+    pauses = [job.failed(error, 1000.0, Patience())[0] for error in errors]
+
+    assert pauses == [1.0, 1.0, 1.0, 1.0, 1.0, 2.0]
+
+
 def test_it_waits_before_another_actor_is_made() -> None:
     clock = ManualClock()
     house = _House(Patience(first_s=5.0), threads=1, clock=clock)

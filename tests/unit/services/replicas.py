@@ -62,7 +62,8 @@ class MemoryReplica:
         load_optimizers()  # as its process does before it holds a lease: it takes seconds
         logger = event_logger("test")
         self.watchdogs, self.metrics = Watchdogs(), CoordinatorMetrics()
-        self.steps = Supervisor(None, self.watchdogs, logger, threads=3)
+        self.steps = Supervisor(None, self.watchdogs, logger, threads=1)
+        self.looks = Supervisor(None, self.watchdogs, logger, threads=2)
         boards = MemoryBoards(redis)
         self.book = book or JobStore(log)
         self.streams = StreamWatch(log, boards.roster(), logger)
@@ -83,8 +84,8 @@ class MemoryReplica:
             replies=ReplyReader(boards.replies(name), logger),
             spans=SharedSpans(log),
         )
-        self.steps.begin("replies", lambda _wake, _fault: self.replica.replies)
-        self.steps.begin("streams", lambda _wake, _fault: self.streams)
+        self.looks.begin("replies", lambda _wake, _fault: self.replica.replies)
+        self.looks.begin("streams", lambda _wake, _fault: self.streams)
         metrics = SupervisionMetrics(self.metrics.meters)
         self.supervisor = Supervisor(metrics, self.watchdogs, logger, threads=2, patience=IMPATIENT)
         self.jobs = Jobs(self.supervisor, partial(JobCoordinator, self.replica), begins)
@@ -114,4 +115,5 @@ class MemoryReplica:
     def close(self) -> None:
         """End it as a process ends."""
         assert self.supervisor.close(PATIENCE_S)
+        assert self.looks.close(PATIENCE_S)
         assert self.steps.close(PATIENCE_S)
