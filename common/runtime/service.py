@@ -164,6 +164,7 @@ def follow_jobs(
     outage = Outage(process.logger, "kafka")
     watchdog = process.watchdogs.begin("the loop of jobs")
     freeze_imports()
+    process.logger.info("service_started")
 
     @contextmanager
     def opened() -> Iterator[tuple[Jobs, JobStore]]:

@@ -45,6 +45,7 @@ _GOES_ON = frozenset(  # kinds whose target works meanwhile, if badly
 # Which part of a pause an event in a service's log ends. Whoever meets an outage has noticed that
 # something is wrong; who is heard to read, or to lead, had to come to that point first.
 _ENDS = {
+    "service_started": "start",
     "job_selected": "start",
     "worker_joins": "start",
     "leadership_lost": "detect",

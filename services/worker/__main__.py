@@ -70,6 +70,7 @@ def _work(only: str, process: ServiceProcess) -> None:
         if settings.device:
             resolve_device(settings.device)  # one that is not here makes no sense for any job
         freeze_imports()
+        process.logger.info("service_started")
         log = _opened(process, watchdog)
         if log is None:
             return

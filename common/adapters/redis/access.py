@@ -41,8 +41,8 @@ _LET_IN_BEFORE = (
     redis.exceptions.NoPermissionError,
     redis.exceptions.AskError,  # and MOVED
 )
-# A host that is away answers nothing, and the kernel asks it again after 1, 3 and 7 s: a new attempt
-# is sooner. A connection that takes longer would serve no round either.
+# A host that is away answers nothing, and the kernel asks it again after 1, 3 and 7 s: a new
+# attempt is sooner. A connection that takes longer would serve no round either.
 _CONNECT_S = 1.0
 _MASK = "***"
 _RIGHTS = "the rights that its user needs are in docs/howto/security.md"
