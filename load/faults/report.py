@@ -138,6 +138,7 @@ class Outcome:
         rows = [
             (kind, *(f"{found[part]:.2f}" if part in found else "" for part in PARTS))
             for kind, found in self._parts_by_kind().items()
+            if found
         ]
         report.draw("what its pauses went into, s in the mean", ("", *PARTS), rows)
         print()

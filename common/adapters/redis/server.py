@@ -86,6 +86,8 @@ class RedisServer:
                 connection.send_packed_command(packet, check_health=False)
                 answers = [self._answer(connection, str(command[0])) for command in commands]
         except redis.RedisError as error:
+            if isinstance(error, redis.TimeoutError):
+                client.renew(pool)  # the others are of the same host: each would wait as long
             raise fault(client, error)  # noqa: B904 -- it knows what it came from
         refused = [answer for answer in answers if isinstance(answer, redis.RedisError)]
         if any(fails_over(client, answer) for answer in refused):
