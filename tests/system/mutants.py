@@ -309,7 +309,7 @@ MUTANTS = (
     Mutant(
         "a worker announces no more batches than its bound",
         100,
-        (Edit(CORE + "worker.py", "if self._waiting >= self._settings.bound:", "if False:"),),
+        (Edit(CORE + "worker.py", "if self._waiting >= enough:", "if False:"),),
     ),
     Mutant(
         "batches that may have been refused do not fill the bound",
