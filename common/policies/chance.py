@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from common.policies.fixed import FIRST_SPOT, decision, market_of
 from common.theory.errors import ParameterError, not_negative
-from common.theory.preemption import SpotChain, variance_of_uptime_s2
+from common.theory.preemption import relaxation_s, variance_of_uptime_s2
 from common.theory.provisioning import as_plan, choose, cost_curve
 from common.theory.updates import partial_batches_s
 
@@ -50,7 +50,7 @@ def third_moment_of_uptime_s3(t_s: float, availability: float, cycle_s: float) -
         ParameterError: If a number is out of range.
     """
     not_negative("t_s", t_s)
-    tau_s = SpotChain(availability, cycle_s).relaxation_s
+    tau_s = relaxation_s(availability, cycle_s)
     if not tau_s:
         return 0.0
     gap = t_s / tau_s

@@ -51,9 +51,6 @@ class Estimate:
         Raises:
             ParameterError: If the probability does not lie strictly between 0 and 1.
         """
-        if not 0 < probability < 1:
-            problem = f"must lie strictly between 0 and 1, got {probability:g}"
-            raise ParameterError("probability", problem)
         return self.quantile((1 - probability) / 2), self.quantile((1 + probability) / 2)
 
     def quantile(self, probability: float) -> Numbers:

@@ -103,25 +103,6 @@ class LossCurve:
     draws: _Array  # (draws, 4) as probable as the history makes them
     origin: float  # version of the first update
     length: float  # updates from the first to the last
-    noise: float  # standard deviation of one update's loss about the curve
-    misfit: float  # residuals over what noise alone would leave: about 1 where the curve is right
-
-    @property
-    def floor(self) -> Estimate:
-        """What the loss tends to."""
-        return Estimate(float(self.parameters[0]), float(self.draws[:, 0].std()))
-
-    def loss(self, version: float) -> float:
-        """What the curve says of an update, past or to come."""
-        x = (version - self.origin) / self.length
-        return float(curve("power", self.parameters, np.asarray([x]))[0])
-
-    def remaining_draws(self, target_loss: float) -> _Array:
-        """Updates from the last one to the loss, once per draw; infinite where it never gets there.
-
-        For quantiles, and for the probability that it never does.
-        """
-        return remaining(self.draws, target_loss) * self.length
 
     def remaining(self, target_loss: float) -> Estimate:
         """Estimate the updates J(epsilon) from the last one until the loss is down to a target.
@@ -132,7 +113,7 @@ class LossCurve:
         """
         if remaining(self.parameters[None], target_loss)[0] == 0:
             return Estimate(0.0, 0.0, "log")
-        draws = self.remaining_draws(target_loss)
+        draws = remaining(self.draws, target_loss) * self.length
         reaching = draws[np.isfinite(draws)]
         if len(reaching) < (1 - CERTAIN) * len(draws):
             return Estimate(math.inf, 0.0, "log")
@@ -180,15 +161,14 @@ def fit_loss_curve(
         raise ParameterError("versions", "must increase: sort them, and take each update once")
     if not y.mean() > least_loss:
         raise ParameterError("least_loss", f"{least_loss:g} is above the losses' mean: lower it")
-    noise = _noise(y)
     x = (j - j[0]) / (j[-1] - j[0])
-    history = _thin(x, y, noise)
+    history = _thin(x, y, _noise(y))
     fits = [_fit(kind, history, least_loss) for kind in ("power", "geometric")]
     best = min(fits, key=lambda f: f.cost + 2 * len(f.parameters))
     misfit = _misfit(history.residuals(best.kind, best.parameters), len(best.parameters))
     draws = _draws(fits, history.counting(best, max(misfit, 1.0)), least_loss, rng)
     parameters = as_power(best.kind, best.parameters)
-    return LossCurve(best.kind, parameters, draws, float(j[0]), float(j[-1] - j[0]), noise, misfit)
+    return LossCurve(best.kind, parameters, draws, float(j[0]), float(j[-1] - j[0]))
 
 
 class LossTally:

@@ -55,97 +55,6 @@ TOLERANCE = 1e-12
 Order: TypeAlias = npt.NDArray[np.int64]  # (N_tot,) workers, the first to become spot first
 
 
-def equal_rate_per_s(work: Work) -> float:
-    """Give lambda_A of workers that all have the same.
-
-    Raises:
-        ParameterError: If they have not.
-    """
-    rates = work.rates_per_s
-    if float(np.ptp(rates)) > TOLERANCE * float(rates.max()):
-        problem = f"range from {rates.min():g} to {rates.max():g}; this formula needs equal ones"
-        raise ParameterError("rates_per_s", f"{problem}, Theorem 5 does not")
-    return float(rates[0])
-
-
-def runtime_with_equal_rates_s(work: Work, spot: int, availability: float) -> float:
-    """Equation 15: the mean runtime of what is left, if all rates are equal.
-
-    Raises:
-        ParameterError: If rates differ, or there are not that many workers.
-    """
-    up = work.workers - _checked(work, spot, availability) + availability * spot  # N_o + E[N_a]
-    return _ratio(work.records, equal_rate_per_s(work) * up)
-
-
-def cost_with_equal_rates_usd(work: Work, spot: int, market: Market) -> float:
-    """Equation 16: the expected cost of what is left, if all rates are equal.
-
-    Raises:
-        ParameterError: If rates differ, or there are not that many workers.
-    """
-    runtime_s = runtime_with_equal_rates_s(work, spot, market.spot.availability)
-    return runtime_s * _usd_per_s(work, spot, market) if math.isfinite(runtime_s) else math.inf
-
-
-def cost_derivative_usd(work: Work, spot: int, market: Market) -> float:
-    """Equation 17: what one spot worker more changes of equation 16, N_s taken as a real number.
-
-    It is below 0 wherever spot is cheaper than on-demand (Lemma 1).
-
-    Raises:
-        ParameterError: If rates differ, or there are not that many workers.
-    """
-    alpha = market.spot.availability
-    up = work.workers - _checked(work, spot, alpha) + alpha * spot
-    price_gap = market.spot.usd_per_s - market.on_demand.usd_per_s
-    slope = alpha * work.workers * price_gap / up**2 if up else -math.inf
-    return work.records / equal_rate_per_s(work) * slope
-
-
-def update_rate_per_s(work: Work, spot: int, availability: float) -> float:
-    """Equation 20: lambda_U, if the workers with the lowest rates are the spot ones.
-
-    Raises:
-        ParameterError: If there are not that many workers.
-    """
-    lowest = np.sort(work.rates_per_s)[: _checked(work, spot, availability)]
-    everything = float(work.rates_per_s.sum())
-    lost = (1 - availability) * float(lowest.sum())
-    return max(everything - lost, 0.0) / (work.group_size * work.batch_size)
-
-
-def runtime_s(work: Work, spot: int, availability: float) -> float:
-    """Equation 21: the mean runtime of what is left; infinite if nothing ever runs.
-
-    Raises:
-        ParameterError: If there are not that many workers.
-    """
-    return _ratio(work.updates, update_rate_per_s(work, spot, availability))
-
-
-def cost_usd(work: Work, spot: int, market: Market) -> float:
-    """Equation 22: the expected cost of what is left; infinite if nothing ever runs.
-
-    The product of two means: it is exact where cost per second and runtime vary independently.
-
-    Raises:
-        ParameterError: If there are not that many workers.
-    """
-    runtime = runtime_s(work, spot, market.spot.availability)
-    return runtime * _usd_per_s(work, spot, market) if math.isfinite(runtime) else math.inf
-
-
-def meets_deadline(work: Work, spot: int, availability: float) -> bool:
-    """Lemma 2, equation 23: whether the mean runtime is at most the time that is left.
-
-    Raises:
-        ParameterError: If there are not that many workers.
-    """
-    done = update_rate_per_s(work, spot, availability) * work.deadline_s
-    return work.updates <= done * (1 + TOLERANCE)
-
-
 def optimal_spot_workers(work: Work, availability: float) -> int | None:
     """Theorem 4, equation 18: N_s* if all rates are equal; None if theta < theta_0.
 
@@ -156,16 +65,16 @@ def optimal_spot_workers(work: Work, availability: float) -> int | None:
         ParameterError: If rates differ or the availability is no share.
     """
     share("availability", availability)
-    rate = equal_rate_per_s(work)
-    if work.updates == 0:
-        return work.workers
-    needed = _ratio(work.records, rate * work.deadline_s * (1 + TOLERANCE))  # workers, all the time
-    spare = work.workers - needed
+    rates = work.rates_per_s
+    if float(np.ptp(rates)) > TOLERANCE * float(rates.max()):
+        problem = f"range from {rates.min():g} to {rates.max():g}; this formula needs equal ones"
+        raise ParameterError("rates_per_s", f"{problem}, Theorem 5 does not")
+    possible = work.deadline_s * (1 + TOLERANCE) * float(rates[0])  # records of a worker
+    spare = work.workers * possible - work.records
     if spare < 0:
         return None
-    if availability == 1:
-        return work.workers
-    return math.floor(min(spare / (1 - availability), work.workers))
+    lost = (1 - availability) * possible
+    return math.floor(min(spare / lost, work.workers)) if lost else work.workers
 
 
 def cost_share_bound(
@@ -199,7 +108,7 @@ def cost_share_bound(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CostCurve:
-    """Equations 21 to 23 at every N_s from 0 to N_tot."""
+    """Equations 21 to 23 at every N_s from 0 to N_tot; with equal rates they are 15 and 16."""
 
     costs_usd: npt.NDArray[np.float64]  # (N_tot + 1,); infinite where nothing ever runs
     runtimes_s: npt.NDArray[np.float64]  # (N_tot + 1,)
@@ -212,6 +121,7 @@ def cost_curve(work: Work, market: Market, order: Order | None = None) -> CostCu
 
     For each N_s the workers with the lowest rates are the best to choose: the bill is the same
     whoever they are, and the least is lost. Without an `order` equal ones come by their number.
+    A cost is the product of two means, exact where cost per second and runtime vary independently.
     """
     alpha, count = market.spot.availability, work.workers
     if order is None:
@@ -288,7 +198,8 @@ def plan_of(work: Work, market: Market, spot: int) -> Plan:
         ParameterError: If there are not that many workers.
     """
     curve = cost_curve(work, market)
-    _checked(work, spot, market.spot.availability)
+    if not 0 <= spot <= work.workers:
+        raise ParameterError("spot", f"must be 0 to {work.workers} workers, got {spot}")
     _, binding = choose(curve, market)
     takes, left = f"{curve.runtimes_s[spot]:,.6g} s", f"{work.deadline_s:,.6g} s"
     reason = f"{_some(spot, work)}, as asked, take {takes} on average, and {left} are left"
@@ -296,24 +207,6 @@ def plan_of(work: Work, market: Market, spot: int) -> Plan:
         short = market.spot.capacity is not None and spot > market.spot.capacity
         binding = "capacity" if short else "deadline"
     return as_plan(curve, spot, binding, reason)
-
-
-def stop_at_first_rise(work: Work, market: Market) -> int:
-    """Walk as the paper does after Theorem 5: from N_s = 0 to the first rise or broken Lemma 2.
-
-    It ends where `plan` does, up to equal costs. The paper shows that the cost has at most one
-    local minimum for a continuous lambda(n); it is so for discrete rates, too. With f the cost per
-    record of N_s workers on spot, c = 1 - alpha and B = pi_o - alpha pi_s > 0, one more makes it
-    rise exactly if c lambda_{N_s+1} f > B. Once it has risen f is larger, and the next rate is not
-    smaller: it rises for ever.
-    """
-    spot, cost = 0, cost_usd(work, 0, market)
-    while spot < work.workers and meets_deadline(work, spot + 1, market.spot.availability):
-        next_cost = cost_usd(work, spot + 1, market)
-        if next_cost > cost:
-            break
-        spot, cost = spot + 1, next_cost
-    return spot
 
 
 def _reason(work: Work, market: Market, curve: CostCurve, spot: int, binding: Binding) -> str:
@@ -338,21 +231,3 @@ def _reason(work: Work, market: Market, curve: CostCurve, spot: int, binding: Bi
 
 def _some(spot: int, work: Work) -> str:
     return f"{spot} of {work.workers} workers on spot"
-
-
-def _usd_per_s(work: Work, spot: int, market: Market) -> float:
-    on_demand = (work.workers - spot) * market.on_demand.usd_per_s
-    return on_demand + market.spot.availability * spot * market.spot.usd_per_s
-
-
-def _ratio(amount: float, rate: float) -> float:
-    if amount == 0:
-        return 0.0
-    return amount / rate if rate > 0 else math.inf
-
-
-def _checked(work: Work, spot: int, availability: float) -> int:
-    share("availability", availability)
-    if not 0 <= spot <= work.workers:
-        raise ParameterError("spot", f"must be 0 to {work.workers} workers, got {spot}")
-    return spot

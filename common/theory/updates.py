@@ -41,20 +41,8 @@ def batch_rate_per_s(rates_per_s: Rates, batch_size: int) -> float:
     return _total_rate_per_s(rates_per_s) / batch_size
 
 
-@dataclass(frozen=True, slots=True)
-class Stability:
-    """Work that arrives against work that can be done."""
-
-    ratio: float  # mean time of the work over mean time between its arrivals
-
-    @property
-    def stable(self) -> bool:
-        """Whether the ratio is below 1; at 1 exactly, queues still grow without bound."""
-        return self.ratio < 1
-
-
-def stability(rates_per_s: Rates, batch_size: int, gradient_s: float) -> Stability:
-    """Compare the gradient time mu_C with the time between batches, b mu_A / N (Proposition 1).
+def stability(rates_per_s: Rates, batch_size: int, gradient_s: float) -> float:
+    """Give the gradient time mu_C over the time between batches, b mu_A / N (Proposition 1).
 
     Below 1 is sufficient: it is enough even where one worker has all K batches of every group. It
     is not necessary: while batches are spread, up to N of them are computed at once, and
@@ -69,13 +57,13 @@ def stability(rates_per_s: Rates, batch_size: int, gradient_s: float) -> Stabili
         ParameterError: If nothing arrives or a number is out of range.
     """
     not_negative("gradient_s", gradient_s)
-    return Stability(gradient_s * batch_rate_per_s(rates_per_s, batch_size))
+    return gradient_s * batch_rate_per_s(rates_per_s, batch_size)
 
 
 def spread_stability(
     rates_per_s: Rates, group_size: int, batch_size: int, gradient_s: float
-) -> Stability:
-    """Compare the shortest round, ceil(K/N) mu_C, with the time between groups, K b mu_A / N.
+) -> float:
+    """Give the shortest round, ceil(K/N) mu_C, over the time between groups, K b mu_A / N.
 
     From 1 on no assignment of batches is stable: some worker has at least ceil(K/N) of the K
     batches, and the round waits for it. Gradient times that vary only lengthen a round, as it ends
@@ -89,7 +77,7 @@ def spread_stability(
     not_negative("gradient_s", gradient_s)
     group_s = group_size / batch_rate_per_s(rates_per_s, batch_size)
     running = np.count_nonzero(rates_per_s)  # a silent worker has no batches to compute
-    return Stability(math.ceil(group_size / running) * gradient_s / group_s)
+    return math.ceil(group_size / running) * gradient_s / group_s
 
 
 def update_rate_per_s(rates_per_s: Rates, group_size: int, batch_size: int) -> float:
@@ -132,12 +120,6 @@ class Normal:
     def std(self) -> float:
         """The standard deviation."""
         return math.sqrt(self.variance)
-
-    def probability_at_least(self, value: float) -> float:
-        """Give the probability of this value or more."""
-        if not self.variance:
-            return float(self.mean >= value)
-        return 0.5 * math.erfc((value - self.mean) / (self.std * math.sqrt(2)))
 
 
 def updates_after(
@@ -201,16 +183,6 @@ def updates_after_renewal(
     return Normal(t_s * rate, record_variance / (group_size * batch_size) ** 2)
 
 
-def expected_updates(t_s: float, rates_per_s: Rates, group_size: int, batch_size: int) -> float:
-    """Give E[J_t] = t lambda_U for large t without preemption (Corollary 1, equation 3).
-
-    Raises:
-        ParameterError: If nothing arrives or a number is out of range.
-    """
-    not_negative("t_s", t_s)
-    return t_s * update_rate_per_s(rates_per_s, group_size, batch_size)
-
-
 def expected_runtime_s(
     updates: float, rates_per_s: Rates, group_size: int, batch_size: int
 ) -> float:
@@ -237,26 +209,6 @@ def partial_batches_s(rates_per_s: Rates, batch_size: int) -> float:
     positive("batch_size", batch_size)
     total = _total_rate_per_s(rates_per_s)
     return (int(np.count_nonzero(rates_per_s)) - 1) * (batch_size - 1) / 2 / total
-
-
-def runtime_of(
-    updates: float,
-    rates_per_s: Rates,
-    group_size: int,
-    batch_size: int,
-    gradient_variance_s2: float = 0.0,
-) -> Normal:
-    """Give the law of the time of J updates that belongs to Theorem 1.
-
-    J_t turned round by the delta method, its variance at t = J / lambda_U over lambda_U^2:
-    N(J / lambda_U, J sigma_U^2).
-
-    Raises:
-        ParameterError: If nothing arrives or a number is out of range.
-    """
-    mean = expected_runtime_s(updates, rates_per_s, group_size, batch_size)
-    law = updates_after(mean, rates_per_s, group_size, batch_size, gradient_variance_s2)
-    return Normal(mean, law.variance / update_rate_per_s(rates_per_s, group_size, batch_size) ** 2)
 
 
 def runtime_of_renewal(

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.theory.preemption import Steps, updates_on_path
 from common.theory.provisioning import cost_share_bound, plan
 from common.theory.updates import partial_batches_s, runtime_of_renewal
 from load.paper import stated
@@ -108,12 +107,11 @@ def _costs(section: Section, wanted: list[Setting], runner: Runner) -> None:
 
 
 def _paths(section: Section, outcome: Outcome) -> None:
-    """Equation 4: E[J_t] from the time that workers ran, in each run by itself."""
+    """Equation 4: E[J_t] = lambda_A / (K b) times the integral of N(t), in each run by itself."""
     made = []
     for run in outcome.runs:
         worked_s = sum(pool.machine_s for pool in run.pools)
-        path = Steps(np.array([0.0, run.runtime_s]), np.array([worked_s / run.runtime_s]))
-        made.append(updates_on_path(path, RATE_PER_S, GROUP_SIZE, BATCH_SIZE))
+        made.append(worked_s * RATE_PER_S / (GROUP_SIZE * BATCH_SIZE))
     late = partial_batches_s(np.full(WORKERS, RATE_PER_S), BATCH_SIZE)
     partial = late * WORKERS * RATE_PER_S / (GROUP_SIZE * BATCH_SIZE)
     mean, deviation = float(np.mean(made)), float(np.std(made, ddof=1))

@@ -70,8 +70,8 @@ def ratios(
     batch_size, group_size = sizes
     rates = np.full(live, arrivals_per_s / live)
     return (
-        stability(rates, batch_size, gradient_s).ratio,
-        spread_stability(rates, group_size, batch_size, gradient_s).ratio,
+        stability(rates, batch_size, gradient_s),
+        spread_stability(rates, group_size, batch_size, gradient_s),
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common.policies.backfill import cost_share_limit
 from common.policies.policy import POLICY_NAMES
-from common.theory.provisioning import cost_share_bound, cost_usd, plan
+from common.theory.provisioning import cost_curve, cost_share_bound, plan
 from load.paper import stated
 from load.paper.explanations import most_updates, price_for, price_of_bound, updates_for
 from load.paper.job import (
@@ -83,7 +83,8 @@ def test_the_price_for_a_cost_is_the_one_that_gives_it(
 ) -> None:
     work, spot = setting.work(), plan(setting.work(), setting.market).spot
     other = replace(setting, prices=Prices("other", HIGH.on_demand, usd_per_hour))
-    share = cost_usd(work, spot, other.market) / cost_usd(work, 0, other.market)
+    costs_usd = cost_curve(work, other.market).costs_usd
+    share = costs_usd[spot] / costs_usd[0]
     assert price_for(share, setting) == pytest.approx(usd_per_hour)
 
 

@@ -13,8 +13,8 @@ from common.policies.adaptive import BEGINNING, Adaptive, Thresholds, moved, run
 from common.policies.fixed import Static
 from common.policies.policy import NOWHERE, Policy, Situation
 from common.theory.errors import ParameterError
-from common.theory.provisioning import runtime_s
-from common.theory.work import Pool, Work
+from common.theory.provisioning import cost_curve
+from common.theory.work import Market, Pool, Work
 
 if TYPE_CHECKING:
     from common.policies.policy import Decision
@@ -195,11 +195,11 @@ def test_no_more_machines_are_asked_for_than_there_are() -> None:
 
 
 def test_the_runtime_of_places_is_equation_21() -> None:
-    now = situation()
+    now, market = situation(), Market(*POOLS)
     places = np.zeros(WORKERS, np.int8)
     places[:20] = 1
 
-    assert runtime_of_s(places, now) == pytest.approx(runtime_s(now.work, 20, 0.9))
+    assert runtime_of_s(places, now) == pytest.approx(cost_curve(now.work, market).runtimes_s[20])
     assert runtime_of_s(np.full(WORKERS, NOWHERE, np.int8), now) == np.inf
     assert runtime_of_s(places, situation(updates=0)) == 0
 

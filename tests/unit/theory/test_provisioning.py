@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common.theory import provisioning
 from common.theory.errors import ParameterError
-from common.theory.provisioning import optimal_spot_workers, plan, plan_of, stop_at_first_rise
+from common.theory.provisioning import optimal_spot_workers, plan, plan_of
 from common.theory.work import Market, Work, market
 
 SETTINGS = [  # alpha, theta/theta_0, N_s*, equation 16 over on-demand, equation 19, in per cent
@@ -32,6 +32,40 @@ def due(rates: list[float], ratio: float) -> Work:
     return dataclasses.replace(work, deadline_s=ratio * work.undisturbed_s)
 
 
+def equations_21_and_22(work: Work, spot: int, prices: Market) -> tuple[float, float]:
+    """Runtime and cost where the workers with the lowest rates are on spot; 15 and 16, too."""
+    alpha = prices.spot.availability
+    up = np.repeat((alpha, 1.0), (spot, work.workers - spot))
+    rate = float(np.sort(work.rates_per_s) @ up)
+    if not rate:
+        return math.inf, math.inf
+    usd_per_s = (work.workers - spot) * prices.on_demand.usd_per_s
+    usd_per_s += spot * alpha * prices.spot.usd_per_s
+    return work.records / rate, work.records / rate * usd_per_s
+
+
+def meets_deadline(work: Work, spot: int, prices: Market) -> bool:
+    """Lemma 2, equation 23."""
+    return equations_21_and_22(work, spot, prices)[0] <= work.deadline_s * (1 + 1e-12)
+
+
+def walked(work: Work, prices: Market) -> float:
+    """The cost at the first rise or broken Lemma 2 from N_s = 0 on, as the paper finds it.
+
+    The cost has at most one local minimum for a continuous lambda(n), and for discrete rates, too.
+    With f the cost per record of N_s workers on spot, c = 1 - alpha and B = pi_o - alpha pi_s > 0,
+    one more makes it rise exactly if c lambda_{N_s+1} f > B. Once it has risen f is larger, and the
+    next rate is not smaller: it rises for ever.
+    """
+    _, cost = equations_21_and_22(work, 0, prices)
+    for spot in range(1, work.workers + 1):
+        _, next_cost = equations_21_and_22(work, spot, prices)
+        if next_cost > cost or not meets_deadline(work, spot, prices):
+            break
+        cost = next_cost
+    return cost
+
+
 positive_rates = st.floats(1, 250)
 rates = st.lists(st.one_of(positive_rates, st.just(0.0), st.just(125.0)), min_size=1, max_size=12)
 works = st.builds(due, rates.filter(any), st.floats(1, 2))
@@ -48,8 +82,7 @@ def test_the_papers_settings_come_to_the_papers_numbers(
     work, prices = equal(ratio), market(*PRICES, alpha)
 
     best = plan(work, prices)
-    alone = provisioning.cost_with_equal_rates_usd(work, 0, prices)
-    cost = provisioning.cost_with_equal_rates_usd(work, spot, prices)
+    (_, alone), (_, cost) = (equations_21_and_22(work, number, prices) for number in (0, spot))
 
     assert optimal_spot_workers(work, alpha) == best.spot == spot
     assert best.on_demand == 64 - spot
@@ -60,40 +93,13 @@ def test_the_papers_settings_come_to_the_papers_numbers(
     assert str(spot) in best.reason
 
 
-@given(works, markets, st.data())
-def test_equal_rates_make_equations_15_and_16_of_equations_21_and_22(
-    work: Work, prices: Market, data: st.DataObject
-) -> None:
-    alpha = prices.spot.availability
-    work = equal(1.2, work.workers)
-    spot = data.draw(st.integers(0, work.workers))
-
-    runtime = provisioning.runtime_with_equal_rates_s(work, spot, alpha)
-    assert runtime == pytest.approx(provisioning.runtime_s(work, spot, alpha))
-    cost = provisioning.cost_with_equal_rates_usd(work, spot, prices)
-    assert cost == pytest.approx(provisioning.cost_usd(work, spot, prices))
-
-
-@pytest.mark.parametrize("spot", [1, 17, 62])
-def test_equation_17_is_the_slope_of_equation_16(spot: int) -> None:
-    work, prices = equal(1.05), market(*PRICES, 0.9)
-    low, here, high = (
-        provisioning.cost_with_equal_rates_usd(work, n, prices) for n in (spot - 1, spot, spot + 1)
-    )
-
-    slope = provisioning.cost_derivative_usd(work, spot, prices)
-    assert slope == pytest.approx((high - low) / 2, rel=1e-3)
-    assert high < here < low
-
-
 @given(works, markets)
 def test_the_curve_is_the_equations_at_every_number(work: Work, prices: Market) -> None:
-    alpha = prices.spot.availability
     curve = provisioning.cost_curve(work, prices)
 
     for spot in range(work.workers + 1):
-        assert curve.runtimes_s[spot] == pytest.approx(provisioning.runtime_s(work, spot, alpha))
-        assert curve.costs_usd[spot] == pytest.approx(provisioning.cost_usd(work, spot, prices))
+        point = curve.runtimes_s[spot], curve.costs_usd[spot]
+        assert point == pytest.approx(equations_21_and_22(work, spot, prices))
 
 
 @given(
@@ -119,18 +125,17 @@ def test_the_floor_loses_no_worker_to_rounding(
 
     assert optimal_spot_workers(work, alpha) == spot
     assert plan(work, market(1.0, 0.5, alpha)).spot == spot
-    assert provisioning.meets_deadline(work, spot, alpha)
+    assert meets_deadline(work, spot, market(1.0, 0.5, alpha))
 
 
 @given(works, markets)
 def test_no_feasible_number_costs_less_than_the_plans(work: Work, prices: Market) -> None:
-    alpha = prices.spot.availability
     best = plan(work, prices)
 
     costs = [
-        provisioning.cost_usd(work, spot, prices)
+        equations_21_and_22(work, spot, prices)[1]
         for spot in range(work.workers + 1)
-        if provisioning.meets_deadline(work, spot, alpha)
+        if meets_deadline(work, spot, prices)
     ]
 
     assert best.expected_cost_usd <= min(costs) * (1 + 1e-9)
@@ -157,10 +162,9 @@ def test_no_other_choice_of_workers_is_better(work: Work, prices: Market) -> Non
 def test_the_walk_to_the_first_rise_costs_what_the_exact_plan_costs(
     work: Work, prices: Market
 ) -> None:
-    """It holds for discrete rates, too: see the proof at `stop_at_first_rise`."""
-    walked = provisioning.cost_usd(work, stop_at_first_rise(work, prices), prices)
+    best = plan(work, prices)
 
-    assert plan(work, prices).expected_cost_usd == pytest.approx(walked, rel=1e-9)
+    assert best.expected_cost_usd == pytest.approx(walked(work, prices), rel=1e-9)
 
 
 @given(works, markets)
@@ -215,7 +219,6 @@ def test_a_deadline_below_theta_0_is_infeasible_and_never_a_negative_number() ->
     assert best.cost_ratio_to_on_demand == 1
     assert "theta_0 = 6,400 s" in best.reason
     assert optimal_spot_workers(equal(0.99), 0.9) is None
-    assert stop_at_first_rise(equal(0.99), market(*PRICES, 0.9)) == 0
 
 
 def test_no_time_at_all_is_infeasible() -> None:
@@ -251,7 +254,7 @@ def test_a_given_number_is_told_what_it_comes_to() -> None:
     enough, late = plan_of(work, prices, 12), plan_of(work, prices, 40)
 
     assert (enough.feasible, enough.spot, enough.on_demand) == (True, 12, 52)
-    assert enough.expected_cost_usd == pytest.approx(provisioning.cost_usd(work, 12, prices))
+    assert enough.expected_cost_usd == pytest.approx(equations_21_and_22(work, 12, prices)[1])
     assert (late.feasible, late.binding) == (False, "deadline")
     assert late.expected_runtime_s > work.deadline_s
 
@@ -271,10 +274,10 @@ def test_corollary_2_is_a_bound_from_below(work: Work, prices: Market) -> None:
 def test_streams_that_only_spot_machines_serve_never_end_without_any() -> None:
     work, prices = equal(1.05), market(*PRICES, 0.0)
 
-    assert math.isinf(provisioning.cost_usd(work, 64, prices))
-    assert math.isinf(provisioning.cost_with_equal_rates_usd(work, 64, prices))
-    assert math.isinf(provisioning.cost_derivative_usd(work, 64, prices))
-    assert not provisioning.cost_curve(work, prices).feasible[64]
+    curve = provisioning.cost_curve(work, prices)
+
+    assert math.isinf(curve.costs_usd[64])
+    assert not curve.feasible[64]
 
 
 def test_numbers_that_make_no_sense_are_named() -> None:
@@ -284,8 +287,8 @@ def test_numbers_that_make_no_sense_are_named() -> None:
     with pytest.raises(ParameterError, match="spot: must be 0 to 2 workers, got 3"):
         plan_of(mixed, market(*PRICES, 0.9), 3)
     with pytest.raises(ParameterError, match="spot: must be 0 to 2 workers, got -1"):
-        provisioning.runtime_s(mixed, -1, 0.9)
+        plan_of(mixed, market(*PRICES, 0.9), -1)
     with pytest.raises(ParameterError, match="availability: must lie between 0 and 1"):
-        provisioning.update_rate_per_s(mixed, 1, 1.5)
+        optimal_spot_workers(equal(1.05), 1.5)
     with pytest.raises(ParameterError, match="deadline_ratio: must be at least 1"):
         provisioning.cost_share_bound(0.9, 0.9, 0.158, 0.286)

@@ -92,27 +92,14 @@ def test_a_rate_that_jumps_is_followed_within_a_few_half_lives() -> None:
 def test_the_interval_of_a_forgetting_tally_covers_a_steady_rate_at_least_as_often_as_it_says() -> (
     None
 ):
-    rng = np.random.default_rng(2)
-    sums = Sums(2, half_life_s=20.0)  # an array: 1,000 runs at once
-    for second in range(200):
-        sums.add(second, second + 1.0, rng.poisson(5.0, 1000).astype(np.float64), np.ones(1000))
-    low, high = rate(sums, 200.0).interval(0.9)
-    assert np.mean((low <= np.asarray(5.0)) & (high >= np.asarray(5.0))) >= 0.9
-
-
-@given(half_lives, st.lists(st.tuples(*[st.floats(0, 50)] * 2), min_size=1, max_size=4))
-def test_an_array_of_streams_is_tallied_as_each_stream_alone(
-    half_life_s: float, rows: list[tuple[float, float]]
-) -> None:
-    together, alone = Sums(2, half_life_s), [Sums(2, half_life_s) for _ in range(2)]
-    for second, row in enumerate(rows):
-        together.add(second, second + 1.0, np.asarray(row), np.ones(2))
-        for sums, records in zip(alone, row, strict=True):
-            sums.add(second, second + 1.0, records, 1.0)
-    rates = [rate(sums, 9.0) for sums in alone]
-    joint = rate(together, 9.0)
-    assert np.asarray(joint.value) == pytest.approx([each.value for each in rates])
-    assert np.asarray(joint.std) == pytest.approx([each.std for each in rates])
+    hits, runs = 0, 1000
+    for counts in np.random.default_rng(2).poisson(5.0, (runs, 200)).tolist():
+        sums = Sums(2, half_life_s=20.0)
+        for second, count in enumerate(counts):
+            sums.add(second, second + 1.0, count, 1.0)
+        low, high = rate(sums, 200.0).interval(0.9)
+        hits += float(low) <= 5.0 <= float(high)
+    assert hits >= 0.9 * runs
 
 
 def test_availability_that_drops_is_followed() -> None:
@@ -139,7 +126,7 @@ def test_availability_that_drops_is_followed() -> None:
         st.tuples(st.floats(0, 100), st.floats(0.01, 9), st.integers(1, 5)), min_size=3, max_size=9
     ),
 )
-def test_gradient_times_have_the_mean_and_the_variance_of_numpy(
+def test_gradient_times_have_the_mean_of_numpy_and_its_standard_error(
     half_life_s: float, messages: list[tuple[float, float, int]]
 ) -> None:
     tally = GradientTally(half_life_s)
@@ -151,7 +138,8 @@ def test_gradient_times_have_the_mean_and_the_variance_of_numpy(
     assert tally.mean(100.0).value == pytest.approx(mean)
     if math.isinf(half_life_s):
         variance = (m * (each - mean) ** 2).sum() / (len(each) - 1)
-        assert tally.variance(100.0).value == pytest.approx(variance, abs=1e-9)
+        expected = (variance / m.sum()) ** 0.5
+        assert tally.mean(100.0).std == pytest.approx(expected, abs=1e-7)
 
 
 def test_small_scatter_about_a_large_time_is_not_lost() -> None:
@@ -159,21 +147,20 @@ def test_small_scatter_about_a_large_time_is_not_lost() -> None:
     tally = GradientTally(half_life_s=100.0)
     for at_s in range(1000):
         tally.add(at_s, 1e4 + rng.normal(0, 1e-3))
-    assert float(tally.variance(1000.0).value) ** 0.5 == pytest.approx(1e-3, rel=0.2)
+    weight = sum(0.5 ** (age_s / 100) for age_s in range(1000))
+    assert float(tally.mean(1000.0).std) == pytest.approx(1e-3 / weight**0.5, rel=0.2)
 
 
-def test_messages_over_several_batches_tell_the_variance_of_one() -> None:
+def test_messages_over_several_batches_tell_how_sure_the_mean_of_one_is() -> None:
     # Each message: m independent gradients of mean 0.02 s and standard deviation 0.004 s.
-    rng, runs = np.random.default_rng(4), 400
-    tally = GradientTally()
-    for at_s in range(60):
-        m = rng.integers(0, 4, runs).astype(np.float64)  # none, in some
-        tally.add(at_s, 0.02 * m + rng.normal(0, 0.004, runs) * m**0.5, m)
-    mean, variance = tally.mean(60.0), tally.variance(60.0)
-    assert float(np.mean(variance.value)) == pytest.approx(0.004**2, rel=0.04)
-    for estimate, truth in ((mean, 0.02), (variance, 0.004**2)):
-        low, high = (np.asarray(end) for end in estimate.interval(0.9))
-        assert 0.85 <= np.mean((low <= truth) & (truth <= high)) <= 0.95
+    rng, runs, hits = np.random.default_rng(4), 400, 0
+    for _ in range(runs):
+        tally = GradientTally()
+        for at_s, m in enumerate(rng.integers(0, 4, 60).tolist()):  # none, in some
+            tally.add(at_s, 0.02 * m + rng.normal(0, 0.004) * m**0.5, m)
+        low, high = tally.mean(60.0).interval(0.9)
+        hits += float(low) <= 0.02 <= float(high)
+    assert 0.85 * runs <= hits <= 0.95 * runs
 
 
 def test_one_message_gives_a_mean_of_which_nobody_is_sure() -> None:
@@ -181,14 +168,12 @@ def test_one_message_gives_a_mean_of_which_nobody_is_sure() -> None:
     tally.add(0.0, 0.06, 3)
     assert tally.mean(1.0).value == pytest.approx(0.02)
     assert tally.mean(1.0).std == math.inf
-    with pytest.raises(ParameterError, match="seconds: a variance takes two messages"):
-        tally.variance(1.0)
 
 
 def test_what_makes_no_sense_is_refused_by_name() -> None:
     with pytest.raises(ParameterError, match="half_life_s: must be above 0"):
         Sums(1, 0.0)
-    with pytest.raises(ParameterError, match="seconds: must be at least 0 and finite"):
+    with pytest.raises(ParameterError, match="seconds: must be a number of at least 0"):
         GradientTally().add(0.0, math.inf)
-    with pytest.raises(ParameterError, match="seconds: a worker has computed no gradient yet"):
+    with pytest.raises(ParameterError, match="seconds: no gradient was computed yet"):
         GradientTally().mean(0.0)

@@ -18,7 +18,7 @@ from common.simulation.experiments.steering import Givens, Priors
 from common.simulation.experiments.updates import Conditions, sample_updates_at, simulate_updates
 from common.theory.errors import ParameterError
 from common.theory.estimates import RatePrior
-from common.theory.provisioning import cost_with_equal_rates_usd, runtime_with_equal_rates_s
+from common.theory.provisioning import plan_of
 from common.theory.work import Pool, Work, market
 from tests.unit.simulation.experiments.decisions import ON_DEMAND, SPOT, Scripted, always
 
@@ -119,10 +119,9 @@ def test_the_static_split_costs_what_equation_16_says() -> None:
     job = givens(np.full((runs, workers), 125.0), updates=1000)
     done = Summary.of(simulate_updates(job, Static(), chained(runs, workers), seed=1))
     work = Work(job.rates_per_s[0], 20, 256, 1000, job.deadline_s[0])
-    usd = cost_with_equal_rates_usd(work, 30, market(ON_DEMAND_USD, SPOT_USD, ALPHA))
-    assert done.cost_usd.mean == pytest.approx(usd, rel=0.01)
-    seconds = runtime_with_equal_rates_s(work, 30, ALPHA)
-    assert done.runtime_s.mean == pytest.approx(seconds, rel=0.01)
+    expected = plan_of(work, market(ON_DEMAND_USD, SPOT_USD, ALPHA), 30)
+    assert done.cost_usd.mean == pytest.approx(expected.expected_cost_usd, rel=0.01)
+    assert done.runtime_s.mean == pytest.approx(expected.expected_runtime_s, rel=0.01)
     assert done.spot_share == pytest.approx(30 * ALPHA / (34 + 30 * ALPHA), rel=0.01)
 
 
