@@ -148,7 +148,7 @@ class Adaptive:
             return self.reserve_s
         work = situation.work
         late_s = partial_batches_s(work.rates_per_s, work.batch_size)
-        late_s += LATE * math.sqrt(work.records) / float(work.rates_per_s.sum())
+        late_s += LATE * math.sqrt(work.records) / work.records_per_s
         return late_s + lost * (self.review_s + situation.pools[ON_DEMAND].start_up_s)
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
@@ -173,10 +173,8 @@ class Adaptive:
         if not best.spot or all_out_s > work.deadline_s:
             return decision(situation, best, pool, best.reason)
         market = market_of(situation.pools, pool)
-        most = work.workers
-        if market.spot.capacity is not None:
-            most = min(most, market.spot.capacity)
-        return decision(situation, plan_of(work, market, most), pool, BEGINNING)
+        most = plan_of(work, market, market.spot.at_most(work.workers))
+        return decision(situation, most, pool, BEGINNING)
 
     def _why(self, last: Decision, now: Situation) -> str:
         if now.work.updates == 0:

@@ -301,7 +301,6 @@ class Backfill:
         later can still be answered), outages taken for Poisson, too.
         """
         rates = work.rates_per_s
-        total = float(rates.sum())
         waiting = work.workers * (work.batch_size - 1) / 2 + work.group_size * work.batch_size
         review_s = min(self.review_s or 0.0, work.deadline_s)
         variance = work.records
@@ -309,7 +308,7 @@ class Backfill:
             squares = float(rates @ rates) * market.stand_in_idle_s**2
             variance += squares * market.per_s * min(review_s + start_up_s, work.deadline_s)
         noise = self.noise_quantile * math.sqrt(variance)
-        return (waiting + noise) / total + (1 - market.availability) * review_s
+        return (waiting + noise) / work.records_per_s + (1 - market.availability) * review_s
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
         """Decide anew, or return `last` where nothing that matters has changed.
@@ -339,7 +338,7 @@ class Backfill:
         up_s = expected_up_s(situation.up, usable_s, market)
         ordered = steps(work.rates_per_s, usable_s - up_s, market)
         missing = work.records - float(work.rates_per_s @ up_s)
-        band = self.band_s * float(work.rates_per_s.sum())
+        band = self.band_s * work.records_per_s
         late_s = work.undisturbed_s - work.deadline_s
         taken, kept = ordered.until(np.array((missing, missing + band)))
         if late_s > 0:
@@ -405,7 +404,7 @@ def _highest(among: Flags, rates_per_s: Rates, gains: Array, enough: float) -> F
 
 def _plan(situation: Situation, needs: Needs, pinned: Flags) -> Plan:
     work, market = situation.work, needs.market
-    on_demand_usd = work.workers * work.undisturbed_s * market.on_demand_usd_per_s
+    on_demand_usd = work.on_demand_only_usd(situation.pools[ON_DEMAND])
     count = int(np.count_nonzero(pinned))
     binding: Binding
     if needs.late_s > 0:

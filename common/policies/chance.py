@@ -82,7 +82,7 @@ def deadline_probability(
         return np.ones(work.workers + 1)
     alpha, theta = pool.availability, work.deadline_s
     rates = work.rates_per_s[order]
-    first, squares, cubes = (_sums(rates**power) for power in (1, 2, 3))
+    first, squares, cubes = (np.append(0.0, np.cumsum(rates**power)) for power in (1, 2, 3))
     rate = alpha * first + (first[-1] - first)
     partial = partial_batches_s(rates, work.batch_size) * first[-1]
     spare = rate * theta - partial - work.records
@@ -107,9 +107,8 @@ def plan_with_probability(work: Work, market: Market, probability: float) -> Pla
     curve = cost_curve(work, market)
     on_average, _ = choose(curve, market)
     chances = deadline_probability(work, market.spot, curve.order)
-    sure = chances >= probability
-    if market.spot.capacity is not None:
-        sure &= np.arange(work.workers + 1) <= market.spot.capacity
+    there = np.arange(work.workers + 1) <= market.spot.at_most(work.workers)
+    sure = there & (chances >= probability)
     spot, binding = choose(replace(curve, feasible=sure), market)
     asked = f"{100 * probability:g} % were asked for"
     if binding == "infeasible":
@@ -153,10 +152,6 @@ class Chance:
         market = market_of(situation.pools)
         best = plan_with_probability(situation.work, market, self.probability)
         return decision(situation, best, FIRST_SPOT, f"planned once: {best.reason}")
-
-
-def _sums(values: Values) -> Values:
-    return np.concatenate(([0.0], np.cumsum(values)))
 
 
 def _at_least_zero(mean: Values, variance: Values, third: Values) -> Values:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -104,27 +104,26 @@ class Program:
     allowed: npt.NDArray[np.bool_]  # (P, C) whether a machine keeps up with its stream
     needed_per_s: float  # J K b / theta
 
-    def solve(self) -> tuple[Counts | None, tuple[float, ...]]:
-        """Give x, or None where there is none, and the ratio after each round.
+    def solve(self) -> Counts | None:
+        """Give x, or None where there is none.
 
         The first guess is the least ratio of real numbers, a lower bound found in milliseconds. So
         usually one program of integers finds x, and a second one proves it.
         """
-        ratio, found, ratios = 0.0, None, list[float]()
+        ratio, found = 0.0, None
         for integers in (False, True):
             for _ in range(ROUNDS):
                 x = self._minimise(ratio, integers=integers)
                 if x is None:
-                    return (None if not integers else found), tuple(ratios)
-                last, ratio = ratio, self.ratio(x)
+                    return found
+                last, ratio = ratio, self._ratio(x)
                 if integers:
                     found = x.round().astype(np.int64)
-                    ratios.append(ratio)
                 if abs(ratio - last) <= GAP * ratio:
                     break
-        return found, tuple(ratios)
+        return found
 
-    def ratio(self, x: Array) -> float:
+    def _ratio(self, x: Array) -> float:
         """Give dollars per record."""
         return float(self.usd_per_s @ x.sum(axis=1)) / float((self.records_per_s * x).sum())
 
@@ -163,14 +162,11 @@ class Program:
         return np.asarray(result.x[:-1], np.float64).reshape(pools, classes)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PoolPlan:
-    """How many machines of each pool, which worker gets which, and what to expect of it."""
+class PoolPlan(NamedTuple):
+    """Which worker gets a machine of which pool, and what to expect of it."""
 
-    counts: tuple[int, ...]  # per pool
     places: Places
     plan: Plan
-    ratios: tuple[float, ...] = ()  # dollars per record, after each round of the iteration
 
 
 def plan_hold(
@@ -215,17 +211,17 @@ def plan_hold(
         allowed=keeps_up & pays[:, None],
         needed_per_s=_needed_per_s(work),
     )
-    x, ratios = program.solve() if math.isfinite(program.needed_per_s) else (None, ())
+    x = program.solve() if math.isfinite(program.needed_per_s) else None
     if x is None:
         places = _nearest(program, classes, available)
         verdict: tuple[bool, Binding] = False, _lacking(program)
-        return _pool_plan(work, pools, places, verdict, _runtime_s(work, available, places), ratios)
+        return _pool_plan(work, pools, places, verdict, _runtime_s(work, available, places))
     places = _places(classes, x, available, last)
     enough = program.needed_per_s * (1 - STAYING)
     if last is not None and _records_per_s(work, available, places) < enough:
         places = _places(classes, x, available, None)
     verdict = True, _binding(work, program, available, places)
-    return _pool_plan(work, pools, places, verdict, _runtime_s(work, available, places), ratios)
+    return _pool_plan(work, pools, places, verdict, _runtime_s(work, available, places))
 
 
 def _needed_per_s(work: Work) -> float:
@@ -300,7 +296,7 @@ def _runtime_s(work: Work, available: Array, places: Places) -> float:
     return work.records / records_per_s if records_per_s else math.inf
 
 
-def plan_machines(work: Work, pools: tuple[Pool, ...], computing: Computing) -> PoolPlan:
+def plan_machines(work: Work, pools: tuple[Pool, ...], gradient_s: float) -> PoolPlan:
     """Rent the cheapest machines that keep up with all streams, whoever has which (`reassign`).
 
     They are enough on average: the sum of alpha speed is Proposition 1's number with the headroom.
@@ -315,8 +311,8 @@ def plan_machines(work: Work, pools: tuple[Pool, ...], computing: Computing) -> 
         raise ParameterError("pools", "name at least the on-demand machines")
     usd_per_s = np.array([pool.availability * pool.usd_per_s for pool in pools])
     useful = np.array([effective_availability(pool) * pool.speed for pool in pools])
-    most = [work.workers if pool.capacity is None else pool.capacity for pool in pools]
-    needed = machines_for_stability(work, computing)
+    most = [pool.at_most(work.workers) for pool in pools]
+    needed = machines_for_stability(work, Computing(gradient_s))
     counts: Counts | None = None
     if needed is not None:
         result = milp(
@@ -351,14 +347,13 @@ def _pool_plan(
     places: Places,
     verdict: tuple[bool, Binding],
     runtime_s: float,
-    ratios: tuple[float, ...] = (),
 ) -> PoolPlan:
     feasible, binding = verdict
     counts = np.bincount(places[places != NOWHERE], minlength=len(pools)).tolist()
     prices = [pool.availability * pool.usd_per_s for pool in pools]
     rented = math.fsum(count * price for count, price in zip(counts, prices, strict=True))
     usd = rented * runtime_s if rented else 0.0
-    alone_usd = work.workers * work.undisturbed_s * pools[ON_DEMAND].usd_per_s
+    alone_usd = work.on_demand_only_usd(pools[ON_DEMAND])
     spot_workers = (places > ON_DEMAND).nonzero()[0]
     named = ", ".join(
         f"{count} in {pool.name}" for count, pool in zip(counts, pools, strict=True) if count
@@ -378,7 +373,7 @@ def _pool_plan(
         binding=binding,
         reason=reason if feasible else f"not to be met: {_LACKS.get(binding, '')}{reason}",
     )
-    return PoolPlan(tuple(counts), places, plan, ratios)
+    return PoolPlan(places, plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +389,6 @@ class Pools:
     name: ClassVar[str] = "pools"
     watches_outages: ClassVar[bool] = False  # single outages are what the mix is chosen for
     on_preemption: Literal["hold", "reassign"] = "hold"
-    computing: Computing | None = None  # reassign: overhead and headroom; None: its defaults
     review_s: float = 30.0
     moved: float = 0.05
     pace_moved: float = 0.01
@@ -411,8 +405,7 @@ class Pools:
             return last
         work, pools = situation.work, situation.pools
         if self.on_preemption == "reassign":
-            computing = self.computing or Computing(situation.gradient_s)
-            found = plan_machines(work, pools, replace(computing, gradient_s=situation.gradient_s))
+            found = plan_machines(work, pools, situation.gradient_s)
         elif last is None:
             found = plan_hold(work, pools, situation.gradient_s)
         else:

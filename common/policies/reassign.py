@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from scipy.special import ndtr
 
 from common.policies.policy import NOWHERE, ON_DEMAND, Decision
-from common.theory.errors import ParameterError, not_negative, positive
+from common.theory.errors import ParameterError, positive
 from common.theory.preemption import (
     distribution_of_running,
     effective_availability,
@@ -30,9 +30,11 @@ from common.theory.provisioning import Plan
 from common.theory.work import Market
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from common.policies.policy import Situation
     from common.theory.provisioning import Binding
-    from common.theory.work import Pool, Work
+    from common.theory.work import Work
 
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -51,7 +53,6 @@ class Computing:
     """
 
     gradient_s: float  # mu_C, of one batch on the first pool
-    round_overhead_s: float = 0.0  # of an update: trigger, model and gradients on their way
     probability: float = 0.95  # of the deadline
     # Capacity over arrivals. At a load of 1 / 1.25 = 0.8 an update waits for about two others
     # (M/D/1: load / (2 (1 - load))), and a gradient time underestimated by a fifth is no harm.
@@ -59,7 +60,6 @@ class Computing:
 
     def __post_init__(self) -> None:
         positive("gradient_s", self.gradient_s)
-        not_negative("round_overhead_s", self.round_overhead_s)
         if not 0 < self.probability < 1:
             raise ParameterError("probability", f"must lie in (0, 1), got {self.probability:g}")
         if not self.headroom >= 1:
@@ -67,7 +67,7 @@ class Computing:
 
 
 def update_capacity_per_s(
-    machines: Array, group_size: int, gradient_s: float, round_overhead_s: float
+    machines: Array, group_size: int, gradient_s: float, round_overhead_s: float = 0.0
 ) -> Array:
     """Give how many updates a second machines can make: 1 / (ceil(K / m) mu_C + overhead).
 
@@ -92,11 +92,10 @@ def machines_for_stability(work: Work, computing: Computing) -> int | None:
     """Give the machines of speed 1 with which updates keep up with arrivals (Proposition 1).
 
     K b / sum(lambda), the time from one group to the next, must be at least `headroom` times
-    ceil(K / m) mu_C + overhead. None: not even a machine for each of the K gradients does.
+    ceil(K / m) mu_C. None: not even a machine for each of the K gradients does.
     """
-    interval_s = work.group_size * work.batch_size / float(work.rates_per_s.sum())
-    left_s = interval_s / computing.headroom - computing.round_overhead_s
-    rounds = math.floor(left_s / computing.gradient_s + ROUNDING)
+    interval_s = work.group_size * work.batch_size / work.records_per_s
+    rounds = math.floor(interval_s / computing.headroom / computing.gradient_s + ROUNDING)
     return math.ceil(work.group_size / rounds) if rounds >= 1 else None
 
 
@@ -110,7 +109,7 @@ class Outlook:
 
 
 class Prospect:
-    """Says of any numbers of machines how likely they meet the deadline.
+    """Says of any numbers of machines how likely they meet the deadline, and which are cheapest.
 
     With arrivals A and capacity C the updates made by theta are the least, over s, of A(s) +
     C(s, theta): the backlog was empty last at s. They reach J if for every window u = theta - s
@@ -122,46 +121,62 @@ class Prospect:
       cycle. For a linear capacity that is exact, the bends of any other one forget faster;
     - with no on-demand machine at all, stretches without any machine that outlast the slack are
       added on top: the normal law does not know them.
+
+    Attributes:
+        most_spot: Spot machines that are of use, so many that K of them run almost always.
+
+    Args:
+        work: What is left.
+        market: Of both kinds; a capacity is respected.
+        computing: What gradients take.
+        backlog: Updates whose records wait already.
     """
 
-    def __init__(self, work: Work, market: Market, computing: Computing, backlog: float) -> None:
-        self._work = work
-        self._computing = computing
-        self._spot = market.spot
-        self._speed = market.spot.speed
+    def __init__(
+        self, work: Work, market: Market, computing: Computing, backlog: float = 0.0
+    ) -> None:
+        self._work, self._computing = work, computing
+        self._on_demand, self._spot = market.on_demand, market.spot
         self._availability = effective_availability(market.spot)
-        self.arrivals_per_s = float(work.rates_per_s.sum()) / (work.group_size * work.batch_size)
-        self.arrived_s = max((work.updates - backlog) / self.arrivals_per_s, 0.0)
-        self.slack_s = work.deadline_s - self.arrived_s
-        shortest = max(min(self.slack_s, work.deadline_s), 1e-3)
+        self._arrived_s = max((work.updates - backlog) / work.updates_per_s, 0.0)
+        self._slack_s = work.deadline_s - self._arrived_s
+        shortest = max(min(self._slack_s, work.deadline_s), 1e-3)
         self._windows_s = np.geomspace(shortest, max(work.deadline_s, shortest), WINDOWS)
-        missing = work.updates - backlog - self.arrivals_per_s * (work.deadline_s - self._windows_s)
-        missing[-1] = work.updates
-        self._missing = missing
+        before_s = work.deadline_s - self._windows_s
+        self._missing = work.updates - backlog - work.updates_per_s * before_s
+        self._missing[-1] = work.updates
         per_update = work.group_size * work.batch_size
-        before_s = np.maximum(work.deadline_s - self._windows_s, 0.0)
-        self._arrival_variance = float(work.rates_per_s.sum()) * before_s / per_update**2
-        cycle_s = market.spot.cycle_s
+        self._arrival_variance = work.records_per_s * np.maximum(before_s, 0.0) / per_update**2
         scatter = self._availability * (1 - self._availability)
         self._correlated_s2 = np.zeros(WINDOWS)  # 2 tau (u - tau (1 - exp(-u / tau)))
         if scatter:
             self._correlated_s2[:] = [
-                variance_of_uptime_s2(float(window), self._availability, cycle_s) / scatter
-                for window in self._windows_s
+                variance_of_uptime_s2(window, self._availability, self._spot.cycle_s) / scatter
+                for window in self._windows_s.tolist()
             ]
+        # One machine on demand for each of the K gradients and each slot.
+        useful = min(work.workers, math.ceil(work.group_size / self._on_demand.speed))
+        self._most_on_demand = self._on_demand.at_most(useful)
+        self.most_spot = self._spot.at_most(self._useful_spot())
+
+    def _useful_spot(self) -> int:
+        spot, alpha = self._spot, self._availability
+        if not alpha or spot.usd_per_s >= self._on_demand.usd_per_s * spot.speed:
+            return 0
+        needed = self._work.group_size / spot.speed / alpha
+        most = math.ceil(needed + 10 * math.sqrt(needed * (1 - alpha) / alpha)) + 10
+        return min(self._work.workers, most)
 
     def of(self, on_demand: int, spot: int) -> Outlook:
         """Look at so many machines of each kind."""
         running = distribution_of_running(spot, self._availability)
-        machines = on_demand + self._speed * np.arange(spot + 1.0)
-        made = self._computing
-        capacity = update_capacity_per_s(
-            machines, self._work.group_size, made.gradient_s, made.round_overhead_s
-        )
+        machines = on_demand + self._spot.speed * np.arange(spot + 1.0)
+        made, work = self._computing, self._work
+        capacity = update_capacity_per_s(machines, work.group_size, made.gradient_s)
         mean = float(running @ capacity)
         variance = max(float(running @ capacity**2) - mean**2, 0.0)
-        stable = mean >= made.headroom * self.arrivals_per_s * (1 - ROUNDING)
-        if self.slack_s < 0:
+        stable = mean >= made.headroom * work.updates_per_s * (1 - ROUNDING)
+        if self._slack_s < 0:
             return Outlook(mean, stable, 0.0)
         spread = np.sqrt(variance * self._correlated_s2 + self._arrival_variance)
         ahead = mean * self._windows_s - self._missing
@@ -175,6 +190,11 @@ class Prospect:
         outlook = self.of(on_demand, spot)
         return outlook.stable and outlook.probability >= self._computing.probability
 
+    def usd_per_s(self, on_demand: int, spot: int) -> float:
+        """What so many machines cost while they run."""
+        spot_usd_per_s = self._spot.availability * self._spot.usd_per_s
+        return on_demand * self._on_demand.usd_per_s + spot * spot_usd_per_s
+
     def _blackout(self, on_demand: int, spot: int) -> float:
         """Bound the probability of a stretch without any machine that outlasts the slack."""
         if on_demand or not spot or self._availability == 1:
@@ -184,136 +204,62 @@ class Prospect:
             (1 - self._spot.availability) * self._spot.cycle_s + self._spot.start_up_s
         )
         stretches = none * (1 + ends_per_s * self._work.deadline_s)
-        return min(stretches * math.exp(-ends_per_s * self.slack_s), 1.0)
-
-
-def plan_reassign(work: Work, market: Market, computing: Computing, backlog: float = 0.0) -> Plan:
-    """Find the cheapest N_o + N_s <= N_tot that keep up with arrivals and meet the deadline.
-
-    For every N_o the fewest N_s are looked for by halving, as far as they could be cheaper than the
-    best so far: a machine more makes no deadline less likely. The runtime is theta_0 then, less
-    what the backlog took to arrive. Whose machines they are is no matter: the first workers are on
-    demand, the last on spot.
-
-    Args:
-        work: What is left.
-        market: Of both kinds; a capacity is respected.
-        computing: What gradients take.
-        backlog: Updates whose records wait already.
-    """
-    prospect = Prospect(work, market, computing, backlog)
-    most = most_spot(work, market)
-    spot_usd = market.spot.availability * market.spot.usd_per_s
-    best, least_usd = None, math.inf
-    for on_demand in reversed(range(_most(work, market.on_demand) + 1)):
-        usd_per_s = on_demand * market.on_demand.usd_per_s
-        limit = min(most, work.workers - on_demand)
-        if spot_usd and math.isfinite(least_usd):
-            limit = min(limit, math.floor((least_usd - usd_per_s) / spot_usd))
-        if limit < 0 or not prospect.enough(on_demand, limit):
-            continue
-        spot = bisect_left(range(limit), x=True, key=partial(prospect.enough, on_demand))
-        if usd_per_s + spot * spot_usd < least_usd:
-            best, least_usd = (on_demand, spot), usd_per_s + spot * spot_usd
-    return _as_plan(work, market, prospect, best)
-
-
-def plan_of_machines(
-    work: Work, market: Market, computing: Computing, backlog: float, machines: tuple[int, int]
-) -> Plan:
-    """Say what machines come to of which it is known that they do, on demand and on spot."""
-    return _as_plan(work, market, Prospect(work, market, computing, backlog), machines)
-
-
-def _most(work: Work, pool: Pool) -> int:
-    """Limit machines: one for each of the K gradients and each slot, and as many as there are."""
-    useful = min(work.workers, math.ceil(work.group_size / pool.speed))
-    return useful if pool.capacity is None else min(useful, pool.capacity)
-
-
-def most_spot(work: Work, market: Market) -> int:
-    """Limit spot machines likewise, with so many that K of them run almost always."""
-    spot, alpha = market.spot, effective_availability(market.spot)
-    if not alpha or spot.usd_per_s >= market.on_demand.usd_per_s * spot.speed:
-        return 0
-    needed = work.group_size / spot.speed / alpha
-    most = min(work.workers, math.ceil(needed + 10 * math.sqrt(needed * (1 - alpha) / alpha)) + 10)
-    return most if spot.capacity is None else min(most, spot.capacity)
-
-
-def _as_plan(work: Work, market: Market, prospect: Prospect, best: tuple[int, int] | None) -> Plan:
-    on_demand, spot = best or (max(_most(work, market.on_demand), 1), 0)
-    outlook = prospect.of(on_demand, spot)
-    # What waits already need not arrive any more.
-    runtime_s = max(prospect.arrived_s, work.updates / outlook.capacity_per_s)
-    spot_usd_per_s = market.spot.availability * market.spot.usd_per_s
-    usd = runtime_s * (on_demand * market.on_demand.usd_per_s + spot * spot_usd_per_s)
-    alone_usd = work.workers * work.undisturbed_s * market.on_demand.usd_per_s
-    binding = _binding(work, market, prospect, best)
-    nearest = "" if best else "no number of machines will do; "
-    machines = f"{nearest}{on_demand} on demand and {spot} on spot for {work.workers} streams"
-    likely = f"on time with probability {outlook.probability:.4g}"
-    capacity = f"{outlook.capacity_per_s:.4g} of {prospect.arrivals_per_s:.4g} updates/s"
-    return Plan(
-        feasible=best is not None,
-        spot=spot,
-        on_demand=on_demand,
-        spot_workers=np.arange(work.workers - spot, work.workers),
-        expected_cost_usd=usd,
-        expected_runtime_s=runtime_s,
-        cost_ratio_to_on_demand=usd / alone_usd if alone_usd else 1.0,
-        binding=binding,
-        reason=f"{machines}: {capacity}, {likely}",
-    )
-
-
-def _binding(
-    work: Work, market: Market, prospect: Prospect, best: tuple[int, int] | None
-) -> Binding:
-    """Name what keeps it from fewer machines."""
-    if best is None:
-        return "infeasible"
-    on_demand, spot = best
-    if on_demand and not most_spot(work, market):
-        return "availability" if not market.spot.availability else "price"
-    fewer = prospect.of(on_demand, spot - 1) if spot else prospect.of(on_demand - 1, 0)
-    return "deadline" if fewer.stable else "stability"
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """What is to be planned for."""
-
-    work: Work
-    market: Market
-    computing: Computing
-    backlog: float  # updates whose records wait already
+        return min(stretches * math.exp(-ends_per_s * self._slack_s), 1.0)
 
     def cheapest(self) -> Plan:
-        """Plan it anew, whatever there is."""
-        return plan_reassign(self.work, self.market, self.computing, self.backlog)
+        """Find the cheapest N_o + N_s <= N_tot that keep up with arrivals and meet the deadline.
 
-    def with_gradients(self, times: float) -> _Task:
-        """The same with gradients that take so many times as long."""
-        gradient_s = self.computing.gradient_s * times
-        return replace(self, computing=replace(self.computing, gradient_s=gradient_s))
+        For every N_o the fewest N_s are looked for by halving, as far as they could be cheaper than
+        the best so far: a machine more makes no deadline less likely.
+        """
+        spot_usd_per_s, best, least_usd = self.usd_per_s(0, 1), None, math.inf
+        for on_demand in reversed(range(self._most_on_demand + 1)):
+            limit = min(self.most_spot, self._work.workers - on_demand)
+            if spot_usd_per_s and best is not None:
+                spare_usd = least_usd - self.usd_per_s(on_demand, 0)
+                limit = min(limit, math.floor(spare_usd / spot_usd_per_s))
+            if limit < 0 or not self.enough(on_demand, limit):
+                continue
+            spot = bisect_left(range(limit), x=True, key=partial(self.enough, on_demand))
+            if self.usd_per_s(on_demand, spot) < least_usd:
+                best, least_usd = (on_demand, spot), self.usd_per_s(on_demand, spot)
+        if best is None:
+            return self.plan_of(max(self._most_on_demand, 1), 0, feasible=False)
+        return self.plan_of(*best)
 
-    def do(self, on_demand: int, spot: int) -> bool:
-        """Tell whether so many machines do, and can still be had."""
-        there = spot <= most_spot(self.work, self.market)
-        prospect = Prospect(self.work, self.market, self.computing, self.backlog)
-        return there and prospect.enough(on_demand, spot)
+    def plan_of(self, on_demand: int, spot: int, *, feasible: bool = True) -> Plan:
+        """Say what so many machines come to, of which it is known whether they do.
 
-    def usd_per_s(self, on_demand: int, spot: int) -> float:
-        """What so many machines cost while they run."""
-        market = self.market
-        spot_usd_per_s = market.spot.availability * market.spot.usd_per_s
-        return on_demand * market.on_demand.usd_per_s + spot * spot_usd_per_s
+        The runtime is theta_0, less what the backlog took to arrive. Whose machines they are is no
+        matter: the first workers are on demand, the last on spot.
+        """
+        work, outlook = self._work, self.of(on_demand, spot)
+        # What waits already need not arrive any more.
+        runtime_s = max(self._arrived_s, work.updates / outlook.capacity_per_s)
+        usd = runtime_s * self.usd_per_s(on_demand, spot)
+        alone_usd = work.on_demand_only_usd(self._on_demand)
+        nearest = "" if feasible else "no number of machines will do; "
+        machines = f"{nearest}{on_demand} on demand and {spot} on spot for {work.workers} streams"
+        likely = f"on time with probability {outlook.probability:.4g}"
+        capacity = f"{outlook.capacity_per_s:.4g} of {work.updates_per_s:.4g} updates/s"
+        return Plan(
+            feasible=feasible,
+            spot=spot,
+            on_demand=on_demand,
+            spot_workers=np.arange(work.workers - spot, work.workers),
+            expected_cost_usd=usd,
+            expected_runtime_s=runtime_s,
+            cost_ratio_to_on_demand=usd / alone_usd if alone_usd else 1.0,
+            binding=self._binding(on_demand, spot) if feasible else "infeasible",
+            reason=f"{machines}: {capacity}, {likely}",
+        )
 
-    def plan_of(self, on_demand: int, spot: int) -> Plan:
-        """Say what so many machines come to, which do."""
-        machines = on_demand, spot
-        return plan_of_machines(self.work, self.market, self.computing, self.backlog, machines)
+    def _binding(self, on_demand: int, spot: int) -> Binding:
+        """Name what keeps it from fewer machines."""
+        if on_demand and not self.most_spot:
+            return "price" if self._spot.availability else "availability"
+        fewer = self.of(on_demand, spot - 1) if spot else self.of(on_demand - 1, 0)
+        return "deadline" if fewer.stable else "stability"
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +275,6 @@ class Reassign:
     name: ClassVar[str] = "reassign"
     watches_outages: ClassVar[bool] = False  # the number of machines is chosen for outages
     probability: float = 0.95
-    round_overhead_s: float = 0.0
     headroom: float = 1.25
     review_s: float | None = 30.0
     moved: float = 0.1  # relative; the headroom stands twice that
@@ -344,26 +289,26 @@ class Reassign:
         """
         if len(situation.pools) <= SPOT:
             raise ParameterError("pools", "reassign needs a spot pool after the on-demand one")
-        if situation.waiting is not None:
-            lag_s = _arrive_in_s(situation.waiting, situation.work)
-        else:
-            lag_s = (
-                0.0
-                if last is None
-                else _behind_s(situation, last.basis, last.basis.work.undisturbed_s)
-            )
+        work, waiting, lag_s = situation.work, situation.waiting, 0.0
+        if waiting is not None:
+            lag_s = _arrive_in_s(waiting, work)
+        elif last is not None:
+            lag_s = _behind_s(situation, last.basis, last.basis.work.undisturbed_s)
         reason = self._reason(situation, last, lag_s)
         if last is not None and reason is None:
             return last
-        work, market = situation.work, Market(situation.pools[ON_DEMAND], situation.pools[SPOT])
-        computing = Computing(
-            situation.gradient_s, self.round_overhead_s, self.probability, self.headroom
-        )
-        backlog = max(lag_s, 0.0) * _rate_per_s(situation) / (work.group_size * work.batch_size)
-        task = _Task(work, market, computing, min(backlog, work.updates))
-        plan = task.cheapest()
+        market = Market(situation.pools[ON_DEMAND], situation.pools[SPOT])
+        backlog = min(max(lag_s, 0.0) * work.updates_per_s, work.updates)
+
+        def prospect(longer: float = 1.0) -> Prospect:
+            """With gradients that take so many times as long."""
+            gradient_s = longer * situation.gradient_s
+            computing = Computing(gradient_s, self.probability, self.headroom)
+            return Prospect(work, market, computing, backlog)
+
+        plan = prospect().cheapest()
         if last is not None and len(last.places) == work.workers:
-            plan = self._steady(task, plan, last)
+            plan = self._steady(prospect, plan, last)
         places = np.full(work.workers, NOWHERE, np.int8)
         places[: plan.on_demand] = ON_DEMAND
         places[plan.spot_workers] = SPOT
@@ -371,7 +316,7 @@ class Reassign:
         told = f"{reason or 'first plan'}: {plan.reason}"
         return Decision(places, stand_ins, plan, told, situation)
 
-    def _steady(self, task: _Task, plan: Plan, last: Decision) -> Plan:
+    def _steady(self, prospect: Callable[[float], Prospect], plan: Plan, last: Decision) -> Plan:
         """Keep the machines that there are, where that gradients scatter may be all that changed.
 
         They stay if they would do for gradients a little shorter, unless it pays to change them
@@ -380,15 +325,15 @@ class Reassign:
         machines = last.plan.on_demand, last.plan.spot
         if machines == (plan.on_demand, plan.spot) or not last.plan.feasible:
             return plan
-        if not task.with_gradients(1 / (1 + self.moved)).do(*machines):
+        shorter, now = prospect(1 / (1 + self.moved)), prospect(1.0)
+        if machines[1] > shorter.most_spot or not shorter.enough(*machines):
             return plan
-        careful = task.with_gradients(self.headroom).cheapest()
+        careful = prospect(self.headroom).cheapest()
         target = careful if careful.feasible else plan
-        if task.usd_per_s(target.on_demand, target.spot) < (1 - self.saves) * task.usd_per_s(
-            *machines
-        ):
+        target_usd_per_s = now.usd_per_s(target.on_demand, target.spot)
+        if target_usd_per_s < (1 - self.saves) * now.usd_per_s(*machines):
             return plan
-        return task.plan_of(*machines)
+        return now.plan_of(*machines)
 
     def _reason(self, situation: Situation, last: Decision | None, lag_s: float) -> str | None:
         if last is None:
@@ -396,7 +341,7 @@ class Reassign:
         basis = last.basis
         for what, now, then in (
             ("gradient time", situation.gradient_s, basis.gradient_s),
-            ("arrivals", _rate_per_s(situation), _rate_per_s(basis)),
+            ("arrivals", situation.work.records_per_s, basis.work.records_per_s),
             ("spot price", situation.pools[SPOT].usd_per_hour, basis.pools[SPOT].usd_per_hour),
             ("on-demand price", situation.pools[0].usd_per_hour, basis.pools[0].usd_per_hour),
             ("availability", situation.pools[SPOT].availability, basis.pools[SPOT].availability),
@@ -416,12 +361,8 @@ class Reassign:
         return None
 
 
-def _rate_per_s(situation: Situation) -> float:
-    return float(situation.work.rates_per_s.sum())
-
-
 def _arrive_in_s(updates: float, work: Work) -> float:
-    return updates * work.group_size * work.batch_size / float(work.rates_per_s.sum())
+    return updates / work.updates_per_s
 
 
 def _behind_s(situation: Situation, basis: Situation, planned_s: float) -> float:

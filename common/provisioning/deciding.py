@@ -140,13 +140,10 @@ class PolicyRunner:
 
         What waits need not arrive any more; but its gradients take their time all the same.
         """
-        arrivals_per_s = float(work.rates_per_s.sum()) / (work.group_size * work.batch_size)
         gradient_s = float(self._estimator.gradient(now_s).value)
         machines = np.array([float(work.workers)])
-        capacity_per_s = float(
-            update_capacity_per_s(machines, work.group_size, gradient_s, 0.0).item()
-        )
-        computed = work.updates * min(arrivals_per_s / capacity_per_s, 1.0)
+        capacity_per_s = float(update_capacity_per_s(machines, work.group_size, gradient_s).item())
+        computed = work.updates * min(work.updates_per_s / capacity_per_s, 1.0)
         return max(work.updates - waiting, computed)
 
     def ask(self, now_s: float) -> Planned | None:

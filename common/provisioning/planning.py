@@ -122,10 +122,9 @@ def stability_of_fleet(machines: float, situation: Situation) -> Stability:
 
 def _stability(situation: Situation, machines: Rates, chances: Rates) -> Stability:
     work = situation.work
-    capacity = update_capacity_per_s(machines, work.group_size, situation.gradient_s, 0.0)
-    arrivals_per_s = float(work.rates_per_s.sum()) / (work.group_size * work.batch_size)
+    capacity = update_capacity_per_s(machines, work.group_size, situation.gradient_s)
     needed = machines_for_stability(work, Computing(situation.gradient_s, headroom=1.0))
-    return Stability(float(chances @ capacity) / arrivals_per_s, needed)
+    return Stability(float(chances @ capacity) / work.updates_per_s, needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,6 @@ def planned(policy: str, decision: Decision, situation: Situation, occasion: Occ
     share = 1.0
     if decision.basis.work.records:
         share = min(work.records / decision.basis.work.records, 1.0)
-    alone = pools[ON_DEMAND]
     return Planned(
         term=occasion.term,
         number=occasion.number,
@@ -171,7 +169,7 @@ def planned(policy: str, decision: Decision, situation: Situation, occasion: Occ
         spent_usd=bounded(occasion.spent_usd),
         expected_cost_usd=bounded(share * plan.expected_cost_usd),
         expected_runtime_s=bounded(share * plan.expected_runtime_s),
-        on_demand_only_usd=bounded(work.workers * work.undisturbed_s * alone.usd_per_s),
+        on_demand_only_usd=bounded(work.on_demand_only_usd(pools[ON_DEMAND])),
         stability=bounded(stability_of_plan(decision, situation).ratio),
         usd_per_hour={pool.name: pool.usd_per_hour for pool in pools},
         believed=dict(occasion.believed),
@@ -190,7 +188,7 @@ def restored(record: Planned, situation: Situation, submitted_s: float) -> Decis
     names = tuple(pool.name for pool in situation.pools)
     if record.pools != names or len(record.places) != work.workers:
         return None
-    now_per_s = float(work.rates_per_s.sum())
+    now_per_s = work.records_per_s
     believed = record.believed
     then_per_s = believed["arrivals_per_s"].value if "arrivals_per_s" in believed else now_per_s
     then = Work(

@@ -137,8 +137,7 @@ def cost_curve(work: Work, market: Market, order: Order | None = None) -> CostCu
     costs = np.full(count + 1, np.inf)
     np.multiply(runtimes, usd_per_s, out=costs, where=runs)
     feasible = runs & (work.records <= rate * work.deadline_s * (1 + TOLERANCE))
-    if market.spot.capacity is not None:
-        feasible &= spot <= market.spot.capacity
+    feasible &= spot <= market.spot.at_most(count)
     return CostCurve(costs, runtimes, feasible, order)
 
 
@@ -156,7 +155,7 @@ def choose(curve: CostCurve, market: Market) -> tuple[int, Binding]:
         binding = "workers"
     elif curve.costs_usd[best + 1] >= curve.costs_usd[best]:
         binding = "cost"
-    elif market.spot.capacity is not None and best >= market.spot.capacity:
+    elif best >= market.spot.at_most(len(curve.order)):
         binding = "capacity"
     return best, binding
 
@@ -204,8 +203,7 @@ def plan_of(work: Work, market: Market, spot: int) -> Plan:
     takes, left = f"{curve.runtimes_s[spot]:,.6g} s", f"{work.deadline_s:,.6g} s"
     reason = f"{_some(spot, work)}, as asked, take {takes} on average, and {left} are left"
     if curve.feasible[0] and not curve.feasible[spot]:
-        short = market.spot.capacity is not None and spot > market.spot.capacity
-        binding = "capacity" if short else "deadline"
+        binding = "capacity" if spot > market.spot.at_most(work.workers) else "deadline"
     return as_plan(curve, spot, binding, reason)
 
 

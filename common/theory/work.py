@@ -57,7 +57,21 @@ class Work:
     @property
     def undisturbed_s(self) -> float:
         """theta_0 = J K b / sum of lambda_A,n: how long it takes if nothing is preempted."""
-        return self.records / float(self.rates_per_s.sum())
+        return self.records / self.records_per_s
+
+    @property
+    def records_per_s(self) -> float:
+        """Sum of lambda_A,n: arrivals of all streams."""
+        return float(self.rates_per_s.sum())
+
+    @property
+    def updates_per_s(self) -> float:
+        """lambda_U, if updates keep up with arrivals and nothing is preempted."""
+        return self.records_per_s / (self.group_size * self.batch_size)
+
+    def on_demand_only_usd(self, pool: Pool) -> float:
+        """What theta_0 costs with every worker on a machine of this pool."""
+        return self.workers * self.undisturbed_s * pool.usd_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +105,10 @@ class Pool:
     def usd_per_s(self) -> float:
         """The price of a second."""
         return self.usd_per_hour / HOUR_S
+
+    def at_most(self, machines: int) -> int:
+        """Limit a number of machines to those that it has."""
+        return machines if self.capacity is None else min(machines, self.capacity)
 
 
 @dataclass(frozen=True, slots=True)

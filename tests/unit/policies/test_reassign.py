@@ -18,7 +18,6 @@ from common.policies.reassign import (
     Prospect,
     Reassign,
     machines_for_stability,
-    plan_reassign,
     update_capacity_per_s,
 )
 from common.theory.errors import ParameterError
@@ -36,6 +35,10 @@ def work(factor: float = 1.05, updates: float = 10_000) -> Work:
     return replace(given_time, deadline_s=factor * given_time.undisturbed_s)
 
 
+def cheapest(job: Work, market: Market, computing: Computing, backlog: float = 0.0) -> Plan:
+    return Prospect(job, market, computing, backlog).cheapest()
+
+
 def share_met(job: Work, market: Market, computing: Computing, plan: Plan, runs: int) -> float:
     """Run a fluid queue of updates in steps of 2 s, with two-state chains, from no backlog."""
     rng = np.random.default_rng(7)
@@ -47,9 +50,7 @@ def share_met(job: Work, market: Market, computing: Computing, plan: Plan, runs:
     waiting, made = np.zeros(runs), np.zeros(runs)
     for _ in range(math.ceil(job.deadline_s / step_s)):
         machines = plan.on_demand + spot.speed * up.sum(axis=1)
-        capacity = step_s * update_capacity_per_s(
-            machines, job.group_size, computing.gradient_s, computing.round_overhead_s
-        )
+        capacity = step_s * update_capacity_per_s(machines, job.group_size, computing.gradient_s)
         waiting += arriving
         done = np.minimum(waiting, capacity)
         waiting -= done
@@ -67,11 +68,11 @@ def test_gradients_of_a_round_are_computed_one_after_another() -> None:
 
 def test_proposition_1_gives_the_fewest_machines_that_keep_up() -> None:
     for gradient_s in (0.01, 0.03, 0.1, 0.3, 0.49):
-        computing = Computing(gradient_s, 0.02)
+        computing = Computing(gradient_s)
         needed = machines_for_stability(work(), computing)
         assert needed is not None
         machines = np.array([needed - 1.0, needed])
-        capacity = update_capacity_per_s(machines, 20, gradient_s, 0.02)
+        capacity = update_capacity_per_s(machines, 20, gradient_s)
         assert capacity[0] < 1.25 * 1.5625 <= capacity[1]
     assert machines_for_stability(work(), Computing(1.0)) is None
 
@@ -86,7 +87,7 @@ def test_the_deadline_is_met_at_least_as_often_as_promised(
     market = Market(MARKET.on_demand, replace(MARKET.spot, availability=availability))
     computing = Computing(gradient_s)
     job = work(factor, updates=3000)
-    plan = plan_reassign(job, market, computing)
+    plan = cheapest(job, market, computing)
     assert plan.feasible
     met = share_met(job, market, computing, plan, runs=400)
     assert met >= 0.95 - 4 * math.sqrt(0.95 * 0.05 / 400)
@@ -108,8 +109,8 @@ def test_no_other_combination_is_cheaper(
         replace(work(factor), rates_per_s=np.full(24, 8000 / 24)),
         Computing(gradient_s),
     )
-    plan = plan_reassign(job, market, computing)
-    prospect = Prospect(job, market, computing, 0.0)
+    plan = cheapest(job, market, computing)
+    prospect = Prospect(job, market, computing)
     costs = [
         on_demand * 0.286 + spot * availability * price
         for on_demand in range(25)
@@ -125,15 +126,15 @@ def test_no_other_combination_is_cheaper(
 
 
 def test_far_fewer_machines_than_streams_are_enough() -> None:
-    plan = plan_reassign(work(), MARKET, Computing(0.01))
+    plan = cheapest(work(), MARKET, Computing(0.01))
     assert plan.spot + plan.on_demand < 5
     assert plan.cost_ratio_to_on_demand < 0.05
     assert plan.expected_runtime_s == pytest.approx(6400)
 
 
 def test_a_lone_spot_machine_is_not_trusted_where_its_outage_would_take_the_slack() -> None:
-    tight = plan_reassign(work(1.05), MARKET, Computing(0.01))
-    lax = plan_reassign(work(1.4), MARKET, Computing(0.01))
+    tight = cheapest(work(1.05), MARKET, Computing(0.01))
+    lax = cheapest(work(1.4), MARKET, Computing(0.01))
     assert (lax.on_demand, lax.spot) == (0, 1)
     assert tight.on_demand + tight.spot > 1 or tight.spot == 0
 
@@ -141,9 +142,9 @@ def test_a_lone_spot_machine_is_not_trusted_where_its_outage_would_take_the_slac
 @settings(max_examples=25)
 @given(st.floats(0.5, 0.99), st.floats(1.005, 1.5))
 def test_more_certainty_and_less_time_cost_no_less(probability: float, factor: float) -> None:
-    sure = plan_reassign(work(factor), MARKET, Computing(0.05, probability=0.995))
-    unsure = plan_reassign(work(factor), MARKET, Computing(0.05, probability=probability))
-    later = plan_reassign(work(factor + 0.2), MARKET, Computing(0.05, probability=probability))
+    sure = cheapest(work(factor), MARKET, Computing(0.05, probability=0.995))
+    unsure = cheapest(work(factor), MARKET, Computing(0.05, probability=probability))
+    later = cheapest(work(factor + 0.2), MARKET, Computing(0.05, probability=probability))
     assert unsure.expected_cost_usd <= sure.expected_cost_usd * (1 + 1e-9)
     assert later.expected_cost_usd <= unsure.expected_cost_usd * (1 + 1e-9)
 
@@ -156,13 +157,13 @@ def test_more_certainty_and_less_time_cost_no_less(probability: float, factor: f
     ],
 )
 def test_without_useful_spot_all_machines_are_on_demand(spot: Pool, binding: str) -> None:
-    plan = plan_reassign(work(), Market(MARKET.on_demand, spot), Computing(0.1))
+    plan = cheapest(work(), Market(MARKET.on_demand, spot), Computing(0.1))
     assert (plan.on_demand, plan.spot, plan.binding) == (4, 0, binding)
 
 
 def test_too_slow_gradients_and_too_short_deadlines_are_infeasible() -> None:
-    slow = plan_reassign(work(), MARKET, Computing(1.0))
-    late = plan_reassign(work(0.9), MARKET, Computing(0.01))
+    slow = cheapest(work(), MARKET, Computing(1.0))
+    late = cheapest(work(0.9), MARKET, Computing(0.01))
     assert not slow.feasible
     assert not late.feasible
     assert slow.spot == late.spot == 0
@@ -171,8 +172,8 @@ def test_too_slow_gradients_and_too_short_deadlines_are_infeasible() -> None:
 
 def test_a_backlog_that_waits_counts_as_arrived() -> None:
     behind = work(0.95)
-    assert not plan_reassign(behind, MARKET, Computing(0.03)).feasible
-    assert plan_reassign(behind, MARKET, Computing(0.03), backlog=1000).feasible
+    assert not cheapest(behind, MARKET, Computing(0.03)).feasible
+    assert cheapest(behind, MARKET, Computing(0.03), backlog=1000).feasible
 
 
 def test_a_share_of_certainty_out_of_range_is_refused() -> None:
