@@ -14,7 +14,7 @@ next review, whatever happens; where it gets that close, all workers run on dema
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
@@ -22,11 +22,13 @@ import numpy.typing as npt
 
 from common.policies.fixed import FIRST_SPOT, decision, market_of
 from common.policies.policy import NOWHERE, ON_DEMAND
-from common.theory.errors import not_negative, positive
+from common.theory.errors import positive
 from common.theory.provisioning import TOLERANCE, as_plan, choose, cost_curve, plan_of
 from common.theory.updates import partial_batches_s
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from common.policies.policy import Decision, Places, Situation
     from common.theory.provisioning import Order, Plan
     from common.theory.work import Market, Work
@@ -39,36 +41,19 @@ BEGINNING = "all on spot, until the first review"
 LATE = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """What has to change before it is worth solving anew.
-
-    Raises:
-        ParameterError: If one is below 0.
-    """
-
-    # Of the price. Prices that differ by less hardly change N_s: it follows from the deadline.
-    price: float = 0.01
-    # Of alpha itself. N_s goes with 1 / (1 - alpha): at 0.9 this is a tenth of all spot workers.
-    availability: float = 0.01
-    # Sum of all changes over the sum of rates. Rates counted for a minute at 100 per second differ
-    # by 1 % by chance alone; their sum is looked at by the pace.
-    rates: float = 0.05
-    # Of the time left. At alpha = 0.9 and 64 workers this is 3 workers from spot to on demand.
-    pace: float = 0.005
-
-    def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            not_negative(name, getattr(self, name))
+# What has to change before it is worth solving anew.
+# Of the price. Prices that differ by less hardly change N_s: it follows from the deadline.
+PRICE_MOVED = 0.01
+# Of alpha itself. N_s goes with 1 / (1 - alpha): at 0.9 this is a tenth of all spot workers.
+AVAILABILITY_MOVED = 0.01
+# Sum of all changes over the sum of rates. Rates counted for a minute at 100 per second differ by
+# 1 % by chance alone; their sum is looked at by the pace.
+RATES_MOVED = 0.05
+# Of the time left. At alpha = 0.9 and 64 workers this is 3 workers from spot to on demand.
+PACE_MOVED = 0.005
 
 
-def moved(
-    before: Situation,
-    now: Situation,
-    places: Places,
-    time_s: float,
-    thresholds: Thresholds,
-) -> str:
+def moved(before: Situation, now: Situation, places: Places, time_s: float) -> str:
     """Say why to solve anew what was decided on `before`; empty if there is no reason.
 
     Args:
@@ -76,35 +61,28 @@ def moved(
         now: What is known now.
         places: Where the workers run.
         time_s: What may be planned with: the time left without the reserve.
-        thresholds: What is too small to matter.
     """
-    changed = _estimates_moved(before, now, thresholds)
-    return changed or _pace_moved(now, places, time_s, thresholds)
+    return next(_reasons(before, now, places, time_s), "")
 
 
-def _estimates_moved(before: Situation, now: Situation, thresholds: Thresholds) -> str:
+def _reasons(before: Situation, now: Situation, places: Places, time_s: float) -> Iterator[str]:
     if [pool.name for pool in before.pools] != [pool.name for pool in now.pools]:
-        return "other pools are on offer"
+        yield "other pools are on offer"
     for was, pool in zip(before.pools, now.pools, strict=True):
-        if abs(pool.usd_per_hour - was.usd_per_hour) > thresholds.price * was.usd_per_hour:
-            return f"price of {pool.name} from ${was.usd_per_hour:g} to ${pool.usd_per_hour:g}"
-        if abs(pool.availability - was.availability) > thresholds.availability:
-            return f"availability of {pool.name} {was.availability:.3f} to {pool.availability:.3f}"
+        if abs(pool.usd_per_hour - was.usd_per_hour) > PRICE_MOVED * was.usd_per_hour:
+            yield f"price of {pool.name} from ${was.usd_per_hour:g} to ${pool.usd_per_hour:g}"
+        if abs(pool.availability - was.availability) > AVAILABILITY_MOVED:
+            yield f"availability of {pool.name} {was.availability:.3f} to {pool.availability:.3f}"
     old, new = before.work.rates_per_s, now.work.rates_per_s
     change = float(np.abs(new - old).sum() / old.sum())
-    if change > thresholds.rates:
-        return f"rates changed by {100 * change:.2g} %"
-    return ""
-
-
-def _pace_moved(now: Situation, places: Places, time_s: float, thresholds: Thresholds) -> str:
+    if change > RATES_MOVED:
+        yield f"rates changed by {100 * change:.2g} %"
     takes_s, needs_s = runtime_of_s(places, now), now.work.undisturbed_s
     if needs_s > time_s and (places > ON_DEMAND).any():
-        return f"close: on-demand machines alone need {needs_s:,.6g} s of {time_s:,.6g} s"
-    if abs(takes_s - time_s) > thresholds.pace * max(time_s, 0.0):
+        yield f"close: on-demand machines alone need {needs_s:,.6g} s of {time_s:,.6g} s"
+    if abs(takes_s - time_s) > PACE_MOVED * max(time_s, 0.0):
         word = "behind" if takes_s > time_s else "ahead"
-        return f"{word}: what is left would take {takes_s:,.6g} s of {time_s:,.6g} s"
-    return ""
+        yield f"{word}: what is left would take {takes_s:,.6g} s of {time_s:,.6g} s"
 
 
 def runtime_of_s(places: Places, situation: Situation) -> float:
@@ -122,7 +100,7 @@ class Adaptive:
     """Solves anew at every price change and review; pools are compared, the cheapest is used.
 
     Raises:
-        ParameterError: If a time is out of range.
+        ParameterError: If the time is out of range.
     """
 
     name: ClassVar[str] = "adaptive"
@@ -130,22 +108,18 @@ class Adaptive:
     # Outages last minutes, deadlines hours: half a minute is soon enough for both, and the reserve
     # that it asks for is a fourth of a per cent of the paper's 6,400 s with half the workers spot.
     review_s: float = 30.0
-    reserve_s: float | None = None  # time not to be planned with; None: a review and late arrivals
-    thresholds: Thresholds = field(default_factory=Thresholds)
 
     def __post_init__(self) -> None:
         positive("review_s", self.review_s)
-        if self.reserve_s is not None:
-            not_negative("reserve_s", self.reserve_s)
 
     def reserve_of_s(self, situation: Situation, lost: float | Values) -> float | Values:
         """Give the time not to be planned with, if spot machines have this share of all arrivals.
 
+        It is what a review comes too late by, and what arrivals may be late.
+
         Raises:
             ParameterError: If a number is out of range.
         """
-        if self.reserve_s is not None:
-            return self.reserve_s
         work = situation.work
         late_s = partial_batches_s(work.rates_per_s, work.batch_size)
         late_s += LATE * math.sqrt(work.records) / work.records_per_s
@@ -184,7 +158,7 @@ class Adaptive:
         rates = now.work.rates_per_s
         lost = float(rates[last.places > ON_DEMAND].sum() / rates.sum())
         time_s = now.work.deadline_s - float(self.reserve_of_s(now, lost))
-        return moved(last.basis, now, last.places, time_s, self.thresholds)
+        return moved(last.basis, now, last.places, time_s)
 
     def _solve(self, situation: Situation, last: Decision | None) -> tuple[Plan, int]:
         """Give the cheapest plan and its pool; a pool in use stays unless another saves enough."""
@@ -197,7 +171,7 @@ class Adaptive:
         }
 
         def price(pool: int) -> float:
-            return plans[pool].expected_cost_usd * (1 - self.thresholds.price * (pool == used))
+            return plans[pool].expected_cost_usd * (1 - PRICE_MOVED * (pool == used))
 
         pool = min(plans, key=price)
         return plans[pool], pool
@@ -231,7 +205,7 @@ class Adaptive:
             return None
         on_spot = last.places > ON_DEMAND
         running = on_spot & situation.up
-        bonus = (1 + self.thresholds.rates) ** (on_spot.astype(np.float64) + running)
+        bonus = (1 + RATES_MOVED) ** (on_spot.astype(np.float64) + running)
         return np.argsort(situation.work.rates_per_s / bonus, kind="stable")
 
 

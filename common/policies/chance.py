@@ -65,19 +65,15 @@ def third_moment_of_uptime_s3(t_s: float, availability: float, cycle_s: float) -
     return lean * tau_s**2 * (t_s * once - 2 * tau_s * twice)
 
 
-def deadline_probability(
-    work: Work, pool: Pool, order: Order, squared_variation: float = 1.0
-) -> Values:
+def deadline_probability(work: Work, pool: Pool, order: Order) -> Values:
     """Give P(J_theta >= J) for every number of spot workers at once: (N_tot + 1,), 0 first.
 
     J updates take J K b records in full batches. At the end of an update N_tot - 1 workers hold an
-    incomplete batch, each of 0 to b - 1 records. `squared_variation` is c_A^2 of the gaps between
-    records (1: Poisson); `order` says who becomes spot first.
+    incomplete batch, each of 0 to b - 1 records. `order` says who becomes spot first.
 
     Raises:
         ParameterError: If a number is out of range.
     """
-    not_negative("squared_variation", squared_variation)
     if work.updates == 0:
         return np.ones(work.workers + 1)
     alpha, theta = pool.availability, work.deadline_s
@@ -88,7 +84,7 @@ def deadline_probability(
     spare = rate * theta - partial - work.records
     partial_variance = np.count_nonzero(rates) * (work.batch_size**2 - 1) / 12
     variance = squares * variance_of_uptime_s2(theta, alpha, pool.cycle_s)
-    variance += rate * theta * squared_variation + partial_variance
+    variance += rate * theta + partial_variance
     third = cubes * third_moment_of_uptime_s3(theta, alpha, pool.cycle_s)
     return _at_least_zero(spare, variance, third)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.provisioning.records import Ended, Planned, Settled, Started, Taken
+from common.provisioning.records import Ended, Lead, Planned, Settled, Started
 from common.theory.estimates import CyclePrior, availability_from_times, cycle_from_times
 
 if TYPE_CHECKING:
@@ -47,24 +47,24 @@ class Availability:
     _times: dict[str, _Times] = field(default_factory=dict)
     _up: dict[int, _Since] = field(default_factory=dict)  # by launch
     _down: dict[int, _Since] = field(default_factory=dict)  # by slot
-    _taken_s: float = float("-inf")
+    _lead_s: float = float("-inf")
     _heard_s: float = float("-inf")
 
-    def feed(self, record: PlanRecord, rented: Instance | None) -> None:
+    def feed(self, record: PlanRecord, instance: Instance | None) -> None:
         """Take in a record that counts, with the machine that it is about."""
         match record:
-            case Taken():
+            case Lead():
                 self.unwanted(self._heard_s)
-                self._taken_s = record.at_s
+                self._lead_s = record.at_s
             case Planned():
                 self._planned(record)
             case Settled():
                 self.unwanted(record.at_s)
-            case Started() if rented is not None and not rented.stand_in:
-                self._up[rented.launch] = _Since(rented.pool, record.at_s)
-                self._rise(rented.slot, record.at_s)
-            case Ended() if rented is not None and not rented.stand_in:
-                self._ended(record, rented)
+            case Started() if instance is not None and not instance.stand_in:
+                self._up[instance.launch] = _Since(instance.pool, record.at_s)
+                self._rise(instance.slot, record.at_s)
+            case Ended() if instance is not None and not instance.stand_in:
+                self._ended(record, instance)
             case _:
                 pass
         self._heard_s = max(self._heard_s, record.at_s)
@@ -96,16 +96,16 @@ class Availability:
             if place < 0 or planned.pools[place] != since.pool:
                 self._rise(slot, planned.at_s)
 
-    def _ended(self, ended: Ended, rented: Instance) -> None:
-        up = self._up.pop(rented.launch, None)
+    def _ended(self, ended: Ended, instance: Instance) -> None:
+        up = self._up.pop(instance.launch, None)
         if up is not None:
             times = self._of(up.pool)
             times.up_s += max(ended.at_s - up.at_s, 0.0)
             if ended.cause == "preempted":
                 times.outages += 1
-                self._down[rented.slot] = _Since(up.pool, max(ended.at_s, self._taken_s))
-        elif ended.cause == "refused" and rented.slot not in self._down:
-            self._down[rented.slot] = _Since(rented.pool, rented.ordered_s)
+                self._down[instance.slot] = _Since(up.pool, max(ended.at_s, self._lead_s))
+        elif ended.cause == "refused" and instance.slot not in self._down:
+            self._down[instance.slot] = _Since(instance.pool, instance.ordered_s)
 
     def _rise(self, slot: int, at_s: float) -> None:
         down = self._down.pop(slot, None)

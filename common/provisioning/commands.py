@@ -52,7 +52,7 @@ class LookAtPrices(msgspec.Struct, frozen=True):
     """Ask what machines cost; answered by PricesSeen or PricesAway."""
 
 
-class TookCharge(msgspec.Struct, frozen=True):
+class BecameLeader(msgspec.Struct, frozen=True):
     """From now on this process decides; worth a log line."""
 
     term: int
@@ -81,7 +81,7 @@ ProvisionerCommand: TypeAlias = (
     | Release
     | LookAtMachines
     | LookAtPrices
-    | TookCharge
+    | BecameLeader
     | StepDown
     | Finish
 )

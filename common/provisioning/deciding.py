@@ -114,10 +114,10 @@ class PolicyRunner:
         settings, estimator = self._settings, self._estimator
         rates = estimator.rates_per_s(now_s)
         stands_in_s = np.full(settings.workers, np.nan)
-        for rented in self._ledger.open:
-            if rented.stand_in and rented.slot < settings.workers:
-                since_s = now_s if rented.started_s is None else rented.started_s
-                stands_in_s[rented.slot] = max(now_s - since_s, 0.0)
+        for instance in self._ledger.open:
+            if instance.stand_in and instance.slot < settings.workers:
+                since_s = now_s if instance.started_s is None else instance.started_s
+                stands_in_s[instance.slot] = max(now_s - since_s, 0.0)
         to_loss = estimator.updates_to_loss()
         work = work_left(settings, rates, estimator.version, now_s, to_loss)
         waiting = estimator.waiting
@@ -242,12 +242,12 @@ class PolicyRunner:
         up = np.zeros(self._settings.workers, np.bool_)
         if self._last is None:
             return ~up
-        for rented in self._ledger.open:
-            if rented.slot < len(up):
-                coming = not rented.stand_in and rented.slot not in self._backoff.refused
-                on_demand = rented.running and self._last.places[rented.slot] == 0
-                own = not rented.stand_in or on_demand
-                up[rented.slot] |= own and (rented.running or coming)
+        for instance in self._ledger.open:
+            if instance.slot < len(up):
+                coming = not instance.stand_in and instance.slot not in self._backoff.refused
+                on_demand = instance.running and self._last.places[instance.slot] == 0
+                own = not instance.stand_in or on_demand
+                up[instance.slot] |= own and (instance.running or coming)
         return up
 
 

@@ -119,11 +119,11 @@ class Estimator:
 
     def fleet(self, record: PlanRecord, ledger: FleetLedger) -> None:
         """Take in a record of the plans topic that counts, after the ledger did."""
-        rented = None
+        instance = None
         if isinstance(record, (Started, Ended)):
-            rented = ledger.machines[record.launch]
-            self._heard_of(record, rented)
-        self._availability.feed(record, rented)
+            instance = ledger.machines[record.launch]
+            self._heard_of(record, instance)
+        self._availability.feed(record, instance)
 
     def unwanted(self, at_s: float) -> None:
         """The job is paused or over: that no machine is had says nothing."""
@@ -200,13 +200,19 @@ class Estimator:
 
     def pools(self, usd_per_hour: Mapping[str, float], now_s: float) -> tuple[Pool, ...]:
         """The market's pools with prices of now and availability as it was seen."""
-        on_demand, *spot = self.settings.pools
-        told = [_priced(on_demand, usd_per_hour)]
-        for pool in spot:
-            availability = float(self._availability.availability(pool, now_s).value)
-            cycle_s = float(self._availability.cycle(pool, now_s).value)
-            told.append(_priced(pool, usd_per_hour, availability, cycle_s))
-        return tuple(told)
+        on_demand, *spot = (
+            replace(pool, usd_per_hour=usd_per_hour.get(pool.name, pool.usd_per_hour))
+            for pool in self.settings.pools
+        )
+        seen = (
+            replace(
+                pool,
+                availability=float(self._availability.availability(pool, now_s).value),
+                cycle_s=float(self._availability.cycle(pool, now_s).value),
+            )
+            for pool in spot
+        )
+        return (on_demand, *seen)
 
     def believed(self, now_s: float) -> dict[str, EstimateRecord]:
         """All estimates by name, each with where it lies with 90 %."""
@@ -254,24 +260,24 @@ class Estimator:
                 self._heard_s[span.place] = now_s
         self._batches += 1
 
-    def _heard_of(self, record: Started | Ended, rented: Instance) -> None:
+    def _heard_of(self, record: Started | Ended, instance: Instance) -> None:
         """Silence of a stream that nobody reads says nothing; its records come all the same."""
-        if rented.started_s is None:
+        if instance.started_s is None:
             return  # it never ran
         step = 1 if isinstance(record, Started) else -1
         before, self._running = self._running, self._running + step
         if bool(before) != bool(self._running):
             for each in self._by_place.values():
                 self._read_or_not(each, self._running, record.at_s)
-        on_slot = self._on[rented.slot] = self._on.get(rented.slot, 0) + step
-        tally = self._by_slot.get(rented.slot)
+        on_slot = self._on[instance.slot] = self._on.get(instance.slot, 0) + step
+        tally = self._by_slot.get(instance.slot)
         if tally is not None:
             self._read_or_not(tally, on_slot, record.at_s)
 
     @staticmethod
     def _read_or_not(tally: StreamTally, readers: int, at_s: float) -> None:
         if readers:
-            tally.returned(at_s, stream_waited=False)
+            tally.returned(at_s)
         else:
             tally.gone(at_s)
 
@@ -335,20 +341,6 @@ class Estimator:
 def surely(estimate: Estimate) -> bool:
     """Tell whether an estimate is more than a guess."""
     return float(estimate.relative_std) <= SURE
-
-
-def _priced(
-    pool: Pool,
-    usd_per_hour: Mapping[str, float],
-    availability: float | None = None,
-    cycle_s: float | None = None,
-) -> Pool:
-    return replace(
-        pool,
-        usd_per_hour=usd_per_hour.get(pool.name, pool.usd_per_hour),
-        availability=pool.availability if availability is None else availability,
-        cycle_s=pool.cycle_s if cycle_s is None else cycle_s,
-    )
 
 
 def _believed(estimate: Estimate) -> EstimateRecord:

@@ -15,13 +15,13 @@ from common.provisioning.costs import Bill
 from common.provisioning.records import (
     Ended,
     LaunchRequested,
+    Lead,
     Planned,
     Priced,
     ReplanAsked,
     Reviewed,
     Settled,
     Started,
-    Taken,
 )
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Thinned:
 class FleetLedger:
     """The fold: feed it every record of the plans topic, in order.
 
-    - `Taken` counts if it names the Taken in force, or the Settled that ended its term; its offset
+    - `Lead` counts if it names the Lead in force, or the Settled that ended its term; its offset
       is the new term.
     - Whatever else a provisioner writes counts if it is of the term in force, and before that
       term's `Settled`.
@@ -96,8 +96,8 @@ class FleetLedger:
     - `ReplanAsked` is anybody's and counts always.
 
     Attributes:
-        term: Offset of the Taken in force, -1 for none.
-        head: What the next Taken has to name.
+        term: Offset of the Lead in force, -1 for none.
+        head: What the next Lead has to name.
         position: Offset of the next record to feed.
         plans: The last ones, newest last.
         planned: How many plans there were, by whether they were feasible.
@@ -107,7 +107,7 @@ class FleetLedger:
         reviews: Thinned, oldest first.
         review: The last one.
         replans: By offset, those that no plan has answered yet.
-        settled: The last word, until somebody takes charge anew.
+        settled: The last word, until there is a new leader.
 
     Args:
         minimum_billing_s: What a machine costs at least, by pool, as the market file says.
@@ -146,12 +146,12 @@ class FleetLedger:
     @property
     def running(self) -> tuple[Instance, ...]:
         """Machines that were seen running and not seen to end, by launch."""
-        return tuple(rented for rented in self._open.values() if rented.running)
+        return tuple(instance for instance in self._open.values() if instance.running)
 
     @property
     def usd_per_hour(self) -> float:
         """What the machines cost that run now."""
-        return sum(self.prices.get(rented.pool, 0.0) for rented in self.running)
+        return sum(self.prices.get(instance.pool, 0.0) for instance in self.running)
 
     def spent_usd(self, now_s: float) -> float:
         """What all machines have cost until now, or until a time in the past.
@@ -173,8 +173,8 @@ class FleetLedger:
         match record:
             case None:
                 return False
-            case Taken():
-                return self._taken(offset, record)
+            case Lead():
+                return self._lead(offset, record)
             case ReplanAsked():
                 self.replans[offset] = record
                 if len(self.replans) > REPLANS_KEPT:
@@ -185,8 +185,8 @@ class FleetLedger:
             case _:
                 return self._decided(offset, record)
 
-    def _taken(self, offset: int, taken: Taken) -> bool:
-        if taken.after != self.head:
+    def _lead(self, offset: int, lead: Lead) -> bool:
+        if lead.after != self.head:
             return False  # it names another one than that in force: somebody was faster
         self.term = self.head = offset
         self.settled = None
@@ -240,18 +240,18 @@ class FleetLedger:
         return True
 
     def _started(self, started: Started) -> bool:
-        rented = self._open.get(started.launch)
-        if rented is None or rented.started_s is not None:
+        instance = self._open.get(started.launch)
+        if instance is None or instance.started_s is not None:
             return False
-        rented.started_s, rented.machine = started.at_s, started.machine
-        self._bill.started(rented.launch, rented.pool, started.at_s)
+        instance.started_s, instance.machine = started.at_s, started.machine
+        self._bill.started(instance.launch, instance.pool, started.at_s)
         return True
 
     def _ended(self, ended: Ended) -> bool:
-        rented = self._open.pop(ended.launch, None)
-        if rented is None:
+        instance = self._open.pop(ended.launch, None)
+        if instance is None:
             return False
-        rented.ended_s, rented.cause, rented.detail = ended.at_s, ended.cause, ended.detail
+        instance.ended_s, instance.cause, instance.detail = ended.at_s, ended.cause, ended.detail
         self.ended[ended.cause] += 1
         self._bill.ended(ended.launch, ended.at_s, ended.cause)
         return True

@@ -1,11 +1,11 @@
 """The provisioner of one job: who is in charge, by compare-and-set in the plans topic.
 
-    standby ──lease, topic read──▶ candidate ──own Taken read back──▶ in charge ──▶ settled: over
-       ▲                               │ somebody was faster              │ a later Taken counts,
+    standby ──lease, topic read──▶ candidate ──own Lead read back──▶ in charge ──▶ settled: over
+       ▲                               │ somebody was faster              │ a later Lead counts,
        └───────────────────────────────┴──────────────────────────────────┘ or the lease is lost
 
 The lease in Redis only says who may try. Whoever stands by follows all topics, so that a takeover
-begins with all that is known; what a provisioner in charge decides is in `charge`. The shell
+begins with all that is known; what a provisioner in charge decides is in `term`. The shell
 carries out commands in order and reports back by events.
 """
 
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 from common.provisioning import commands as do
 from common.provisioning import events
-from common.provisioning.charge import Charge, Known
 from common.provisioning.estimating import Estimator
 from common.provisioning.ledger import FleetLedger
 from common.provisioning.reconciling import Backoff
-from common.provisioning.records import Taken
+from common.provisioning.records import Lead
 from common.provisioning.report import report_of
+from common.provisioning.term import Known, Term
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from common.provisioning.report import FleetReport
     from common.provisioning.settings import ProvisionerSettings
 
-CANDIDACY_S = 15.0  # a Taken that has not come back by then will not: try afresh
+CANDIDACY_S = 15.0  # a Lead that has not come back by then will not: try afresh
 RENEWALS = 3  # lease renewals per lifetime: two may fail
 
 
 @dataclass(slots=True)
 class _Candidacy:
-    """A Taken record on its way."""
+    """A Lead record on its way."""
 
     mark: str
     since_s: float
@@ -55,7 +55,7 @@ class Provisioner:
         finished: The job's provisioning is over.
 
     Args:
-        name: Of this process, unique among all that ever live: it marks own Taken records.
+        name: Of this process, unique among all that ever live: it marks own Lead records.
         settings: The job's.
         wanted: What is wanted of the job, as far as it is known.
         reason: Why.
@@ -75,18 +75,18 @@ class Provisioner:
         self._caught_up = False
         self._candidacies = 0
         self._candidacy: _Candidacy | None = None
-        self._charge: Charge | None = None
+        self._term: Term | None = None
         self._lease_at_s = float("-inf")
         self.finished = False
 
     @property
     def in_charge(self) -> bool:
         """Whether this replica decides."""
-        return self._charge is not None
+        return self._term is not None
 
     def report(self, now_s: float) -> FleetReport | None:
         """Say how the job's machines stand; None: that is for another one to tell."""
-        if self._charge is None:
+        if self._term is None:
             return None
         known = self._known
         made = known.estimator.version, known.estimator.samples
@@ -97,10 +97,10 @@ class Provisioner:
         if self.finished:
             return ()
         commands = list(self._on(event, now_s))
-        if not self.finished and self._charge is not None:
-            commands += self._charge.advance(now_s)
-            if self._charge.failed:
-                commands += self._step_down(self._charge.failed)
+        if not self.finished and self._term is not None:
+            commands += self._term.advance(now_s)
+            if self._term.failed:
+                commands += self._step_down(self._term.failed)
         if not self.finished:
             commands += self._over()
         return tuple(commands)
@@ -110,14 +110,14 @@ class Provisioner:
         if self.finished:
             return float("inf")
         times = [self._lease_at_s + self._known.settings.lease_ttl_s / RENEWALS]
-        if self._charge is not None:
-            times.append(self._charge.due())
+        if self._term is not None:
+            times.append(self._term.due())
         return min(times)
 
-    def _on(  # noqa: C901, PLR0912 -- one case per event, each a line or two
+    def _on(  # noqa: C901 -- one case per event, each a line or two
         self, event: ProvisionerEvent, now_s: float
     ) -> Iterator[ProvisionerCommand]:
-        known, charge = self._known, self._charge
+        known = self._known
         match event:
             case events.Tick():
                 yield from self._tick(now_s)
@@ -137,20 +137,10 @@ class Provisioner:
                 known.wanted, known.reason = wanted, reason
             case events.SettingsChanged(settings):
                 known.settings = known.estimator.settings = settings
-                if charge is not None:
-                    charge.change(settings)
-            case events.MachinesSeen() if charge is not None:
-                charge.machines_seen(event)
-            case events.LaunchAnswered(launches, refused) if charge is not None:
-                charge.launched(launches, refused, now_s)
-            case events.FleetAway(reason) if charge is not None:
-                charge.fleet_away(reason)
-            case events.PricesSeen(usd_per_hour) if charge is not None:
-                charge.prices_seen(usd_per_hour)
-            case events.PricesAway(reason) if charge is not None:
-                charge.prices_away(reason)
             case _:
-                pass  # an answer to what this process asked when it was in charge
+                pass  # an answer to what was asked by whoever is in charge
+        if self._term is not None:
+            self._term.on(event, now_s)
         if known.wanted != "running":
             known.estimator.unwanted(now_s)
 
@@ -163,12 +153,12 @@ class Provisioner:
 
     def _lease_answered(self, now_s: float, *, held: bool) -> Iterator[ProvisionerCommand]:
         if not held:
-            if self._charge is not None or self._candidacy is not None:
+            if self._term is not None or self._candidacy is not None:
                 yield from self._step_down("the lease is held by another")
-        elif self._charge is None and self._candidacy is None and self._caught_up:
+        elif self._term is None and self._candidacy is None and self._caught_up:
             self._candidacies += 1
             self._candidacy = _Candidacy(f"{self._name}#{self._candidacies}", now_s)
-            yield do.AppendPlan(Taken(self.ledger.head, self._candidacy.mark, now_s))
+            yield do.AppendPlan(Lead(self.ledger.head, self._candidacy.mark, now_s))
 
     def _plan_read(
         self, offset: int, record: PlanRecord | None, now_s: float
@@ -176,36 +166,36 @@ class Provisioner:
         if offset < self.ledger.position:
             return
         counts = self._known.plans_read(offset, record)
-        if isinstance(record, Taken):
-            yield from self._taken_read(offset, record, now_s, counts=counts)
-        elif self._charge is not None:
-            self._charge.read(record, now_s, counts=counts)
+        if isinstance(record, Lead):
+            yield from self._lead_read(offset, record, now_s, counts=counts)
+        elif self._term is not None:
+            self._term.read(record, now_s, counts=counts)
 
-    def _taken_read(
-        self, offset: int, taken: Taken, now_s: float, *, counts: bool
+    def _lead_read(
+        self, offset: int, lead: Lead, now_s: float, *, counts: bool
     ) -> Iterator[ProvisionerCommand]:
         candidacy = self._candidacy
-        own = candidacy is not None and taken.candidate == candidacy.mark
-        if self._charge is not None and counts:
-            yield from self._step_down(f"{taken.candidate} provisions from offset {offset}")
+        own = candidacy is not None and lead.candidate == candidacy.mark
+        if self._term is not None and counts:
+            yield from self._step_down(f"{lead.candidate} provisions from offset {offset}")
         elif own and counts:
             self._candidacy = None
-            self._charge = Charge(self._known, now_s)
-            yield do.TookCharge(offset)
+            self._term = Term(self._known, now_s)
+            yield do.BecameLeader(offset)
         elif own:
             yield from self._step_down("another candidate was first")
 
     def _step_down(self, reason: str) -> Iterator[ProvisionerCommand]:
-        self._charge = self._candidacy = None
+        self._term = self._candidacy = None
         yield do.StepDown(reason)
 
     def _over(self) -> Iterator[ProvisionerCommand]:
         """End where the log's last word is that all is given back, whoever wrote it."""
         settled = self.ledger.settled
         if settled is None or not self._caught_up or self._candidacy is not None:
-            return  # an own Taken on its way would open a term that nobody ends
+            return  # an own Lead on its way would open a term that nobody ends
         if self._known.wanted == "stopped":
-            self._charge = None
+            self._term = None
             self.finished = True
             yield do.ReleaseLease()
             yield do.Finish(settled.why)

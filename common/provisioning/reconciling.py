@@ -33,7 +33,7 @@ class Wish(NamedTuple):
     stand_in: bool = False
 
 
-class Steps(NamedTuple):
+class FleetDiff(NamedTuple):
     """What to do about the fleet."""
 
     order: tuple[Wish, ...]
@@ -58,21 +58,21 @@ def wishes_of(
 
 def reconcile(
     wishes: Iterable[Wish],
-    rented: Iterable[Instance],
+    instances: Iterable[Instance],
     may_order: Callable[[Wish], bool] = lambda _: True,
     at_work: Callable[[Instance], bool] | None = None,
-) -> Steps:
+) -> FleetDiff:
     """Say what to order and what to give back.
 
     Args:
         wishes: At most one own machine and one stand-in for each slot.
-        rented: Machines that run or may come to run.
+        instances: Machines that run or may come to run.
         may_order: Whether the wish's pool may be asked now, see `Backoff`.
         at_work: Whether a machine has begun to work, so that the one before it can go; None: the
             one before has to end first.
     """
     by_slot: dict[int, list[Instance]] = {}
-    for machine in sorted(rented, key=_usefulness):
+    for machine in sorted(instances, key=_usefulness):
         by_slot.setdefault(machine.slot, []).append(machine)
     missing, waited_for = list[Wish](), set[int]()
     for wish in sorted(wishes, key=lambda wish: wish.stand_in):  # own machines choose first
@@ -98,7 +98,7 @@ def reconcile(
     order = tuple(
         wish for wish in missing if (wish.stand_in or wish.slot not in leaving) and may_order(wish)
     )
-    return Steps(order, release)
+    return FleetDiff(order, release)
 
 
 def _usefulness(machine: Instance) -> tuple[bool, int]:
@@ -151,20 +151,20 @@ class Backoff:
         self._slots: dict[int, _Wait] = {}
         self.refused = set[int]()
 
-    def feed(self, record: Started | Ended, rented: Instance) -> None:
+    def feed(self, record: Started | Ended, instance: Instance) -> None:
         """Take in a record that counts, with the machine that it is about."""
         match record:
             case Started():
-                self._pools.setdefault(rented.pool, _Wait()).well()
-                if not rented.stand_in:
-                    self.refused.discard(rented.slot)
+                self._pools.setdefault(instance.pool, _Wait()).well()
+                if not instance.stand_in:
+                    self.refused.discard(instance.slot)
             case Ended(cause="refused"):
-                self._pools.setdefault(rented.pool, _Wait()).again(record.at_s)
-                if not rented.stand_in:
-                    self.refused.add(rented.slot)
-            case Ended(cause="failed") if rented.started_s is not None:
-                wait = self._slots.setdefault(rented.slot, _Wait())
-                if record.at_s - rented.started_s > SOON_S:
+                self._pools.setdefault(instance.pool, _Wait()).again(record.at_s)
+                if not instance.stand_in:
+                    self.refused.add(instance.slot)
+            case Ended(cause="failed") if instance.started_s is not None:
+                wait = self._slots.setdefault(instance.slot, _Wait())
+                if record.at_s - instance.started_s > SOON_S:
                     wait.well()
                 wait.again(record.at_s)
             case _:

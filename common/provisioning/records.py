@@ -3,10 +3,10 @@
 One partition, one order. Several provisioners may believe that they are the one; what counts is
 said by the fold in `common.provisioning.ledger`, as `common.core.history` says it of leaders:
 
-    offset   0          1       2        3        4         5          6          7
-    record   Taken(-1)  Priced  Planned  Ordered  Started   Taken(0)   Ordered    Ended
-                        of 0    of 0     1 of 0   1 of 0               2 of 0     1 of 5
-    term     0          0       0        0        0         5          void       5
+    offset   0         1       2        3        4         5         6          7
+    record   Lead(-1)  Priced  Planned  Ordered  Started   Lead(0)   Ordered    Ended
+                       of 0    of 0     1 of 0   1 of 0              2 of 0     1 of 5
+    term     0         0       0        0        0         5         void       5
 
 An order is written down before the machine is asked for, and asked for only after it was read back
 as valid; who takes over asks again with the same token, and gets the same machine.
@@ -20,13 +20,13 @@ from typing import Literal, TypeAlias
 import msgspec
 
 
-class Taken(msgspec.Struct, frozen=True, tag="taken"):
+class Lead(msgspec.Struct, frozen=True, tag="taken"):
     """A candidate wants to provision: counts only if `after` is what the topic last came to.
 
     After a `Settled` that is its offset: who has not read that the job is over cannot begin anew.
     """
 
-    after: int  # offset of the Taken found in force, or of the Settled that ended it; -1 for none
+    after: int  # offset of the Lead found in force, or of the Settled that ended it; -1 for none
     candidate: str  # unique for each candidacy
     at_s: float  # since 1970, as all times here
 
@@ -163,7 +163,7 @@ class Settled(msgspec.Struct, frozen=True, tag="settled"):
 
 
 PlanRecord: TypeAlias = (
-    Taken | Priced | Planned | LaunchRequested | Started | Ended | Reviewed | ReplanAsked | Settled
+    Lead | Priced | Planned | LaunchRequested | Started | Ended | Reviewed | ReplanAsked | Settled
 )
 
 

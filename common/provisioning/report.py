@@ -80,8 +80,8 @@ def report_of(
     latest = review if plan is None or (review and review.at_s >= plan.at_s) else plan
     told = settled or review
     running = dict.fromkeys(settings.pool_names, 0)
-    for rented in ledger.running:
-        running[rented.pool] = running.get(rented.pool, 0) + 1
+    for instance in ledger.running:
+        running[instance.pool] = running.get(instance.pool, 0) + 1
     return FleetReport(
         at_s=now_s,
         running=running,

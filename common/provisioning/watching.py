@@ -11,7 +11,7 @@ whose order has ended, or that nobody ordered, is given back.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from common.ports.machines import LaunchRequest
 from common.provisioning.records import Ended, Started, client_token
@@ -78,88 +78,84 @@ class FleetWatch:
 
         What is given is taken for told: it has to be written down, and read before the next call.
         """
-        look, self._look = self._look, None
+        term, look, self._look = self.ledger.term, self._look, None
         if look is not None:
             self._look_for_strangers(look, now_s)
         named = {} if look is None else {machine.launch: machine for machine in self._ours(look)}
-        for rented in self.ledger.open:
-            refused = self._refused.get(rented.launch)
-            machine = named.get(rented.launch)
+        for instance in self.ledger.open:
+            refused = self._refused.get(instance.launch)
+            machine = named.get(instance.launch)
             if machine is not None:
-                self._missed.pop(rented.launch, None)
-                yield from self._named(rented, machine, now_s)
-            elif refused is not None and rented.started_s is None:
-                yield self._end(rented, now_s, "refused", refused.reason)
-            elif look is not None and (gone := self._not_named(rented, look, now_s)) is not None:
+                self._missed.pop(instance.launch, None)
+                yield from self._named(instance, machine, now_s)
+            elif refused is not None and instance.started_s is None:
+                yield Ended(term, instance.launch, now_s, "refused", refused.reason)
+            elif look is not None and (gone := self._not_named(instance, look, now_s)) is not None:
                 yield gone
 
     def _ours(self, look: MachinesSeen) -> Iterator[Machine]:
         """Machines of open orders; of two for one order the one that was written down."""
         for machine in look.machines:
-            rented = self.ledger.machines.get(machine.launch)
-            if rented is not None and rented.open and rented.machine in ("", machine.id):
+            instance = self.ledger.machines.get(machine.launch)
+            if instance is not None and instance.open and instance.machine in ("", machine.id):
                 yield machine
 
-    def _named(self, rented: Instance, machine: Machine, now_s: float) -> Iterator[Started | Ended]:
+    def _named(
+        self, instance: Instance, machine: Machine, now_s: float
+    ) -> Iterator[Started | Ended]:
         term = self.ledger.term
-        if rented.started_s is None:
-            yield Started(term, rented.launch, max(machine.started_s, 0.0), machine.id)
+        if instance.started_s is None:
+            yield Started(term, instance.launch, max(machine.started_s, 0.0), machine.id)
         if machine.state == "ended":
             at_s = now_s if machine.ended_s is None else machine.ended_s
-            yield Ended(term, rented.launch, at_s, machine.cause or "lost", machine.detail)
+            yield Ended(term, instance.launch, at_s, machine.cause or "lost", machine.detail)
 
-    def _not_named(self, rented: Instance, look: MachinesSeen, now_s: float) -> Ended | None:
-        launch = rented.launch
-        if rented.started_s is None:
+    def _not_named(self, instance: Instance, look: MachinesSeen, now_s: float) -> Ended | None:
+        term, launch, settings = self.ledger.term, instance.launch, self.settings
+        if instance.started_s is None:
             answered_s = self._answered_s.get(launch)
             if answered_s is None or look.as_of_s < answered_s:
                 return None  # it need not be there yet
         missed = self._missed.setdefault(launch, _Missed(look.as_of_s))
         missed.looks += 1
-        settings = self.settings
-        patience_s = settings.unseen_s if rented.started_s is None else settings.grace_s
+        patience_s = settings.unseen_s if instance.started_s is None else settings.grace_s
         if missed.looks < LOOKS or look.as_of_s - missed.since_s < patience_s:
             return None
-        if rented.started_s is None:
-            return self._end(rented, now_s, "lost", "it was requested and never appeared")
-        if rented.machine in self._released_s:
-            return self._end(rented, missed.since_s, "released", "no longer listed")
-        return self._end(rented, missed.since_s, "lost", "the provider no longer lists it")
-
-    def _end(
-        self, rented: Instance, at_s: float, cause: Literal["refused", "released", "lost"], why: str
-    ) -> Ended:
-        return Ended(self.ledger.term, rented.launch, at_s, cause, why)
+        if instance.started_s is None:
+            return Ended(term, launch, now_s, "lost", "it was requested and never appeared")
+        if instance.machine in self._released_s:
+            return Ended(term, launch, missed.since_s, "released", "no longer listed")
+        return Ended(term, launch, missed.since_s, "lost", "the provider no longer lists it")
 
     # --- what to ask of the fleet --------------------------------------------------------------
 
     def orders(self, now_s: float) -> tuple[LaunchRequest, ...]:
         """Give the orders that are to be asked for now: new ones, and those without an answer."""
         due = [
-            rented
-            for rented in self.ledger.open
-            if rented.started_s is None
-            and rented.launch not in self._answered_s
-            and now_s >= self._asked_s.get(rented.launch, float("-inf")) + AGAIN_S
+            instance
+            for instance in self.ledger.open
+            if instance.started_s is None
+            and instance.launch not in self._answered_s
+            and now_s >= self._asked_s.get(instance.launch, float("-inf")) + AGAIN_S
         ]
-        self._asked_s |= {rented.launch: now_s for rented in due}
+        self._asked_s |= {instance.launch: now_s for instance in due}
         return tuple(
             LaunchRequest(
-                rented.launch,
-                client_token(self.settings.job, rented.launch),
-                rented.slot,
-                rented.pool,
-                rented.worker,
+                instance.launch,
+                client_token(self.settings.job, instance.launch),
+                instance.slot,
+                instance.pool,
+                instance.worker,
             )
-            for rented in due
+            for instance in due
         )
 
-    def releases(self, rented: Iterable[Instance], now_s: float) -> tuple[str, ...]:
+    def releases(self, instances: Iterable[Instance], now_s: float) -> tuple[str, ...]:
         """Give the ids of machines that are to be given back now, of these and of strangers.
 
         An order that has no machine yet is given back when it has one.
         """
-        ids = [machine.machine for machine in rented if machine.running]
+        ids = [machine.machine for machine in instances if machine.running]
         due = [
             machine
             for machine in (*ids, *self.strangers)
@@ -179,13 +175,13 @@ class FleetWatch:
         for machine in look.machines:
             if machine.state == "ended":
                 continue
-            rented = self.ledger.machines.get(machine.launch)
-            if rented is None:
+            instance = self.ledger.machines.get(machine.launch)
+            if instance is None:
                 missed = self._unknown.get(machine.id, _Missed(now_s))
                 missed.looks += 1
                 unknown[machine.id] = missed
                 if missed.looks >= LOOKS and now_s - missed.since_s >= self.settings.grace_s:
                     self.strangers[machine.id] = machine
-            elif not rented.open or rented.machine not in ("", machine.id):
+            elif not instance.open or instance.machine not in ("", machine.id):
                 self.strangers[machine.id] = machine
         self._unknown = unknown

@@ -113,9 +113,7 @@ JEFFREYS = RatePrior()
 ONE_CYCLE = CyclePrior()
 
 
-def rate_from_counts(
-    records: Numbers, seconds: Numbers, prior: RatePrior = JEFFREYS, dispersion: float = 1.0
-) -> Estimate:
+def rate_from_counts(records: Numbers, seconds: Numbers, prior: RatePrior = JEFFREYS) -> Estimate:
     """Estimate lambda_A, n: the rate of a Poisson stream that gave so many records in such a time.
 
     The Gamma law is conjugate: its shape grows by the records, its time by the seconds. It does not
@@ -126,17 +124,14 @@ def rate_from_counts(
         records: Without the one that began the time, where it began with a record.
         seconds: During which the stream was watched, none of it paused.
         prior: See `pooled_prior` for workers that share a job.
-        dispersion: Variance of the counts over their mean: 1 for Poisson arrivals, the squared
-            coefficient of variation of the gaps for renewals, more for bursts.
 
     Raises:
         ParameterError: If a number is out of range, or no time has passed and the prior has none.
     """
     check("records", records)
     check("seconds", seconds)
-    positive("dispersion", dispersion)
-    shape = np.asarray(prior.records + np.asarray(records) / dispersion)
-    time_s = np.asarray(prior.seconds + np.asarray(seconds) / dispersion)
+    shape = np.asarray(prior.records + records)
+    time_s = np.asarray(prior.seconds + seconds)
     if not (time_s > 0).all():
         problem = "no time has passed, so nothing is known of the rate: wait, or give a prior"
         raise ParameterError("seconds", problem)
@@ -198,17 +193,11 @@ def availability_from_times(
 def cycle_from_times(
     up_s: Numbers, down_s: Numbers, outages: Numbers, prior: CyclePrior = ONE_CYCLE
 ) -> Estimate:
-    """Estimate the mean time from one preemption to the next, u + d.
+    """Estimate the mean time from one preemption to the next, u + d, from the same times.
 
     For exponential sojourns the mean is the time over the number of ends: the last sojourn, which
     has not ended, adds its time and no end. Each mean is known to 1/sqrt(m), relatively. A machine
     that is down now counts as one end of being down too many; the prior is of the same size.
-
-    Args:
-        up_s: In which a machine was there; several machines' times add up.
-        down_s: In which it was wanted and not to be had.
-        outages: How often one went.
-        prior: What is believed beforehand.
 
     Raises:
         ParameterError: If a number is out of range.

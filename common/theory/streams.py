@@ -16,19 +16,14 @@ if TYPE_CHECKING:
     from common.theory.estimates import Estimate, RatePrior
 
 REMEMBERED = 1000  # keys of batches: a repetition comes soon after the first, or never
-PAUSES = 100  # of one stream: only a record that comes later than all of these is mistaken
 
 
 class StreamTally:
     """The rate of one worker's stream, from its batch indicators alone.
 
     An indicator says how many records came and when the first and the last did. All records count,
-    and all time from the first record ever to the last, less the pauses: so the records are one
-    more than the gaps between them, and a batch alone gives (b - 1) / (last - first).
-
-        records   |....b....|  |....b....|              |....b....|
-        pause                             xxxxxxxxxxxx
-        seconds   ~~~~~~~~~~~~~~~~~~~~~~~~            ~~~~~~~~~~~~~
+    and all time from the first record ever to the last: so the records are one more than the gaps
+    between them, and a batch alone gives (b - 1) / (last - first).
 
     The time between two batches has to count: where a batch is closed early because nothing came,
     all silence lies there. Batches that overlap, as those of several partitions do, add up: the
@@ -47,7 +42,6 @@ class StreamTally:
     def __init__(self, since_s: float, half_life_s: float = math.inf) -> None:
         self._sums = Sums(2, half_life_s)
         self._span: tuple[float, float] | None = None  # from the first record to the last
-        self._pauses = deque[tuple[float, float]](maxlen=PAUSES)  # in order, none overlaps
         self._gone_s: float | None = None  # since when the worker is away
         self._heard_s = since_s  # since when it was there and said nothing
         self._keys = deque[object]()
@@ -86,37 +80,27 @@ class StreamTally:
         self._span = (min(begin_s, first_s), max(end_s, last_s))
         self._sums.add(first_s, last_s, samples, 0.0)
         if last_s > end_s:
-            self._count(end_s, last_s)
+            self._sums.add(end_s, last_s, 0.0, last_s - end_s)
         if first_s < begin_s:
-            self._count(first_s, begin_s)
+            self._sums.add(first_s, begin_s, 0.0, begin_s - first_s)
 
     def gone(self, at_s: float) -> None:
         """The worker went; that nothing is heard of it from now on says nothing of its stream."""
         if self._gone_s is None:
             self._gone_s = at_s
 
-    def returned(self, at_s: float, *, stream_waited: bool) -> None:
+    def returned(self, at_s: float) -> None:
         """The worker, or another one, reads the stream again.
 
-        Args:
-            at_s: When.
-            stream_waited: Whether the stream stood still meanwhile, as in the paper. A topic does
-                not: its records come to the broker all the same, and are read late.
+        Its records came to the broker all the same, and are read late.
         """
-        if self._gone_s is None:
-            return
-        since_s, self._gone_s = self._gone_s, None
-        self._heard_s = max(self._heard_s, at_s)
-        since_s = max(since_s, self._pauses[-1][1] if self._pauses else since_s)
-        if not (stream_waited and at_s > since_s):
-            return
-        if self._span is not None:  # what came meanwhile may have counted the time already
-            self._discount(max(since_s, self._span[0]), min(at_s, self._span[1]))
-        self._pauses.append((since_s, at_s))
+        if self._gone_s is not None:
+            self._gone_s = None
+            self._heard_s = max(self._heard_s, at_s)
 
     def counts(self, now_s: float) -> tuple[float, float]:
         """Records and seconds, as they count now: for `pooled_prior`."""
-        records, seconds = (max(float(total), 0.0) for total in self._sums.at(now_s))
+        records, seconds = (max(total, 0.0) for total in self._sums.at(now_s))
         return records, seconds
 
     def rate(self, now_s: float, unreported: int = 0, prior: RatePrior = JEFFREYS) -> Estimate:
@@ -141,18 +125,6 @@ class StreamTally:
         if not float(believed.value) * quiet_s > unreported:
             return believed
         return rate_from_counts(records + unreported, seconds + quiet_s, prior)
-
-    def _count(self, since_s: float, until_s: float) -> None:
-        """Count the time between two records, without the pauses in it."""
-        self._sums.add(since_s, until_s, 0.0, until_s - since_s)
-        for pause in reversed(self._pauses):
-            if pause[1] <= since_s:
-                break
-            self._discount(max(pause[0], since_s), min(pause[1], until_s))
-
-    def _discount(self, since_s: float, until_s: float) -> None:
-        if until_s > since_s:
-            self._sums.add(since_s, until_s, 0.0, since_s - until_s)
 
     def _remember(self, key: Hashable) -> None:
         self._keys.append(key)

@@ -24,6 +24,7 @@ from common.core.messages import (
 from common.core.spans import Partition, Span
 from common.jobs.spec import parse_job
 from common.jobs.store import Change, JobRecord
+from common.provisioning import records as plans
 from common.provisioning.ledger import FleetLedger
 from common.provisioning.records import (
     Ended,
@@ -33,7 +34,6 @@ from common.provisioning.records import (
     Priced,
     Reviewed,
     Started,
-    Taken,
 )
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class _Market:
         self._back_s = dict[int, float]()  # by slot: when a machine can be had again
         self._reviewed_s = 0.0
         self._prices = {"on-demand": ON_DEMAND_USD_PER_HOUR, "spot-a": 0.131, "spot-b": 0.161}
-        self._write(Taken(-1, "p1", start_s))
+        self._write(plans.Lead(-1, "p1", start_s))
         self._write(Priced(0, start_s, dict(self._prices)))
 
     @property

@@ -220,7 +220,7 @@ class JobProvisioner:
                 self._ask_lease()
             case do.ReleaseLease():
                 self._release_lease()
-            case do.TookCharge(term):
+            case do.BecameLeader(term):
                 self._log.info("provisions", term=term)
             case do.StepDown(reason):
                 self._log.warning("leadership_lost", reason=reason)

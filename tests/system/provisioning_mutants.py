@@ -1,6 +1,6 @@
 """Rules of provisioning, each switched off by an edit of the source: what the worlds must find.
 
-That a Taken names the one before has no mutant here: without it a late candidate ousts one who is
+That a Lead names the one before has no mutant here: without it a late candidate ousts one who is
 in charge, which costs work and no truth, for it has read all that was decided by then.
 """
 
@@ -16,7 +16,7 @@ PROVISIONING_MUTANTS = (
         10,
         (
             Edit(
-                HERE + "charge.py",
+                HERE + "term.py",
                 "            yield do.AppendPlan(record)\n",
                 "            yield do.AppendPlan(record)\n"
                 "            if isinstance(record, LaunchRequested):\n"
@@ -39,8 +39,8 @@ PROVISIONING_MUTANTS = (
         (
             Edit(
                 HERE + "watching.py",
-                "client_token(self.settings.job, rented.launch)",
-                "client_token(self.settings.job, rented.launch) + str(now_s)",
+                "client_token(self.settings.job, instance.launch)",
+                "client_token(self.settings.job, instance.launch) + str(now_s)",
             ),
         ),
     ),
@@ -60,8 +60,8 @@ PROVISIONING_MUTANTS = (
         (
             Edit(
                 HERE + "watching.py",
-                "            elif not rented.open or rented.machine",
-                "            elif rented.machine",
+                "            elif not instance.open or instance.machine",
+                "            elif instance.machine",
             ),
         ),
     ),
@@ -73,7 +73,7 @@ PROVISIONING_MUTANTS = (
     Mutant(
         "a job is settled when all of its machines have ended",
         20,
-        (Edit(HERE + "charge.py", "not ledger.open and ", ""),),
+        (Edit(HERE + "term.py", "not ledger.open and ", ""),),
     ),
     Mutant(
         "orders of a predecessor are given again",
@@ -81,9 +81,9 @@ PROVISIONING_MUTANTS = (
         (
             Edit(
                 HERE + "watching.py",
-                "            and rented.launch not in self._answered_s\n",
-                "            and rented.launch not in self._answered_s\n"
-                "            and rented.ordered_s >= self._began_s\n",
+                "            and instance.launch not in self._answered_s\n",
+                "            and instance.launch not in self._answered_s\n"
+                "            and instance.ordered_s >= self._began_s\n",
             ),
             Edit(
                 HERE + "watching.py",
@@ -91,7 +91,7 @@ PROVISIONING_MUTANTS = (
                 "    looked: bool = False\n    _began_s: float = 0.0\n",
             ),
             Edit(
-                HERE + "charge.py",
+                HERE + "term.py",
                 "        self._begun_s = now_s\n",
                 "        self._begun_s = self._watch._began_s = now_s\n",
             ),

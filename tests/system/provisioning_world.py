@@ -24,9 +24,10 @@ from common.errors import UnavailableError
 from common.policies.policy import ON_DEMAND, POLICY_NAMES
 from common.provisioning import commands as do
 from common.provisioning import events
+from common.provisioning import records as plans
 from common.provisioning.ledger import FleetLedger
 from common.provisioning.provisioner import Provisioner
-from common.provisioning.records import Planned, ReplanAsked, Settled, Started, Taken
+from common.provisioning.records import Planned, ReplanAsked, Settled, Started
 from common.provisioning.settings import ProvisionerSettings
 from common.testing.fleet import Chain, MemoryFleet, MemoryPrices
 from common.theory.work import HOUR_S, Pool
@@ -211,7 +212,7 @@ class World:
         self.log: list[bytes] = []
         self.truth = FleetLedger()
         self.counted: list[PlanRecord] = []
-        self.in_charge = ""  # who wrote the Taken in force
+        self.in_charge = ""  # who wrote the Lead in force
         self.replicas: list[Process] = []
         self.born = 0
         self.lease: tuple[str, float] | None = None
@@ -486,7 +487,7 @@ def check_order(world: World, order: LaunchRequest) -> Iterator[Violation]:
 
 def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Violation]:
     """What each record that counts must be like."""
-    if isinstance(record, Taken):
+    if isinstance(record, plans.Lead):
         world.in_charge = writer
     elif writer != world.in_charge and not isinstance(record, ReplanAsked):
         yield Violation("one decides at a time", f"{writer} while {world.in_charge} does: {record}")

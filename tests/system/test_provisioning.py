@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.provisioning.records import Ended, Planned, Settled, Taken
+from common.provisioning.records import Ended, Lead, Planned, Settled
 from tests.system.mutants import cases
 from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
 from tests.system.provisioning_world import World
@@ -37,7 +37,7 @@ def test_no_schedule_of_faults_launches_twice_loses_a_machine_or_leaves_one_behi
         met["policies"] += len({r.policy for r in world.counted if isinstance(r, Planned)})
 
     # They have been through something.
-    assert met["Taken"] > 2 * len(SEEDS)
+    assert met["Lead"] > 2 * len(SEEDS)
     assert min(met[cause] for cause in ("preempted", "released", "failed", "refused")) > 20
     assert met["lost"]
     assert met["void"] > len(SEEDS) // 4
@@ -51,7 +51,7 @@ def test_without_faults_one_provisioner_takes_charge_once() -> None:
 
         assert not world.violations, f"seed {seed}"
         kinds = Counter(type(record) for record in world.counted)
-        assert kinds[Taken] == kinds[Settled]  # a standby may hear late that the job is over
+        assert kinds[Lead] == kinds[Settled]  # a standby may hear late that the job is over
         assert not any(r.cause == "lost" for r in world.counted if isinstance(r, Ended))
 
 

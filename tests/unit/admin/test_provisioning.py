@@ -13,12 +13,12 @@ from common.provisioning.records import (
     Ended,
     EstimateRecord,
     LaunchRequested,
+    Lead,
     Planned,
     Priced,
     Reviewed,
     Settled,
     Started,
-    Taken,
 )
 from common.wire.plans import encode_plan
 from tests.unit.admin.conftest import problem
@@ -76,7 +76,7 @@ def rented(world: World) -> World:
     spec = SPEC.model_dump(mode="json") | {"provisioning": {"workers": 4, "policy": "adaptive"}}
     answer = world.ask("POST", "/v1/jobs", json=spec)
     assert answer.status_code == 201, answer.text
-    decide(world, Taken(-1, "p1", 1000.0))
+    decide(world, Lead(-1, "p1", 1000.0))
     return world
 
 

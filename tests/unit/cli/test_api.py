@@ -25,7 +25,7 @@ from common.core.spans import Partition
 from common.jobs.store import JobStore
 from common.planning.replan import read_ledger
 from common.ports.servers import NewTopic
-from common.provisioning.records import Taken
+from common.provisioning import records as plans
 from common.wire.messages import decode_audit, encode_audit
 from services.admin.app import create_app
 from services.cli import exits
@@ -418,7 +418,7 @@ def test_provisioning_is_shown_and_asked_for_as_directly(submitted: Both) -> Non
 
 
 def test_a_plan_in_force_is_shown_as_directly(submitted: Both) -> None:
-    submitted.decide(Taken(-1, "p1", 1000.0), decided(1, 1001.0), decided(2, 1100.0))
+    submitted.decide(plans.Lead(-1, "p1", 1000.0), decided(1, 1001.0), decided(2, 1100.0))
     shown = submitted.same("provisioning", "show", "digits")
     assert "2 on spot, 1 on on-demand, 1 on none (number 2)" in shown
     assert "one more would make it late" in shown

@@ -119,17 +119,12 @@ def test_the_reason_tells_both_probabilities() -> None:
     assert "the 30 that are in time on average would be in 56.42 %" in best.reason
 
 
-@given(
-    st.floats(1, 1.5),
-    st.floats(0.01, 1),
-    st.floats(1, 10_000),
-    st.sampled_from([0.0, 0.5, 1.0, 4.0]),
-)
+@given(st.floats(1, 1.5), st.floats(0.01, 1), st.floats(1, 10_000))
 def test_probabilities_are_probabilities_and_fall_with_the_number_of_spot_workers(
-    ratio: float, alpha: float, cycle_s: float, squared_variation: float
+    ratio: float, alpha: float, cycle_s: float
 ) -> None:
     pool = Pool("spot", 0.1, alpha, cycle_s)
-    chances = deadline_probability(equal(ratio), pool, np.arange(64), squared_variation)
+    chances = deadline_probability(equal(ratio), pool, np.arange(64))
 
     assert ((chances >= 0) & (chances <= 1)).all()
     above_half = chances[chances > 0.5]
@@ -154,17 +149,6 @@ def test_a_machine_seen_for_a_moment_is_on_or_off() -> None:
 
     assert third_moment_of_uptime_s3(t_s, alpha, 1_000.0) == pytest.approx(one_toss, rel=1e-4)
     assert third_moment_of_uptime_s3(t_s, 1.0, 1_000.0) == 0
-
-
-def test_a_steady_beat_without_outages_is_certain() -> None:
-    one_by_one = Work(np.full(2, 1.0), 1, 1, 100, 50.0)  # a batch is a record: none incomplete
-    always = Pool("spot", 0.1, 1.0)
-
-    in_time = deadline_probability(one_by_one, always, np.arange(2), 0.0)
-    late = dataclasses.replace(one_by_one, deadline_s=49.0)
-
-    assert in_time.tolist() == [1, 1, 1]
-    assert deadline_probability(late, always, np.arange(2), 0.0).tolist() == [0, 0, 0]
 
 
 def test_with_no_updates_left_success_is_certain() -> None:

@@ -22,7 +22,7 @@ GRADIENT_S = 0.001
 
 
 def counts_of(found: PoolPlan, pools: int = 2) -> tuple[int, ...]:
-    return tuple(np.count_nonzero(found.places == pool) for pool in range(pools))
+    return tuple(int(np.count_nonzero(found.places == pool)) for pool in range(pools))
 
 
 def work(rates: list[float], factor: float = 1.05) -> Work:

@@ -11,10 +11,10 @@ from common.provisioning.records import (
     Ended,
     EstimateRecord,
     LaunchRequested,
+    Lead,
     Planned,
     Priced,
     Started,
-    Taken,
 )
 from common.provisioning.settings import ProvisionerSettings
 from common.theory.work import Pool
@@ -40,9 +40,9 @@ SETTINGS = ProvisionerSettings(
 )
 
 
-def taken(after: int = -1, candidate: str = "c1") -> Taken:
-    """A Taken record."""
-    return Taken(after, candidate, T0)
+def lead(after: int = -1, candidate: str = "c1") -> Lead:
+    """A Lead record."""
+    return Lead(after, candidate, T0)
 
 
 def ordered(launch: int, term: int = 0, slot: int = 0, pool: str = "spot") -> LaunchRequested:

@@ -16,17 +16,17 @@ from tests.unit.provisioning.examples import (
     T0,
     ended,
     fold,
+    lead,
     ordered,
     planned,
     started,
-    taken,
 )
 
 
 def watched(*records: PlanRecord) -> Availability:
     """Availability after these records, all of which count."""
     ledger, found = FleetLedger(), Availability()
-    for offset, record in enumerate((taken(), *records)):
+    for offset, record in enumerate((lead(), *records)):
         assert ledger.feed(offset, record)
         rented = None
         if isinstance(record, (Started, Ended)):
@@ -90,7 +90,7 @@ def test_a_slot_that_moves_elsewhere_waits_for_spot_no_more() -> None:
 
 
 def test_time_without_a_provisioner_says_nothing_of_the_market() -> None:
-    found = watched(ordered(1), started(1, T0), ended(1, T0 + 100, "preempted"), taken(0, "c2"))
+    found = watched(ordered(1), started(1, T0), ended(1, T0 + 100, "preempted"), lead(0, "c2"))
 
     assert told(found, T0 + 500) == seen(100, 0, 1)
 
@@ -105,7 +105,7 @@ def test_nobody_wants_machines_of_a_job_that_is_paused_or_over() -> None:
 
 
 def test_stand_ins_say_nothing_of_their_pool() -> None:
-    ledger = fold([taken()])
+    ledger = fold([lead()])
     found = Availability()
     stand_in = ordered(1, pool="spot")
     ledger.feed(1, type(stand_in)(0, 1, T0, 0, "spot", "w", stand_in=True))

@@ -15,7 +15,7 @@ from common.provisioning.deciding import differences
 from common.provisioning.records import Planned, ReplanAsked, Reviewed
 from tests.unit.core.examples import batch
 from tests.unit.provisioning.desk import ProviderThread, Street
-from tests.unit.provisioning.examples import ON_DEMAND, SETTINGS, SPOT, T0, batches, taken
+from tests.unit.provisioning.examples import ON_DEMAND, SETTINGS, SPOT, T0, batches, lead
 
 if TYPE_CHECKING:
     from common.policies.policy import PolicyName
@@ -188,7 +188,7 @@ def test_where_no_price_is_to_be_had_those_of_the_market_file_are_taken(street: 
 def test_a_plan_of_another_policy_is_not_silently_kept(street: Street) -> None:
     at_work(street)
     successor = ProviderThread(street, with_policy("on-demand"), "p2")
-    street.append(taken(0, "nobody"))
+    street.append(lead(0, "nobody"))
     successor.run(20)
 
     _, second = plans(street)

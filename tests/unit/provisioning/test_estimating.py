@@ -20,9 +20,9 @@ from tests.unit.provisioning.examples import (
     batches,
     ended,
     fold,
+    lead,
     ordered,
     started,
-    taken,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def falling(updates: int) -> list[float]:
 
 def lived(estimator: Estimator, *records: PlanRecord) -> None:
     ledger = FleetLedger()
-    for offset, record in enumerate((taken(), *records)):
+    for offset, record in enumerate((lead(), *records)):
         assert ledger.feed(offset, record)
         estimator.fleet(record, ledger)
 
@@ -193,7 +193,7 @@ def test_a_worker_that_is_away_does_not_make_its_stream_slow() -> None:
     for estimator in (present, away):
         lived(estimator, ordered(1), started(1))
         estimator.claims(batches(80, 20.0, worker="digits-w0"), T0 + 40)
-    ledger = fold([taken(), ordered(1), started(1), ended(1, T0 + 40)])
+    ledger = fold([lead(), ordered(1), started(1), ended(1, T0 + 40)])
     away.fleet(ended(1, T0 + 40), ledger)
 
     assert away.rates_per_s(T0 + 400)[0] == pytest.approx(20.0, rel=0.05)

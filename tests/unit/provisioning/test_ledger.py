@@ -12,11 +12,11 @@ from tests.unit.provisioning.examples import (
     T0,
     ended,
     fold,
+    lead,
     ordered,
     planned,
     priced,
     started,
-    taken,
 )
 
 
@@ -30,10 +30,10 @@ def settled(term: int = 0) -> Settled:
 
 def test_what_a_former_provisioner_writes_is_void() -> None:
     # offset   0          1          2          3          4
-    # record   Taken(-1)  Ordered 1  Taken(0)   Ordered 2  Ordered 2
-    #          c1         of 0       c2         of 0       of 2
+    # record   Lead(-1)  Ordered 1  Lead(0)   Ordered 2  Ordered 2
+    #          c1        of 0       c2        of 0       of 2
     ledger = fold(
-        [taken(), ordered(1), taken(0, "c2"), ordered(2, slot=1), ordered(2, term=2, slot=2)]
+        [lead(), ordered(1), lead(0, "c2"), ordered(2, slot=1), ordered(2, term=2, slot=2)]
     )
 
     assert (ledger.term, ledger.head, ledger.position) == (2, 2, 5)
@@ -41,13 +41,13 @@ def test_what_a_former_provisioner_writes_is_void() -> None:
 
 
 def test_of_two_candidates_the_first_counts() -> None:
-    ledger = fold([taken(), taken(-1, "c2")])
+    ledger = fold([lead(), lead(-1, "c2")])
 
     assert ledger.term == 0
 
 
 def test_launches_are_numbered_without_gaps_and_each_counts_once() -> None:
-    ledger = fold([taken()])
+    ledger = fold([lead()])
 
     assert not ledger.feed(1, ordered(2))
     assert ledger.feed(2, ordered(1, slot=3))
@@ -57,7 +57,7 @@ def test_launches_are_numbered_without_gaps_and_each_counts_once() -> None:
 
 
 def test_a_machine_starts_once_and_ends_once_and_never_comes_back() -> None:
-    ledger = fold([taken(), ordered(1)])
+    ledger = fold([lead(), ordered(1)])
 
     assert not ledger.feed(2, started(7))
     assert ledger.feed(3, started(1, T0 + 1))
@@ -72,14 +72,14 @@ def test_a_machine_starts_once_and_ends_once_and_never_comes_back() -> None:
 
 
 def test_an_order_that_was_refused_never_ran_and_costs_nothing() -> None:
-    ledger = fold([taken(), priced(), ordered(1), ended(1, T0, "refused")])
+    ledger = fold([lead(), priced(), ordered(1), ended(1, T0, "refused")])
 
     assert not ledger.open
     assert ledger.spent_usd(T0 + 3600) == 0
 
 
 def test_plans_are_numbered_and_only_the_last_ones_are_kept() -> None:
-    ledger = fold([taken(), *(planned(number + 1) for number in range(2 * PLANS_KEPT))])
+    ledger = fold([lead(), *(planned(number + 1) for number in range(2 * PLANS_KEPT))])
 
     assert not ledger.feed(ledger.position, planned(2 * PLANS_KEPT))
     assert len(ledger.plans) == PLANS_KEPT
@@ -90,7 +90,7 @@ def test_plans_are_numbered_and_only_the_last_ones_are_kept() -> None:
 def test_who_asks_for_a_plan_waits_until_one_has_read_it() -> None:
     # A plan that was on its way when the question came does not answer it.
     asked = ReplanAsked(T0, "ada")
-    ledger = fold([taken(), asked, planned(1)])
+    ledger = fold([lead(), asked, planned(1)])
 
     assert list(ledger.replans) == [1]
     answer = planned(2)
@@ -108,39 +108,39 @@ def test_questions_that_nobody_answers_do_not_pile_up() -> None:
 
 def test_after_the_last_word_of_a_term_only_who_has_read_it_may_begin_anew() -> None:
     # offset   0      1        2          3          4
-    # record   Taken  Settled  Ordered 1  Taken(0)   Taken(1)
-    ledger = fold([taken(), settled()])
+    # record   Lead  Settled  Ordered 1  Lead(0)   Lead(1)
+    ledger = fold([lead(), settled()])
 
     assert ledger.settled is not None
     assert not ledger.feed(2, ordered(1))
-    assert not ledger.feed(3, taken(0, "late"))
-    assert ledger.feed(4, taken(1, "c2"))
+    assert not ledger.feed(3, lead(0, "late"))
+    assert ledger.feed(4, lead(1, "c2"))
     assert ledger.settled is None
     assert ledger.feed(5, ordered(1, term=4))
 
 
 def test_what_does_not_parse_counts_for_nothing() -> None:
-    ledger = fold([taken()])
+    ledger = fold([lead()])
 
     assert not ledger.feed(1, None)
     assert ledger.position == 2
 
 
 def test_a_record_is_fed_once() -> None:
-    ledger = fold([taken()])
+    ledger = fold([lead()])
 
     with pytest.raises(ValueError, match="plan record 0 comes after 0"):
-        ledger.feed(0, taken())
+        ledger.feed(0, lead())
 
 
 def test_prices_are_told_as_they_change() -> None:
-    ledger = fold([taken(), priced(), priced(at_s=T0 + 5, spot=0.5)])
+    ledger = fold([lead(), priced(), priced(at_s=T0 + 5, spot=0.5)])
 
     assert ledger.prices == {"on-demand": 1.0, "spot": 0.5}
 
 
 def test_what_runs_costs_what_it_costs_now() -> None:
-    ledger = fold([taken(), priced(), ordered(1), ordered(2, pool="on-demand"), started(2)])
+    ledger = fold([lead(), priced(), ordered(1), ordered(2, pool="on-demand"), started(2)])
 
     assert ledger.usd_per_hour == 1.0
 
@@ -164,7 +164,7 @@ def test_reviews_are_as_many_as_one_looks_at_and_reach_from_the_first_to_lately(
 def test_the_last_review_is_known_even_where_it_is_thinned_away() -> None:
     ledger = FleetLedger()
     ledger.reviews = Thinned(limit=2)
-    ledger.feed(0, taken())
+    ledger.feed(0, lead())
     for number in range(10):
         ledger.feed(1 + number, review(T0 + number))
 

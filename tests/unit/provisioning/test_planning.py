@@ -174,7 +174,7 @@ def test_what_never_ends_is_a_large_number() -> None:
 
 
 def test_a_successor_goes_on_with_the_plan_that_it_finds() -> None:
-    policy = Adaptive(reserve_s=0.0)
+    policy = Adaptive()
     first = policy.reconsider(situation(), None)
     record = planned(policy.name, first, situation(), OCCASION)
 

@@ -10,19 +10,19 @@ import pytest
 from common.ports.machines import LaunchRequest
 from common.provisioning import commands as do
 from common.provisioning import events
-from common.provisioning.charge import UNREAD_S
 from common.provisioning.provisioner import CANDIDACY_S, Provisioner
 from common.provisioning.records import (
     Ended,
     LaunchRequested,
+    Lead,
     Planned,
     Settled,
     Started,
-    Taken,
     client_token,
 )
+from common.provisioning.term import UNREAD_S
 from tests.unit.provisioning.desk import ProviderThread, Street
-from tests.unit.provisioning.examples import SETTINGS, T0, ordered, planned, priced, taken
+from tests.unit.provisioning.examples import SETTINGS, T0, lead, ordered, planned, priced
 
 
 @pytest.fixture
@@ -47,12 +47,12 @@ def test_who_has_the_lease_and_has_read_everything_stands_and_takes_charge() -> 
 
     assert provisioner.on(events.Tick(), T0) == (do.AskLease(),)
     assert provisioner.on(events.LeaseAnswered(held=True), T0) == ()  # it has read nothing yet
-    provisioner.on(events.PlansRead(((0, taken(-1, "old")),), caught_up=True), T0)
+    provisioner.on(events.PlansRead(((0, lead(-1, "old")),), caught_up=True), T0)
     stand = provisioner.on(events.LeaseAnswered(held=True), T0 + 1)
-    assert stand == (do.AppendPlan(Taken(0, "p1#1", T0 + 1)),)
+    assert stand == (do.AppendPlan(Lead(0, "p1#1", T0 + 1)),)
     assert not provisioner.in_charge
-    began = provisioner.on(events.PlansRead(((1, Taken(0, "p1#1", T0 + 1)),)), T0 + 1)
-    assert began == (do.TookCharge(1), do.LookAtMachines(), do.LookAtPrices())
+    began = provisioner.on(events.PlansRead(((1, Lead(0, "p1#1", T0 + 1)),)), T0 + 1)
+    assert began == (do.BecameLeader(1), do.LookAtMachines(), do.LookAtPrices())
     assert provisioner.in_charge
 
 
@@ -75,12 +75,12 @@ def test_of_two_who_stand_the_slower_one_waits_and_tries_again() -> None:
     (stand,) = provisioner.on(events.LeaseAnswered(held=True), T0)
     assert isinstance(stand, do.AppendPlan)
 
-    records = ((0, taken(-1, "p2#1")), (1, stand.record))
+    records = ((0, lead(-1, "p2#1")), (1, stand.record))
     assert provisioner.on(events.PlansRead(records), T0) == (
         do.StepDown("another candidate was first"),
     )
     again = provisioner.on(events.LeaseAnswered(held=True), T0 + 1)
-    assert again == (do.AppendPlan(Taken(0, "p1#2", T0 + 1)),)
+    assert again == (do.AppendPlan(Lead(0, "p1#2", T0 + 1)),)
 
 
 def test_a_candidacy_that_is_never_read_back_comes_to_nothing() -> None:
@@ -104,7 +104,7 @@ def test_who_loses_the_lease_steps_down(street: Street) -> None:
 
 def test_who_reads_a_later_taken_steps_down_and_does_no_more(street: Street) -> None:
     desk = at_work(street)
-    street.append(Taken(desk.provisioner.ledger.term, "p2#1", T0))
+    street.append(Lead(desk.provisioner.ledger.term, "p2#1", T0))
     desk.holds_lease = False
     done = len(desk.done)
     street.fleet.preempt(1, 2)
@@ -207,7 +207,7 @@ def test_a_pool_that_refuses_is_asked_later_and_later(street: Street) -> None:
 def test_after_a_restart_nothing_is_launched_twice(street: Street, given: tuple[int, ...]) -> None:
     # It died when its orders stood in the log, and some of them were given.
     orders = [ordered(n, slot=n - 1) for n in (1, 2, 3, 4)]
-    street.append(taken(-1, "old"))
+    street.append(lead(-1, "old"))
     street.append(priced())
     street.append(planned(places=(1, 1, 1, 1)))
     for order in orders:
@@ -229,7 +229,7 @@ def test_a_ghost_that_wakes_up_with_an_order_brings_nothing_about(street: Street
     ghost = at_work(street)
     orders = [order for command in ghost.did(do.Launch) for order in command.orders]
     successor = ProviderThread(street, name="p2")
-    street.append(Taken(ghost.provisioner.ledger.term, "p0#1", T0))  # the ghost's term is over
+    street.append(Lead(ghost.provisioner.ledger.term, "p0#1", T0))  # the ghost's term is over
     successor.run(10)
     street.fleet.preempt(1)
     successor.run(5)
@@ -311,7 +311,7 @@ def test_a_job_is_not_settled_before_the_provider_has_said_what_there_is(street:
 
 
 def test_a_plan_of_before_is_kept_by_who_comes_after(street: Street) -> None:
-    street.append(taken(-1, "old"))
+    street.append(lead(-1, "old"))
     street.append(planned(places=(0, 1, -1, -1)))
     desk = ProviderThread(street)
     street.prices.away = True  # so that nobody is asked anew

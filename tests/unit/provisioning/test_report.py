@@ -15,11 +15,11 @@ from tests.unit.provisioning.examples import (
     T0,
     ended,
     fold,
+    lead,
     ordered,
     planned,
     priced,
     started,
-    taken,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def reviewed(at_s: float) -> Reviewed:
 def report(
     *records: PlanRecord, updates: int = 0, samples: int = 0, now_s: float = T0
 ) -> FleetReport:
-    return report_of(fold([taken(), *records]), SETTINGS, updates, samples, now_s)
+    return report_of(fold([lead(), *records]), SETTINGS, updates, samples, now_s)
 
 
 def test_before_any_record_nothing_is_made_up() -> None:
@@ -103,7 +103,7 @@ def test_time_left_runs_down_and_a_deadline_passes() -> None:
     assert told.planned_left_s(T0 + 9000) == 0
     assert told.deadline_left_s(T0 + 1000) == 9000
     assert told.deadline_left_s(T0 + 10_001) == -1
-    endless = report_of(fold([taken()]), replace(SETTINGS, deadline_at_s=None), 0, 0, T0)
+    endless = report_of(fold([lead()]), replace(SETTINGS, deadline_at_s=None), 0, 0, T0)
     assert endless.deadline_left_s(T0) is None
 
 

@@ -9,14 +9,14 @@ from common.ports.machines import LaunchRequest, Machine, Refused
 from common.provisioning.events import MachinesSeen
 from common.provisioning.records import Ended, LaunchRequested, PlanRecord, Started, client_token
 from common.provisioning.watching import AGAIN_S, FleetWatch
-from tests.unit.provisioning.examples import SETTINGS, T0, ended, fold, ordered, started, taken
+from tests.unit.provisioning.examples import SETTINGS, T0, ended, fold, lead, ordered, started
 
 if TYPE_CHECKING:
     from common.provisioning.ledger import FleetLedger
 
 
 def watch(*records: PlanRecord) -> tuple[FleetWatch, FleetLedger]:
-    ledger = fold([taken(), *records])
+    ledger = fold([lead(), *records])
     return FleetWatch(SETTINGS, ledger), ledger
 
 
@@ -168,7 +168,7 @@ def test_an_order_without_a_machine_is_not_given_back_yet() -> None:
 
 
 def test_an_order_says_where_and_who() -> None:
-    ledger = fold([taken(), LaunchRequested(0, 1, T0, 3, "on-demand", "digits-w3", stand_in=True)])
+    ledger = fold([lead(), LaunchRequested(0, 1, T0, 3, "on-demand", "digits-w3", stand_in=True)])
     watched = FleetWatch(replace(SETTINGS, job="other"), ledger)
 
     (order,) = watched.orders(T0)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from common.policies.adaptive import BEGINNING, Adaptive, Thresholds, moved, runtime_of_s
+from common.policies.adaptive import BEGINNING, Adaptive, moved, runtime_of_s
 from common.policies.fixed import Static
 from common.policies.policy import NOWHERE, Policy, Situation
 from common.theory.errors import ParameterError
@@ -89,7 +89,7 @@ def test_what_has_moved_is_named(now: Situation, why: str) -> None:
     decided = on_its_way()
     time_s = now.work.deadline_s - 17
 
-    assert why in moved(decided.basis, now, decided.places, time_s, Thresholds())
+    assert why in moved(decided.basis, now, decided.places, time_s)
 
 
 def test_rates_that_moved_are_named() -> None:
@@ -98,9 +98,7 @@ def test_rates_that_moved_are_named() -> None:
     other = np.where(np.arange(WORKERS) % 2, 100.0, 150.0)
     now = replace(now, work=replace(now.work, rates_per_s=other))
 
-    assert moved(decided.basis, now, decided.places, 6_613.0, Thresholds()) == (
-        "rates changed by 20 %"
-    )
+    assert moved(decided.basis, now, decided.places, 6_613.0) == ("rates changed by 20 %")
 
 
 def test_behind_is_made_good_with_on_demand_machines_and_luck_is_spent_on_spot() -> None:
@@ -207,10 +205,6 @@ def test_the_runtime_of_places_is_equation_21() -> None:
 def test_numbers_that_make_no_sense_are_named() -> None:
     with pytest.raises(ParameterError, match="review_s: must be a number above 0"):
         Adaptive(review_s=0)
-    with pytest.raises(ParameterError, match="reserve_s: must be a number of at least 0"):
-        Adaptive(reserve_s=-1)
-    with pytest.raises(ParameterError, match="pace: must be a number of at least 0"):
-        Thresholds(pace=-0.1)
     with pytest.raises(ParameterError, match="pools: there are 1"):
         POLICY.reconsider(situation(pools=POOLS[:1]), None)
 

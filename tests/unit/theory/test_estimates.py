@@ -61,15 +61,6 @@ def test_it_does_so_too_where_counting_stops_at_a_full_batch() -> None:
     assert covered(estimate, 125.0) == pytest.approx(0.9, abs=0.03)
 
 
-def test_dispersion_widens_the_interval_for_arrivals_in_clumps() -> None:
-    rng = np.random.default_rng(3)
-    counts = (9 * rng.poisson(200, TRIALS)).astype(np.float64)
-    assert covered(rate_from_counts(counts, 10.0), 180.0) < 0.6
-    assert covered(rate_from_counts(counts, 10.0, dispersion=9.0), 180.0) == pytest.approx(
-        0.9, abs=0.03
-    )
-
-
 @pytest.mark.parametrize("availability", [0.5, 0.8, 0.9])
 @pytest.mark.parametrize("cycles", [20, 200])
 def test_the_intervals_of_availability_and_cycle_cover_them_as_often_as_they_say(

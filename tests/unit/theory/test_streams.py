@@ -126,32 +126,6 @@ def test_an_arrival_after_now_is_taken_for_now() -> None:
     assert found.counts(100.0) == (10.0, 10.0)
 
 
-@given(st.booleans(), st.booleans(), st.sampled_from([10.0, math.inf]))
-def test_a_stream_that_waits_for_its_worker_is_not_silent_meanwhile(
-    heard_before: bool,  # noqa: FBT001 -- hypothesis chooses it
-    straddles: bool,  # noqa: FBT001 -- hypothesis chooses it
-    half_life_s: float,
-) -> None:
-    #  0 ~~~~ 10 xxxxx 40 ~~~~ 50    ten records per second but while the worker is away
-    before = [i / 10 for i in range(1, 100)]
-    after = [40 + i / 10 for i in range(1, 100)]
-    size = 18 if straddles else 11  # or a batch ends with the 99th record
-    found, indicators = StreamTally(0.0, half_life_s), cut(before + after, size)
-    for batch in indicators:
-        if batch.last_s < 10:
-            found.batch(*batch, now_s=batch.last_s)
-    found.gone(10.0)
-    found.gone(12.0)  # heard once more
-    late = [batch for batch in indicators if batch.last_s > 40]
-    if heard_before:
-        found.returned(40.0, stream_waited=True)
-    for batch in late:
-        found.batch(*batch, now_s=batch.last_s)
-    found.returned(40.0, stream_waited=True)
-    records, seconds = found.counts(50.0)
-    assert records / seconds == pytest.approx(10, rel=0.05 if straddles else 0.02)
-
-
 def test_a_topic_that_went_on_while_nobody_read_it_is_counted_when_it_is_read() -> None:
     times = [i / 10 for i in range(1, 1001)]
     found = StreamTally(0.0)
@@ -161,7 +135,7 @@ def test_a_topic_that_went_on_while_nobody_read_it_is_counted_when_it_is_read() 
         elif not batch.first_s > 90:
             found.gone(30.0)
     assert found.rate(90.0, 49).value == pytest.approx(10, rel=0.02)  # away, so not silent
-    found.returned(90.0, stream_waited=False)
+    found.returned(90.0)
     assert found.rate(91.0, 49).value == pytest.approx(10, rel=0.02)  # nor at once when it is back
     for batch in cut(times, 50):
         found.batch(*batch, now_s=max(batch.last_s, 91.0))

@@ -16,10 +16,10 @@ from common.provisioning.records import (
     client_token,
 )
 from common.wire.plans import decode_plan, encode_plan
-from tests.unit.provisioning.examples import T0, ended, ordered, planned, priced, started, taken
+from tests.unit.provisioning.examples import T0, ended, lead, ordered, planned, priced, started
 
 RECORDS: tuple[PlanRecord, ...] = (
-    taken(),
+    lead(),
     priced(),
     planned(),
     ordered(1),
@@ -40,8 +40,8 @@ def test_what_is_written_is_read(record: PlanRecord) -> None:
 @pytest.mark.parametrize(
     ("record", "told"),
     [
-        (replace(taken(), candidate=""), "Taken.candidate"),
-        (replace(taken(), after=-2), "Taken.after"),
+        (replace(lead(), candidate=""), "Lead.candidate"),
+        (replace(lead(), after=-2), "Lead.after"),
         (replace(ordered(1), launch=0), "LaunchRequested.launch"),
         (replace(ordered(1), term=-1), "LaunchRequested.term"),
         (replace(ordered(1), at_s=float("nan")), "LaunchRequested.at_s"),

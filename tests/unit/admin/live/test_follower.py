@@ -12,7 +12,7 @@ import pytest
 from common.core.messages import GENESIS, Drifted, Evaluated, ModelId, WorkerId
 from common.core.spans import Partition
 from common.errors import UnavailableError
-from common.provisioning.records import Ended, LaunchRequested, Started, Taken
+from common.provisioning.records import Ended, LaunchRequested, Lead, Started
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics import names as topics
@@ -159,7 +159,7 @@ def test_a_plans_topic_may_come_later(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("services.admin.live.follower.PLANS_S", 0.01)
     follower = rig.begin()
     rig.topics.plan(
-        Taken(-1, "p", 1.0),
+        Lead(-1, "p", 1.0),
         LaunchRequested(0, 1, 2.0, 0, "spot", "m1"),
         Started(0, 1, 3.0, "i-1"),
         Ended(7, 1, 4.0, "lost"),  # of nobody's term
@@ -182,7 +182,7 @@ def _running(follower: JobFollower) -> int:
 
 def test_a_machine_without_signs_of_life_is_silent(rig: Rig) -> None:
     rig.topics.plan(
-        Taken(-1, "p", 1.0),
+        Lead(-1, "p", 1.0),
         LaunchRequested(0, 1, 2.0, 3, "spot", "m1"),
         Started(0, 1, 3.0, "i-1"),
     )

@@ -16,11 +16,11 @@ from tests.unit.provisioning.examples import (
     T0,
     ended,
     fold,
+    lead,
     ordered,
     planned,
     priced,
     started,
-    taken,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 OWN = {metric.name: metric for metric in CATALOGUE if metric.told_by == ("provisioner",)}
 BELIEVED = {"gradient_s": EstimateRecord(2.0, 0.1, 1.5, 2.5)}
 RECORDS: list[PlanRecord] = [
-    *(taken(), priced(), planned(), ordered(1), ordered(2), ordered(3, pool="on-demand")),
+    *(lead(), priced(), planned(), ordered(1), ordered(2), ordered(3, pool="on-demand")),
     *(started(1), started(2), started(3), ended(2, T0 + 1800, "preempted")),
     Reviewed(0, T0 + 1800, 10, 990.0, 2, 4, 0.0, 4.0, 1.25, BELIEVED),
 ]

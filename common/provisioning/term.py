@@ -1,4 +1,4 @@
-"""What a provisioner decides between its Taken record and the next one.
+"""What a provisioner decides between its Lead record and the next one.
 
 Nothing is decided while own records are on their way: what stands in the log is what is known, and
 an order that was read back is an order. One pass of `advance` answers "what now?" after every
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.policies.policy import ON_DEMAND
 from common.provisioning import commands as do
+from common.provisioning import events
 from common.provisioning.deciding import PolicyRunner
 from common.provisioning.planning import bounded, stability_of_fleet, updates_left
-from common.provisioning.reconciling import Steps, reconcile, wishes_of, worker_name
+from common.provisioning.reconciling import FleetDiff, reconcile, wishes_of, worker_name
 from common.provisioning.records import (
     Ended,
     LaunchRequested,
@@ -36,10 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from common.core.events import Wanted
-    from common.ports.machines import Refused
     from common.provisioning.commands import ProvisionerCommand
     from common.provisioning.estimating import Estimator
-    from common.provisioning.events import MachinesSeen
+    from common.provisioning.events import ProvisionerEvent
     from common.provisioning.ledger import FleetLedger, Instance
     from common.provisioning.reconciling import Backoff, Wish
     from common.provisioning.settings import ProvisionerSettings
@@ -76,7 +76,7 @@ class _Alarm(NamedTuple):
     words: str
 
 
-class Charge:
+class Term:
     """One term in charge.
 
     Attributes:
@@ -90,7 +90,7 @@ class Charge:
     def __init__(self, known: Known, now_s: float) -> None:
         self._known = known
         self._watch = FleetWatch(known.settings, known.ledger)
-        self._decider = PolicyRunner(known.settings, known.estimator, known.ledger, known.backoff)
+        self._policy = PolicyRunner(known.settings, known.estimator, known.ledger, known.backoff)
         self._begun_s = now_s
         self._unread = deque[PlanRecord]()
         self._written_s = now_s
@@ -102,9 +102,9 @@ class Charge:
         self._prices: Mapping[str, float] | None = None  # as seen last
         self._fleet_away = self._prices_away = ""
         self._basis: object = None  # of the steps that were found last
-        self._lack = Steps((), ())
+        self._lack = FleetDiff((), ())
         self.failed = ""
-        self._decider.resume(now_s)
+        self._policy.resume(now_s)
 
     # --- what comes in -------------------------------------------------------------------------
 
@@ -117,34 +117,26 @@ class Charge:
         if not counts:
             self.failed = f"its {type(record).__name__} record was not accepted"
 
-    def machines_seen(self, look: MachinesSeen) -> None:
-        """Take in what the fleet says there is."""
-        self._fleet_away = ""
-        self._watch.seen(look)
-
-    def launched(
-        self, launches: tuple[int, ...], refused: tuple[Refused, ...], now_s: float
-    ) -> None:
-        """Take in what the fleet says to orders."""
-        self._fleet_away = ""
-        self._watch.answered(launches, refused, now_s)
-
-    def prices_seen(self, usd_per_hour: Mapping[str, float]) -> None:
-        """Take in what machines cost."""
-        self._prices, self._prices_away = usd_per_hour, ""
-
-    def fleet_away(self, reason: str) -> None:
-        """The fleet did not do what was asked."""
-        self._fleet_away = reason or "no reason given"
-
-    def prices_away(self, reason: str) -> None:
-        """The source of prices did not say any."""
-        self._prices_away = reason or "no reason given"
-
-    def change(self, settings: ProvisionerSettings) -> None:
-        """Decide by other settings from now on."""
-        self._watch.settings = settings
-        self._decider.change(settings)
+    def on(self, event: ProvisionerEvent, now_s: float) -> None:
+        """Take in what was answered, and new settings."""
+        match event:
+            case events.SettingsChanged(settings):
+                self._watch.settings = settings
+                self._policy.change(settings)
+            case events.MachinesSeen():
+                self._fleet_away = ""
+                self._watch.seen(event)
+            case events.LaunchAnswered(launches, refused):
+                self._fleet_away = ""
+                self._watch.answered(launches, refused, now_s)
+            case events.PricesSeen(usd_per_hour):
+                self._prices, self._prices_away = usd_per_hour, ""
+            case events.FleetAway(reason):
+                self._fleet_away = reason or "no reason given"
+            case events.PricesAway(reason):
+                self._prices_away = reason or "no reason given"
+            case _:
+                pass  # of the log, and of the lease
 
     # --- what now? -----------------------------------------------------------------------------
 
@@ -234,12 +226,12 @@ class Charge:
             return ()
         return wishes_of(plan.places, plan.stand_ins, plan.pools)
 
-    def _steps(self, now_s: float) -> Steps:
+    def _steps(self, now_s: float) -> FleetDiff:
         """What is lacking and what is too much. Without a plan yet, whatever runs may stay."""
         known = self._known
         basis = (now_s, known.ledger.position, known.wanted)
         if self._basis != basis:  # else it is asked twice in one pass
-            self._basis, self._lack = basis, Steps((), ())
+            self._basis, self._lack = basis, FleetDiff((), ())
             if known.wanted != "running" or known.ledger.plan is not None:
                 self._lack = reconcile(
                     self._wishes(),
@@ -251,10 +243,10 @@ class Charge:
                 )
         return self._lack
 
-    def _at_work(self, now_s: float, rented: Instance) -> bool:
+    def _at_work(self, now_s: float, instance: Instance) -> bool:
         start_up_s = {pool.name: pool.start_up_s for pool in self._known.settings.pools}
-        started_s = rented.started_s
-        return started_s is not None and now_s >= started_s + start_up_s.get(rented.pool, 0.0)
+        started_s = instance.started_s
+        return started_s is not None and now_s >= started_s + start_up_s.get(instance.pool, 0.0)
 
     def _provide(self, now_s: float) -> Iterator[PlanRecord]:
         """Order what is lacking, once it is known what there is."""
@@ -283,7 +275,7 @@ class Charge:
         known = self._known
         priced = all(pool in known.ledger.prices for pool in known.settings.pool_names)
         if known.wanted == "running" and priced and self._watch.looked:
-            plan = self._decider.ask(now_s)
+            plan = self._policy.ask(now_s)
             if plan is not None:
                 yield plan
 
@@ -294,7 +286,7 @@ class Charge:
             return
         self._alarm_at_s = now_s + settings.warned_s
         ratio, alarm = self._alarm(now_s)
-        every_s = min(settings.reviewed_s, self._decider.review_s or settings.reviewed_s)
+        every_s = min(settings.reviewed_s, self._policy.review_s or settings.reviewed_s)
         if now_s < self._reviewed_s + every_s and alarm.kinds == self._told:
             return
         self._reviewed_s, self._told = now_s, alarm.kinds
@@ -319,21 +311,21 @@ class Charge:
         kinds, words = list[str](), list[str]()
         ratio = 0.0
         told = {
-            "policy": self._decider.trouble,
+            "policy": self._policy.trouble,
             "fleet": self._fleet_away and f"the provider does not answer: {self._fleet_away}",
             "prices": self._prices_away and f"current prices are unavailable: {self._prices_away}",
         }
         try:
-            situation = self._decider.situation(now_s)
+            situation = self._policy.situation(now_s)
         except ParameterError as error:
             told["policy"] = told["policy"] or str(error)
         else:
             speeds = {pool.name: pool.speed for pool in situation.pools}
-            machines = sum(speeds.get(rented.pool, 1.0) for rented in known.ledger.running)
+            machines = sum(speeds.get(instance.pool, 1.0) for instance in known.ledger.running)
             fleet = stability_of_fleet(machines, situation)
             ratio = fleet.ratio
             if known.wanted == "running":
-                told["plan"] = self._decider.warning
+                told["plan"] = self._policy.warning
                 if ratio < 1 and fleet.needed is not None:
                     count = len(known.ledger.running)
                     told["below"] = (
@@ -349,7 +341,7 @@ class Charge:
     def _why_below(self, now_s: float) -> str:
         """Say why it is left so."""
         known = self._known
-        coming = sum(not rented.running for rented in known.ledger.open)
+        coming = sum(not instance.running for instance in known.ledger.open)
         if coming:
             return f"{coming} are on their way"
         lacking = reconcile(self._wishes(), known.ledger.open).order
