@@ -50,11 +50,6 @@ def describe(data: bytes | memoryview) -> Part:
     return Part(memoryview(data).nbytes, hashlib.sha256(data).hexdigest())
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Write a manifest."""
-    return msgspec.json.encode(manifest)
-
-
 def decode_manifest(data: bytes, name: ModelId) -> Manifest:
     """Read the manifest of a checkpoint.
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from common.checkpoints.manifest import (
     FORMAT,
     MANIFEST,
     Manifest,
     decode_manifest,
     describe,
-    encode_manifest,
     folder_of,
     is_part,
     named_by,
@@ -73,11 +74,6 @@ class CheckpointStore:
         self._root = f"{job}/checkpoints/"
         self._origin = f"{job}/origin/"
 
-    @property
-    def root(self) -> str:
-        """What the names of all its blobs begin with."""
-        return self._root
-
     def save(
         self,
         name: ModelId,
@@ -104,7 +100,7 @@ class CheckpointStore:
                 self._blobs.put(folder + part, data)
             listed = {part: describe(data) for part, data in parts.items()}
             manifest = Manifest(FORMAT, *name, created_s, listed, samples, loss)
-            self._blobs.put(folder + MANIFEST, encode_manifest(manifest))
+            self._blobs.put(folder + MANIFEST, msgspec.json.encode(manifest))
         self._move_latest(name)
 
     def finished(self) -> list[ModelId]:
@@ -127,10 +123,6 @@ class CheckpointStore:
     def latest(self) -> ModelId | None:
         """Where the hint points: finished when it was set, but perhaps not the newest by now."""
         return _hinted(self._blobs.get(self._root + _LATEST))
-
-    def best(self) -> ModelId | None:
-        """Where the other hint points: the lowest loss when it was set."""
-        return _hinted(self._blobs.get(self._root + _BEST))
 
     def keep(self, count: int, begun: ModelId | None = None) -> tuple[Checkpoint, ...]:
         """Delete all but the newest `count` and the one of lowest loss; return these, newest first.

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from common.policies.fixed import market_of
 from common.policies.policy import ON_DEMAND, Decision
 from common.theory.errors import ParameterError, not_negative, positive, share
 from common.theory.preemption import effective_availability
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
-SPOT = 1  # of the pools; others are not used
 EQUAL_RATES = 0.95  # estimates of equal rates differ by a few percent
 
 
@@ -157,7 +157,7 @@ class Steps:
 
     workers: int
     slots: npt.NDArray[np.intp]  # (S,)
-    pins: Flags | None  # (S,) which pin a slot instead of filling its outages; None: none does
+    pins: Flags  # (S,) which pin a slot instead of filling its outages
     records: Array  # (S,) what they give until the deadline
     usd: Array  # (S,) what they cost
 
@@ -179,16 +179,14 @@ class Steps:
     def fills(self, count: int) -> Flags:
         """Tell (N_tot,) whose outages the first `count` steps fill."""
         filled = np.zeros(self.workers, np.bool_)
-        slots = self.slots[:count]
-        filled[slots if self.pins is None else slots[~self.pins[:count]]] = True
+        filled[self.slots[:count][~self.pins[:count]]] = True
         return filled
 
     def pinned_records(self, count: int) -> Array:
         """Give (N_tot,) what the pins among the first `count` steps give."""
         gained = np.zeros(self.workers)
-        if self.pins is not None:
-            pins = self.pins[:count]
-            gained[self.slots[:count][pins]] = self.records[:count][pins]
+        pins = self.pins[:count]
+        gained[self.slots[:count][pins]] = self.records[:count][pins]
         return gained
 
 
@@ -208,11 +206,10 @@ def steps(rates_per_s: Rates, lost_s: Array, market: Outages) -> Steps:
     workers = len(rates_per_s)
     first = np.argsort(-rates_per_s, kind="stable")
     lost_s, missed = lost_s[first], (rates_per_s * lost_s)[first]
-    if not market.standing_in_pays:
-        pins = np.ones(workers, np.bool_)
-        return Steps(workers, first, pins, missed, lost_s * market.direct_usd_per_s)
-    if market.recovered >= 1:
-        return Steps(workers, first, None, missed, lost_s * market.fill_usd_per_s)
+    if not market.standing_in_pays or market.recovered >= 1:
+        pins = np.full(workers, not market.standing_in_pays)
+        usd_per_s = market.fill_usd_per_s if market.standing_in_pays else market.direct_usd_per_s
+        return Steps(workers, first, pins, missed, lost_s * usd_per_s)
     rest, ratio = 1 - market.recovered, market.fill_usd_per_s / market.pin_usd_per_s
     fills_usd = market.recovered * market.fill_usd_per_s * lost_s
     pins_usd = rest * market.pin_usd_per_s * lost_s
@@ -316,13 +313,11 @@ class Backfill:
         Raises:
             ParameterError: If there is no spot pool.
         """
-        if len(situation.pools) <= SPOT:
-            raise ParameterError("pools", "backfill needs a spot pool after the on-demand one")
         needs = self._needs(situation)
         running = situation.stands_in_s >= 0  # not where it is NaN
         pinned = _pinned(situation, needs, running, last)
         stand_ins = self._stand_ins(situation, needs, running, pinned)
-        places = (~pinned).astype(np.int8)  # SPOT where it is not ON_DEMAND
+        places = (~pinned).astype(np.int8)  # the first spot pool where it is not ON_DEMAND
         if last is not None:
             same = places.tobytes() == last.places.tobytes()
             if same and stand_ins.tobytes() == last.stand_ins.tobytes():
@@ -331,9 +326,9 @@ class Backfill:
         return Decision(places, stand_ins, plan, _why_now(situation, stand_ins, last), situation)
 
     def _needs(self, situation: Situation) -> Needs:
-        on_demand, work = situation.pools[ON_DEMAND], situation.work
-        market = outages(on_demand, situation.pools[SPOT])
-        reserve_s = self.reserve_s(work, market, on_demand.start_up_s)
+        work, offered = situation.work, market_of(situation.pools)
+        market = outages(offered.on_demand, offered.spot)
+        reserve_s = self.reserve_s(work, market, offered.on_demand.start_up_s)
         usable_s = max(work.deadline_s - reserve_s, 0.0)
         up_s = expected_up_s(situation.up, usable_s, market)
         ordered = steps(work.rates_per_s, usable_s - up_s, market)
@@ -377,8 +372,7 @@ def _pinned(situation: Situation, needs: Needs, running: Flags, last: Decision |
         return pinned | fresh | (situation.stands_in_s >= start_up_s) | (not start_up_s)
     if needs.late_s > 0:
         return pinned | fresh
-    pins = needs.steps.pins
-    if pins is None or not (pins[: needs.kept].any() or pinned.any()):
+    if not (needs.steps.pins[: needs.kept].any() or pinned.any()):
         return np.zeros(count, np.bool_)
     rates = situation.work.rates_per_s
     gains = needs.steps.pinned_records(len(needs.steps.slots))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from common.policies.policy import ON_DEMAND, Decision, Situation, place
+from common.policies.policy import ON_DEMAND, Decision, Situation
 from common.theory.errors import ParameterError
 from common.theory.provisioning import plan, plan_of
 from common.theory.work import Market
@@ -29,15 +29,17 @@ def market_of(pools: tuple[Pool, ...], spot: int = FIRST_SPOT) -> Market:
         ParameterError: If there is no such pool.
     """
     if not ON_DEMAND < spot < len(pools):
-        problem = f"there are {len(pools)}, the first on-demand; pool {spot} is to be a spot pool"
+        problem = f"there are {len(pools)}; after the on-demand one a spot pool is needed"
         raise ParameterError("pools", problem)
     return Market(pools[ON_DEMAND], pools[spot])
 
 
 def decision(situation: Situation, best: Plan, pool: int, reason: str) -> Decision:
-    """Make a plan a decision: its spot workers in a pool, nobody stands in for them."""
+    """Make a plan a decision: its spot workers in a pool, all others on demand, no stand-ins."""
+    places = np.full(situation.work.workers, ON_DEMAND, np.int8)
+    places[best.spot_workers] = pool
     return Decision(
-        places=place(situation.work, best, pool),
+        places=places,
         stand_ins=np.zeros(situation.work.workers, np.bool_),
         plan=best,
         reason=reason,

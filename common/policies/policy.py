@@ -84,10 +84,3 @@ class Policy(Protocol):
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
         """Decide anew, or return `last` where nothing that matters has changed."""
         ...
-
-
-def place(work: Work, plan: Plan, pool: int) -> Places:
-    """Put the plan's spot workers into a pool and all others on demand."""
-    places = np.full(work.workers, ON_DEMAND, np.int8)
-    places[plan.spot_workers] = pool
-    return places

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
+from common.policies.fixed import FIRST_SPOT, market_of
 from common.policies.policy import NOWHERE, ON_DEMAND, Decision
 from common.theory.errors import ParameterError, positive
 from common.theory.preemption import (
@@ -27,21 +28,19 @@ from common.theory.preemption import (
     variance_of_uptime_s2,
 )
 from common.theory.provisioning import Plan
-from common.theory.work import Market
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.policies.policy import Situation
     from common.theory.provisioning import Binding
-    from common.theory.work import Work
+    from common.theory.work import Market, Work
 
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
 WINDOWS = 32  # of each plan; twice as many change no plan that was tried
 ROUNDING = 1e-9  # 20 / (20 / 3) is 3 rounds, not 4
-SPOT = 1  # of the pools; others are not used
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +286,7 @@ class Reassign:
         Raises:
             ParameterError: If there is no spot pool or a number is out of range.
         """
-        if len(situation.pools) <= SPOT:
-            raise ParameterError("pools", "reassign needs a spot pool after the on-demand one")
+        market = market_of(situation.pools)
         work, waiting, lag_s = situation.work, situation.waiting, 0.0
         if waiting is not None:
             lag_s = _arrive_in_s(waiting, work)
@@ -297,7 +295,6 @@ class Reassign:
         reason = self._reason(situation, last, lag_s)
         if last is not None and reason is None:
             return last
-        market = Market(situation.pools[ON_DEMAND], situation.pools[SPOT])
         backlog = min(max(lag_s, 0.0) * work.updates_per_s, work.updates)
 
         def prospect(longer: float = 1.0) -> Prospect:
@@ -311,7 +308,7 @@ class Reassign:
             plan = self._steady(prospect, plan, last)
         places = np.full(work.workers, NOWHERE, np.int8)
         places[: plan.on_demand] = ON_DEMAND
-        places[plan.spot_workers] = SPOT
+        places[plan.spot_workers] = FIRST_SPOT
         stand_ins = np.zeros(work.workers, np.bool_)
         told = f"{reason or 'first plan'}: {plan.reason}"
         return Decision(places, stand_ins, plan, told, situation)
@@ -339,12 +336,13 @@ class Reassign:
         if last is None:
             return "first plan"
         basis = last.basis
+        (on_demand, spot, *_), (on_demand_then, spot_then, *_) = situation.pools, basis.pools
         for what, now, then in (
             ("gradient time", situation.gradient_s, basis.gradient_s),
             ("arrivals", situation.work.records_per_s, basis.work.records_per_s),
-            ("spot price", situation.pools[SPOT].usd_per_hour, basis.pools[SPOT].usd_per_hour),
-            ("on-demand price", situation.pools[0].usd_per_hour, basis.pools[0].usd_per_hour),
-            ("availability", situation.pools[SPOT].availability, basis.pools[SPOT].availability),
+            ("spot price", spot.usd_per_hour, spot_then.usd_per_hour),
+            ("on-demand price", on_demand.usd_per_hour, on_demand_then.usd_per_hour),
+            ("availability", spot.availability, spot_then.availability),
         ):
             if abs(now - then) > self.moved * then:
                 return f"{what} moved from {then:.4g} to {now:.4g}"

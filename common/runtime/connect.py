@@ -184,7 +184,7 @@ def open_fleet(settings: Settings, market: Market, job: str) -> Fleet:
 
         return Ec2Fleet(market, market.ec2, job)
     from common.adapters.local.fleet import ProcessFleet  # noqa: PLC0415 -- see above
-    from common.adapters.local.market import weather_of  # noqa: PLC0415 -- see above
+    from common.adapters.local.market import schedule_of  # noqa: PLC0415 -- see above
     from common.embedded.services import start_machine  # noqa: PLC0415 -- see above
 
     directory = _fleet_directory(settings)
@@ -192,7 +192,7 @@ def open_fleet(settings: Settings, market: Market, job: str) -> Fleet:
         market,
         job,
         directory,
-        weather_of(market.process, Path(settings.market).parent),
+        schedule_of(market.process, Path(settings.market).parent),
         partial(start_machine, job, settings, directory / job),
         settings.leave_s + _MORE_LEAVE_S,
         time.time,

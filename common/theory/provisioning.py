@@ -176,16 +176,15 @@ def as_plan(curve: CostCurve, spot: int, binding: Binding, reason: str) -> Plan:
     )
 
 
-def plan(work: Work, market: Market, order: Order | None = None) -> Plan:
+def plan(work: Work, market: Market) -> Plan:
     """Theorem 5: the N_s of least expected cost among all that meet the deadline on average.
 
     Where all rates are equal it is Theorem 4's. The limit cases: alpha = 1, all on spot; alpha = 0
     or pi_s >= pi_o, none (the paper assumes otherwise; equation 22 would save by letting slow
     streams stand still, which is no use of spot machines); theta < theta_0, infeasible, with cost
-    and runtime of on-demand machines alone; no updates left, none, at no cost. With an `order` its
-    first workers become spot instead of those with the lowest rates.
+    and runtime of on-demand machines alone; no updates left, none, at no cost.
     """
-    curve = cost_curve(work, market, order)
+    curve = cost_curve(work, market)
     spot, binding = choose(curve, market)
     return as_plan(curve, spot, binding, _reason(work, market, curve, spot, binding))
 

@@ -1,7 +1,7 @@
 """A quantity recorded over time, and reading it from many places at once.
 
 A trace has no end for its reader: past `end_s` it begins again. A run that is longer than its trace
-sees the same weather twice, which is better than a trace made longer by invention.
+sees the same values twice, which is better than a trace made longer by invention.
 """
 
 from __future__ import annotations

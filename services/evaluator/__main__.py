@@ -11,7 +11,8 @@ import torch
 
 from common.runtime.service import command_line, follow_jobs, run
 from common.telemetry.metrics.evaluator import EvaluatorMetrics
-from services.evaluator.loop import JobEvaluator, Process
+from services.evaluator.evaluation_runner import Process
+from services.evaluator.loop import JobEvaluator
 
 if TYPE_CHECKING:
     from common.jobs.store import JobRecord

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from common.core.messages import Batch, ModelId
     from common.jobs.spec import EvaluationSpec, JobSpec
     from common.learning.fields import Columns
-    from common.ports.servers import Log
+    from common.ports.servers import Board, Log
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.evaluator import EvaluatorMetrics
 
@@ -36,6 +36,17 @@ class Pace(NamedTuple):
 
     look_s: float = 0.25  # between looks at the board: 16 bytes, unless there is something new
     together_s: float = 1.0  # that a result on the test set waits for the next update
+
+
+class Process(NamedTuple):
+    """What all jobs of a process share."""
+
+    settings: Settings
+    log: Log
+    board: Callable[[str], Board]  # by job
+    metrics: EvaluatorMetrics
+    logger: EventLogger
+    pace: Pace = Pace()  # how patient it is
 
 
 @dataclass(slots=True)
@@ -56,37 +67,30 @@ class EvaluationRunner:
     Args:
         spec: The job.
         evaluation: What it wants of us.
-        settings: Of the process.
-        log: Where its records are.
-        pace: How long a result waits.
+        process: What it shares with others.
         tell: Writes a record to the updates topic.
-        metrics: Of the process.
         logger: Bound to the job.
 
     Raises:
         UserError: If its task cannot be made here.
     """
 
-    def __init__(  # noqa: PLR0913 -- what a verdict is made of
+    def __init__(
         self,
         spec: JobSpec,
         evaluation: EvaluationSpec,
-        settings: Settings,
-        *,
-        log: Log,
-        pace: Pace,
+        process: Process,
         tell: Callable[[Evaluated | Drifted], None],
-        metrics: EvaluatorMetrics,
         logger: EventLogger,
     ) -> None:
         self._job = spec.name
         self._most = evaluation.sample
-        self._pace = pace
+        self._pace = process.pace
         self._tell = tell
-        self._metrics = metrics
+        self._metrics = process.metrics
         self._log = logger
-        self._model_evaluator = ModelEvaluator(spec, settings)
-        self._records = Records(spec, evaluation, log, logger)
+        self._model_evaluator = ModelEvaluator(spec, process.settings)
+        self._records = Records(spec, evaluation, process.log, logger)
         self._watches = {stream: ErrorWatch() for stream in spec.streams}
         self._told = Changes()
         self._open: _Open | None = None

@@ -11,7 +11,7 @@ slow evaluator judges the newest version that it finds, and leaves out those in 
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from common.core.spans import Partition
 from common.errors import (
@@ -28,34 +28,21 @@ from common.telemetry.logging import Outage
 from common.topics.names import updates_topic
 from common.topics.read import identified
 from common.wire import messages as wire
-from services.evaluator.evaluation_runner import EvaluationRunner, Pace
+from services.evaluator.evaluation_runner import EvaluationRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.config.settings import Settings
     from common.core.messages import AuditRecord, Drifted, Evaluated, ModelId
     from common.jobs.store import JobRecord
-    from common.ports.servers import Board, Log, LogRecord, Tail, Writer
+    from common.ports.servers import LogRecord, Tail, Writer
     from common.runtime.supervisor import Fault
-    from common.telemetry.logging import EventLogger
-    from common.telemetry.metrics.evaluator import EvaluatorMetrics
+    from services.evaluator.evaluation_runner import Process
 
 READ_RECORDS = 1000
 GATHERED = 100  # updates read at once: where there are more there is a next turn at once
 AWAY_S = 0.5  # between attempts while a server is unavailable
 FLUSH_S = 5.0
-
-
-class Process(NamedTuple):
-    """What all jobs of a process share."""
-
-    settings: Settings
-    log: Log
-    board: Callable[[str], Board]  # by job
-    metrics: EvaluatorMetrics
-    logger: EventLogger
-    pace: Pace = Pace()  # how patient it is
 
 
 class JobEvaluator:
@@ -88,10 +75,9 @@ class JobEvaluator:
             raise NotFoundError("the job was deleted")
         self._record = record
         self._find = wanted
-        self._pace = process.pace
         self._job = record.spec.name
         self._evaluation = evaluation
-        self._settings = process.settings
+        self._process = process
         self._source = process.log
         self._board = process.board(self._job)
         self._metrics = process.metrics
@@ -126,7 +112,7 @@ class JobEvaluator:
             return monotonic() + AWAY_S
         if read is None:
             return None
-        return monotonic() + (self._pace.look_s if read < GATHERED else 0.0)
+        return monotonic() + (self._process.pace.look_s if read < GATHERED else 0.0)
 
     def close(self) -> None:
         """Let go of everything; what was told is delivered."""
@@ -173,7 +159,7 @@ class JobEvaluator:
         # Asked before the offer is looked at: a leader gives the lease back when all is offered.
         over = stopped and not self._board.is_leased()
         found = self._board.offered_model(self._known)
-        self._look_at = monotonic() + self._pace.look_s
+        self._look_at = monotonic() + self._process.pace.look_s
         if found is not None:
             self._known, self._offer = found[0], found
         return over
@@ -258,16 +244,8 @@ class JobEvaluator:
 
     def _made_judge(self) -> EvaluationRunner:
         if self._judge is None:
-            self._judge = EvaluationRunner(
-                self._record.spec,
-                self._evaluation,
-                self._settings,
-                log=self._source,
-                pace=self._pace,
-                tell=self._tell,
-                metrics=self._metrics,
-                logger=self._log,
-            )
+            spec, process = self._record.spec, self._process
+            self._judge = EvaluationRunner(spec, self._evaluation, process, self._tell, self._log)
         return self._judge
 
 

@@ -1,14 +1,14 @@
 """One job's actor: events in, decisions out; `common.provisioning` decides.
 
-plans, updates, claims (Kafka) ─▶ ┌────────────┐ ─▶ plans topic
-machines, prices (desk)        ─▶ │ Provisioner │ ─▶ desk: launch, release, look
-what is wanted (jobs topic)    ─▶ └────────────┘ ─▶ lease (Redis)
+plans, updates, claims (Kafka) ─▶ ┌─────────────┐ ─▶ plans topic
+machines, prices (provider)    ─▶ │ Provisioner │ ─▶ provider: launch, release, look
+what is wanted (jobs topic)    ─▶ └─────────────┘ ─▶ lease (Redis)
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -118,13 +118,15 @@ class JobProvisioner:
         asked = record.spec.provisioning
         rented = market.of_type(asked.instance_type) if asked is not None else market
         openers = replica.openers(rented, self._job)
-        self._desk = ProviderThread(*openers, self._tell_desk, logger=self._log, fail=self._fail)
+        self._provider = ProviderThread(
+            *openers, self._tell_of_provider, logger=self._log, fail=self._fail
+        )
 
     def turn(self) -> float | None:
         """Take in what has happened, decide what is due.
 
         Raises:
-            BaseException: Whatever ended the desk, or a record's delivery.
+            BaseException: Whatever ended the provider's thread, or a record's delivery.
         """
         if self._fault is not None:
             raise self._fault
@@ -144,7 +146,7 @@ class JobProvisioner:
     def close(self) -> None:
         """Let go of everything; the machines stay, another replica goes on."""
         self._metrics.forget(self._job)
-        self._desk.close()
+        self._provider.close()
         self._release_lease()
         self._board.close()
         if self._topics is not None:
@@ -182,8 +184,8 @@ class JobProvisioner:
             self._topics = JobTopics(self._source, self._job, self._first, look_s, self._wake)
         for event in self._topics.read():
             self._feed(event)
-        while (heard := self._next_heard()) is not None:
-            self._feed(heard)
+        while not self._heard.empty():  # nobody else takes from it
+            self._feed(self._heard.get())
         if time() >= self._machine.due():
             self._feed(events.Tick())
         self._writer.poll()
@@ -195,13 +197,7 @@ class JobProvisioner:
             self._reported_at = monotonic()
             self._metrics.tell(self._job, self._machine.report(time()))
 
-    def _next_heard(self) -> ProvisionerEvent | None:
-        try:
-            return self._heard.get_nowait()
-        except Empty:
-            return None
-
-    def _tell_desk(self, event: ProvisionerEvent) -> None:
+    def _tell_of_provider(self, event: ProvisionerEvent) -> None:
         self._heard.put(event)
         self._wake()
 
@@ -215,7 +211,7 @@ class JobProvisioner:
                 self._tell(record)
                 self._writer.append(plans_topic(self._job), encode_plan(record))
             case do.Launch() | do.Release() | do.LookAtMachines() | do.LookAtPrices():
-                self._desk.send(command)
+                self._provider.send(command)
             case do.AskLease():
                 self._ask_lease()
             case do.ReleaseLease():

@@ -25,12 +25,12 @@ CLOSE_S = 30.0  # for the call under way
 
 
 class ProviderThread:
-    """One job's fleet, and the prices; errands are run one after the other.
+    """One job's fleet, and the prices; calls are made one after the other.
 
     Args:
-        open_fleet: Makes the fleet, in the desk's own thread.
+        open_fleet: Makes the fleet, in the thread.
         open_prices: Makes the prices, likewise.
-        tell: Hears what came of an errand; called from the desk's thread.
+        tell: Hears what came of a call; called from the thread.
         logger: Bound to the job.
         fail: Ends the job's loop with a fault of the thread.
     """
@@ -51,35 +51,35 @@ class ProviderThread:
         self._fail = fail
         self._fleet_outage = Outage(logger, "fleet")
         self._prices_outage = Outage(logger, "prices")
-        self._errands = SimpleQueue[ProviderCall | None]()
-        self._thread = threading.Thread(target=self._run, name="desk", daemon=True)
+        self._calls = SimpleQueue[ProviderCall | None]()
+        self._thread = threading.Thread(target=self._run, name="provider", daemon=True)
         self._thread.start()
 
-    def send(self, errand: ProviderCall) -> None:
-        """Queue an errand."""
-        self._errands.put(errand)
+    def send(self, call: ProviderCall) -> None:
+        """Queue a call."""
+        self._calls.put(call)
 
     def close(self) -> None:
         """Run what is queued, then let go of the fleet; its machines stay."""
-        self._errands.put(None)
+        self._calls.put(None)
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         try:
             fleet, prices = self._open_fleet(), self._open_prices()
             try:
-                while (errand := self._errands.get()) is not None:
-                    self._speak(fleet, prices, errand)
+                while (call := self._calls.get()) is not None:
+                    self._speak(fleet, prices, call)
             finally:
                 fleet.close()
         except BaseException as fault:  # noqa: BLE001 -- raised again by the loop of the job
             self._fail(fault)
 
-    def _speak(self, fleet: Fleet, prices: Prices, errand: ProviderCall) -> None:
-        of_prices = isinstance(errand, do.LookAtPrices)
+    def _speak(self, fleet: Fleet, prices: Prices, call: ProviderCall) -> None:
+        of_prices = isinstance(call, do.LookAtPrices)
         outage = self._prices_outage if of_prices else self._fleet_outage
         try:
-            match errand:
+            match call:
                 case do.LookAtPrices():
                     self._tell(events.PricesSeen(prices.look()))
                 case do.Launch(orders):

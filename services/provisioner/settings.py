@@ -9,7 +9,7 @@ from common.provisioning.settings import ProvisionerSettings
 from common.theory.work import Pool
 
 if TYPE_CHECKING:
-    from common.config.market_file import Market, SpotPool
+    from common.config.market_file import Market
     from common.jobs.store import JobRecord
 
 # How often the provider is looked at: processes are there to be watched, and cost nothing to list;
@@ -57,7 +57,10 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
 
 
 def pools_of(market: Market) -> tuple[Pool, ...]:
-    """What is believed of every pool before anything was seen; prices are asked before a plan."""
+    """What is believed of every pool before anything was seen; prices are asked before a plan.
+
+    A pool whose price nobody has told yet is no bargain: it is taken for on-demand's.
+    """
     alone = market.on_demand
     on_demand = Pool(
         alone.name,
@@ -65,18 +68,17 @@ def pools_of(market: Market) -> tuple[Pool, ...]:
         start_up_s=alone.start_up_s,
         minimum_billing_s=alone.minimum_billing_s,
     )
-    return (on_demand, *(_spot(pool, alone.usd_per_hour) for pool in market.spot))
-
-
-def _spot(pool: SpotPool, unknown_usd_per_hour: float) -> Pool:
-    """A pool whose price nobody has told yet is no bargain: it is taken for on-demand's."""
-    return Pool(
-        pool.name,
-        pool.usd_per_hour if isinstance(pool.usd_per_hour, float) else unknown_usd_per_hour,
-        pool.availability,
-        pool.cycle_s,
-        pool.speed,
-        pool.capacity,
-        pool.start_up_s,
-        pool.minimum_billing_s,
+    spot = (
+        Pool(
+            pool.name,
+            pool.usd_per_hour if isinstance(pool.usd_per_hour, float) else alone.usd_per_hour,
+            pool.availability,
+            pool.cycle_s,
+            pool.speed,
+            pool.capacity,
+            pool.start_up_s,
+            pool.minimum_billing_s,
+        )
+        for pool in market.spot
     )
+    return (on_demand, *spot)

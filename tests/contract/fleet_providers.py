@@ -116,7 +116,7 @@ class Memory:
 
 
 @dataclass
-class HandWeather:
+class HandSchedule:
     """Outages that a test makes; times are since the fleet's birth."""
 
     outages_s: dict[int, tuple[float, float]] = field(default_factory=dict)  # by slot: from, to
@@ -140,7 +140,7 @@ class Processes:
     leave_s: float = 20.0
     capacity: int | None = None
     clock: Callable[[], float] = time.time
-    weather: HandWeather = field(default_factory=HandWeather)
+    schedule: HandSchedule = field(default_factory=HandSchedule)
     fleets: list[ProcessFleet] = field(default_factory=list)
     started: list[psutil.Process] = field(default_factory=list)
 
@@ -150,7 +150,7 @@ class Processes:
         provider = ProcessProvider(notice_s=self.notice_s)
         market = Market(on_demand=OnDemandPool(usd_per_hour=0.3), spot=(pool,), process=provider)
         made = ProcessFleet(
-            market, job, self.folder, self.weather, self.start, self.leave_s, self.clock
+            market, job, self.folder, self.schedule, self.start, self.leave_s, self.clock
         )
         self.fleets.append(made)
         return made
@@ -164,7 +164,7 @@ class Processes:
 
     def preempt(self, launch: int) -> None:
         """Take a machine's slot down."""
-        self.weather.outages_s[launch] = (0.0, math.inf)  # a launch's slot has its number here
+        self.schedule.outages_s[launch] = (0.0, math.inf)  # a launch's slot has its number here
 
     def fail(self, launch: int) -> None:
         """Kill a machine."""
@@ -172,11 +172,11 @@ class Processes:
 
     def refuse(self) -> None:
         """Take all slots down."""
-        self.weather.down = True
+        self.schedule.down = True
 
     def offer(self) -> None:
         """All are up again."""
-        self.weather.down = False
+        self.schedule.down = False
 
     def go_away(self) -> None:
         """Take the folder away."""

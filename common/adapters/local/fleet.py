@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -52,16 +52,9 @@ class Started(Protocol):
         ...
 
 
-class Start(Protocol):
-    """How a machine is switched on."""
-
-    def __call__(self, worker: str, environment: Mapping[str, str]) -> Started:
-        """Start a worker in a session of its own, with these variables besides others.
-
-        Raises:
-            OSError: If there cannot be another process.
-        """
-        ...
+# Starts a worker by name, in a session of its own, with these variables besides others; raises
+# `OSError` where there cannot be another process.
+Start: TypeAlias = "Callable[[str, Mapping[str, str]], Started]"
 
 
 class ProcessFleet:
@@ -73,7 +66,7 @@ class ProcessFleet:
         market: Its pools, and the notice that it gives.
         job: Its name.
         directory: Absolute; one folder in it is the job's.
-        weather: When spot machines are taken away.
+        schedule: When spot machines are taken away.
         start: How one is switched on.
         leave_s: Longest time between a release and the end.
         clock: Seconds since 1970.
@@ -87,7 +80,7 @@ class ProcessFleet:
         market: Market,
         job: str,
         directory: Path,
-        weather: PreemptionSchedule,
+        schedule: PreemptionSchedule,
         start: Start,
         leave_s: float,
         clock: Callable[[], float],
@@ -95,7 +88,7 @@ class ProcessFleet:
         self._spot = {pool.name: pool for pool in market.spot}
         self._pools = {market.on_demand.name, *self._spot}
         self._notice_s = market.process.notice_s
-        self._weather, self._start, self._leave_s = weather, start, leave_s
+        self._schedule, self._start, self._leave_s = schedule, start, leave_s
         self._clock = clock
         self._records = Records(directory / job / "machines")
         self._table = Table(job, directory)
@@ -275,7 +268,7 @@ class ProcessFleet:
         self._seen_s.pop(token, None)
 
     def _down_s(self, slot: int, at_s: float) -> float:
-        return self._born_s + self._weather.next_down_s(slot, max(at_s - self._born_s, 0.0))
+        return self._born_s + self._schedule.next_down_s(slot, max(at_s - self._born_s, 0.0))
 
 
 def _machine(token: str, record: Record) -> Machine:

@@ -1,7 +1,7 @@
 """When local machines are taken away: each slot's own chain, or a recorded series for all of them.
 
-The weather is a function of time: whoever looks, and however often, finds the same, so that a
-restart goes on with the same weather. Times are counted from the birth of the fleet's folder.
+The schedule is a function of time: whoever looks, and however often, finds the same, so that a
+restart goes on with the same schedule. Times are counted from the birth of the fleet's folder.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class Recorded:
         return math.inf
 
 
-def weather_of(provider: ProcessProvider, folder: Path) -> PreemptionSchedule:
-    """Make the weather that a market file asks for.
+def schedule_of(provider: ProcessProvider, folder: Path) -> PreemptionSchedule:
+    """Make the schedule that a market file asks for.
 
     Args:
         provider: What it says.

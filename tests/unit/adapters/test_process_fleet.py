@@ -86,7 +86,7 @@ def test_a_machine_goes_in_time_though_nobody_looks(provider: Processes) -> None
 def test_an_outage_that_is_over_when_somebody_looks_still_took_the_machine(
     provider: Processes,
 ) -> None:
-    provider.weather.outages_s[1] = (30.0, 40.0)
+    provider.schedule.outages_s[1] = (30.0, 40.0)
     with closing(provider.fleet()) as fleet:
         fleet.launch([order(1), order(2)])
         await_that(lambda: provider.running().keys() == {1, 2})
@@ -99,7 +99,7 @@ def test_an_outage_that_is_over_when_somebody_looks_still_took_the_machine(
 def test_a_machine_of_a_slot_that_was_down_while_no_fleet_stood_is_left_in_peace(
     provider: Processes,
 ) -> None:
-    provider.weather.outages_s[1] = (30.0, 40.0)
+    provider.schedule.outages_s[1] = (30.0, 40.0)
     with closing(provider.fleet()) as fleet:
         fleet.launch([order(1)])
         await_that(lambda: provider.running().keys() == {1})
@@ -308,7 +308,7 @@ def test_a_pool_has_no_more_machines_than_its_capacity(provider: Processes) -> N
 
 
 def test_a_slot_that_is_down_has_none_and_the_others_have(provider: Processes) -> None:
-    provider.weather.outages_s[1] = (0.0, 40.0)
+    provider.schedule.outages_s[1] = (0.0, 40.0)
     with closing(provider.fleet()) as fleet:
         (refused,) = fleet.launch([order(1), order(2)])
         assert (refused.launch, refused.capacity) == (1, True)

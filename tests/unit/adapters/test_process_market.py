@@ -1,4 +1,4 @@
-"""The weather of local machines: the same for whoever looks, and down as often as asked."""
+"""The schedule of local machines: the same for whoever looks, and down as often as asked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.adapters.local.market import Chain, weather_of
+from common.adapters.local.market import Chain, schedule_of
 from common.config.market_file import ProcessProvider
 from common.errors import UserError
 from common.traces.spec import TraceSpec
@@ -88,8 +88,8 @@ def test_machines_that_are_always_or_never_there(availability: float, down_s: fl
 
 def test_slots_and_seeds_differ(tmp_path: Path) -> None:
     providers = [ProcessProvider(availability=0.5, cycle_s=10.0, seed=seed) for seed in (0, 1)]
-    weathers = [weather_of(provider, tmp_path) for provider in providers]
-    ends_s = {weather.next_down_s(slot, 1e3) for weather in weathers for slot in range(20)}
+    schedules = [schedule_of(provider, tmp_path) for provider in providers]
+    ends_s = {schedule.next_down_s(slot, 1e3) for schedule in schedules for slot in range(20)}
     assert len(ends_s) > 15  # those that are down just then are alike
 
 
@@ -106,30 +106,30 @@ def recorded(folder: Path, rows: str, **more: float) -> ProcessProvider:
 def test_where_machines_were_counted_lower_slots_have_them(tmp_path: Path) -> None:
     # machines  3       1               3       1
     # seconds   0       10      20      30      40
-    weather = weather_of(recorded(tmp_path, "0,3\n10,1\n20,1\n"), tmp_path)
-    assert [weather.next_down_s(slot, 2.0) for slot in range(4)] == [math.inf, 10.0, 10.0, 2.0]
-    assert weather.next_down_s(1, 15.0) == 15.0
-    assert weather.next_down_s(1, 31.0) == 40.0
+    schedule = schedule_of(recorded(tmp_path, "0,3\n10,1\n20,1\n"), tmp_path)
+    assert [schedule.next_down_s(slot, 2.0) for slot in range(4)] == [math.inf, 10.0, 10.0, 2.0]
+    assert schedule.next_down_s(1, 15.0) == 15.0
+    assert schedule.next_down_s(1, 31.0) == 40.0
 
 
 def test_where_it_was_recorded_whether_there_were_any_all_slots_are_alike(tmp_path: Path) -> None:
-    weather = weather_of(recorded(tmp_path, "0,1\n6,0\n9,1\n12,1\n"), tmp_path)
+    schedule = schedule_of(recorded(tmp_path, "0,1\n6,0\n9,1\n12,1\n"), tmp_path)
     # there     yes     no      yes             no
     # seconds   0       6       9       12      18
     for slot in (0, 7):
-        assert [weather.next_down_s(slot, at_s) for at_s in (0, 6, 8.5, 10)] == [6, 6, 8.5, 18]
+        assert [schedule.next_down_s(slot, at_s) for at_s in (0, 6, 8.5, 10)] == [6, 6, 8.5, 18]
 
 
 def test_a_recording_is_gone_through_at_its_speed_from_where_it_is_said(tmp_path: Path) -> None:
     provider = recorded(tmp_path, "0,1\n6,0\n9,1\n12,1\n", speed=3.0, start_s=3.0)
-    assert weather_of(provider, tmp_path).next_down_s(0, 0.0) == pytest.approx(1.0)
+    assert schedule_of(provider, tmp_path).next_down_s(0, 0.0) == pytest.approx(1.0)
 
 
 def test_machines_that_were_always_there_are_never_taken_away(tmp_path: Path) -> None:
-    weather = weather_of(recorded(tmp_path, "0,1\n6,1\n"), tmp_path)
-    assert weather.next_down_s(0, 3.0) == math.inf
+    schedule = schedule_of(recorded(tmp_path, "0,1\n6,1\n"), tmp_path)
+    assert schedule.next_down_s(0, 3.0) == math.inf
 
 
 def test_a_recording_that_is_not_there_is_the_users_to_mend(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere"):
-        weather_of(ProcessProvider(availability=TraceSpec(file="nowhere.csv")), tmp_path)
+        schedule_of(ProcessProvider(availability=TraceSpec(file="nowhere.csv")), tmp_path)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.adapters.blobs.disk import DiskBlobs
+from common.checkpoints.manifest import named_by
 from common.checkpoints.snapshot_file import SnapshotFile, from_store, to_parts
 from common.checkpoints.store import CheckpointStore, taken_back
 from common.core.messages import GENESIS, ModelId
@@ -54,6 +55,12 @@ def rated(blobs: Blobs, losses: Mapping[ModelId, float | None]) -> CheckpointSto
 def read(store: CheckpointStore, name: ModelId) -> dict[str, bytes]:
     checkpoint = store.open(name)
     return {part: checkpoint.read(part) for part in checkpoint.manifest.parts}
+
+
+def best_of(blobs: Blobs) -> ModelId | None:
+    """Where the hint for tools points."""
+    data = blobs.get("clicks/checkpoints/best")
+    return None if data is None else named_by(data.decode())
 
 
 def newest(store: CheckpointStore) -> tuple[ModelId | None, dict[ModelId, str]]:
@@ -104,7 +111,7 @@ def test_where_there_is_none_there_is_nothing_to_find_or_to_keep(blobs: Blobs) -
     store = CheckpointStore(blobs, "clicks")
     assert newest(store) == (None, {})
     assert store.latest() is None
-    assert store.best() is None
+    assert best_of(blobs) is None
     assert store.keep(3) == ()
 
 
@@ -214,17 +221,17 @@ def test_the_one_of_lowest_loss_is_kept_beside_them_and_hinted_at(blobs: Blobs) 
     store = rated(blobs, dict(zip(versions, (None, 0.2, 0.4, 0.3), strict=True)))
     assert [each.name.version for each in store.keep(1)] == [40, 20]
     assert store.finished() == [ModelId(3, 40), ModelId(3, 20)]
-    assert store.best() == ModelId(3, 20)
+    assert best_of(blobs) == ModelId(3, 20)
     rated(blobs, {ModelId(3, 50): 0.1}).keep(1)
     assert store.finished() == [ModelId(3, 50)]
-    assert store.best() == ModelId(3, 50)
+    assert best_of(blobs) == ModelId(3, 50)
 
 
 def test_of_two_of_one_loss_the_newer_is_the_best(blobs: Blobs) -> None:
     store = rated(blobs, {OLD: 0.25, NEW: 0.25, ModelId(3, 70): 0.5})
     store.keep(1)
     assert store.finished() == [ModelId(3, 70), NEW]
-    assert store.best() == NEW
+    assert best_of(blobs) == NEW
 
 
 def test_one_that_a_later_leader_took_back_is_neither_best_nor_kept(blobs: Blobs) -> None:
@@ -234,13 +241,13 @@ def test_one_that_a_later_leader_took_back_is_neither_best_nor_kept(blobs: Blobs
     store = rated(blobs, losses)
     assert [each.name for each in store.keep(2)] == [ModelId(9, 45), OLD]
     assert store.finished() == [ModelId(9, 45), OLD]
-    assert store.best() == ModelId(9, 45)
+    assert best_of(blobs) == ModelId(9, 45)
 
 
 def test_a_leader_knows_what_it_took_back_before_it_wrote_any(blobs: Blobs) -> None:
     store = rated(blobs, {OLD: 0.4, NEW: 0.1})
     assert [each.name for each in store.keep(3, begun=ModelId(9, 40))] == [OLD]
-    assert store.best() == OLD
+    assert best_of(blobs) == OLD
 
 
 def test_what_a_leader_began_with_is_not_taken_back() -> None:
@@ -298,12 +305,13 @@ def test_the_newest_that_counts_and_the_best_that_counts_are_always_kept(
     lowest = min((loss for loss, name in known if name in counting), default=None)
     best = [name for loss, name in known if loss == lowest and name in counting]
 
-    store = rated(MemoryBlobs(), losses)
+    blobs = MemoryBlobs()
+    store = rated(blobs, losses)
     kept = [each.name for each in store.keep(count)]
 
     assert kept[:count] == sorted(counting, reverse=True)[:count]
     assert set(kept[count:]) <= {max(best)} if best else len(kept) <= count
-    assert store.best() == max(best, default=None)
+    assert best_of(blobs) == max(best, default=None)
     assert store.finished() == kept
 
 

@@ -43,8 +43,8 @@ from common.testing.log import MemoryLog
 from common.topics.names import updates_topic
 from common.topics.read import read_decoded
 from common.wire import messages as wire
-from services.evaluator.evaluation_runner import Pace
-from services.evaluator.loop import JobEvaluator, Process
+from services.evaluator.evaluation_runner import Pace, Process
+from services.evaluator.loop import JobEvaluator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,7 +21,8 @@ from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
 from common.topics.names import updates_topic
 from services.evaluator.__main__ import begins
-from services.evaluator.loop import JobEvaluator, Process
+from services.evaluator.evaluation_runner import Process
+from services.evaluator.loop import JobEvaluator
 from tests.unit.services.test_evaluator import JOB, NAME, PATIENCE_S, World, until
 
 if TYPE_CHECKING:
