@@ -20,7 +20,7 @@ from common.datasets.records import checked
 from common.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -66,7 +66,7 @@ def _columns(data: bytes, source: str) -> tuple[list[str], list[Column]]:
         if len(row) != width:
             raise UserError(f"{source}: row {number} has {len(row)} cells, the first has {width}")
     names = [str(index) for index in range(width)]
-    if not any(_is_number(cell) for cell in rows[0]):
+    if not any(parses(float, cell) for cell in rows[0]):
         names, rows = [cell.strip() for cell in rows[0]], rows[1:]
     if not rows:
         raise UserError(f"{source}: holds a header and no rows")
@@ -113,9 +113,10 @@ def _numbers(column: Column) -> npt.NDArray[np.float64] | None:
         return None
 
 
-def _is_number(cell: str) -> bool:
+def parses(parse: Callable[[str], object], cell: str) -> bool:
+    """Whether a cell can be read so: as a number, or as a time."""
     try:
-        float(cell)
+        parse(cell)
     except ValueError:
         return False
     return True

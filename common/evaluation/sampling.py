@@ -54,7 +54,8 @@ def sample(batches: Iterable[Batch], most: int) -> dict[str, tuple[Piece, ...]]:
 
 def _spread(pieces: Sequence[Piece], most: int) -> tuple[Piece, ...]:
     """Take from the beginning of each piece in proportion to what it holds."""
-    pieces = _evenly(pieces, min(MOST_PIECES, most))
+    count = min(len(pieces), MOST_PIECES, most)
+    pieces = [pieces[index * len(pieces) // count] for index in range(count)]
     whole = sum(map(_records, pieces))
     chosen, before = list[Piece](), 0
     for piece in pieces:
@@ -65,11 +66,6 @@ def _spread(pieces: Sequence[Piece], most: int) -> tuple[Piece, ...]:
             chosen.append(_cut(piece, quota))
         before = after
     return tuple(chosen)
-
-
-def _evenly(pieces: Sequence[Piece], most: int) -> list[Piece]:
-    count = min(len(pieces), most)
-    return [pieces[index * len(pieces) // count] for index in range(count)]
 
 
 def _records(piece: Piece) -> int:

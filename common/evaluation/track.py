@@ -47,16 +47,6 @@ class Track:
         self._predicted = list[int]()
 
     @property
-    def position(self) -> int:
-        """Offset of the next record to feed."""
-        return self._trail.position
-
-    @property
-    def head(self) -> ModelId:
-        """The newest effective version."""
-        return self._trail.head
-
-    @property
     def tested(self) -> int:
         """The newest version that was tried on a test set, by anybody; -1: none."""
         return self._tested[-1] if self._tested else -1

@@ -11,6 +11,7 @@ in which no provisioner was there to ask.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -44,7 +45,7 @@ class _Times:
 class Availability:
     """Fed with every record of the plans topic that counts; says alpha and cycle of each pool."""
 
-    _times: dict[str, _Times] = field(default_factory=dict)
+    _times: defaultdict[str, _Times] = field(default_factory=lambda: defaultdict(_Times))
     _up: dict[int, _Since] = field(default_factory=dict)  # by launch
     _down: dict[int, _Since] = field(default_factory=dict)  # by slot
     _lead_s: float = float("-inf")
@@ -83,7 +84,7 @@ class Availability:
         return cycle_from_times(*self._seen(pool.name, now_s), prior_of(pool))
 
     def _seen(self, pool: str, now_s: float) -> tuple[float, float, float]:
-        times = self._times.get(pool, _Times())
+        times = self._times[pool]
         up_s, down_s = (
             sum(max(now_s - since.at_s, 0.0) for since in open_.values() if since.pool == pool)
             for open_ in (self._up, self._down)
@@ -99,7 +100,7 @@ class Availability:
     def _ended(self, ended: Ended, instance: Instance) -> None:
         up = self._up.pop(instance.launch, None)
         if up is not None:
-            times = self._of(up.pool)
+            times = self._times[up.pool]
             times.up_s += max(ended.at_s - up.at_s, 0.0)
             if ended.cause == "preempted":
                 times.outages += 1
@@ -110,10 +111,7 @@ class Availability:
     def _rise(self, slot: int, at_s: float) -> None:
         down = self._down.pop(slot, None)
         if down is not None:
-            self._of(down.pool).down_s += max(at_s - down.at_s, 0.0)
-
-    def _of(self, pool: str) -> _Times:
-        return self._times.setdefault(pool, _Times())
+            self._times[down.pool].down_s += max(at_s - down.at_s, 0.0)
 
 
 def prior_of(pool: Pool) -> CyclePrior:

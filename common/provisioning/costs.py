@@ -41,7 +41,7 @@ class PriceCurve:
             self._usd_per_s.insert(index, usd_per_s)
         del self._usd[index:]
         for later in range(index, len(self._times_s)):
-            self._usd.append(self._until(later))
+            self._usd.append(self._at(self._times_s[later]) if later else 0.0)
 
     def cost_usd(self, since_s: float, until_s: float) -> float:
         """What one machine costs between two times; 0 where they are the other way round."""
@@ -49,26 +49,10 @@ class PriceCurve:
             return 0.0
         return self._at(until_s) - self._at(since_s)
 
-    def _until(self, index: int) -> float:
-        if not index:
-            return 0.0
-        lasted_s = self._times_s[index] - self._times_s[index - 1]
-        return self._usd[index - 1] + lasted_s * self._usd_per_s[index - 1]
-
     def _at(self, at_s: float) -> float:
         """The integral of the price from the first time on; below 0 before it."""
-        index = max(bisect_right(self._times_s, at_s) - 1, 0)
+        index = max(bisect_right(self._times_s, at_s, hi=len(self._usd)) - 1, 0)
         return self._usd[index] + (at_s - self._times_s[index]) * self._usd_per_s[index]
-
-
-def paid_until_s(started_s: float, ended_s: float, cause: EndedBecause, minimum_s: float) -> float:
-    """Give until when a machine is paid for that is gone.
-
-    Whatever the provider did not take back is paid for the pool's shortest time at least.
-    """
-    if cause == "preempted":
-        return max(ended_s, started_s)
-    return max(ended_s, started_s + minimum_s)
 
 
 class Bill:
@@ -107,7 +91,9 @@ class Bill:
         if launch not in self._running:
             return
         pool, started_s = self._running.pop(launch)
-        until_s = paid_until_s(started_s, at_s, cause, self._minimum_s.get(pool, 0.0))
+        # Whatever the provider did not take back is paid for the pool's shortest time at least.
+        minimum_s = 0.0 if cause == "preempted" else self._minimum_s.get(pool, 0.0)
+        until_s = max(at_s, started_s + minimum_s)
         entry = (max(at_s, started_s), until_s, started_s, pool)
         insort(self._gone, entry)
         self._gone_usd += self._cost_usd(entry)

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.policies.policy import NOWHERE, Decision, Situation
+from common.policies.policy import NOWHERE, ON_DEMAND, Decision, Situation
 from common.policies.reassign import update_capacity_per_s
 from common.policies.registry import policy_of
 from common.provisioning.estimating import SURE
 from common.provisioning.planning import (
-    Occasion,
     Stability,
+    bounded,
     deadline_left_s,
-    planned,
     restored,
     stability_of_plan,
     work_left,
 )
+from common.provisioning.records import Planned
 from common.theory.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from common.provisioning.estimating import Estimator
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.reconciling import Backoff
-    from common.provisioning.records import Planned
     from common.provisioning.settings import ProvisionerSettings
     from common.theory.work import Work
 
@@ -151,14 +150,13 @@ class PolicyRunner:
 
         What is given is taken for decided: it has to be written down.
         """
-        asked = max(self._ledger.replans, default=-1)
         why = next(filter(None, self._reasons(now_s)), "")
         if not why:
             return None
-        anew = self._changed or asked >= 0
+        anew = bool(self._changed or self._ledger.replans)
         try:
             situation = self.situation(now_s)
-            decision = self._reconsider(situation, anew=bool(anew), now_s=now_s)
+            decision = self._reconsider(situation, anew=anew, now_s=now_s)
             stability = stability_of_plan(decision, situation)
         except ParameterError as error:
             self.trouble = f"the plan before stays: {error}"
@@ -174,18 +172,41 @@ class PolicyRunner:
         told = "; ".join(
             part for part in (why, "the plan stays as it is" if kept else "", guesses) if part
         )
-        occasion = Occasion(
-            term=self._ledger.term,
-            number=(self._ledger.plan.number if self._ledger.plan else 0) + 1,
+        return self.record(decision, situation, told, now_s)
+
+    def record(self, decision: Decision, situation: Situation, why: str, now_s: float) -> Planned:
+        """Write a decision down; one that was made earlier costs what is left of its work."""
+        plan, pools, work, ledger = decision.plan, situation.pools, situation.work, self._ledger
+        on_demand = (decision.places == ON_DEMAND).sum() + decision.stand_ins.sum()
+        share = 1.0
+        if decision.basis.work.records:
+            share = min(work.records / decision.basis.work.records, 1.0)
+        return Planned(
+            term=ledger.term,
+            number=(ledger.plan.number if ledger.plan else 0) + 1,
             at_s=now_s,
-            why=told,
+            policy=self._policy.name,
+            why=why,
+            reason=decision.reason,
+            feasible=plan.feasible,
+            binding=plan.binding,
+            pools=tuple(pool.name for pool in pools),
+            places=tuple(decision.places.tolist()),
+            stand_ins=tuple(np.flatnonzero(decision.stand_ins).tolist()),
+            spot=int((decision.places > ON_DEMAND).sum()),
+            on_demand=int(on_demand),
+            updates_left=bounded(work.updates),
             deadline_left_s=deadline_left_s(self._settings, now_s),
-            spent_usd=self._ledger.spent_usd(now_s),
+            spent_usd=bounded(ledger.spent_usd(now_s)),
+            expected_cost_usd=bounded(share * plan.expected_cost_usd),
+            expected_runtime_s=bounded(share * plan.expected_runtime_s),
+            on_demand_only_usd=bounded(work.on_demand_only_usd(pools[ON_DEMAND])),
+            stability=bounded(stability_of_plan(decision, situation).ratio),
+            usd_per_hour={pool.name: pool.usd_per_hour for pool in pools},
             believed=self._estimator.believed(now_s),
             warning=self.warning,
-            answers=asked,
+            answers=max(ledger.replans, default=-1),
         )
-        return planned(self._policy.name, decision, situation, occasion)
 
     def _reasons(self, now_s: float) -> Iterator[str]:
         """Why the policy is to be asked now, the weightiest first; some may be empty."""

@@ -216,10 +216,7 @@ class Estimator:
 
     def believed(self, now_s: float) -> dict[str, EstimateRecord]:
         """All estimates by name, each with where it lies with 90 %."""
-        estimates = {
-            "arrivals_per_s": self.arrivals(now_s),
-            "gradient_s": self.gradient(now_s),
-        }
+        estimates = {"arrivals_per_s": self.arrivals(now_s), "gradient_s": self.gradient(now_s)}
         for pool in self.settings.pools[ON_DEMAND + 1 :]:
             estimates[f"availability.{pool.name}"] = self._availability.availability(pool, now_s)
             estimates[f"cycle_s.{pool.name}"] = self._availability.cycle(pool, now_s)
@@ -267,19 +264,13 @@ class Estimator:
         step = 1 if isinstance(record, Started) else -1
         before, self._running = self._running, self._running + step
         if bool(before) != bool(self._running):
+            change = StreamTally.returned if self._running else StreamTally.gone
             for each in self._by_place.values():
-                self._read_or_not(each, self._running, record.at_s)
+                change(each, record.at_s)
         on_slot = self._on[instance.slot] = self._on.get(instance.slot, 0) + step
         tally = self._by_slot.get(instance.slot)
         if tally is not None:
-            self._read_or_not(tally, on_slot, record.at_s)
-
-    @staticmethod
-    def _read_or_not(tally: StreamTally, readers: int, at_s: float) -> None:
-        if readers:
-            tally.returned(at_s)
-        else:
-            tally.gone(at_s)
+            (tally.returned if on_slot else tally.gone)(record.at_s)
 
     def _take_back(self, base: ModelId) -> None:
         self._losses.take_back(base.version)

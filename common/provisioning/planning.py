@@ -1,4 +1,4 @@
-"""What is left of a job as the theory's `Work`, and a policy's decision as a record.
+"""What is left of a job as the theory's `Work`, and a policy's decision out of its record.
 
 A job need not have both a number of updates and a deadline. Without a deadline time is free, and
 whatever is cheapest will do. A job that stops at a loss has as many updates left as its loss curve
@@ -20,15 +20,12 @@ from common.policies.reassign import (
     machines_for_stability,
     update_capacity_per_s,
 )
-from common.provisioning.records import Planned
 from common.theory.preemption import distribution_of_running
 from common.theory.provisioning import Binding, Plan
 from common.theory.work import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from common.provisioning.records import EstimateRecord
+    from common.provisioning.records import Planned
     from common.provisioning.settings import ProvisionerSettings
     from common.theory.work import Pool, Rates
 
@@ -125,57 +122,6 @@ def _stability(situation: Situation, machines: Rates, chances: Rates) -> Stabili
     capacity = update_capacity_per_s(machines, work.group_size, situation.gradient_s)
     needed = machines_for_stability(work, Computing(situation.gradient_s, headroom=1.0))
     return Stability(float(chances @ capacity) / work.updates_per_s, needed)
-
-
-@dataclass(frozen=True, slots=True)
-class Occasion:
-    """When and why a decision is written down, and what else was known."""
-
-    term: int
-    number: int
-    at_s: float
-    why: str
-    deadline_left_s: float | None
-    spent_usd: float
-    believed: Mapping[str, EstimateRecord]
-    warning: str
-    answers: int
-
-
-def planned(policy: str, decision: Decision, situation: Situation, occasion: Occasion) -> Planned:
-    """Write a decision down; one that was made earlier costs what is left of its work."""
-    plan, pools, work = decision.plan, situation.pools, situation.work
-    share = 1.0
-    if decision.basis.work.records:
-        share = min(work.records / decision.basis.work.records, 1.0)
-    return Planned(
-        term=occasion.term,
-        number=occasion.number,
-        at_s=occasion.at_s,
-        policy=policy,
-        why=occasion.why,
-        reason=decision.reason,
-        feasible=plan.feasible,
-        binding=plan.binding,
-        pools=tuple(pool.name for pool in pools),
-        places=tuple(int(place) for place in decision.places),
-        stand_ins=tuple(int(slot) for slot in np.flatnonzero(decision.stand_ins)),
-        spot=int(np.count_nonzero(decision.places > ON_DEMAND)),
-        on_demand=int(
-            np.count_nonzero(decision.places == ON_DEMAND) + np.count_nonzero(decision.stand_ins)
-        ),
-        updates_left=bounded(work.updates),
-        deadline_left_s=occasion.deadline_left_s,
-        spent_usd=bounded(occasion.spent_usd),
-        expected_cost_usd=bounded(share * plan.expected_cost_usd),
-        expected_runtime_s=bounded(share * plan.expected_runtime_s),
-        on_demand_only_usd=bounded(work.on_demand_only_usd(pools[ON_DEMAND])),
-        stability=bounded(stability_of_plan(decision, situation).ratio),
-        usd_per_hour={pool.name: pool.usd_per_hour for pool in pools},
-        believed=dict(occasion.believed),
-        warning=occasion.warning,
-        answers=occasion.answers,
-    )
 
 
 def restored(record: Planned, situation: Situation, submitted_s: float) -> Decision | None:

@@ -78,16 +78,13 @@ def reconcile(
     for wish in sorted(wishes, key=lambda wish: wish.stand_in):  # own machines choose first
         free = by_slot.get(wish.slot, [])
         fits = [m for m in free if m.pool == wish.pool and (m.stand_in or not wish.stand_in)]
-        own = [m for m in fits if m.stand_in == wish.stand_in]
-        if fits:
-            found = (own or fits)[0]
-            free.remove(found)
-            if at_work is not None and not at_work(found) and not wish.stand_in:
-                waited_for.add(wish.slot)
-        else:
+        found = min(fits, key=lambda m: m.stand_in != wish.stand_in, default=None)
+        if found is None:
             missing.append(wish)
-            if at_work is not None and not wish.stand_in:
-                waited_for.add(wish.slot)
+        else:
+            free.remove(found)
+        if at_work is not None and not wish.stand_in and (found is None or not at_work(found)):
+            waited_for.add(wish.slot)
     release = tuple(
         m
         for machines in by_slot.values()

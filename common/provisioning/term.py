@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from common.policies.policy import ON_DEMAND
 from common.provisioning import commands as do
@@ -69,13 +69,6 @@ class Known:
         return counts
 
 
-class _Alarm(NamedTuple):
-    """What is wrong: kinds that make it news, and words that may change without being news."""
-
-    kinds: frozenset[str]
-    words: str
-
-
 class Term:
     """One term in charge.
 
@@ -98,7 +91,7 @@ class Term:
         self._again_at_s = float("inf")  # when what was refused may be ordered again
         self._reviewed_s = float("-inf")
         self._alarm_at_s = now_s + known.settings.warned_s  # a plan comes first
-        self._told = frozenset[str]()  # kinds of alarm, in the last review
+        self._told = set[str]()  # kinds of alarm, in the last review
         self._prices: Mapping[str, float] | None = None  # as seen last
         self._fleet_away = self._prices_away = ""
         self._basis: object = None  # of the steps that were found last
@@ -153,7 +146,7 @@ class Term:
                 self.failed = "its records were not read back in time"
             return
         yield from self._launch(now_s)
-        for step in (self._observed, self._priced, self._end, self._provide, self._decide):
+        for step in (self._watch.records, self._priced, self._end, self._provide, self._decide):
             records = tuple(step(now_s))
             yield from self._write(records, now_s)
             if records:
@@ -180,9 +173,6 @@ class Term:
         orders = self._watch.orders(now_s)
         if orders:
             yield do.Launch(orders)
-
-    def _observed(self, now_s: float) -> Iterator[PlanRecord]:
-        yield from self._watch.records(now_s)
 
     def _priced(self, now_s: float) -> Iterator[PlanRecord]:
         settings, told = self._known.settings, self._known.ledger.prices
@@ -287,9 +277,9 @@ class Term:
         self._alarm_at_s = now_s + settings.warned_s
         ratio, alarm = self._alarm(now_s)
         every_s = min(settings.reviewed_s, self._policy.review_s or settings.reviewed_s)
-        if now_s < self._reviewed_s + every_s and alarm.kinds == self._told:
+        if now_s < self._reviewed_s + every_s and alarm.keys() == self._told:
             return
-        self._reviewed_s, self._told = now_s, alarm.kinds
+        self._reviewed_s, self._told = now_s, set(alarm)
         made = known.estimator.version
         yield Reviewed(
             term=ledger.term,
@@ -302,14 +292,16 @@ class Term:
             on_demand_only_usd=bounded(self._alone_usd(now_s)),
             stability=bounded(ratio),
             believed=known.estimator.believed(now_s),
-            warning=alarm.words,
+            warning="; ".join(alarm.values()),
         )
 
-    def _alarm(self, now_s: float) -> tuple[float, _Alarm]:
-        """Give capacity over arrivals of the machines that run, and all that is wrong."""
-        known = self._known
-        kinds, words = list[str](), list[str]()
-        ratio = 0.0
+    def _alarm(self, now_s: float) -> tuple[float, dict[str, str]]:
+        """Give capacity over arrivals of the machines that run, and all that is wrong.
+
+        What is wrong is of some kinds, of which another makes it news, in words that may change
+        without being news.
+        """
+        known, ratio = self._known, 0.0
         told = {
             "policy": self._policy.trouble,
             "fleet": self._fleet_away and f"the provider does not answer: {self._fleet_away}",
@@ -332,11 +324,7 @@ class Term:
                         f"machines that run: {count}, needed to keep up with arrivals (Proposition"
                         f" 1): {fleet.needed}; {self._why_below(now_s)}"
                     )
-        for kind, text in told.items():
-            if text:
-                kinds.append(kind)
-                words.append(text)
-        return ratio, _Alarm(frozenset(kinds), "; ".join(words))
+        return ratio, {kind: text for kind, text in told.items() if text}
 
     def _why_below(self, now_s: float) -> str:
         """Say why it is left so."""

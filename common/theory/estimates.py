@@ -138,25 +138,22 @@ def rate_from_counts(records: Numbers, seconds: Numbers, prior: RatePrior = JEFF
     return Estimate(plain(shape / time_s), plain(np.sqrt(shape) / time_s), "gamma")
 
 
-def pooled_prior(records: Numbers, seconds: Numbers, weight: float = 1.0) -> RatePrior:
-    """Believe of a worker that has said little yet what all workers together say.
+def pooled_prior(records: Numbers, seconds: Numbers) -> RatePrior:
+    """Believe of a worker that has said little yet what all workers together say, as one record.
 
     Args:
         records: Of each worker.
         seconds: Of each worker.
-        weight: Records that the belief is worth. Rates as different as U(1, 250) have a
-            coefficient of variation of 0.57: a Gamma law of that width is worth 3.
 
     Raises:
         ParameterError: If a number is out of range, or all workers together saw no record.
     """
     check("records", records)
     check("seconds", seconds)
-    positive("weight", weight)
     count, time_s = float(np.sum(records)), float(np.sum(seconds))
     if not (count > 0 and time_s > 0):
         raise ParameterError("records", "no worker has seen any: there is nothing to pool yet")
-    return RatePrior(weight, weight * time_s / count)
+    return RatePrior(1.0, time_s / count)
 
 
 def availability_from_times(

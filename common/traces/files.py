@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.datasets.readers import read_bytes
+from common.datasets.tables import parses
 from common.errors import UserError
 from common.traces.trace import trace_from_rows, usual_gap_s
 
@@ -128,12 +129,12 @@ def read_trace(path: Path, series: Mapping[str, str] | None = None, column: str 
 
 def _without_header(rows: Sequence[_Row], source: str) -> Trace:
     first = rows[0].cells
-    if len(first) == 2 and _is(float, first[0]):
+    if len(first) == 2 and parses(float, first[0]):
         unit = "hours" if "hours" in source else "seconds"
         return _table([unit, "value"], rows, "value", source)
-    if len(first) == 3 and _is(float, first[0]) and first[1] in ("add", "remove"):
+    if len(first) == 3 and parses(float, first[0]) and first[1] in ("add", "remove"):
         return _membership(rows, source)
-    if len(first) == 3 and _is(datetime.fromisoformat, first[0]):
+    if len(first) == 3 and parses(datetime.fromisoformat, first[0]):
         times = _parsed(rows, lambda cells: _clock_s(f"{cells[0]}T{cells[1]}"), source)
         values = _parsed(rows, lambda cells: float(cells[2]), source)
         return trace_from_rows(times, values, _numbers(rows), source)
@@ -244,14 +245,6 @@ def _clock_s(moment: str) -> float:
 
 def _numbers(rows: Iterable[_Row]) -> list[int]:
     return [row.number for row in rows]
-
-
-def _is(parse: Callable[[str], object], cell: str) -> bool:
-    try:
-        parse(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def _choices(names: Iterable[str]) -> str:

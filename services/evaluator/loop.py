@@ -218,10 +218,12 @@ class JobEvaluator:
             predicts = False  # there is nothing to predict, and will not be
         if name == self._last or not (tests or predicts):
             return  # a new leader offers what it began with, or it was judged before we came
-        judge = self._made_judge()  # no sooner: there may be many jobs that are over
+        if self._judge is None:  # no sooner: there may be many jobs that are over
+            spec, process = self._record.spec, self._process
+            self._judge = EvaluationRunner(spec, self._evaluation, process, self._tell, self._log)
         self._go_on(last=True)
         try:
-            judge.begin(name, weights, tests=tests, predicts=predicts)
+            self._judge.begin(name, weights, tests=tests, predicts=predicts)
         except CorruptError as error:
             self._log.warning("offer_unreadable", version=name.version, reason=str(error))
             self._metrics.skipped(self._job, 1)
@@ -241,12 +243,6 @@ class JobEvaluator:
             judge.drop_version()
         else:
             judge.go_on(self._track.after(judge.name), last=last)
-
-    def _made_judge(self) -> EvaluationRunner:
-        if self._judge is None:
-            spec, process = self._record.spec, self._process
-            self._judge = EvaluationRunner(spec, self._evaluation, process, self._tell, self._log)
-        return self._judge
 
 
 def _decoded(record: LogRecord) -> AuditRecord | None:

@@ -118,9 +118,7 @@ class JobProvisioner:
         asked = record.spec.provisioning
         rented = market.of_type(asked.instance_type) if asked is not None else market
         openers = replica.openers(rented, self._job)
-        self._provider = ProviderThread(
-            *openers, self._tell_of_provider, logger=self._log, fail=self._fail
-        )
+        self._provider = ProviderThread(*openers, self._hear, logger=self._log, fail=self._fail)
 
     def turn(self) -> float | None:
         """Take in what has happened, decide what is due.
@@ -197,7 +195,7 @@ class JobProvisioner:
             self._reported_at = monotonic()
             self._metrics.tell(self._job, self._machine.report(time()))
 
-    def _tell_of_provider(self, event: ProvisionerEvent) -> None:
+    def _hear(self, event: ProvisionerEvent) -> None:
         self._heard.put(event)
         self._wake()
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
-from common.adapters.local.records import Records, record_of
+from common.adapters.local.records import Record, Records
 from common.adapters.local.table import Table, ask_to_end, end
 from common.errors import OutsideError
 from common.ports.machines import Machine, Refused
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.adapters.local.market import PreemptionSchedule
-    from common.adapters.local.records import Record
     from common.adapters.local.table import Process
     from common.config.market_file import Market
     from common.ports.machines import LaunchRequest
@@ -176,7 +175,7 @@ class ProcessFleet:
         records = self._records.read()
         record = records.get(order.token)
         if record is None:
-            record = record_of(order, now)
+            record = Record(order.launch, order.slot, order.pool, order.worker, now)
             if not self._records.claim(order.token, record):  # somebody else was faster
                 return None
             refused, capacity = self._refused(order, records.values(), now)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from common.ports.machines import LaunchRequest
-
 _BORN, _ORDER = "born", ".order"
 
 T = TypeVar("T")
@@ -48,11 +46,6 @@ class Record(msgspec.Struct, frozen=True):
     def over(self) -> bool:
         """Whether there is no machine any more, or never was."""
         return bool(self.refused) or self.ended_s is not None
-
-
-def record_of(order: LaunchRequest, now_s: float) -> Record:
-    """Begin the record of an order."""
-    return Record(order.launch, order.slot, order.pool, order.worker, now_s)
 
 
 class Records:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from common.adapters.local.records import Records, record_of
+from common.adapters.local.records import Record, Records
 from common.adapters.local.table import Table
 from common.ports.machines import LaunchRequest
 from common.testing.clock import ManualClock
@@ -42,7 +42,7 @@ def order(launch: int, pool: str = SPOT) -> LaunchRequest:
     return LaunchRequest(launch, f"doll-{launch}", launch, pool, f"w{launch}")
 
 
-RECORD = record_of(order(1), NOON_S)
+RECORD = Record(1, 1, SPOT, "w1", NOON_S)
 
 
 def records(provider: Processes) -> Records:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.provisioning.costs import Bill, PriceCurve, paid_until_s
+from common.provisioning.costs import Bill, PriceCurve
 
 if TYPE_CHECKING:
     from random import Random
@@ -140,5 +140,10 @@ def test_a_curve_without_a_price_is_free() -> None:
 def test_what_the_provider_takes_back_is_paid_to_the_moment(
     cause: EndedBecause, until_s: float
 ) -> None:
-    assert paid_until_s(0.0, 10.0, cause, 60.0) == until_s
-    assert paid_until_s(0.0, 100.0, cause, 60.0) == 100.0
+    bill = Bill(MINIMUM_S)
+    bill.price("a", 0.0, HOUR_S)
+    for launch, ended_s in enumerate((10.0, 100.0)):
+        bill.started(launch, "a", 0.0)
+        bill.ended(launch, ended_s, cause)
+
+    assert bill.spent_usd(100.0) == until_s + 100.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -11,23 +12,28 @@ import pytest
 from common.policies.adaptive import Adaptive
 from common.policies.fixed import OnDemandOnly, decision
 from common.policies.policy import Decision, Situation
+from common.provisioning.deciding import PolicyRunner
+from common.provisioning.estimating import Estimator
+from common.provisioning.ledger import FleetLedger
 from common.provisioning.planning import (
     HASTE,
     HORIZON_S,
     NEVER,
     TRAINED_SHARE,
-    Occasion,
     bounded,
-    planned,
     restored,
     stability_of_fleet,
     stability_of_plan,
     work_left,
 )
+from common.provisioning.reconciling import Backoff
 from common.theory.provisioning import plan_of
 from common.theory.work import Market, Work
 from tests.unit.provisioning.examples import ON_DEMAND, PRICES, SETTINGS, SPOT, T0
 from tests.unit.provisioning.examples import planned as example
+
+if TYPE_CHECKING:
+    from common.provisioning.records import Planned
 
 RATES = np.full(4, 2.0)  # 8 records per second are an update in 5 s
 
@@ -132,22 +138,15 @@ def test_stand_ins_are_there_for_certain() -> None:
 
 # --- records -------------------------------------------------------------------------------------
 
-OCCASION = Occasion(
-    term=0,
-    number=1,
-    at_s=T0,
-    why="first plan",
-    deadline_left_s=10_000.0,
-    spent_usd=0.0,
-    believed={},
-    warning="",
-    answers=-1,
-)
+
+def planned(made: Decision, given: Situation) -> Planned:
+    runner = PolicyRunner(SETTINGS, Estimator(SETTINGS), FleetLedger(), Backoff())
+    return msgspec.structs.replace(runner.record(made, given, "first plan", T0), believed={})
 
 
 def test_a_decision_is_written_down_with_all_that_it_says() -> None:
     made, given = split(3)
-    record = planned("static", made, given, OCCASION)
+    record = planned(made, given)
 
     assert record.pools == ("on-demand", "spot")
     assert sorted(record.places) == [0, 1, 1, 1]
@@ -163,7 +162,7 @@ def test_a_decision_that_stays_costs_what_is_left_of_it() -> None:
     made, given = split(3)
     later = replace(given, work=replace(given.work, updates=250.0))
 
-    record = planned("static", made, later, OCCASION)
+    record = planned(made, later)
 
     assert record.expected_cost_usd == pytest.approx(made.plan.expected_cost_usd / 4)
 
@@ -176,7 +175,7 @@ def test_what_never_ends_is_a_large_number() -> None:
 def test_a_successor_goes_on_with_the_plan_that_it_finds() -> None:
     policy = Adaptive()
     first = policy.reconsider(situation(), None)
-    record = planned(policy.name, first, situation(), OCCASION)
+    record = planned(first, situation())
 
     again = restored(record, situation(), T0)
 
@@ -193,7 +192,7 @@ def test_a_successor_goes_on_with_the_plan_that_it_finds() -> None:
 
 def test_a_policy_that_decides_once_keeps_its_word_through_a_restart() -> None:
     first = OnDemandOnly().reconsider(situation(), None)
-    record = planned("on-demand", first, situation(), OCCASION)
+    record = planned(first, situation())
 
     again = restored(record, situation(), T0)
 
