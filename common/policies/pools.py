@@ -212,16 +212,19 @@ def plan_hold(
         needed_per_s=_needed_per_s(work),
     )
     x = program.solve() if math.isfinite(program.needed_per_s) else None
+    verdict: tuple[bool, Binding]
     if x is None:
         places = _nearest(program, classes, available)
-        verdict: tuple[bool, Binding] = False, _lacking(program)
-        return _pool_plan(work, pools, places, verdict, _runtime_s(work, available, places))
-    places = _places(classes, x, available, last)
-    enough = program.needed_per_s * (1 - STAYING)
-    if last is not None and _records_per_s(work, available, places) < enough:
-        places = _places(classes, x, available, None)
-    verdict = True, _binding(work, program, available, places)
-    return _pool_plan(work, pools, places, verdict, _runtime_s(work, available, places))
+        verdict = False, _lacking(program)
+    else:
+        places = _places(classes, x, available, last)
+        enough = program.needed_per_s * (1 - STAYING)
+        if last is not None and _records_per_s(work, available, places) < enough:
+            places = _places(classes, x, available, None)
+        verdict = True, _binding(work, program, available, places)
+    records_per_s = _records_per_s(work, available, places)
+    runtime_s = work.records / records_per_s if records_per_s else math.inf
+    return _pool_plan(work, pools, places, verdict, runtime_s)
 
 
 def _needed_per_s(work: Work) -> float:
@@ -289,11 +292,6 @@ def _binding(work: Work, program: Program, available: Array, places: Places) -> 
     lost = (1 - available[room].max()) * work.rates_per_s[places == ON_DEMAND].min()
     spare = _records_per_s(work, available, places) - program.needed_per_s
     return "deadline" if lost > spare else "cost"
-
-
-def _runtime_s(work: Work, available: Array, places: Places) -> float:
-    records_per_s = _records_per_s(work, available, places)
-    return work.records / records_per_s if records_per_s else math.inf
 
 
 def plan_machines(work: Work, pools: tuple[Pool, ...], gradient_s: float) -> PoolPlan:
