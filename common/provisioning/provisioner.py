@@ -80,7 +80,7 @@ class Provisioner:
         self.finished = False
 
     @property
-    def in_charge(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this replica decides."""
         return self._term is not None
 

@@ -191,7 +191,7 @@ class JobProvisioner:
 
     def _report(self) -> None:
         due = monotonic() >= self._reported_at + REPORT_S
-        if due or not self._machine.in_charge:  # who steps down is silent at once
+        if due or not self._machine.is_leader:  # who steps down is silent at once
             self._reported_at = monotonic()
             self._metrics.tell(self._job, self._machine.report(time()))
 

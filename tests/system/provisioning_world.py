@@ -78,7 +78,7 @@ class Faults:
 
     def _some(self) -> Process | None:
         alive = [p for p in self._world.replicas if not p.dead and not p.machine.finished]
-        charged = [p for p in alive if p.machine.in_charge]
+        charged = [p for p in alive if p.machine.is_leader]
         return self._chance.choice(charged * 3 + alive) if alive else None
 
     def _crash(self) -> None:
@@ -212,7 +212,7 @@ class World:
         self.log: list[bytes] = []
         self.truth = FleetLedger()
         self.counted: list[PlanRecord] = []
-        self.in_charge = ""  # who wrote the Lead in force
+        self.leader = ""  # who wrote the Lead in force
         self.replicas: list[Process] = []
         self.born = 0
         self.lease: tuple[str, float] | None = None
@@ -341,9 +341,9 @@ class World:
         if process.busy or process.dead or self.now_s < process.frozen_until_s:
             return
         while process.inbox and not process.todo:
-            before = process.machine.in_charge
+            before = process.machine.is_leader
             process.todo.extend(process.machine.on(process.inbox.popleft(), self.now_s))
-            self.takeovers += process.machine.in_charge and not before
+            self.takeovers += process.machine.is_leader and not before
         if process.todo:
             process.busy = True
             self.after(self.chance.choice((0.0, 0.01, 0.1)), lambda: self._act(process))
@@ -488,9 +488,9 @@ def check_order(world: World, order: LaunchRequest) -> Iterator[Violation]:
 def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Violation]:
     """What each record that counts must be like."""
     if isinstance(record, plans.Lead):
-        world.in_charge = writer
-    elif writer != world.in_charge and not isinstance(record, ReplanAsked):
-        yield Violation("one decides at a time", f"{writer} while {world.in_charge} does: {record}")
+        world.leader = writer
+    elif writer != world.leader and not isinstance(record, ReplanAsked):
+        yield Violation("one decides at a time", f"{writer} while {world.leader} does: {record}")
     if isinstance(record, Planned) and not (record.why and record.reason):
         yield Violation("a plan has its reasons", str(record))
     if isinstance(record, Started):

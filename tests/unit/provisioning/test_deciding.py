@@ -114,7 +114,7 @@ def test_who_decides_once_decides_again_when_arrivals_are_known(
     successor = ProviderThread(street, with_policy(policy), "p2")
     successor.on(events.ClaimsRead(tuple(batches(20, 20.0))))
     successor.run(100)
-    assert successor.provisioner.in_charge
+    assert successor.provisioner.is_leader
     assert len(plans(street)) == 2
 
 

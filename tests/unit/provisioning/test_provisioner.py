@@ -34,7 +34,7 @@ def at_work(street: Street, name: str = "p1") -> ProviderThread:
     """A provisioner that is in charge, with all machines of its first plan."""
     desk = ProviderThread(street, name=name)
     desk.run(10)
-    assert desk.provisioner.in_charge
+    assert desk.provisioner.is_leader
     assert len(street.fleet.rented) == 4
     return desk
 
@@ -50,10 +50,10 @@ def test_who_has_the_lease_and_has_read_everything_stands_and_takes_charge() -> 
     provisioner.on(events.PlansRead(((0, lead(-1, "old")),), caught_up=True), T0)
     stand = provisioner.on(events.LeaseAnswered(held=True), T0 + 1)
     assert stand == (do.AppendPlan(Lead(0, "p1#1", T0 + 1)),)
-    assert not provisioner.in_charge
+    assert not provisioner.is_leader
     began = provisioner.on(events.PlansRead(((1, Lead(0, "p1#1", T0 + 1)),)), T0 + 1)
     assert began == (do.BecameLeader(1), do.LookAtMachines(), do.LookAtPrices())
-    assert provisioner.in_charge
+    assert provisioner.is_leader
 
 
 def test_who_is_in_charge_says_how_its_machines_stand_and_nobody_else_does(street: Street) -> None:
@@ -99,7 +99,7 @@ def test_who_loses_the_lease_steps_down(street: Street) -> None:
     desk.run(10)
 
     assert desk.did(do.StepDown) == [do.StepDown("the lease is held by another")]
-    assert not desk.provisioner.in_charge
+    assert not desk.provisioner.is_leader
 
 
 def test_who_reads_a_later_taken_steps_down_and_does_no_more(street: Street) -> None:
