@@ -29,17 +29,13 @@ def progress_answer(
     job: JobProgress, now: float, evaluation: EvaluationAnswer | None = None
 ) -> Progress:
     """How far a job is."""
-    record = job.record
-    return Progress(
-        **job.numbers(now)._asdict(),
-        done=record.reason if record.wanted == "stopped" else "",
-        evaluation=evaluation,
-    )
+    done = job.record.reason if job.record.wanted == "stopped" else ""
+    return Progress(**job.numbers(now)._asdict(), done=done, evaluation=evaluation)
 
 
 def update_answers(job: JobProgress, first: int, last: int) -> tuple[UpdateAnswer, ...]:
     """Effective updates from one version to another, both included, as far as they are there."""
-    return tuple(UpdateAnswer(**row._asdict()) for row in job.columns.rows(first, last))
+    return tuple(map(UpdateAnswer.model_validate, job.columns.rows(first, last)))
 
 
 def job_answer(record: store.JobRecord, state: State, progress: Progress) -> JobAnswer:

@@ -30,26 +30,17 @@ def market_of(settings: Settings) -> Market:
 
 def prices_answer(market: Market, usd_per_hour: Mapping[str, float], at_s: float) -> PricesAnswer:
     """Answer with the prices that were found."""
-    kinds: dict[str, MachineKind] = {market.on_demand.name: "on-demand"}
-    kinds |= {pool.name: "spot" for pool in market.spot}
-    return PricesAnswer(
-        at_s=at_s,
-        pools=tuple(
-            PoolAnswer(
-                name=name,
-                kind=kind,
-                usd_per_hour=usd_per_hour.get(name),
-                reason="" if name in usd_per_hour else _UNKNOWN,
-            )
-            for name, kind in kinds.items()
-        ),
-    )
+
+    def answer(name: str, kind: MachineKind) -> PoolAnswer:
+        reason = "" if name in usd_per_hour else "its source has no current price"
+        return PoolAnswer(name=name, kind=kind, usd_per_hour=usd_per_hour.get(name), reason=reason)
+
+    on_demand = answer(market.on_demand.name, "on-demand")
+    spot = [answer(pool.name, "spot") for pool in market.spot]
+    return PricesAnswer(at_s=at_s, pools=(on_demand, *spot))
 
 
 def minimum_billing_s(market: Market) -> dict[str, float]:
     """How long a machine is paid for at least, by pool."""
     spot = {pool.name: pool.minimum_billing_s for pool in market.spot}
     return {market.on_demand.name: market.on_demand.minimum_billing_s} | spot
-
-
-_UNKNOWN = "its source has no current price"

@@ -71,9 +71,9 @@ def create_app(outside: Outside | None = None) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
-    app.include_router(health.router)
+    app.include_router(health.router, responses=problems.ALWAYS)
     for router in ROUTERS:
-        app.include_router(router, dependencies=[VIEWER])
+        app.include_router(router, dependencies=[VIEWER], responses=problems.ALWAYS)
     app.add_middleware(Gate, service=service)
     app.add_middleware(Observed, metrics=service.metrics)  # outermost
     return app

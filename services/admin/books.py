@@ -43,6 +43,12 @@ _log = event_logger(__name__)
 class Books:
     """Jobs and keys as of the last fold.
 
+    Attributes:
+        jobs: All of them, by name.
+        unreadable: Records of jobs that do not parse, by their keys.
+        keys: Who may come in.
+        fault: Why this process cannot go on; None: it can.
+
     Args:
         open_log: Where the topics are; called in the thread, again after each failure.
         clock: Seconds since 1970, for what is written.
@@ -61,7 +67,7 @@ class Books:
         self._away = ""
         self._records = dict[str, KeyRecord]()
         self.jobs: Mapping[str, JobRecord] = {}
-        self.unreadable: Mapping[str, Unreadable] = {}  # records of jobs that do not parse
+        self.unreadable: Mapping[str, Unreadable] = {}
         self.keys = Keys(())
         self.fault: Exception | None = None
 
@@ -103,7 +109,7 @@ class Books:
             await asyncio.sleep(LOOK_S)
 
     async def write(self, act: Callable[[JobStore], T]) -> T:
-        """Have the thread do something, and wait for it.
+        """Have the thread do something, and wait for it; what it changed is in `jobs` then.
 
         Raises:
             UnavailableError: If Kafka is unavailable, or takes long; the work may be done later.

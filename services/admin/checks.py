@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from common.api.answers import Answer
 from common.core.spans import Partition
 from common.errors import DollError, UnavailableError
 from common.topics import names as topics
@@ -24,10 +25,8 @@ PATIENCE_S = 3.0
 _NOBODY = "readyz"  # what is looked for, and is not there
 
 
-class Check(BaseModel):
+class Check(Answer):
     """One server."""
-
-    model_config = ConfigDict(frozen=True)
 
     ok: bool = Field(description="Whether it answers.")
     reason: str = Field(default="", description="Why not; or what there is to say though it is.")

@@ -13,6 +13,9 @@ from secrets import token_hex
 from time import monotonic
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from common.api.jobs import job_answer
 from common.core.messages import Drifted, Evaluated, UpdateApplied
 from common.core.spans import Partition
 from common.errors import (
@@ -21,6 +24,7 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
+from common.jobs.progress import UNREAD, resting
 from common.jobs.watching import READ_RECORDS, HistoryReader, Poller, decoded
 from common.telemetry.logging import Outage, event_logger
 from common.topics import names as topics
@@ -28,7 +32,6 @@ from common.topics.read import identified
 from common.wire.plans import decode_plan
 from services.admin.live.event_data import member_event, plan_event, update_event, verdict_event
 from services.admin.live.feed import Feed
-from services.admin.live.job_answer import JobHeaderCache
 from services.admin.live.view import JobView
 
 if TYPE_CHECKING:
@@ -96,7 +99,7 @@ class JobFollower:
         self._plans_at = 0.0  # when to look for the topic again; 0: nobody looked yet
         self._told_at = 0.0  # when the last event of an update was made
         self._untold = 0  # updates since
-        self._heads = JobHeaderCache()
+        self._head: tuple[JobRecord, bytes] | None = None
         self._thread = threading.Thread(target=self._run, name=f"follow {self.job}", daemon=True)
         self._looker = Poller(record, sources.log, sources.open_board, _log)
         self._outage = Outage(_log.bind(job=self.job), "kafka")
@@ -135,10 +138,29 @@ class JobFollower:
             why = self._away or "its history is still being read"
             raise UnavailableError(f'not all of the job "{self.job}" is known: {why}')
 
-    def told(self) -> bytes:
-        """The job as it is now, a `JobAnswer` as JSON."""
+    def told(self, record: JobRecord | None = None) -> bytes:
+        """The job as it is now, a `JobAnswer` as JSON.
+
+        Args:
+            record: A change of it that may not have been heard of yet; None: as it was heard.
+        """
+        now = self._sources.clock()
         with self.view() as view:
-            return self._heads.told(view, view.job.record, self._sources.clock())
+            record = view.job.record if record is None else record
+            state, progress = resting(record) or view.job.state_at_work(now), view.progress(now)
+        return b'%b"state":%b,"why":%b,"progress":%b}' % (
+            self._head_of(record),
+            *map(msgspec.json.encode, state),
+            progress.model_dump_json().encode(),
+        )
+
+    def _head_of(self, record: JobRecord) -> bytes:
+        """The answer up to what is not of the record, made once for each: many requests ask."""
+        if self._head is None or self._head[0] is not record:
+            answer = job_answer(record, UNREAD, JobView(record).progress(0.0))
+            head = answer.model_dump_json(exclude={"state", "why", "progress"})
+            self._head = record, head.encode()[:-1] + b","
+        return self._head[1]
 
     # --- the thread ------------------------------------------------------------------------------
 

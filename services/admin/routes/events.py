@@ -22,15 +22,15 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Header
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from common.api.answers import EVENT_DATA
-from services.admin.middleware.access import VIEWER, Viewer
+from services.admin.middleware.access import Viewer  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.middleware.problems import documented
 from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI reads it when run
-from services.admin.service import service_of
+from services.admin.service import Answering  # noqa: TC001 -- likewise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,10 +169,9 @@ async def _sent(send: Send, data: bytes, *, more: bool = True) -> None:
             "content": {"text/event-stream": {"example": _EXAMPLE}},
         },
     },
-    dependencies=[VIEWER],
 )
 async def events(
-    request: Request,
+    service: Answering,
     caller: Viewer,
     job: JobName,
     last_event_id: Annotated[
@@ -186,6 +185,5 @@ async def events(
     ] = "",
 ) -> EventStream:
     """Follow a job: updates, workers, machines, plans, as they come."""
-    service = service_of(request)
     follower = await service.followers.ready(job)
-    return EventStream(follower, last_event_id, lambda: caller in service.keys)
+    return EventStream(follower, last_event_id, lambda: caller in service.books.keys)

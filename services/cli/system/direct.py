@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    from common.api.answers import PricesAnswer, ProvisioningAnswer
-    from common.api.plan import ToldPlan
+    from common.api.answers import PricesAnswer, ProvisioningAnswer, ToldPlan
     from common.checkpoints.find import Wish
     from common.config.servers import Outside
     from common.core.events import Wanted
