@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec.structs import asdict
 
-from common.api.answers import (
-    EvaluationEvent,
-    MachineEvent,
-    MemberEvent,
-    ReviewEvent,
-    UpdateEvent,
-)
+from common.api.answers import EvaluationEvent, MachineEvent, MemberEvent, ReviewEvent, UpdateEvent
 from common.api.provisioning import plan_answer
 from common.core.messages import Drifted
 from common.provisioning.records import Ended, LaunchRequested, Planned, Reviewed, Started
@@ -63,18 +57,15 @@ def plan_event(ledger: FleetLedger, record: PlanRecord) -> Event | None:
 
 def _machine(ledger: FleetLedger, record: LaunchRequested | Started | Ended) -> MachineEvent:
     rented = ledger.machines[record.launch]
-    state: Literal["ordered", "running", "ended"] = "ordered"
-    if not isinstance(record, LaunchRequested):
-        state = "running" if isinstance(record, Started) else "ended"
     return MachineEvent(
         launch=rented.launch,
         slot=rented.slot,
         worker=rented.worker,
         pool=rented.pool,
         kind=kind_of(ledger, rented.pool),
-        state=state,
-        cause=record.cause if isinstance(record, Ended) else "",
-        detail=record.detail if isinstance(record, Ended) else "",
+        state="running" if rented.running else "ordered" if rented.open else "ended",
+        cause=rented.cause or "",
+        detail=rented.detail,
         at_s=record.at_s,
     )
 

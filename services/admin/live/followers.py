@@ -151,9 +151,7 @@ class Followers:
         if record is None:
             raise NotFoundError(f'there is no job "{job}"')
         follower = self._followers.get(job)
-        if follower is not None and _failed_long_ago(follower):
-            follower = None
-        if follower is None:
+        if follower is None or _failed_long_ago(follower):
             follower = self._followers[job] = JobFollower(record, self._sources)
             follower.start()
         return follower

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from common.api.answers import Life, WorkerAnswer
@@ -22,26 +23,22 @@ def kind_of(ledger: FleetLedger, pool: str) -> MachineKind:
     return "on-demand" if ledger.plan.pools.index(pool) == 0 else "spot"
 
 
-def lives_of(ledger: FleetLedger, most: int = LIVES) -> tuple[Life, ...]:
+def lives_of(ledger: FleetLedger) -> tuple[Life, ...]:
     """The newest machines that ran, and orders that were refused, by launch."""
-    lives = list[Life]()
-    for launch in range(ledger.launches, 0, -1):
-        rented = ledger.machines[launch]
-        if rented.started_s is None and rented.open:
-            continue
-        lives.append(
-            Life(
-                slot=rented.slot,
-                worker=rented.worker,
-                pool=rented.pool,
-                kind=kind_of(ledger, rented.pool),
-                from_s=rented.ordered_s if rented.started_s is None else rented.started_s,
-                to_s=rented.ended_s,
-                cause=rented.cause,
-            )
+    newest = map(ledger.machines.__getitem__, range(ledger.launches, 0, -1))
+    ran = (each for each in newest if each.started_s is not None or not each.open)
+    lives = [
+        Life(
+            slot=each.slot,
+            worker=each.worker,
+            pool=each.pool,
+            kind=kind_of(ledger, each.pool),
+            from_s=each.ordered_s if each.started_s is None else each.started_s,
+            to_s=each.ended_s,
+            cause=each.cause,
         )
-        if len(lives) == most:
-            break
+        for each in islice(ran, LIVES)
+    ]
     return tuple(reversed(lives))
 
 
@@ -56,27 +53,22 @@ def workers_of(
         samples: By worker, of late.
     """
     rented = {each.worker: each for each in ledger.open}
-    known = statuses or {}
     answers = list[WorkerAnswer]()
-    for name in sorted({*rented, *known}):
-        machine = rented.get(name)
-        answers.append(
-            WorkerAnswer(
-                name=name,
-                status=status_of(name, statuses),
-                slot=machine.slot if machine else None,
-                kind=kind_of(ledger, machine.pool) if machine else "unknown",
-                pool=machine.pool if machine else None,
-                machine=(machine.machine or None) if machine else None,
-                since_s=machine.started_s if machine else None,
-                samples=samples.get(name, 0),
-            )
-        )
+    for name in sorted({*rented, *(statuses or {})}):
+        fields = {"name": name, "status": _status(name, statuses), "samples": samples.get(name, 0)}
+        if (machine := rented.get(name)) is not None:
+            fields |= {
+                "slot": machine.slot,
+                "kind": kind_of(ledger, machine.pool),
+                "pool": machine.pool,
+                "machine": machine.machine or None,
+                "since_s": machine.started_s,
+            }
+        answers.append(WorkerAnswer.model_validate(fields))
     return tuple(answers)
 
 
-def status_of(worker: str, statuses: Mapping[str, str] | None) -> WorkerStatus:
-    """What its heartbeats say of a worker; None: Redis is unavailable."""
+def _status(worker: str, statuses: Mapping[str, str] | None) -> WorkerStatus:
     if statuses is None:
         return "unknown"
     if worker not in statuses:

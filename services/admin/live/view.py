@@ -9,22 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.api.answers import (
-    CurvesAnswer,
-    LagCurve,
-    StreamAnswer,
-    StreamsAnswer,
-    UpdatesPage,
-    WorkersAnswer,
-)
+from common.api.answers import CurvesAnswer, LagCurve, StreamsAnswer, UpdatesPage, WorkersAnswer
 from common.api.jobs import progress_answer, update_answers
 from common.core.messages import Drifted, Evaluated, UpdateApplied
 from common.jobs.progress import KEPT, JobProgress
 from common.provisioning.ledger import FleetLedger
 from services.admin.live.evaluations import Evaluations
-from services.admin.live.loss_curve import LossCurve
+from services.admin.live.loss_curve import LossCurve, Thinned
 from services.admin.live.machines import lives_of, workers_of
-from services.admin.live.thinned import Thinned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -135,24 +127,17 @@ class JobView:
 
     def streams(self) -> StreamsAnswer:
         """The datastreams as of the last look."""
-        return StreamsAnswer(
-            streams=tuple(StreamAnswer(**stream._asdict()) for stream in self.job.streams())
-        )
+        return StreamsAnswer.model_validate({"streams": self.job.streams()})
 
     def curves(self, now: float) -> CurvesAnswer:
         """Everything over time, thinned."""
-        points = self._course.points()
         lags = self._lags.samples()
         reviews = list(self.ledger.reviews)
         if self.ledger.review is not None and self.ledger.review not in reviews[-1:]:
             reviews.append(self.ledger.review)
         return CurvesAnswer(
             now_s=now,
-            update_at_s=tuple(points.at_s),
-            version=tuple(points.version),
-            loss=tuple(points.loss),
-            metrics={name: tuple(values) for name, values in points.metrics.items()},
-            updates_per_s=tuple(points.updates_per_s),
+            **self._course.points()._asdict(),
             lag_at_s=tuple(sample.at_s for sample in lags),
             lag=tuple(
                 LagCurve(stream=name, lag=tuple(sample.lag[index] for sample in lags))
