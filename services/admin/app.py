@@ -25,7 +25,6 @@ from services.admin.routes import (
     model,
     provisioning,
     quarantine,
-    state,
 )
 from services.admin.routes import page as page_routes
 from services.admin.service import Service
@@ -39,7 +38,6 @@ BEAT_S = 1.0  # between signs of life of the event loop
 
 ROUTERS = (
     jobs.router,
-    state.router,
     quarantine.router,
     events.router,
     model.router,

@@ -6,7 +6,7 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from common.api.prices import market_of, prices_answer
+from common.api.provisioning import market_of, prices_answer
 from common.errors import NotFoundError, OutsideError, UserError
 from common.runtime.connect import open_prices
 

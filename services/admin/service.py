@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 from fastapi import Depends
 from starlette.requests import HTTPConnection  # noqa: TC002 -- FastAPI reads it when run
 
-from common.api.prices import market_of, minimum_billing_s
+from common.api.provisioning import market_of, minimum_billing_s
 from common.errors import NotFoundError, OutsideError, UserError
 from common.jobs.check import PATIENCE_S
 from common.telemetry.metrics.api import ApiMetrics, ShownJob

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.api.jobs import job_answer
+from common.api.jobs import job_answer, progress_answer
 from common.core.messages import Drifted, Evaluated, UpdateApplied
 from common.core.spans import Partition
 from common.errors import (
@@ -24,13 +24,13 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from common.jobs.progress import UNREAD, resting
+from common.jobs.progress import UNREAD, JobProgress, resting
 from common.jobs.watching import READ_RECORDS, HistoryReader, Poller, decoded
 from common.telemetry.logging import Outage, event_logger
 from common.topics import names as topics
 from common.topics.read import identified
 from common.wire.plans import decode_plan
-from services.admin.live.event_data import member_event, plan_event, update_event, verdict_event
+from services.admin.live.answers import member_event, plan_event, update_event, verdict_event
 from services.admin.live.feed import Feed
 from services.admin.live.view import JobView
 
@@ -157,7 +157,7 @@ class JobFollower:
     def _head_of(self, record: JobRecord) -> bytes:
         """The answer up to what is not of the record, made once for each: many requests ask."""
         if self._head is None or self._head[0] is not record:
-            answer = job_answer(record, UNREAD, JobView(record).progress(0.0))
+            answer = job_answer(record, UNREAD, progress_answer(JobProgress(record), 0.0))
             head = answer.model_dump_json(exclude={"state", "why", "progress"})
             self._head = record, head.encode()[:-1] + b","
         return self._head[1]
@@ -255,18 +255,15 @@ class JobFollower:
     def _take_updates(self, records: Sequence[Audited]) -> None:
         now, live = self._sources.clock(), self._live()
         counted, before = 0, self._filling.job.version
-        verdicts = list[Evaluated | Drifted]()
         for first in range(0, len(records), FOLDED):
             with self._lock:
                 for offset, record, written_s in records[first : first + FOLDED]:
                     seen_s = now if live or written_s is None else min(written_s, now)
                     counts = self._filling.feed_update(offset, record, written_s, seen_s)
                     counted += counts and isinstance(record, UpdateApplied)
-                    if counts and isinstance(record, Evaluated | Drifted):
-                        verdicts.append(record)
+                    if live and counts and isinstance(record, Evaluated | Drifted):
+                        self.feed.publish(*verdict_event(record))
         if live:
-            for verdict in verdicts:
-                self.feed.publish(*verdict_event(verdict))
             self._untold += counted
             if self._filling.job.version != before + counted:
                 # A new leader took some back: everything looks different.
@@ -283,15 +280,13 @@ class JobFollower:
         live = self._live()
         records = plans.read(READ_RECORDS, 0.0)
         decisions = [(each.offset, decoded(decode_plan, each)) for each in records]
-        events = list[tuple[str, bytes]]()
         with self._lock:
             ledger = self._filling.ledger
             for offset, record in decisions:
                 if ledger.feed(offset, record) and record is not None and live:
                     event = plan_event(ledger, record)
-                    events += [] if event is None else [event]
-        for name, data in events:
-            self.feed.publish(name, data)
+                    if event is not None:
+                        self.feed.publish(*event)
 
     def _look(self) -> None:
         look = self._looker.look(self._sources.clock(), monotonic())

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from common.api.answers import EVENT_DATA
 from common.errors import NotFoundError
 from services.admin.middleware.problems import Problem
+from services.admin.routes.page import document
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -28,22 +29,6 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline';"
     " img-src 'self' data:; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>DOLL: API</title>
-<link rel="icon" href="/docs/favicon.png">
-<link rel="stylesheet" href="/docs/swagger-ui.css">
-</head>
-<body>
-<div id="api"></div>
-<script src="/docs/swagger-ui-bundle.js"></script>
-<script src="/docs/begin.js"></script>
-</body>
-</html>
-"""
 _BEGIN = """SwaggerUIBundle({
   url: "/openapi.json", dom_id: "#api", deepLinking: true, validatorUrl: null,
   presets: [SwaggerUIBundle.presets.apis], layout: "BaseLayout", tryItOutEnabled: true,
@@ -78,7 +63,7 @@ async def openapi(request: Request) -> Response:
 async def docs() -> Response:
     """Answer with a page that shows the document and lets people try it."""
     headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
-    return Response(_PAGE, media_type="text/html", headers=headers)
+    return Response(document("docs.html"), media_type="text/html", headers=headers)
 
 
 @router.get("/docs/{name}")

@@ -1,7 +1,8 @@
-"""`/v1/jobs`: create, list, show, change and delete jobs."""
+"""`/v1/jobs`: create, list, show, change and delete jobs; how each stands and stood."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
 from fastapi import APIRouter, Body, Header, Query
@@ -9,17 +10,24 @@ from pydantic import ConfigDict, Field, with_config
 from starlette.responses import Response
 from typing_extensions import TypedDict  # pydantic asks for this one before Python 3.12
 
-from common.api.answers import JobAnswer, JobList
-from common.api.jobs import job_answer, job_summary, unreadable_records
+from common.api.answers import (
+    CurvesAnswer,
+    JobAnswer,
+    JobList,
+    StreamsAnswer,
+    UpdatesPage,
+    WorkersAnswer,
+)
+from common.api.jobs import job_answer, job_summary, progress_answer, unreadable_records
 from common.api.keys import fingerprint
 from common.core.events import Wanted  # noqa: TC001 -- FastAPI reads it when run
 from common.errors import ConflictError, UnavailableError, UserError
 from common.jobs.check import check_submission
 from common.jobs.edit import CHANGEABLE, changed_spec
+from common.jobs.progress import JobProgress
 from common.jobs.spec import JobSpec, check_options
 from common.planning.replan import check_given_back, read_ledger
 from services.admin.live.followers import followed
-from services.admin.live.view import JobView
 from services.admin.middleware.access import OPERATOR, Operator
 from services.admin.middleware.problems import documented
 from services.admin.routes.requests import JOB, JobName, Limit, strictly
@@ -40,6 +48,7 @@ _EXAMPLES: Final[dict[str, Example]] = {
     "digits": {"summary": "Handwritten digits from two clinics", "value": JOB}
 }
 _MOST: Final = 2**31 - 1  # of what counts records and batches
+_MOST_VERSIONS: Final = 2**63 - 1
 _LONGEST_DEADLINE_S: Final = 10 * 365 * 86_400.0
 
 
@@ -129,8 +138,8 @@ async def create(
     asked = "" if idempotency_key is None else _fingerprint(caller.name, idempotency_key, spec)
     record, new = await service.books.write(lambda book: _submit(book, spec, asked))
     if new:
-        now, view = service.clock(), JobView(record)
-        answer = job_answer(record, view.job.state(now), view.progress(now))
+        now, job = service.clock(), JobProgress(record)
+        answer = job_answer(record, job.state(now), progress_answer(job, now))
         told = answer.model_dump_json().encode()
     else:
         told = (await service.followers.ready(spec.name)).told(record)
@@ -192,6 +201,46 @@ async def change(
 async def delete(service: Answering, job: JobName) -> None:
     """Take a stopped job out of the list; its history and its checkpoints stay."""
     await service.books.write(lambda book: _delete(book, service.log(), job))
+
+
+@router.get("/{job}/updates", responses=documented(404))
+async def updates(
+    service: Answering,
+    job: JobName,
+    after: Annotated[
+        int, Query(ge=0, le=_MOST_VERSIONS, description="Only versions above.", examples=[400])
+    ] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000, description="At most.", examples=[100])] = 100,
+) -> UpdatesPage:
+    """List effective updates by version; those that a new leader took back are not among them."""
+    follower = await service.followers.ready(job)
+    with follower.view() as view:
+        return view.page(after, limit)
+
+
+@router.get("/{job}/workers", responses=documented(404))
+async def workers(service: Answering, job: JobName) -> WorkersAnswer:
+    """List workers by name: who sends heartbeats, and whose machine runs without any."""
+    follower = await service.followers.ready(job)
+    with follower.view() as view:
+        return view.workers(service.clock())
+
+
+@router.get("/{job}/streams", responses=documented(404))
+async def streams(service: Answering, job: JobName) -> StreamsAnswer:
+    """List the job's datastreams: arrival rate, lag, dead letters."""
+    follower = await service.followers.ready(job)
+    with follower.view() as view:
+        return view.streams()
+
+
+@router.get("/{job}/curves", responses=documented(404), response_model=CurvesAnswer)
+async def curves(service: Answering, job: JobName) -> Response:
+    """Show everything over time, in some 2,000 points however long the job has run."""
+    follower = await service.followers.ready(job)
+    # Thousands of points take tens of milliseconds, in which nobody else would be answered.
+    told = await asyncio.to_thread(_curves, follower, service.clock())
+    return Response(told, media_type="application/json")
 
 
 def _fingerprint(caller: str, key: str, spec: JobSpec) -> str:
@@ -294,3 +343,9 @@ def _summary(record: JobRecord, follower: JobFollower | None, now: float) -> Job
         return job_summary(record, None, now)
     with follower.view() as view:
         return job_summary(record, view.job, now)
+
+
+def _curves(follower: JobFollower, now: float) -> str:
+    with follower.view() as view:
+        told = view.curves(now)
+    return told.model_dump_json()

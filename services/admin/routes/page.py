@@ -78,7 +78,7 @@ def _plotly_folder() -> str:
 
 
 @cache
-def _document(name: str) -> bytes:
+def document(name: str) -> bytes:
     """One of the HTML files, with the folders of what it loads."""
     folder, found = _own()
     return (
@@ -106,7 +106,7 @@ def _answer(
 def page(accept_encoding: Annotated[str, Header()] = "") -> Response:
     """Answer with the page; it asks the API for everything that it shows."""
     name = "index.html"
-    return _answer(name, _document(name), accept_encoding, _DOCUMENT_HEADERS)
+    return _answer(name, document(name), accept_encoding, _DOCUMENT_HEADERS)
 
 
 @router.get("/page/{folder}/{name:path}")
@@ -130,4 +130,4 @@ def refused_page(accept_encoding: str, headers: dict[str, str]) -> Response:
         headers: Further headers: `WWW-Authenticate`, at which the browser asks for a key.
     """
     name, own = "refused.html", _DOCUMENT_HEADERS | {"Cache-Control": "no-store"} | headers
-    return _answer(name, _document(name), accept_encoding, own, 401)
+    return _answer(name, document(name), accept_encoding, own, 401)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Query
 from fastapi.concurrency import run_in_threadpool
@@ -22,9 +21,6 @@ from services.admin.middleware.access import Operator  # noqa: TC001 -- FastAPI 
 from services.admin.middleware.problems import documented
 from services.admin.routes.requests import JobName, strictly
 from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it when run
-
-if TYPE_CHECKING:
-    from services.admin.service import Service
 
 router = APIRouter(prefix="/v1", tags=["provisioning"])
 
@@ -48,9 +44,14 @@ async def plan(service: Answering, asked: PlanBody) -> Response:
 
     That no mix meets it is an answer, too: `feasible` is false, and `reason` says why.
     """
-    work = partial(_planned, service, asked)
+
+    def plan_json() -> bytes:
+        from common.planning.plan import plan_told  # noqa: PLC0415 -- scipy takes long to load
+
+        return plan_told(asked, service.log, service.clock()).model_dump_json().encode()
+
     # In a thread: it computes for some milliseconds, and with a job Kafka may hang.
-    told = await (service.histories.run(work) if asked.job else run_in_threadpool(work))
+    told = await (service.histories.run(plan_json) if asked.job else run_in_threadpool(plan_json))
     return Response(told, media_type="application/json")
 
 
@@ -123,16 +124,3 @@ async def replan(
     question = ReplanAsked(service.clock(), caller.name, reason)
     await service.questions.run(lambda: ask_to_replan(service.log(), job, question))
     return ReplanAnswer(job=job, asked_at_s=question.at_s)
-
-
-def _planned(service: Service, asked: PlanBody) -> bytes:
-    """A plan as JSON; FastAPI would check what has just been made.
-
-    Raises:
-        GivenError: If a number makes no sense or is missing, by its field.
-        NotFoundError: If there is no such job.
-        UnavailableError: If Kafka is unavailable and a job is named.
-    """
-    from common.planning.plan import plan_told  # noqa: PLC0415 -- scipy takes long to load
-
-    return plan_told(asked, service.log, service.clock()).model_dump_json().encode()

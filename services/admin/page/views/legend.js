@@ -47,17 +47,6 @@ function running(name, lives, workers) {
   return lives.filter((life) => life.to_s === null && such.has(life.worker)).length;
 }
 
-const LINES = { spent: "spent", "on-demand only": "other", predicted: "predicted" };
-
-/** The lines of the cost chart. @returns {HTMLElement} */
-export function keys(names) {
-  return h(
-    "ul",
-    { class: "keys" },
-    names.map((name) => entry(sample(`line-${LINES[name]}`, s("line", { x1: 0, x2: 24, y1: 6, y2: 6 })), name)),
-  );
-}
-
 /** The lines of the metric chart beside that of the updates. @returns {Array<Node>} */
 export function metricLegend(evaluation, metric) {
   const test = evaluation?.test[metric] ?? [];
