@@ -79,12 +79,9 @@ export function jobsView(main, state) {
 
   async function detail(summary) {
     const [job, provisioning] = await Promise.all([
-      ask(jobPath(summary.id), closing.signal),
+      ask(jobPath(summary.id), closing.signal).catch(none), // deleted meanwhile: the next turn knows
       summary.provisioned ? ask(jobPath(summary.id, "/provisioning?limit=1"), closing.signal).catch(none) : null,
-    ]).catch((refusal) => {
-      if (refusal.kind === "missing") return [null, null]; // deleted meanwhile: the next turn knows
-      throw refusal;
-    });
+    ]);
     const row = rows.get(summary.id);
     if (job !== null && row !== undefined) tell(row, job, provisioning);
   }
