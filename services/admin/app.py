@@ -17,16 +17,7 @@ from services.admin.middleware import problems
 from services.admin.middleware.access import VIEWER
 from services.admin.middleware.gate import Gate
 from services.admin.middleware.observing import Observed
-from services.admin.routes import (
-    docs,
-    events,
-    health,
-    jobs,
-    model,
-    provisioning,
-    quarantine,
-)
-from services.admin.routes import page as page_routes
+from services.admin.routes import docs, events, health, jobs, model, page, provisioning, quarantine
 from services.admin.service import Service
 
 if TYPE_CHECKING:
@@ -36,15 +27,9 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0  # between signs of life of the event loop
 
-ROUTERS = (
-    jobs.router,
-    quarantine.router,
-    events.router,
-    model.router,
-    provisioning.router,
-    docs.router,
-    page_routes.router,
-)  # behind a viewer's key at least
+ROUTERS = tuple(  # behind a viewer's key at least
+    module.router for module in (jobs, quarantine, events, model, provisioning, docs, page)
+)
 
 
 def create_app(outside: Outside | None = None) -> FastAPI:

@@ -176,12 +176,11 @@ class Books:
     def _take(self, timeout_s: float) -> None:
         """Do one thing that is asked, if there is one in time."""
         try:
-            order = self._orders.get(timeout=timeout_s)
+            act, asked = self._orders.get(timeout=timeout_s)
         except Empty:
             return
-        if not order[1].set_running_or_notify_cancel():
+        if not asked.set_running_or_notify_cancel():
             return  # whoever asked has gone
-        act, asked = order
         try:
             done = act(self._book())
             self._fold(self._book().refresh(0.0), self._records)

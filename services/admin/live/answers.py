@@ -1,24 +1,13 @@
-"""What is known of a job's machines and workers, and what its events say, as the API tells it.
-
-The names of the events are in `services.admin.routes.events`.
-"""
+"""What is known of a job's machines and workers, and what its events say, as the API tells it."""
 
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from common.api.answers import (
-    EvaluationEvent,
-    Life,
-    MachineEvent,
-    MemberEvent,
-    ReviewEvent,
-    UpdateEvent,
-    WorkerAnswer,
-)
+from common.api.answers import EvaluationEvent, Life, MachineEvent, ReviewEvent, WorkerAnswer
 from common.api.provisioning import plan_answer
 from common.core.messages import Drifted
 from common.provisioning.records import Ended, LaunchRequested, Planned, Reviewed, Started
@@ -27,45 +16,30 @@ from services.admin.live.evaluations import drift_answer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from common.api.answers import Answer, MachineKind, WorkerStatus
+    from common.api.answers import Answer, DriftAnswer, MachineKind, WorkerStatus
     from common.core.messages import Evaluated
-    from common.jobs.progress import Row
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.records import PlanRecord
 
 LIVES = 2000  # on a timeline: more could not be told apart
 
-Event: TypeAlias = tuple[str, bytes]  # its name and its data
 
-
-def verdict_event(record: Evaluated | Drifted) -> Event:
+def verdict_event(record: Evaluated | Drifted) -> EvaluationEvent | DriftAnswer:
     """What an evaluator told."""
     if isinstance(record, Drifted):
-        return _event("drift", drift_answer(record))
-    fields = asdict(record) | record.model._asdict()
-    return _event("evaluation", EvaluationEvent.model_validate(fields))
+        return drift_answer(record)
+    return EvaluationEvent.model_validate(asdict(record) | record.model._asdict())
 
 
-def update_event(row: Row, count: int) -> Event:
-    """The newest update, and how many new ones it stands for."""
-    return _event("update", UpdateEvent(**row._asdict(), count=count))
-
-
-def member_event(worker: str, status: str, at_s: float) -> Event:
-    """A worker's new status."""
-    fields = {"worker": worker, "status": status, "at_s": at_s}
-    return _event("member", MemberEvent.model_validate(fields))
-
-
-def plan_event(ledger: FleetLedger, record: PlanRecord) -> Event | None:
+def plan_event(ledger: FleetLedger, record: PlanRecord) -> Answer | None:
     """Of a record of the plans topic that counts; None: it is none."""
     match record:
         case Planned():
-            return _event("plan", plan_answer(record))
+            return plan_answer(record)
         case Reviewed():
-            return _event("review", ReviewEvent.model_validate(record))
+            return ReviewEvent.model_validate(record)
         case LaunchRequested() | Started() | Ended():
-            return _event("machine", _machine(ledger, record))
+            return _machine(ledger, record)
         case _:
             return None
 
@@ -83,10 +57,6 @@ def _machine(ledger: FleetLedger, record: LaunchRequested | Started | Ended) -> 
         detail=rented.detail,
         at_s=record.at_s,
     )
-
-
-def _event(name: str, data: Answer) -> Event:
-    return name, data.model_dump_json().encode()
 
 
 def kind_of(ledger: FleetLedger, pool: str) -> MachineKind:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from common.api.answers import EVENT_DATA, MemberEvent, UpdateEvent
 from common.api.jobs import job_answer, progress_answer
 from common.core.messages import Drifted, Evaluated, UpdateApplied
 from common.core.spans import Partition
@@ -30,13 +31,14 @@ from common.telemetry.logging import Outage, event_logger
 from common.topics import names as topics
 from common.topics.read import identified
 from common.wire.plans import decode_plan
-from services.admin.live.answers import member_event, plan_event, update_event, verdict_event
+from services.admin.live.answers import plan_event, verdict_event
 from services.admin.live.feed import Feed
 from services.admin.live.view import JobView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from common.api.answers import Answer
     from common.jobs.progress import Word
     from common.jobs.store import JobRecord
     from common.jobs.watching import Audited
@@ -48,6 +50,7 @@ AGAIN_S = 0.5  # after a server did not answer
 PLANS_S = 2.0  # between looks for a plans topic that is not there
 UPDATES_S = 0.05  # between events of updates: 20 a second are as many as anybody can see
 
+_NAMES = {kind: name for name, kind in EVENT_DATA.items()}  # of events
 _log = event_logger(__name__)
 
 
@@ -262,7 +265,7 @@ class JobFollower:
                     counts = self._filling.feed_update(offset, record, written_s, seen_s)
                     counted += counts and isinstance(record, UpdateApplied)
                     if live and counts and isinstance(record, Evaluated | Drifted):
-                        self.feed.publish(*verdict_event(record))
+                        self._publish(verdict_event(record))
         if live:
             self._untold += counted
             if self._filling.job.version != before + counted:
@@ -274,7 +277,7 @@ class JobFollower:
         with self._lock:
             row = self._view.job.newest()
         if row is not None:
-            self.feed.publish(*update_event(row, count))
+            self._publish(UpdateEvent(**row._asdict(), count=count))
 
     def _take_plans(self, plans: Tail) -> None:
         live = self._live()
@@ -286,7 +289,7 @@ class JobFollower:
                 if ledger.feed(offset, record) and record is not None and live:
                     event = plan_event(ledger, record)
                     if event is not None:
-                        self.feed.publish(*event)
+                        self._publish(event)
 
     def _look(self) -> None:
         look = self._looker.look(self._sources.clock(), monotonic())
@@ -303,7 +306,8 @@ class JobFollower:
         for worker in sorted({*before, *look.statuses}):
             status = look.statuses.get(worker, "gone")
             if status != before.get(worker, "gone"):
-                self.feed.publish(*member_event(worker, status, look.at_s))
+                fields = {"worker": worker, "status": status, "at_s": look.at_s}
+                self._publish(MemberEvent.model_validate(fields))
 
     def _tell_state(self, now: float) -> None:
         """Tell of the job where its state is called otherwise than before."""
@@ -314,6 +318,9 @@ class JobFollower:
         before, self._word = self._word, word
         if before not in (None, word):
             self.feed.publish("job", self.told())
+
+    def _publish(self, event: Answer) -> None:
+        self.feed.publish(_NAMES[type(event)], event.model_dump_json().encode())
 
     def _live(self) -> bool:
         """Whether what comes now is news."""
