@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from common.api.answers import (
-    Change,
     JobAnswer,
     JobSummary,
-    OriginAnswer,
     Progress,
     UnreadableRecord,
     UpdateAnswer,
@@ -29,39 +27,28 @@ def progress_answer(
     job: JobProgress, now: float, evaluation: EvaluationAnswer | None = None
 ) -> Progress:
     """How far a job is."""
-    record = job.record
-    return Progress(
-        **job.numbers(now)._asdict(),
-        done=record.reason if record.wanted == "stopped" else "",
-        evaluation=evaluation,
-    )
+    done = job.record.reason if job.record.wanted == "stopped" else ""
+    return Progress(**job.numbers(now)._asdict(), done=done, evaluation=evaluation)
 
 
 def update_answers(job: JobProgress, first: int, last: int) -> tuple[UpdateAnswer, ...]:
     """Effective updates from one version to another, both included, as far as they are there."""
-    return tuple(UpdateAnswer(**row._asdict()) for row in job.columns.rows(first, last))
+    return tuple(map(UpdateAnswer.model_validate, job.columns.rows(first, last)))
 
 
 def job_answer(record: store.JobRecord, state: State, progress: Progress) -> JobAnswer:
-    """One job, whole."""
+    """One job, whole: what record and answer call the same is the same."""
     spec = record.spec
     deadline_s = spec.stop.deadline_s
-    return JobAnswer(
-        id=spec.name,
-        wanted=record.wanted,
-        reason=record.reason,
-        submitted_s=record.submitted_s,
-        deadline_s=None if deadline_s is None else record.submitted_s + deadline_s,
-        revision=record.revision,
-        changes=tuple(map(Change.model_validate, record.changes)),
-        spec=spec,
-        first=tuple((*place, position) for place, position in sorted(record.first.items())),
-        origin=OriginAnswer.model_validate(record.origin) if record.origin else None,
-        detail=record.detail,
-        state=state.word,
-        why=state.why,
-        progress=progress,
-    )
+    others = {
+        "id": spec.name,
+        "deadline_s": None if deadline_s is None else record.submitted_s + deadline_s,
+        "first": [(*place, position) for place, position in sorted(record.first.items())],
+        "state": state.word,
+        "why": state.why,
+        "progress": progress,
+    }
+    return JobAnswer.model_validate(record._asdict() | others)
 
 
 def record_of(answer: JobAnswer) -> store.JobRecord:

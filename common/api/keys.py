@@ -47,34 +47,13 @@ class KeyRecord(msgspec.Struct, frozen=True):
         return needed in ("viewer", self.role)
 
 
-class KeyStore:
-    """Reads and writes the keys topic; for one thread."""
+class KeyStore(CompactedTable[KeyRecord]):
+    """The keys topic by name: such a table in all it does, with two ways to write it."""
 
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
         # Closed: whatever a newer program says of a key, what it replaced must not let anybody in.
-        self._book = CompactedTable(log, topics.KEYS, decode_key, "key", closed=True)
+        super().__init__(log, topics.KEYS, decode_key, "key", closed=True)
         self._clock = clock
-
-    @property
-    def rejected(self) -> int:
-        """Records so far that did not parse."""
-        return self._book.rejected
-
-    def read(self) -> dict[str, KeyRecord]:
-        """All keys as of now, by name.
-
-        Raises:
-            UnavailableError: If Kafka is unavailable for long.
-        """
-        return self._book.read()
-
-    def refresh(self, timeout_s: float) -> dict[str, KeyRecord]:
-        """Wait up to `timeout_s` for news, then return all keys as known by then.
-
-        Raises:
-            UnavailableError: If Kafka is unavailable.
-        """
-        return self._book.refresh(timeout_s)
 
     def create(self, name: str, role: Role, note: str = "") -> tuple[str, KeyRecord]:
         """Make a key; it is returned here and nowhere else, ever.
@@ -99,7 +78,7 @@ class KeyStore:
             )
         key = new_key()
         record = KeyRecord(name, role, fingerprint(key), self._clock(), note)
-        self._book.write(name, msgspec.json.encode(record))
+        self.write(name, msgspec.json.encode(record))
         return key, record
 
     def revoke(self, name: str) -> None:
@@ -114,11 +93,7 @@ class KeyStore:
         if name not in keys:
             known = ", ".join(sorted(keys)) or "none yet, make one with `doll key create NAME`"
             raise NotFoundError(f'there is no key "{name}"; keys: {known}')
-        self._book.write(name, None)
-
-    def close(self) -> None:
-        """Let go of the connection."""
-        self._book.close()
+        self.write(name, None)
 
 
 class Keys:

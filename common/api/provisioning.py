@@ -1,4 +1,4 @@
-"""How a job's provisioning stands, as answers of the API: for admin services and the command line.
+"""How a job's machines are rented, and what machines cost, as answers of the API.
 
 What is not known is None: no plan was made yet, nothing was reviewed.
 """
@@ -7,13 +7,26 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.api.answers import CostAnswer, PlanInForce, ProvisioningAnswer
+from common.api.answers import (
+    CostAnswer,
+    PlanInForce,
+    PoolAnswer,
+    PricesAnswer,
+    ProvisioningAnswer,
+)
+from common.config.market_file import Market, load_market
+from common.errors import NotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from common.api.answers import MachineKind
+    from common.config.settings import Settings
     from common.provisioning.ledger import FleetLedger
     from common.provisioning.records import Planned
 
@@ -59,19 +72,16 @@ def plan_answer(plan: Planned) -> PlanInForce:
 
 def _cost(ledger: FleetLedger, now_s: float) -> CostAnswer | None:
     """None before the first word of what it costs."""
-    plan, review, settled = ledger.plan, ledger.review, ledger.settled
-    predicted_usd = None if plan is None else plan.predicted_usd
-    if settled is not None:
-        at_s, spent_usd = settled.at_s, settled.spent_usd
-        on_demand_only_usd, predicted_usd = settled.on_demand_only_usd, settled.predicted_usd
-    elif review is not None:
-        # Both at one time: what was spent since has no counterpart yet.
-        at_s, spent_usd = review.at_s, review.spent_usd
-        on_demand_only_usd = review.on_demand_only_usd
+    plan, settled = ledger.plan, ledger.settled
+    told = settled or ledger.review
+    if told is not None:  # all at one time: what was spent since has no counterpart yet
+        at_s, spent_usd, on_demand_only_usd = told.at_s, told.spent_usd, told.on_demand_only_usd
     elif plan is not None:
         at_s, spent_usd, on_demand_only_usd = now_s, ledger.spent_usd(now_s), 0.0
     else:
         return None
+    latest = settled or plan
+    predicted_usd = None if latest is None else latest.predicted_usd
     over = settled is not None
     return CostAnswer(
         at_s=at_s,
@@ -86,3 +96,36 @@ def _cost(ledger: FleetLedger, now_s: float) -> CostAnswer | None:
 
 def _ratio(spent_usd: float, other_usd: float | None) -> float | None:
     return spent_usd / other_usd if other_usd else None
+
+
+# --- the market ----------------------------------------------------------------------------------
+
+
+def market_of(settings: Settings) -> Market:
+    """The market that the settings name.
+
+    Raises:
+        NotFoundError: If they name none.
+        UserError: If it makes no sense.
+    """
+    if not settings.market:
+        raise NotFoundError("there is no market: set DOLL_MARKET to a market file")
+    return load_market(Path(settings.market))
+
+
+def prices_answer(market: Market, usd_per_hour: Mapping[str, float], at_s: float) -> PricesAnswer:
+    """Answer with the prices that were found."""
+
+    def answer(name: str, kind: MachineKind) -> PoolAnswer:
+        reason = "" if name in usd_per_hour else "its source has no current price"
+        return PoolAnswer(name=name, kind=kind, usd_per_hour=usd_per_hour.get(name), reason=reason)
+
+    on_demand = answer(market.on_demand.name, "on-demand")
+    spot = [answer(pool.name, "spot") for pool in market.spot]
+    return PricesAnswer(at_s=at_s, pools=(on_demand, *spot))
+
+
+def minimum_billing_s(market: Market) -> dict[str, float]:
+    """How long a machine is paid for at least, by pool."""
+    spot = {pool.name: pool.minimum_billing_s for pool in market.spot}
+    return {market.on_demand.name: market.on_demand.minimum_billing_s} | spot

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from common.api.plan import ToldCurve, ToldPlan
+from common.api.answers import ToldCurve, ToldPlan
 from common.errors import GivenError
 from common.planning.remaining import Remaining, arriving, remaining
 from common.policies.chance import deadline_probability, plan_with_probability

@@ -50,8 +50,8 @@ def _serve(process: ServiceProcess) -> int:
     process.logger.info("admin_listening", url=f"{scheme}://{shown}:{port}")
     threading.Thread(target=server.watch, name="watch", daemon=True).start()
     server.run(sockets=[listening])
-    if service.fault is not None:
-        raise service.fault
+    if service.books.fault is not None:
+        raise service.books.fault
     process.logger.info("admin_ended")
     return EXIT_OK if server.started else EXIT_FAILED
 

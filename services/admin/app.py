@@ -17,17 +17,7 @@ from services.admin.middleware import problems
 from services.admin.middleware.access import VIEWER
 from services.admin.middleware.gate import Gate
 from services.admin.middleware.observing import Observed
-from services.admin.routes import (
-    docs,
-    events,
-    health,
-    jobs,
-    model,
-    provisioning,
-    quarantine,
-    state,
-)
-from services.admin.routes import page as page_routes
+from services.admin.routes import docs, events, health, jobs, model, page, provisioning, quarantine
 from services.admin.service import Service
 
 if TYPE_CHECKING:
@@ -37,16 +27,9 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0  # between signs of life of the event loop
 
-ROUTERS = (
-    jobs.router,
-    state.router,
-    quarantine.router,
-    events.router,
-    model.router,
-    provisioning.router,
-    docs.router,
-    page_routes.router,
-)  # behind a viewer's key at least
+ROUTERS = tuple(  # behind a viewer's key at least
+    module.router for module in (jobs, quarantine, events, model, provisioning, docs, page)
+)
 
 
 def create_app(outside: Outside | None = None) -> FastAPI:
@@ -71,9 +54,9 @@ def create_app(outside: Outside | None = None) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
-    app.include_router(health.router)
+    app.include_router(health.router, responses=problems.ALWAYS)
     for router in ROUTERS:
-        app.include_router(router, dependencies=[VIEWER])
+        app.include_router(router, dependencies=[VIEWER], responses=problems.ALWAYS)
     app.add_middleware(Gate, service=service)
     app.add_middleware(Observed, metrics=service.metrics)  # outermost
     return app

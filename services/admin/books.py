@@ -43,6 +43,12 @@ _log = event_logger(__name__)
 class Books:
     """Jobs and keys as of the last fold.
 
+    Attributes:
+        jobs: All of them, by name.
+        unreadable: Records of jobs that do not parse, by their keys.
+        keys: Who may come in.
+        fault: Why this process cannot go on; None: it can.
+
     Args:
         open_log: Where the topics are; called in the thread, again after each failure.
         clock: Seconds since 1970, for what is written.
@@ -61,7 +67,7 @@ class Books:
         self._away = ""
         self._records = dict[str, KeyRecord]()
         self.jobs: Mapping[str, JobRecord] = {}
-        self.unreadable: Mapping[str, Unreadable] = {}  # records of jobs that do not parse
+        self.unreadable: Mapping[str, Unreadable] = {}
         self.keys = Keys(())
         self.fault: Exception | None = None
 
@@ -103,7 +109,7 @@ class Books:
             await asyncio.sleep(LOOK_S)
 
     async def write(self, act: Callable[[JobStore], T]) -> T:
-        """Have the thread do something, and wait for it.
+        """Have the thread do something, and wait for it; what it changed is in `jobs` then.
 
         Raises:
             UnavailableError: If Kafka is unavailable, or takes long; the work may be done later.
@@ -170,12 +176,11 @@ class Books:
     def _take(self, timeout_s: float) -> None:
         """Do one thing that is asked, if there is one in time."""
         try:
-            order = self._orders.get(timeout=timeout_s)
+            act, asked = self._orders.get(timeout=timeout_s)
         except Empty:
             return
-        if not order[1].set_running_or_notify_cancel():
+        if not asked.set_running_or_notify_cancel():
             return  # whoever asked has gone
-        act, asked = order
         try:
             done = act(self._book())
             self._fold(self._book().refresh(0.0), self._records)

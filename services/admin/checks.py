@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from common.api.answers import Answer
 from common.core.spans import Partition
 from common.errors import DollError, UnavailableError
 from common.topics import names as topics
@@ -24,10 +26,8 @@ PATIENCE_S = 3.0
 _NOBODY = "readyz"  # what is looked for, and is not there
 
 
-class Check(BaseModel):
+class Check(Answer):
     """One server."""
-
-    model_config = ConfigDict(frozen=True)
 
     ok: bool = Field(description="Whether it answers.")
     reason: str = Field(default="", description="Why not; or what there is to say though it is.")
@@ -106,8 +106,6 @@ class Servers:
         self._outside = outside
         self._log = log
         self._unread = unread
-        self._board: Board | None = None
-        self._blobs: Blobs | None = None
 
     def asked(self) -> dict[str, Callable[[], str]]:
         """For `Checks`."""
@@ -115,8 +113,16 @@ class Servers:
 
     def close(self) -> None:
         """Let go of what was opened here."""
-        if self._board is not None:
+        if "_board" in vars(self):
             self._board.close()
+
+    @cached_property
+    def _board(self) -> Board:
+        return self._outside.open_board(_NOBODY)
+
+    @cached_property
+    def _blobs(self) -> Blobs:
+        return self._outside.open_blobs()
 
     def _kafka(self) -> str:
         self._log().bounds(Partition(topics.JOBS, 0))
@@ -125,15 +131,11 @@ class Servers:
         return ""
 
     def _redis(self) -> str:
-        if self._board is None:
-            self._board = self._outside.open_board(_NOBODY)
         self._board.get_leader_status()
         return ""
 
     def _storage(self) -> str:
         if not self._outside.settings.blobs:
             return "none is named: jobs run without checkpoints"
-        if self._blobs is None:
-            self._blobs = self._outside.open_blobs()
         self._blobs.get(_NOBODY)
         return ""

@@ -6,13 +6,14 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from common.api.prices import market_of, prices_answer
+from common.api.provisioning import market_of, prices_answer
 from common.errors import NotFoundError, OutsideError, UserError
 from common.runtime.connect import open_prices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.api.answers import PricesAnswer
     from common.config.market_file import Market
     from common.config.settings import Settings
     from common.ports.machines import Prices
@@ -32,42 +33,34 @@ class PriceDesk:
         self._settings = settings
         self._clock = clock
         self._opened: tuple[Market, Prices] | None = None
-        self._known = b""
-        self._known_at = -FRESH_S
-        self._failed: OutsideError | None = None  # the last look, where it did
-        self._failed_at = -FRESH_S
-        self._lock = asyncio.Lock()  # one look for all who wait for it
+        self._known: PricesAnswer | None = None
+        self._known_at = 0.0
+        self._looking: asyncio.Task[PricesAnswer] | None = None
 
-    async def now(self) -> bytes:
-        """A `PricesAnswer` as JSON.
+    async def now(self) -> PricesAnswer:
+        """The prices, as of a few seconds ago at most.
 
         Raises:
             NotFoundError: If there is no market.
             UnavailableError: If the source of prices is unavailable.
             OutsideError: If it refuses, or the market file makes no sense.
         """
-        asked_at = monotonic()
-        async with self._lock:
-            if self._failed is not None and self._failed_at >= asked_at:
-                raise self._failed  # else each would wait for its own look, one after the other
-            if monotonic() >= self._known_at + FRESH_S:
-                try:
-                    self._known = await asyncio.to_thread(self._look)
-                except OutsideError as error:
-                    self._failed, self._failed_at = error, monotonic()
-                    raise
-                self._known_at = monotonic()
+        if self._known is not None and monotonic() < self._known_at + FRESH_S:
             return self._known
+        if self._looking is None or self._looking.done():  # one look for all who wait for it
+            self._looking = asyncio.create_task(asyncio.to_thread(self._look))
+        return await asyncio.shield(self._looking)
 
-    def _look(self) -> bytes:
+    def _look(self) -> PricesAnswer:
         try:
             if self._opened is None:
                 market = market_of(self._settings)
                 self._opened = market, open_prices(self._settings, market)
             market, prices = self._opened
-            told = prices_answer(market, prices.look(), self._clock())
-            return told.model_dump_json().encode()
+            known = prices_answer(market, prices.look(), self._clock())
         except NotFoundError:
             raise
         except UserError as error:  # of whoever runs this service, not of whoever asks
             raise OutsideError(f"DOLL_MARKET: {error}") from error
+        self._known, self._known_at = known, monotonic()
+        return known

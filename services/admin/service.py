@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from time import time
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 
-from common.api.prices import market_of, minimum_billing_s
+from fastapi import Depends
+from starlette.requests import HTTPConnection  # noqa: TC002 -- FastAPI reads it when run
+
+from common.api.provisioning import market_of, minimum_billing_s
 from common.errors import NotFoundError, OutsideError, UserError
 from common.jobs.check import PATIENCE_S
 from common.telemetry.metrics.api import ApiMetrics, ShownJob
@@ -16,24 +19,15 @@ from services.admin.checks import Checks, Servers
 from services.admin.limiter import Limiter
 from services.admin.live.follower import Sources
 from services.admin.live.followers import Followers
-from services.admin.live.job_answer import JobHeaderCache
-from services.admin.middleware.limits import Streams
 from services.admin.pricing import PriceDesk
 from services.admin.simulating import Simulations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
-    from starlette.requests import HTTPConnection
-
-    from common.api.keys import Keys
     from common.config.servers import Outside
-    from common.config.settings import Settings
-    from common.jobs.store import JobRecord, JobStore
+    from common.jobs.store import JobRecord
     from common.ports.servers import Log
-    from common.topics.table import Unreadable
-
-T = TypeVar("T")
 
 MODELS_AT_ONCE = 2  # read for requests: each is in memory several times
 HISTORIES_AT_ONCE = 2  # of jobs, read whole for a request
@@ -47,6 +41,10 @@ ASK_S = 20.0  # likewise, as for a change of a job
 class Service:
     """One admin process. Making it opens nothing; `close` lets go of what was opened.
 
+    Attributes:
+        ending: Set when streams of events should come to their end.
+        streams: Streams of events that are open.
+
     Args:
         outside: Settings and how to open what they name.
         clock: Seconds since 1970.
@@ -54,52 +52,27 @@ class Service:
 
     def __init__(self, outside: Outside, clock: Callable[[], float] = time) -> None:
         self.outside = outside
+        self.settings = outside.settings
         self.clock = clock
-        self.ending = threading.Event()  # set when streams of events should come to their end
-        self.heads = JobHeaderCache()
+        self.ending = threading.Event()
+        self.streams = 0
         self.simulations = Simulations(outside.settings.api_simulate_s)
         self.prices = PriceDesk(outside.settings, clock)
         self.models = Limiter("reading a model", MODELS_AT_ONCE, READ_S)
         self.histories = Limiter("reading a job", HISTORIES_AT_ONCE, READ_S)
         self.tasks = Limiter("checking a task", TASKS_AT_ONCE, CHECK_S)
         self.questions = Limiter("asking for a plan", QUESTIONS_AT_ONCE, ASK_S)
-        self.streams = Streams(outside.settings.api_streams)
-        self.metrics = ApiMetrics(lambda: self.streams.open, self._shown_jobs)
+        self.metrics = ApiMetrics(lambda: self.streams, self._shown_jobs)
         self.watchdog = Watchdog(what="the event loop")
         self._lock = threading.Lock()
         self._log: Log | None = None
-        self._books = Books(self.log, clock)
-        self._servers = Servers(outside, self.log, lambda: self._books.unread)
+        self.books = Books(self.log, clock)
+        self._servers = Servers(outside, self.log, lambda: self.books.unread)
         self.checks = Checks(self._servers.asked())
         sources = Sources(
-            self.log, outside.open_board, lambda: self._books.jobs, clock, self._minimum_billing_s
+            self.log, outside.open_board, lambda: self.books.jobs, clock, self._minimum_billing_s
         )
         self.followers = Followers(sources, self.ending)
-
-    @property
-    def settings(self) -> Settings:
-        """Of this process."""
-        return self.outside.settings
-
-    @property
-    def jobs(self) -> Mapping[str, JobRecord]:
-        """All jobs by name, as last read."""
-        return self._books.jobs
-
-    @property
-    def unreadable(self) -> Mapping[str, Unreadable]:
-        """Records of jobs that do not parse, as last read, by their keys."""
-        return self._books.unreadable
-
-    @property
-    def keys(self) -> Keys:
-        """Who may come in, as last read."""
-        return self._books.keys
-
-    @property
-    def fault(self) -> Exception | None:
-        """Why this process cannot go on; None: it can."""
-        return self._books.fault
 
     def log(self) -> Log:
         """Kafka, opened when first wanted, shared by all threads.
@@ -119,31 +92,14 @@ class Service:
             NotFoundError: If there is none of this name.
         """
         try:
-            return self._books.jobs[name]
+            return self.books.jobs[name]
         except KeyError:
             raise NotFoundError(f'there is no job "{name}"') from None
 
     def start(self) -> None:
         """Begin to follow jobs and keys, unless that has begun."""
-        self._books.start()
+        self.books.start()
         self.followers.start()
-
-    async def ready(self) -> None:
-        """Wait until jobs and keys have been read once.
-
-        Raises:
-            UnavailableError: If Kafka is unavailable, or takes long.
-        """
-        await self._books.ready()
-
-    async def write(self, act: Callable[[JobStore], T]) -> T:
-        """Do something with the jobs topic; what it changed is in `jobs` when it returns.
-
-        Raises:
-            UnavailableError: If Kafka is unavailable, or takes long.
-            DollError: What `act` raises.
-        """
-        return await self._books.write(act)
 
     def close(self) -> None:
         """Let go of everything that was opened."""
@@ -153,7 +109,7 @@ class Service:
         for turns in (self.models, self.histories, self.tasks, self.questions):
             turns.close()
         self._servers.close()
-        self._books.close()
+        self.books.close()
 
     def _shown_jobs(self) -> Iterator[ShownJob]:
         """How each job is that is followed: asked in a thread of scrapes, or by a request."""
@@ -174,6 +130,8 @@ class Service:
             return {}  # prices tell why; what was spent is shown without
 
 
-def service_of(request: HTTPConnection) -> Service:
-    """The service that answers a request."""
+async def _answering(request: HTTPConnection) -> Service:
     return cast("Service", request.app.state.service)
+
+
+Answering: TypeAlias = Annotated[Service, Depends(_answering)]  # for routes: whose request it is

@@ -40,11 +40,6 @@ class Series:
         self._capacity = capacity
         self.points = list[Point]()
 
-    @property
-    def newest(self) -> Point | None:
-        """The last one."""
-        return self.points[-1] if self.points else None
-
     def add(self, point: Point) -> None:
         """Take in one more; it is passed over where a later version is there."""
         version = point.model.version
@@ -97,16 +92,15 @@ class Evaluations:
 
     def latest(self) -> EvaluationAnswer | None:
         """The newest; None: nothing was told yet."""
-        test = self._tests.newest
-        by_stream = {name: series.newest for name, series in self._predictions.items()}
-        found = {name: point for name, point in by_stream.items() if point is not None}
+        test = self._tests.points[-1] if self._tests.points else None
+        found = {name: each.points[-1] for name, each in self._predictions.items() if each.points}
         if test is None and not found:
             return None
         return EvaluationAnswer(
-            version=None if test is None else test.model.version,
-            at_s=None if test is None else test.at_s,
-            records=0 if test is None else test.records,
-            test={} if test is None else test.means,
+            version=test and test.model.version,
+            at_s=test and test.at_s,
+            records=test.records if test else 0,
+            test=test.means if test else {},
             prequential={name: point.means for name, point in found.items()},
             predicted=max((point.model.version for point in found.values()), default=None),
             drifts=len(self._drifts),

@@ -19,6 +19,10 @@ _LONGEST_ID = 64
 class Feed:
     """Events of one job. May be shared between threads.
 
+    Attributes:
+        end: Number of the event that comes next.
+        closed: Whether there will be no more.
+
     Args:
         name: Of this ring, unlike those of other processes and other lives.
         capacity: Events kept.
@@ -27,21 +31,11 @@ class Feed:
     def __init__(self, name: str, capacity: int = EVENTS) -> None:
         self._name = name
         self._ring = deque[bytes](maxlen=capacity)
-        self._end = 0  # number of the next event
+        self.end = 0
+        self.closed = False
         self._lock = threading.Lock()
         self._waiting = dict[asyncio.AbstractEventLoop, set[asyncio.Event]]()
         self._woken = set[asyncio.AbstractEventLoop]()  # that will look anyway
-        self._closed = False
-
-    @property
-    def end(self) -> int:
-        """Number of the event that comes next."""
-        return self._end
-
-    @property
-    def closed(self) -> bool:
-        """Whether there will be no more."""
-        return self._closed
 
     @property
     def listeners(self) -> int:
@@ -52,16 +46,16 @@ class Feed:
     def publish(self, kind: str, data: bytes) -> None:
         """Append an event; its data are JSON on one line."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 return
-            self._ring.append(self.event(kind, data, self._end))
-            self._end += 1
+            self._ring.append(self.event(kind, data, self.end))
+            self.end += 1
             self._wake()
 
     def close(self) -> None:
         """End all streams."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             self._wake()
 
     def event(self, kind: str, data: bytes, number: int) -> bytes:
@@ -73,11 +67,11 @@ class Feed:
     def since(self, number: int) -> tuple[bytes, int] | None:
         """All events from a number on, and the number after them; None: some of them are gone."""
         with self._lock:
-            gone = self._end - len(self._ring)
+            gone = self.end - len(self._ring)
             if number < gone:
                 return None
-            news = [self._ring[index - gone] for index in range(number, self._end)]
-            return b"".join(news), self._end
+            news = [self._ring[index - gone] for index in range(number, self.end)]
+            return b"".join(news), self.end
 
     def after(self, last_event_id: str) -> int | None:
         """The number after an event that a reader had; None: it has to begin anew."""
@@ -86,13 +80,13 @@ class Feed:
             return None
         following = int(number) + 1
         with self._lock:
-            return following if self._end - len(self._ring) <= following <= self._end else None
+            return following if self.end - len(self._ring) <= following <= self.end else None
 
     def listen(self, loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
         """Set `news` on its loop whenever there are some."""
         with self._lock:
             self._waiting.setdefault(loop, set()).add(news)
-            if self._closed:
+            if self.closed:
                 news.set()
 
     def unlisten(self, loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:

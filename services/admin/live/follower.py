@@ -13,6 +13,10 @@ from secrets import token_hex
 from time import monotonic
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from common.api.answers import EVENT_DATA, MemberEvent, UpdateEvent
+from common.api.jobs import job_answer, progress_answer
 from common.core.messages import Drifted, Evaluated, UpdateApplied
 from common.core.spans import Partition
 from common.errors import (
@@ -21,19 +25,20 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
+from common.jobs.progress import UNREAD, JobProgress, resting
 from common.jobs.watching import READ_RECORDS, HistoryReader, Poller, decoded
 from common.telemetry.logging import Outage, event_logger
 from common.topics import names as topics
 from common.topics.read import identified
 from common.wire.plans import decode_plan
-from services.admin.live.event_data import member_event, plan_event, update_event, verdict_event
+from services.admin.live.answers import plan_event, verdict_event
 from services.admin.live.feed import Feed
-from services.admin.live.job_answer import JobHeaderCache
 from services.admin.live.view import JobView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from common.api.answers import Answer
     from common.jobs.progress import Word
     from common.jobs.store import JobRecord
     from common.jobs.watching import Audited
@@ -45,6 +50,7 @@ AGAIN_S = 0.5  # after a server did not answer
 PLANS_S = 2.0  # between looks for a plans topic that is not there
 UPDATES_S = 0.05  # between events of updates: 20 a second are as many as anybody can see
 
+_NAMES = {kind: name for name, kind in EVENT_DATA.items()}  # of events
 _log = event_logger(__name__)
 
 
@@ -96,7 +102,7 @@ class JobFollower:
         self._plans_at = 0.0  # when to look for the topic again; 0: nobody looked yet
         self._told_at = 0.0  # when the last event of an update was made
         self._untold = 0  # updates since
-        self._heads = JobHeaderCache()
+        self._head: tuple[JobRecord, bytes] | None = None
         self._thread = threading.Thread(target=self._run, name=f"follow {self.job}", daemon=True)
         self._looker = Poller(record, sources.log, sources.open_board, _log)
         self._outage = Outage(_log.bind(job=self.job), "kafka")
@@ -135,10 +141,29 @@ class JobFollower:
             why = self._away or "its history is still being read"
             raise UnavailableError(f'not all of the job "{self.job}" is known: {why}')
 
-    def told(self) -> bytes:
-        """The job as it is now, a `JobAnswer` as JSON."""
+    def told(self, record: JobRecord | None = None) -> bytes:
+        """The job as it is now, a `JobAnswer` as JSON.
+
+        Args:
+            record: A change of it that may not have been heard of yet; None: as it was heard.
+        """
+        now = self._sources.clock()
         with self.view() as view:
-            return self._heads.told(view, view.job.record, self._sources.clock())
+            record = view.job.record if record is None else record
+            state, progress = resting(record) or view.job.state_at_work(now), view.progress(now)
+        return b'%b"state":%b,"why":%b,"progress":%b}' % (
+            self._head_of(record),
+            *map(msgspec.json.encode, state),
+            progress.model_dump_json().encode(),
+        )
+
+    def _head_of(self, record: JobRecord) -> bytes:
+        """The answer up to what is not of the record, made once for each: many requests ask."""
+        if self._head is None or self._head[0] is not record:
+            answer = job_answer(record, UNREAD, progress_answer(JobProgress(record), 0.0))
+            head = answer.model_dump_json(exclude={"state", "why", "progress"})
+            self._head = record, head.encode()[:-1] + b","
+        return self._head[1]
 
     # --- the thread ------------------------------------------------------------------------------
 
@@ -233,18 +258,15 @@ class JobFollower:
     def _take_updates(self, records: Sequence[Audited]) -> None:
         now, live = self._sources.clock(), self._live()
         counted, before = 0, self._filling.job.version
-        verdicts = list[Evaluated | Drifted]()
         for first in range(0, len(records), FOLDED):
             with self._lock:
                 for offset, record, written_s in records[first : first + FOLDED]:
                     seen_s = now if live or written_s is None else min(written_s, now)
                     counts = self._filling.feed_update(offset, record, written_s, seen_s)
                     counted += counts and isinstance(record, UpdateApplied)
-                    if counts and isinstance(record, Evaluated | Drifted):
-                        verdicts.append(record)
+                    if live and counts and isinstance(record, Evaluated | Drifted):
+                        self._publish(verdict_event(record))
         if live:
-            for verdict in verdicts:
-                self.feed.publish(*verdict_event(verdict))
             self._untold += counted
             if self._filling.job.version != before + counted:
                 # A new leader took some back: everything looks different.
@@ -255,21 +277,19 @@ class JobFollower:
         with self._lock:
             row = self._view.job.newest()
         if row is not None:
-            self.feed.publish(*update_event(row, count))
+            self._publish(UpdateEvent(**row._asdict(), count=count))
 
     def _take_plans(self, plans: Tail) -> None:
         live = self._live()
         records = plans.read(READ_RECORDS, 0.0)
         decisions = [(each.offset, decoded(decode_plan, each)) for each in records]
-        events = list[tuple[str, bytes]]()
         with self._lock:
             ledger = self._filling.ledger
             for offset, record in decisions:
                 if ledger.feed(offset, record) and record is not None and live:
                     event = plan_event(ledger, record)
-                    events += [] if event is None else [event]
-        for name, data in events:
-            self.feed.publish(name, data)
+                    if event is not None:
+                        self._publish(event)
 
     def _look(self) -> None:
         look = self._looker.look(self._sources.clock(), monotonic())
@@ -286,7 +306,8 @@ class JobFollower:
         for worker in sorted({*before, *look.statuses}):
             status = look.statuses.get(worker, "gone")
             if status != before.get(worker, "gone"):
-                self.feed.publish(*member_event(worker, status, look.at_s))
+                fields = {"worker": worker, "status": status, "at_s": look.at_s}
+                self._publish(MemberEvent.model_validate(fields))
 
     def _tell_state(self, now: float) -> None:
         """Tell of the job where its state is called otherwise than before."""
@@ -297,6 +318,9 @@ class JobFollower:
         before, self._word = self._word, word
         if before not in (None, word):
             self.feed.publish("job", self.told())
+
+    def _publish(self, event: Answer) -> None:
+        self.feed.publish(_NAMES[type(event)], event.model_dump_json().encode())
 
     def _live(self) -> bool:
         """Whether what comes now is news."""

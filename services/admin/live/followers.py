@@ -112,13 +112,8 @@ class Followers:
                 self._keep()
                 found = {job: self._followers[job] for job in jobs if job in self._followers}
                 running = self._sources.jobs()
-            missing = [
-                job
-                for job in jobs
-                if not (job in found and (found[job].ready or found[job].ended_s is not None))
-                and job in running
-                and followed(running[job])
-            ]
+            done = {job for job, each in found.items() if each.ready or each.ended_s is not None}
+            missing = [job for job in set(jobs) - done if job in running and followed(running[job])]
             if not missing or monotonic() > until or self._ending.is_set():
                 return {job: each for job, each in found.items() if each.ready}
             await asyncio.sleep(LOOK_S)
@@ -151,9 +146,8 @@ class Followers:
         if record is None:
             raise NotFoundError(f'there is no job "{job}"')
         follower = self._followers.get(job)
-        if follower is not None and _failed_long_ago(follower):
-            follower = None
-        if follower is None:
+        ended_s = None if follower is None else follower.ended_s
+        if follower is None or (ended_s is not None and monotonic() - ended_s > FAILED_S):
             follower = self._followers[job] = JobFollower(record, self._sources)
             follower.start()
         return follower
@@ -187,7 +181,3 @@ class Followers:
 def followed(record: JobRecord) -> bool:
     """Whether a job is followed although nobody asks: what is stopped does not change any more."""
     return record.wanted != "stopped"
-
-
-def _failed_long_ago(follower: JobFollower) -> bool:
-    return follower.ended_s is not None and monotonic() - follower.ended_s > FAILED_S

@@ -1,66 +1,64 @@
-"""How loss and metrics went, over all updates of a job, in at most some 2,000 blocks.
+"""Curves in bounded memory, however long a job runs: as many points as a page is wide.
 
-A block holds the means of a run of versions; runs have the same length and begin at its multiples,
-so that two neighbours become one when there are too many:
+`LossCurve` has loss and metrics over all updates. Each of its blocks holds the means of a run of
+versions; runs have the same length and begin at its multiples, so that two neighbours become one
+when there are too many:
 
     versions   1-2  3-4  5-6  7-8  9        one more than fit
                1-4       5-8       9        each run twice as long
+
+`Thinned` has samples over time; when there are too many, every second one goes:
+
+    capacity 4     a b c d          full: a c e ., from now on every second one is kept
+                   a c e g          full: a e i ., from now on every fourth
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
-
-from services.admin.live.thinned import POINTS
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from common.jobs.progress import Row
 
+T = TypeVar("T")
+
+POINTS = 2000  # as wide as a page: more could not be told apart
 _RATE_S = 10.0  # of updates per second, as in progress
 
 
 class Points(NamedTuple):
     """One curve each, all of one length; a point stands where its block ends."""
 
-    at_s: list[float]
-    version: list[int]
-    loss: list[float]
-    metrics: dict[str, list[float | None]]
-    updates_per_s: list[float]
+    update_at_s: tuple[float, ...]
+    version: tuple[int, ...]
+    loss: tuple[float, ...]
+    metrics: dict[str, tuple[float | None, ...]]
+    updates_per_s: tuple[float, ...]
 
 
+@dataclass(slots=True)
 class _Block:
-    __slots__ = ("at_s", "loss", "metrics", "run", "samples", "version")
-
-    def __init__(self, run: int) -> None:
-        self.run = run
-        self.version = 0
-        self.at_s = 0.0
-        self.samples = 0
-        self.loss = 0.0  # summed over the samples
-        self.metrics = defaultdict[str, list[float]](lambda: [0.0, 0.0])  # likewise; the samples
-
-    def take(self, row: Row, at_s: float) -> None:
-        weight = max(row.samples, 1)
-        self.version, self.at_s = row.version, at_s
-        self.samples += weight
-        self.loss += row.loss * weight
-        for name, value in row.metrics.items():
-            sums = self.metrics[name]
-            sums[0] += value * weight
-            sums[1] += weight
+    run: int
+    version: int  # the last
+    at_s: float  # when that was made
+    samples: int
+    loss: float  # summed over the samples
+    metrics: dict[str, tuple[float, int]]  # likewise; the samples
 
     def swallow(self, later: _Block) -> None:
         self.version, self.at_s = later.version, later.at_s
         self.samples += later.samples
         self.loss += later.loss
         for name, (total, weight) in later.metrics.items():
-            sums = self.metrics[name]
-            sums[0] += total
-            sums[1] += weight
+            before, among = self.metrics.get(name, (0.0, 0))
+            self.metrics[name] = before + total, among + weight
+
+    def mean(self, name: str) -> float | None:
+        total, weight = self.metrics.get(name, (0.0, 0))
+        return total / weight if weight else None
 
 
 class LossCurve:
@@ -77,13 +75,16 @@ class LossCurve:
 
     def append(self, row: Row) -> None:
         """Take in the next version; one without a time gets that of the one before."""
-        run = (row.version - 1) // self.length
-        if not self._blocks or self._blocks[-1].run != run:
-            self._blocks.append(_Block(run))
-        before_s = self._blocks[-2].at_s if len(self._blocks) > 1 else 0.0
-        self._blocks[-1].take(row, row.at_s or self._blocks[-1].at_s or before_s)
+        run, weight = (row.version - 1) // self.length, max(row.samples, 1)
+        at_s = row.at_s or (self._blocks[-1].at_s if self._blocks else 0.0)
+        metrics = {name: (value * weight, weight) for name, value in row.metrics.items()}
+        self._add(_Block(run, row.version, at_s, weight, row.loss * weight, metrics))
         if len(self._blocks) > self._capacity:
-            self._merge()
+            self.length *= 2
+            blocks, self._blocks = self._blocks, []
+            for block in blocks:
+                block.run //= 2
+                self._add(block)
 
     def first_of(self, version: int) -> int:
         """The first version of the block that holds a version."""
@@ -110,23 +111,18 @@ class LossCurve:
         blocks = self._blocks
         names = sorted({name for block in blocks for name in block.metrics})
         return Points(
-            [block.at_s for block in blocks],
-            [block.version for block in blocks],
-            [block.loss / block.samples for block in blocks],
-            {name: [_mean(block, name) for block in blocks] for name in names},
-            self._rates(),
+            tuple(block.at_s for block in blocks),
+            tuple(block.version for block in blocks),
+            tuple(block.loss / block.samples for block in blocks),
+            {name: tuple(block.mean(name) for block in blocks) for name in names},
+            tuple(self._rates()),
         )
 
-    def _merge(self) -> None:
-        self.length *= 2
-        merged = list[_Block]()
-        for block in self._blocks:
-            block.run //= 2
-            if merged and merged[-1].run == block.run:
-                merged[-1].swallow(block)
-            else:
-                merged.append(block)
-        self._blocks = merged
+    def _add(self, block: _Block) -> None:
+        if self._blocks and self._blocks[-1].run == block.run:
+            self._blocks[-1].swallow(block)
+        else:
+            self._blocks.append(block)
 
     def _rates(self) -> list[float]:
         """Updates per second of the last 10 s before each point, or since the point before it."""
@@ -142,6 +138,31 @@ class LossCurve:
         return rates
 
 
-def _mean(block: _Block, name: str) -> float | None:
-    total, weight = block.metrics.get(name, (0.0, 0.0))
-    return total / weight if weight else None
+class Thinned(Generic[T]):
+    """Samples in order, and always the newest.
+
+    Args:
+        capacity: Samples kept, at most; an even number.
+    """
+
+    def __init__(self, capacity: int = POINTS) -> None:
+        self._capacity = capacity
+        self._kept = list[T]()
+        self._stride = 1
+        self._seen = 0
+        self._newest: T | None = None
+
+    def add(self, sample: T) -> None:
+        """Take in one more."""
+        self._newest = sample
+        if self._seen % self._stride == 0:
+            if len(self._kept) == self._capacity:
+                self._kept = self._kept[::2]
+                self._stride *= 2
+            self._kept.append(sample)
+        self._seen += 1
+
+    def samples(self) -> list[T]:
+        """What is kept, and the newest behind it."""
+        behind = (self._seen - 1) % self._stride != 0 and self._newest is not None
+        return [*self._kept, self._newest] if behind and self._newest is not None else self._kept

@@ -7,24 +7,16 @@ for what `FleetLedger` keeps of each machine. Times are arguments.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from common.api.answers import (
-    CurvesAnswer,
-    LagCurve,
-    StreamAnswer,
-    StreamsAnswer,
-    UpdatesPage,
-    WorkersAnswer,
-)
+from common.api.answers import CurvesAnswer, LagCurve, StreamsAnswer, UpdatesPage, WorkersAnswer
 from common.api.jobs import progress_answer, update_answers
 from common.core.messages import Drifted, Evaluated, UpdateApplied
 from common.jobs.progress import KEPT, JobProgress
 from common.provisioning.ledger import FleetLedger
+from services.admin.live.answers import lives_of, workers_of
 from services.admin.live.evaluations import Evaluations
-from services.admin.live.loss_curve import LossCurve
-from services.admin.live.machines import lives_of, workers_of
-from services.admin.live.thinned import Thinned
+from services.admin.live.loss_curve import LossCurve, Thinned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,13 +25,6 @@ if TYPE_CHECKING:
     from common.core.messages import AuditRecord
     from common.jobs.progress import Look
     from common.jobs.store import JobRecord
-
-
-class LagSample(NamedTuple):
-    """All streams at one time, in their order."""
-
-    at_s: float
-    lag: tuple[int | None, ...]
 
 
 class JobView:
@@ -68,7 +53,7 @@ class JobView:
         self.job = JobProgress(record, updates_start, control_start, kept)
         self.ledger = FleetLedger(minimum_billing_s)
         self._course = LossCurve()
-        self._lags = Thinned[LagSample]()
+        self._lags = Thinned[tuple[float, list[int | None]]]()  # of all streams, at a time
         self._evaluations = Evaluations(record.spec.streams)
 
     # --- what happens ----------------------------------------------------------------------------
@@ -105,8 +90,7 @@ class JobView:
     def look(self, look: Look) -> None:
         """Take in what the board and the streams said."""
         self.job.look(look)
-        lags = tuple(stream.lag for stream in self.job.streams())
-        self._lags.add(LagSample(look.at_s, lags))
+        self._lags.add((look.at_s, [stream.lag for stream in self.job.streams()]))
 
     # --- what is told ----------------------------------------------------------------------------
 
@@ -135,27 +119,20 @@ class JobView:
 
     def streams(self) -> StreamsAnswer:
         """The datastreams as of the last look."""
-        return StreamsAnswer(
-            streams=tuple(StreamAnswer(**stream._asdict()) for stream in self.job.streams())
-        )
+        return StreamsAnswer.model_validate({"streams": self.job.streams()})
 
     def curves(self, now: float) -> CurvesAnswer:
         """Everything over time, thinned."""
-        points = self._course.points()
         lags = self._lags.samples()
         reviews = list(self.ledger.reviews)
         if self.ledger.review is not None and self.ledger.review not in reviews[-1:]:
             reviews.append(self.ledger.review)
         return CurvesAnswer(
             now_s=now,
-            update_at_s=tuple(points.at_s),
-            version=tuple(points.version),
-            loss=tuple(points.loss),
-            metrics={name: tuple(values) for name, values in points.metrics.items()},
-            updates_per_s=tuple(points.updates_per_s),
-            lag_at_s=tuple(sample.at_s for sample in lags),
+            **self._course.points()._asdict(),
+            lag_at_s=tuple(at_s for at_s, _ in lags),
             lag=tuple(
-                LagCurve(stream=name, lag=tuple(sample.lag[index] for sample in lags))
+                LagCurve(stream=name, lag=tuple(lag[index] for _, lag in lags))
                 for index, name in enumerate(self.job.record.spec.streams)
             ),
             lives=lives_of(self.ledger),

@@ -17,7 +17,7 @@ from fastapi.security.http import HTTPBase
 from common.api.keys import KeyRecord, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from starlette.datastructures import Headers
     from starlette.types import Scope
@@ -83,44 +83,31 @@ _BASIC = _Scheme(
 )
 
 
-async def viewer(
-    request: Request,
-    _bearer: Annotated[None, Security(_BEARER)],
-    _basic: Annotated[None, Security(_BASIC)],
-) -> KeyRecord:
-    """Whose key a request came with: any valid one will do.
+def _needing(role: Role) -> Callable[..., Awaitable[KeyRecord]]:
+    """Whose key a request came with, for a route that is for this role.
 
     Raises:
-        HTTPException: 401 without one.
+        HTTPException: When called: 401 without a key, 403 if its role is too small.
     """
-    return _needed(request, "viewer")
+
+    async def caller(
+        request: Request,
+        _bearer: Annotated[None, Security(_BEARER)],
+        _basic: Annotated[None, Security(_BASIC)],
+    ) -> KeyRecord:
+        known = caller_of(request.scope)
+        if known is None:
+            raise HTTPException(401, "needs an API key", CHALLENGE)
+        if not known.may(role):
+            raise HTTPException(
+                403, f'needs the role {role}; the key "{known.name}" has the role {known.role}'
+            )
+        return known
+
+    return caller
 
 
-async def operator(
-    request: Request,
-    _bearer: Annotated[None, Security(_BEARER)],
-    _basic: Annotated[None, Security(_BASIC)],
-) -> KeyRecord:
-    """Whose key a request came with: it must be an operator's.
-
-    Raises:
-        HTTPException: 401 without one, 403 if its role is too small.
-    """
-    return _needed(request, "operator")
-
-
-VIEWER = Depends(viewer)  # for routes, and routers, that need not know whose key it was
-OPERATOR = Depends(operator)
+VIEWER = Depends(_needing("viewer"))  # for what need not know whose key it was
+OPERATOR = Depends(_needing("operator"))
 Viewer: TypeAlias = Annotated[KeyRecord, VIEWER]
 Operator: TypeAlias = Annotated[KeyRecord, OPERATOR]
-
-
-def _needed(request: Request, role: Role) -> KeyRecord:
-    caller = caller_of(request.scope)
-    if caller is None:
-        raise HTTPException(401, "needs an API key", CHALLENGE)
-    if not caller.may(role):
-        raise HTTPException(
-            403, f'needs the role {role}; the key "{caller.name}" has the role {caller.role}'
-        )
-    return caller

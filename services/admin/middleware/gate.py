@@ -1,27 +1,74 @@
-"""What every request passes first, before anything of it is read: key, site, rate, streams."""
+"""What every request passes first, before anything of it is read: key, site, and how much it asks.
+
+How much may be asked: requests by the second, streams at once, the size of a body.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from dataclasses import dataclass
 from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from fastapi import HTTPException
 from starlette.requests import HTTPConnection
 
 from common.errors import UnavailableError
 from services.admin.middleware import access
-from services.admin.middleware.limits import CLOSE, Buckets, bounded, too_large
 from services.admin.middleware.problems import problem, problem_of
 from services.admin.routes.page import refused_page
 
 if TYPE_CHECKING:
     from starlette.responses import Response
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from common.api.keys import KeyRecord
     from services.admin.service import Service
 
+BUCKETS = 10_000  # callers that are remembered: about 2 MB; whoever was forgotten has a full bucket
 _EVENTS = "/events"  # paths of streams of events end so
+_CLOSE = {"Connection": "close"}  # nobody reads the rest
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    at_s: float  # when there were so many
+
+
+class Buckets:
+    """A token bucket for each caller.
+
+    Args:
+        rate_per_s: Requests of one caller, on average; twice that at once.
+        most: Callers that are remembered.
+    """
+
+    def __init__(self, rate_per_s: float, most: int = BUCKETS) -> None:
+        self._rate_per_s = rate_per_s
+        self._size = max(1.0, 2 * rate_per_s)
+        self._most = most
+        self._buckets = OrderedDict[str, _Bucket]()  # longest unseen first
+
+    def take(self, caller: str, now: float) -> float:
+        """Take a token; returns for how many seconds there is none, 0 if one was taken."""
+        bucket = self._buckets.get(caller)
+        if bucket is None:
+            bucket = self._buckets[caller] = _Bucket(self._size, now)
+            if len(self._buckets) > self._most:
+                self._buckets.popitem(last=False)
+        else:
+            self._buckets.move_to_end(caller)
+            gained = max(0.0, now - bucket.at_s) * self._rate_per_s
+            bucket.tokens, bucket.at_s = min(self._size, bucket.tokens + gained), now
+        if bucket.tokens < 1:
+            return (1 - bucket.tokens) / self._rate_per_s
+        bucket.tokens -= 1
+        return 0.0
+
+    def __len__(self) -> int:
+        return len(self._buckets)
 
 
 class Gate:
@@ -37,7 +84,6 @@ class Gate:
         self._service = service
         self._body_bytes = service.settings.api_body_bytes
         self._buckets = Buckets(service.settings.api_requests_per_s)
-        self._streams = service.streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI wants it."""
@@ -45,20 +91,20 @@ class Gate:
             await self._app(scope, receive, send)
             return
         refusal = await self._refusal(scope)
-        receive = bounded(receive, self._body_bytes)
+        receive = _bounded(receive, self._body_bytes)
         if refusal is not None:
             await refusal(scope, receive, send)
         elif not scope["path"].endswith(_EVENTS):
             await self._app(scope, receive, send)
-        elif self._streams.begin():
+        elif self._service.streams >= self._service.settings.api_streams:
+            refusal = _too_many(scope["path"], "streams of events are open", 60)
+            await refusal(scope, receive, send)
+        else:
+            self._service.streams += 1
             try:
                 await self._app(scope, receive, send)
             finally:
-                self._streams.end()
-        else:
-            await self._too_many(scope["path"], "streams of events are open", 60)(
-                scope, receive, send
-            )
+                self._service.streams -= 1
 
     async def _refusal(self, scope: Scope) -> Response | None:
         """Why a request is not let in, None: it is."""
@@ -66,11 +112,11 @@ class Gate:
         key, caller = access.presented(connection.headers), None
         if key is not None and path not in access.OPEN:
             try:
-                await self._service.ready()
+                await self._service.books.ready()
             except UnavailableError as error:
                 return problem_of(error, path)
-            caller = self._service.keys.role_of(key)
-        return self._limit(connection, caller) or self._denial(connection, key, caller)
+            caller = self._service.books.keys.role_of(key)
+        return self._limit(connection, caller) or _denial(connection, key, caller)
 
     def _limit(self, connection: HTTPConnection, caller: KeyRecord | None) -> Response | None:
         """Too many requests, or too large a one."""
@@ -79,35 +125,55 @@ class Gate:
         who = f"address {address}" if caller is None else f"key {caller.name}"
         wait_s = self._buckets.take(who, monotonic())
         if wait_s > 0:
-            return self._too_many(path, f"requests of this {who.partition(' ')[0]}", wait_s)
+            return _too_many(path, f"requests of this {who.partition(' ')[0]}", wait_s)
         said_bytes = connection.headers.get("content-length", "0")
         if not said_bytes.isdecimal():
             return problem(400, "Content-Length is no number", path)
         if int(said_bytes) > self._body_bytes:
-            return problem(413, too_large(self._body_bytes), path, headers=CLOSE)
+            return problem(413, _too_large(self._body_bytes), path, headers=_CLOSE)
         return None
 
-    @staticmethod
-    def _denial(
-        connection: HTTPConnection, key: str | None, caller: KeyRecord | None
-    ) -> Response | None:
-        """Nobody we know, or not from where they say."""
-        path = connection.scope["path"]
-        if path in access.OPEN:
-            return None
-        if caller is None and path == "/" and "text/html" in connection.headers.get("accept", ""):
-            encodings = connection.headers.get("accept-encoding", "")
-            return refused_page(encodings, access.CHALLENGE)
-        if caller is None:
-            said = "needs an API key" if key is None else "this API key is not valid"
-            hint = ": `Authorization: Bearer KEY`; `doll key create NAME` makes one"
-            return problem(401, said + hint, path, headers=access.CHALLENGE)
-        if access.from_another_site(connection.scope["method"], connection.headers):
-            return problem(403, "changes are not taken from pages of another site", path)
-        access.let_in(connection.scope, caller)
-        return None
 
-    @staticmethod
-    def _too_many(path: str, what: str, wait_s: float) -> Response:
-        headers = {"Retry-After": str(ceil(wait_s))}
-        return problem(429, f"too many {what}", path, headers=headers)
+def _denial(
+    connection: HTTPConnection, key: str | None, caller: KeyRecord | None
+) -> Response | None:
+    """Nobody we know, or not from where they say."""
+    path = connection.scope["path"]
+    if path in access.OPEN:
+        return None
+    if caller is None and path == "/" and "text/html" in connection.headers.get("accept", ""):
+        encodings = connection.headers.get("accept-encoding", "")
+        return refused_page(encodings, access.CHALLENGE)
+    if caller is None:
+        said = "needs an API key" if key is None else "this API key is not valid"
+        hint = ": `Authorization: Bearer KEY`; `doll key create NAME` makes one"
+        return problem(401, said + hint, path, headers=access.CHALLENGE)
+    if access.from_another_site(connection.scope["method"], connection.headers):
+        return problem(403, "changes are not taken from pages of another site", path)
+    access.let_in(connection.scope, caller)
+    return None
+
+
+def _too_many(path: str, what: str, wait_s: float) -> Response:
+    headers = {"Retry-After": str(ceil(wait_s))}
+    return problem(429, f"too many {what}", path, headers=headers)
+
+
+def _too_large(body_bytes: int) -> str:
+    """What to say of a body that is larger than so much."""
+    return f"the body is larger than {body_bytes:,} bytes"
+
+
+def _bounded(receive: Receive, body_bytes: int) -> Receive:
+    """Receive a body that may not be larger than so much, whatever its length was said to be."""
+    taken = 0
+
+    async def receive_some() -> Message:
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if taken > body_bytes:
+            raise HTTPException(413, _too_large(body_bytes), _CLOSE)
+        return message
+
+    return receive_some

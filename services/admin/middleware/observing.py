@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from common.telemetry.metrics.api import ApiMetrics
 
-_EVENTS = "text/event-stream"
+_EVENTS = b"text/event-stream"
 _AWAY = 503  # of a server behind us, which is logged once, when it goes
 _GONE = 499  # of a client that did not wait for its answer: nobody sees it but the metrics
 
@@ -39,40 +39,32 @@ class Observed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = _Answer(send)
+        began = perf_counter()
+        status: int | None = None  # None: the answer did not begin
+        seconds: float | None = None
+
+        async def send_on(message: Message) -> None:
+            nonlocal status, seconds
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                kinds = (value for name, value in message["headers"] if name == b"content-type")
+                if not next(kinds, b"").startswith(_EVENTS):
+                    seconds = perf_counter() - began
+            await send(message)
+
         try:
-            await self._app(scope, receive, answer.send)
+            await self._app(scope, receive, send_on)
         except ClientDisconnect:
-            answer.status = _GONE
+            status = _GONE
         except Exception as error:  # noqa: BLE001 -- one request's fault is not the others'
             response = failure(error, scope["path"])
-            if answer.status is None:
-                await response(scope, receive, answer.send)
+            if status is None:
+                await response(scope, receive, send_on)
         finally:
-            self._note(scope, answer)
+            self._note(scope, _GONE if status is None else status, seconds)
 
-    def _note(self, scope: Scope, answer: _Answer) -> None:
-        status = _GONE if answer.status is None else answer.status
+    def _note(self, scope: Scope, status: int, seconds: float | None) -> None:
         route, method = getattr(scope.get("route"), "path", "none"), scope["method"]
-        self._metrics.answered(route, method, status, answer.seconds)
+        self._metrics.answered(route, method, status, seconds)
         if status >= 500 and status != _AWAY:
             _log.warning("request_not_served", method=method, path=scope["path"], status=status)
-
-
-class _Answer:
-    """What is sent of an answer."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._began = perf_counter()
-        self.status: int | None = None  # None: it did not begin
-        self.seconds: float | None = None
-
-    async def send(self, message: Message) -> None:
-        """Pass on, as ASGI wants it."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            kinds = (value for name, value in message["headers"] if name == b"content-type")
-            if not next(kinds, b"").startswith(_EVENTS.encode()):
-                self.seconds = perf_counter() - self._began
-        await self._send(message)

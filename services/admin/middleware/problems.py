@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from common.api.answers import Answer
 from common.config.validation import problems_of
 from common.errors import (
     ConflictError,
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fastapi import FastAPI, Request
+    from pydantic.config import JsonDict
 
 Responses: TypeAlias = dict[int | str, dict[str, Any]]  # as FastAPI wants a route's answers
 
 MEDIA_TYPE = "application/problem+json"
-RETRY_S = (
-    2  # what Retry-After says while a server is unavailable: they come back in seconds, or not soon
-)
+# What Retry-After says while a server is unavailable: they come back in seconds, or not soon.
+RETRY_S = 2
 
 _log = event_logger(__name__)
 _STATUSES: tuple[tuple[type[DollError], int], ...] = (  # the first that fits
@@ -42,7 +43,6 @@ _STATUSES: tuple[tuple[type[DollError], int], ...] = (  # the first that fits
     (UnavailableError, 503),
     (OutsideError, 502),
 )
-_ALWAYS = (400, 401, 403, 408, 413, 422, 429, 503)
 _MEANINGS = {
     400: "What was sent is no HTTP or no JSON that can be read.",
     401: "There is no key with the request, or none that is valid.",
@@ -58,30 +58,24 @@ _MEANINGS = {
 }
 
 
-class FieldProblem(BaseModel):
+class FieldProblem(Answer):
     """What is wrong with one field."""
-
-    model_config = ConfigDict(frozen=True)
 
     field: str = Field(description="Its path in what was sent.", examples=["body.group_size"])
     detail: str = Field(description="What is wrong.", examples=["must be at least 1, got -3"])
 
 
-class Problem(BaseModel):
-    """Why a request was not fulfilled."""
+_EXAMPLE: Final[JsonDict] = {
+    "type": "about:blank",
+    "title": "Not Found",
+    "status": 404,
+    "detail": 'there is no job "digits"',
+    "instance": "/v1/jobs/digits",
+}
 
-    model_config = ConfigDict(
-        frozen=True,
-        json_schema_extra={
-            "example": {
-                "type": "about:blank",
-                "title": "Not Found",
-                "status": 404,
-                "detail": 'there is no job "digits"',
-                "instance": "/v1/jobs/digits",
-            }
-        },
-    )
+
+class Problem(Answer, json_schema_extra={"example": _EXAMPLE}):
+    """Why a request was not fulfilled."""
 
     type: str = Field(default="about:blank", description="Always this one.")
     title: str = Field(description="Of the status.")
@@ -92,12 +86,12 @@ class Problem(BaseModel):
 
 
 def documented(*statuses: int) -> Responses:
-    """The answers of a route that are no success: those of all routes, and these."""
+    """Answers of a route that are no success, beside `ALWAYS`."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {
-        status: {"description": _MEANINGS[status], "content": content}
-        for status in sorted({*_ALWAYS, *statuses})
-    }
+    return {status: {"description": _MEANINGS[status], "content": content} for status in statuses}
+
+
+ALWAYS = documented(400, 401, 403, 408, 413, 422, 429, 503)  # of every route
 
 
 def problem(
@@ -147,36 +141,32 @@ def failure(error: Exception, instance: str) -> Response:
 
 def install(app: FastAPI) -> None:
     """Let an application answer so."""
-    app.add_exception_handler(DollError, _doll_error)
-    app.add_exception_handler(HTTPException, _http_exception)
-    app.add_exception_handler(RequestValidationError, _validation_error)
+    for kind in (DollError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, _answer)
 
 
-async def _doll_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, DollError):
-        raise error
-    return problem_of(error, request.url.path)
+async def _answer(request: Request, error: Exception) -> Response:
+    """Of our errors, and of what the router, FastAPI and our own routes raise by status."""
+    path = request.url.path
+    match error:
+        case DollError():
+            return problem_of(error, path)
+        case HTTPException(status_code=status, detail=detail):
+            if status == HTTPStatus.NOT_FOUND and detail == HTTPStatus.NOT_FOUND.phrase:
+                detail = f"there is nothing at {path}"
+            elif status == HTTPStatus.METHOD_NOT_ALLOWED:
+                detail = f"{request.method} is not offered here"
+            return problem(status, detail, path, headers=error.headers)
+        case RequestValidationError():
+            return _invalid(error, path)
+    raise error
 
 
-async def _http_exception(request: Request, error: Exception) -> Response:
-    """What the router, FastAPI and our own routes raise by status."""
-    if not isinstance(error, HTTPException):
-        raise error
-    detail = error.detail
-    if error.status_code == HTTPStatus.NOT_FOUND and detail == HTTPStatus.NOT_FOUND.phrase:
-        detail = f"there is nothing at {request.url.path}"
-    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        detail = f"{request.method} is not offered here"
-    return problem(error.status_code, detail, request.url.path, headers=error.headers)
-
-
-async def _validation_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, RequestValidationError):
-        raise error
+def _invalid(error: RequestValidationError, path: str) -> Response:
     found = error.errors()
     if any(details["type"] == "json_invalid" for details in found):
-        return problem(400, "the body is no JSON", request.url.path)
-    fields = [FieldProblem(field=path, detail=said) for path, said in problems_of(found)]
+        return problem(400, "the body is no JSON", path)
+    fields = [FieldProblem(field=where, detail=said) for where, said in problems_of(found)]
     detail = "; ".join(f"{each.field}: {each.detail}" for each in fields[:3])
     more = f" (and {len(fields) - 3} more)" if len(fields) > 3 else ""
-    return problem(422, detail + more, request.url.path, errors=fields)
+    return problem(422, detail + more, path, errors=fields)

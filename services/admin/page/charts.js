@@ -55,7 +55,7 @@ export class Charts {
    * Add a chart.
    * @param {HTMLElement} element where it is drawn
    * @param {(palette: object, span: {fromS: number, toS: number}) => object|null} build gives
-   *   `data`, `layout` and `summary`, what the chart says in words; null: there is nothing to draw
+   *   `data`, perhaps `layout`, and `summary`, what the chart says in words; null: there is nothing to draw
    */
   add(element, build) {
     this.panels.set(element, { build, near: false, due: true, width: 0 });
@@ -136,7 +136,7 @@ export class Charts {
       element.closest("figure")?.toggleAttribute("data-empty", figure === null);
       if (figure === null) continue;
       element.setAttribute("aria-label", figure.summary);
-      drawing.react(element, figure.data, layout(element, figure.layout, palette, span), OPTIONS);
+      drawing.react(element, figure.data, layout(element, figure.layout ?? {}, palette, span), OPTIONS);
       if (!panel.heard) this.#listen(element, panel);
     }
     this.nextMs = began + Math.max(SHORTEST_MS, SHARE * (performance.now() - began));

@@ -25,9 +25,15 @@ export function s(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** A part that scrolls by itself, also with the keyboard. @returns {HTMLElement} */
-export function scroll(title, ...children) {
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title }, ...children);
+/**
+ * Copy a template of index.html.
+ * @param {string} id
+ * @returns {Object<string, HTMLElement>} `root`, and by their names the parts that are to be filled
+ */
+export function copy(id) {
+  const root = document.importNode(document.getElementById(id).content, true).firstElementChild;
+  const parts = [...root.querySelectorAll("[data-part]")].map((part) => [part.dataset.part, part]);
+  return { root, ...Object.fromEntries(parts) };
 }
 
 function fill(element, attributes, children) {

@@ -11,7 +11,7 @@ function line(x, y, name, colour, more = {}) {
   return {
     type: "scatter",
     mode: "lines",
-    x,
+    x: x.map(onAxis),
     y,
     name: plain(name),
     line: { color: colour, width, dash },
@@ -47,11 +47,10 @@ const newest = (values) => values.findLast((value) => value !== null && value !=
 
 function noisy(x, y, name, colour, span, form) {
   const [shownX, shownY] = ofInterest(x, [y], span);
-  const at = shownX.map(onAxis);
   return {
     data: [
-      line(at, shownY, "one update", colour, { width: 1, opacity: 0.3, hovertemplate: form }),
-      line(at, smoothed(shownY), "smoothed", colour, { width: 2.5, hovertemplate: form }),
+      line(shownX, shownY, "one update", colour, { width: 1, opacity: 0.3, hovertemplate: form }),
+      line(shownX, smoothed(shownY), "smoothed", colour, { width: 2.5, hovertemplate: form }),
     ],
     summary: `${name} over time, ${short(newest(y))} in the newest update`,
   };
@@ -60,8 +59,7 @@ function noisy(x, y, name, colour, span, form) {
 /** Loss of each update. */
 export function loss(curves, palette, span) {
   if (curves.at_s.length === 0) return null;
-  const drawn = noisy(curves.at_s, curves.loss, "Loss", palette.blue, span, "%{y:.4g}");
-  return { ...drawn, layout: {} };
+  return noisy(curves.at_s, curves.loss, "Loss", palette.blue, span, "%{y:.4g}");
 }
 
 /** A metric of each update before it was made, and of versions on the test set; shares in percent. */
@@ -83,7 +81,7 @@ function tested(drawn, layout, test, { at_s: at, drifts }, palette, span, form) 
   if (test.length > 0) {
     const [x, y] = ofInterest(at, [test], span);
     const marks = { mode: "lines+markers", marker: { symbol: "circle", size: 5, color: palette.orange } };
-    drawn.data.push(line(x.map(onAxis), y, "test set", palette.orange, { ...marks, hovertemplate: form }));
+    drawn.data.push(line(x, y, "test set", palette.orange, { ...marks, hovertemplate: form }));
     drawn.summary += `; ${short(newest(test))} on the test set`;
   }
   const shown = drifts.filter((drift) => drift.at_s >= span.fromS && drift.at_s <= span.toS);
@@ -100,13 +98,12 @@ export function rate(curves, palette, span) {
   const [x, y] = ofInterest(curves.at_s, [curves.updates_per_s], span);
   return {
     data: [
-      line(x.map(onAxis), y, "updates/s", palette.blue, {
+      line(x, y, "updates/s", palette.blue, {
         fill: "tozeroy",
         fillcolor: faint(palette.blue),
         hovertemplate: "%{y:.3g}",
       }),
     ],
-    layout: {},
     summary: `Updates per second over time, ${short(newest(curves.updates_per_s))} now`,
   };
 }
@@ -132,14 +129,13 @@ export function lag(curves, palette, span) {
   const data = curves.lag.map(({ stream, lag: records }) => {
     const [x, y] = ofInterest(curves.lag_at_s, [records], span);
     const place = names.indexOf(stream);
-    if (place < 0) return line(x.map(onAxis), y, stream, palette.line, { width: 1, hoverinfo: "skip" });
+    if (place < 0) return line(x, y, stream, palette.line, { width: 1, hoverinfo: "skip" });
     const { colour, dash } = look(place);
-    return line(x.map(onAxis), y, stream, colour, { dash, hovertemplate: "%{y:,d}" });
+    return line(x, y, stream, colour, { dash, hovertemplate: "%{y:,d}" });
   });
   const said = byLag(curves).slice(0, 3).map((one) => `${one.stream} ${count(newest(one.lag))}`);
   return {
     data: data.sort((one, other) => one.line.width - other.line.width),
-    layout: {},
     summary: `Lag per stream over time; now ${said.join(", ")}`,
   };
 }
@@ -150,7 +146,7 @@ export function stability(curves, palette, span) {
   const [x, y] = ofInterest(curves.cost_at_s, [curves.stability], span);
   const now = newest(curves.stability);
   return {
-    data: [line(x.map(onAxis), y, "ratio", palette.purple, { hovertemplate: "%{y:.3f}" })],
+    data: [line(x, y, "ratio", palette.purple, { hovertemplate: "%{y:.3f}" })],
     layout: {
       yaxis: { range: [0, Math.max(1.25, ...y) * 1.08] },
       shapes: [
@@ -190,8 +186,8 @@ export function cost(curves, { plan, deadlineS }, palette, span, whole) {
   const [x, spent, other] = ofInterest(curves.cost_at_s, [curves.spent_usd, curves.on_demand_only_usd], span);
   const form = { hovertemplate: "$%{y:,.4~f}" };
   const data = [
-    line(x.map(onAxis), other, "on-demand only", palette.grey, { dash: "dash", ...form }),
-    line(x.map(onAxis), spent, "spent", palette.blue, { width: 2.5, ...form }),
+    line(x, other, "on-demand only", palette.grey, { dash: "dash", ...form }),
+    line(x, spent, "spent", palette.blue, { width: 2.5, ...form }),
   ];
   const shapes = [];
   const annotations = [];
@@ -200,7 +196,7 @@ export function cost(curves, { plan, deadlineS }, palette, span, whole) {
     const endS = plan.at_s + plan.expected_runtime_s;
     toS = Math.max(toS, endS, deadlineS ?? 0);
     data.push(
-      line([onAxis(plan.at_s), onAxis(endS)], [plan.spent_usd, plan.predicted_usd], "predicted", palette.blue, {
+      line([plan.at_s, endS], [plan.spent_usd, plan.predicted_usd], "predicted", palette.blue, {
         ...{ dash: "dot", width: 1.5, mode: "lines+markers", ...form },
         marker: { symbol: ["circle", "diamond"], size: [1, 10], color: palette.blue },
       }),

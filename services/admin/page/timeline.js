@@ -54,7 +54,7 @@ export function timeline(machines, nowS, workers, plans, palette, span) {
   return {
     data: [
       ...Object.keys(KINDS).map((kind) => bars(lives.filter((life) => life.kind === kind), kind, nowS, palette)),
-      ...Object.keys(MARKS).map((name) => marks(marked(name, lives, workers, nowS), name, each, palette)),
+      ...Object.keys(MARKS).map((name) => marks(marked(name, lives, workers), name, nowS, each, palette)),
     ].filter((trace) => trace.y.length > 0),
     layout: {
       height: lanes * each + 40,
@@ -105,25 +105,20 @@ function told(life, nowS) {
   ].join("<br>");
 }
 
-function marked(name, lives, workers, nowS) {
-  if (name !== "leaving" && name !== "silent") {
-    return lives
-      .filter((life) => life.cause === name && life.to_s !== null)
-      .map((life) => ({ atS: life.to_s, slot: life.slot, text: told(life, nowS) }));
-  }
+/** The lives that have a mark. @param {string} name of the mark */
+export function marked(name, lives, workers) {
+  if (name !== "leaving" && name !== "silent") return lives.filter((life) => life.cause === name && life.to_s !== null);
   const such = new Set(workers.filter((worker) => worker.status === name).map((worker) => worker.name));
-  return lives
-    .filter((life) => life.to_s === null && such.has(life.worker))
-    .map((life) => ({ atS: nowS, slot: life.slot, text: `${plain(life.worker)}: ${MARKS[name].words}` }));
+  return lives.filter((life) => life.to_s === null && such.has(life.worker));
 }
 
-function marks(ends, name, each, palette) {
+function marks(lives, name, nowS, each, palette) {
   const look = MARKS[name];
   return {
     type: "scatter",
     mode: "markers",
-    x: ends.map((end) => onAxis(end.atS)),
-    y: ends.map((end) => end.slot),
+    x: lives.map((life) => onAxis(life.to_s ?? nowS)),
+    y: lives.map((life) => life.slot),
     marker: {
       symbol: look.symbol,
       color: palette[look.colour],
@@ -131,7 +126,7 @@ function marks(ends, name, each, palette) {
       line: { width: 1, color: look.symbol.endsWith("open") ? palette[look.colour] : palette.card },
     },
     name: look.words,
-    hovertext: ends.map((end) => end.text),
+    hovertext: lives.map((life) => (life.to_s === null ? `${plain(life.worker)}: ${look.words}` : told(life, nowS))),
     hoverinfo: "text",
     cliponaxis: false,
   };

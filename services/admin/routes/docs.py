@@ -13,34 +13,22 @@ from starlette.responses import JSONResponse, Response
 from common.api.answers import EVENT_DATA
 from common.errors import NotFoundError
 from services.admin.middleware.problems import Problem
+from services.admin.routes.page import document
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 router = APIRouter(include_in_schema=False)
 
-_TYPES = {"css": "text/css", "js": "text/javascript", "png": "image/png"}
-_ASSETS = frozenset({"swagger-ui-bundle.js", "swagger-ui.css", "favicon.png"})
+_ASSETS = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "favicon.png": "image/png",
+}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline';"
     " img-src 'self' data:; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>DOLL: API</title>
-<link rel="icon" href="/docs/favicon.png">
-<link rel="stylesheet" href="/docs/swagger-ui.css">
-</head>
-<body>
-<div id="api"></div>
-<script src="/docs/swagger-ui-bundle.js"></script>
-<script src="/docs/begin.js"></script>
-</body>
-</html>
-"""
 _BEGIN = """SwaggerUIBundle({
   url: "/openapi.json", dom_id: "#api", deepLinking: true, validatorUrl: null,
   presets: [SwaggerUIBundle.presets.apis], layout: "BaseLayout", tryItOutEnabled: true,
@@ -75,7 +63,7 @@ async def openapi(request: Request) -> Response:
 async def docs() -> Response:
     """Answer with a page that shows the document and lets people try it."""
     headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
-    return Response(_PAGE, media_type="text/html", headers=headers)
+    return Response(document("docs.html"), media_type="text/html", headers=headers)
 
 
 @router.get("/docs/{name}")
@@ -86,11 +74,11 @@ async def asset(name: str) -> Response:
         NotFoundError: If there is none of this name.
     """
     if name == "begin.js":
-        return Response(_BEGIN, media_type=_TYPES["js"])
+        return Response(_BEGIN, media_type="text/javascript")
     if name not in _ASSETS:
         raise NotFoundError(f'there is no file "{name}"')
     kept = {"Cache-Control": "private, max-age=86400", "X-Content-Type-Options": "nosniff"}
-    return Response(_file(name), media_type=_TYPES[name.rpartition(".")[2]], headers=kept)
+    return Response(_file(name), media_type=_ASSETS[name], headers=kept)
 
 
 @cache

@@ -22,20 +22,20 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Header
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
+from starlette.responses import StreamingResponse
 
 from common.api.answers import EVENT_DATA
-from services.admin.middleware.access import VIEWER, Viewer
+from services.admin.middleware.access import Viewer  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.middleware.problems import documented
 from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI reads it when run
-from services.admin.service import service_of
+from services.admin.service import Answering  # noqa: TC001 -- likewise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
     from services.admin.live.follower import JobFollower
 
@@ -53,7 +53,7 @@ _EXAMPLE = (
 )
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """Sends a job's events until the reader goes or may no longer have them, or there are no more.
 
     There are no more when the job is deleted or the service ends.
@@ -75,13 +75,12 @@ class EventStream(Response):
         last_event_id: str = "",
         allowed: Callable[[], bool] = lambda: True,
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(self._parts(), headers=headers)
         self._follower = follower
         self._last_event_id = last_event_id
         self._allowed = allowed
         self._news = asyncio.Event()
-        self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, as ASGI wants it.
@@ -89,31 +88,30 @@ class EventStream(Response):
         Raises:
             ClientDisconnect: If the reader is too slow.
         """
-        del scope
         feed, loop = self._follower.feed, asyncio.get_running_loop()
-        headers = self.raw_headers
-        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
-        listening = loop.create_task(self._await_end(receive))
+
+        async def send_in_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout(SEND_S):
+                    await send(message)
+            except TimeoutError as error:
+                raise ClientDisconnect from error
+
         feed.listen(loop, self._news)
         try:
-            if await self._send_all(send):
-                await _sent(send, b"", more=False)
+            await super().__call__(scope, receive, send_in_time)
         finally:
             feed.unlisten(loop, self._news)
-            listening.cancel()
-            with suppress(asyncio.CancelledError):
-                await listening
 
-    async def _send_all(self, send: Send) -> bool:
-        """Send until there is no more; whether the reader is still there.
-
-        Raises:
-            ClientDisconnect: If the reader is too slow.
-        """
-        feed = self._follower.feed
-        begin, number = self._beginning()
-        await _sent(send, begin)
-        while not self._gone and not feed.closed and self._allowed():
+    async def _parts(self) -> AsyncIterator[bytes]:
+        """What is sent, until there is no more."""
+        feed, begin = self._follower.feed, b"retry: %d\n\n" % RETRY_MS
+        number = feed.after(self._last_event_id)
+        if number is None:
+            number = feed.end
+            begin += feed.event("job", self._follower.told(), number - 1)
+        yield begin
+        while not feed.closed and self._allowed():
             self._news.clear()
             found = feed.since(number)
             if found is None:
@@ -124,36 +122,7 @@ class EventStream(Response):
                     async with asyncio.timeout(PING_S):
                         await self._news.wait()
                     continue
-            await _sent(send, data or _PING)
-        return not self._gone
-
-    def _beginning(self) -> tuple[bytes, int]:
-        """What comes first, and the number of the event that comes after it."""
-        feed, retry = self._follower.feed, b"retry: %d\n\n" % RETRY_MS
-        number = feed.after(self._last_event_id)
-        if number is not None:
-            return retry, number
-        number = feed.end
-        return retry + feed.event("job", self._follower.told(), number - 1), number
-
-    async def _await_end(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._gone = True
-        self._news.set()
-
-
-async def _sent(send: Send, data: bytes, *, more: bool = True) -> None:
-    """Send a part.
-
-    Raises:
-        ClientDisconnect: If the reader does not take it in time.
-    """
-    try:
-        async with asyncio.timeout(SEND_S):
-            await send({"type": "http.response.body", "body": data, "more_body": more})
-    except TimeoutError as error:
-        raise ClientDisconnect from error
+            yield data or _PING
 
 
 @router.get(
@@ -169,10 +138,9 @@ async def _sent(send: Send, data: bytes, *, more: bool = True) -> None:
             "content": {"text/event-stream": {"example": _EXAMPLE}},
         },
     },
-    dependencies=[VIEWER],
 )
 async def events(
-    request: Request,
+    service: Answering,
     caller: Viewer,
     job: JobName,
     last_event_id: Annotated[
@@ -186,6 +154,5 @@ async def events(
     ] = "",
 ) -> EventStream:
     """Follow a job: updates, workers, machines, plans, as they come."""
-    service = service_of(request)
     follower = await service.followers.ready(job)
-    return EventStream(follower, last_event_id, lambda: caller in service.keys)
+    return EventStream(follower, last_event_id, lambda: caller in service.books.keys)

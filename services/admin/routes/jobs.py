@@ -1,29 +1,37 @@
-"""`/v1/jobs`: create, list, show, change and delete jobs."""
+"""`/v1/jobs`: create, list, show, change and delete jobs; how each stands and stood."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
-from fastapi import APIRouter, Body, Header, Query, Request
+from fastapi import APIRouter, Body, Header, Query
 from pydantic import ConfigDict, Field, with_config
 from starlette.responses import Response
 from typing_extensions import TypedDict  # pydantic asks for this one before Python 3.12
 
-from common.api.answers import JobAnswer, JobList
-from common.api.jobs import job_summary, unreadable_records
+from common.api.answers import (
+    CurvesAnswer,
+    JobAnswer,
+    JobList,
+    StreamsAnswer,
+    UpdatesPage,
+    WorkersAnswer,
+)
+from common.api.jobs import job_answer, job_summary, progress_answer, unreadable_records
 from common.api.keys import fingerprint
 from common.core.events import Wanted  # noqa: TC001 -- FastAPI reads it when run
 from common.errors import ConflictError, UnavailableError, UserError
 from common.jobs.check import check_submission
 from common.jobs.edit import CHANGEABLE, changed_spec
+from common.jobs.progress import JobProgress
 from common.jobs.spec import JobSpec, check_options
 from common.planning.replan import check_given_back, read_ledger
 from services.admin.live.followers import followed
-from services.admin.live.view import JobView
-from services.admin.middleware.access import OPERATOR, VIEWER, Operator
+from services.admin.middleware.access import OPERATOR, Operator
 from services.admin.middleware.problems import documented
 from services.admin.routes.requests import JOB, JobName, Limit, strictly
-from services.admin.service import service_of
+from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it when run
 
 if TYPE_CHECKING:
     from fastapi.openapi.models import Example
@@ -33,7 +41,6 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord, JobStore
     from common.ports.servers import Log
     from services.admin.live.follower import JobFollower
-    from services.admin.service import Service
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -41,6 +48,7 @@ _EXAMPLES: Final[dict[str, Example]] = {
     "digits": {"summary": "Handwritten digits from two clinics", "value": JOB}
 }
 _MOST: Final = 2**31 - 1  # of what counts records and batches
+_MOST_VERSIONS: Final = 2**63 - 1
 _LONGEST_DEADLINE_S: Final = 10 * 365 * 86_400.0
 
 
@@ -107,10 +115,9 @@ class JobPatch(TypedDict, total=False):
         **documented(409, 502),
         201: {"headers": {"Location": {"schema": {"type": "string"}}}},
     },
-    dependencies=[OPERATOR],
 )
 async def create(
-    request: Request,
+    service: Answering,
     caller: Operator,
     spec: Annotated[JobSpec, strictly(JobSpec), Body(openapi_examples=_EXAMPLES)],
     idempotency_key: Annotated[
@@ -125,23 +132,24 @@ async def create(
     ] = None,
 ) -> Response:
     """Submit a job; coordinators take it up from there."""
-    service = service_of(request)
     settings = service.settings
     check_options(spec)  # before anybody waits for a turn
     await service.tasks.run(lambda: check_submission(spec, settings.tasks, settings.max_model_mb))
     asked = "" if idempotency_key is None else _fingerprint(caller.name, idempotency_key, spec)
-    record, new = await service.write(lambda book: _submit(book, spec, asked))
+    record, new = await service.books.write(lambda book: _submit(book, spec, asked))
     if new:
-        told = _told_new(service, record)
+        now, job = service.clock(), JobProgress(record)
+        answer = job_answer(record, job.state(now), progress_answer(job, now))
+        told = answer.model_dump_json().encode()
     else:
-        told = _told_job(service, record, await service.followers.ready(spec.name))
+        told = (await service.followers.ready(spec.name)).told(record)
     location = {"Location": f"/v1/jobs/{spec.name}"}
     return Response(told, 201, location, media_type="application/json")
 
 
-@router.get("", responses=documented(), dependencies=[VIEWER])
+@router.get("")
 async def list_jobs(
-    request: Request,
+    service: Answering,
     wanted: Annotated[Wanted | None, Query(description="Only those.", examples=["running"])] = None,
     limit: Limit = 100,
     after: Annotated[
@@ -149,8 +157,7 @@ async def list_jobs(
     ] = "",
 ) -> JobList:
     """List jobs by name, each with its state."""
-    service = service_of(request)
-    jobs = service.jobs
+    jobs = service.books.jobs
     names = sorted(
         name for name, record in jobs.items() if name > after and wanted in (None, record.wanted)
     )
@@ -159,51 +166,81 @@ async def list_jobs(
     now = service.clock()
     return JobList(
         jobs=tuple(_summary(jobs[name], followers.get(name), now) for name in shown),
-        unreadable=() if after else unreadable_records(service.unreadable),
+        unreadable=() if after else unreadable_records(service.books.unreadable),
         next=names[limit - 1] if len(names) > limit else None,
     )
 
 
-@router.get("/{job}", response_model=JobAnswer, responses=documented(404), dependencies=[VIEWER])
-async def show(request: Request, job: JobName) -> Response:
+@router.get("/{job}", response_model=JobAnswer, responses=documented(404))
+async def show(service: Answering, job: JobName) -> Response:
     """Show a job and how far it is."""
-    service = service_of(request)
     follower = await service.followers.ready(job)
-    told = _told_job(service, service.job(job), follower)
-    return Response(told, media_type="application/json")
+    return Response(follower.told(service.job(job)), media_type="application/json")
 
 
-@router.patch(
-    "/{job}",
-    response_model=JobAnswer,
-    responses=documented(404, 409, 502),
-    dependencies=[OPERATOR],
-)
+@router.patch("/{job}", response_model=JobAnswer, responses=documented(404, 409, 502))
 async def change(
-    request: Request,
+    service: Answering,
     caller: Operator,
     job: JobName,
     patch: Annotated[JobPatch, strictly(JobPatch), Body()],
 ) -> Response:
     """Pause, resume or stop a job, or change its settings: at the next boundary of an update."""
-    service = service_of(request)
     reason = patch.get("reason", "") or f"by the API key {caller.name}"
-    record = await service.write(lambda book: _change(book, job, patch, reason))
+    record = await service.books.write(lambda book: _change(book, job, patch, reason))
     try:
         follower = await service.followers.ready(job)
     except UnavailableError:  # the change was made, so tell what is known of the rest
         follower = service.followers.of(job)
-    return Response(_told_job(service, record, follower), media_type="application/json")
+    return Response(follower.told(record), media_type="application/json")
 
 
 @router.delete(
     "/{job}", status_code=204, responses=documented(404, 409, 502), dependencies=[OPERATOR]
 )
-async def delete(request: Request, job: JobName) -> Response:
+async def delete(service: Answering, job: JobName) -> None:
     """Take a stopped job out of the list; its history and its checkpoints stay."""
-    service = service_of(request)
-    await service.write(lambda book: _delete(book, service.log(), job))
-    return Response(status_code=204)
+    await service.books.write(lambda book: _delete(book, service.log(), job))
+
+
+@router.get("/{job}/updates", responses=documented(404))
+async def updates(
+    service: Answering,
+    job: JobName,
+    after: Annotated[
+        int, Query(ge=0, le=_MOST_VERSIONS, description="Only versions above.", examples=[400])
+    ] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000, description="At most.", examples=[100])] = 100,
+) -> UpdatesPage:
+    """List effective updates by version; those that a new leader took back are not among them."""
+    follower = await service.followers.ready(job)
+    with follower.view() as view:
+        return view.page(after, limit)
+
+
+@router.get("/{job}/workers", responses=documented(404))
+async def workers(service: Answering, job: JobName) -> WorkersAnswer:
+    """List workers by name: who sends heartbeats, and whose machine runs without any."""
+    follower = await service.followers.ready(job)
+    with follower.view() as view:
+        return view.workers(service.clock())
+
+
+@router.get("/{job}/streams", responses=documented(404))
+async def streams(service: Answering, job: JobName) -> StreamsAnswer:
+    """List the job's datastreams: arrival rate, lag, dead letters."""
+    follower = await service.followers.ready(job)
+    with follower.view() as view:
+        return view.streams()
+
+
+@router.get("/{job}/curves", responses=documented(404), response_model=CurvesAnswer)
+async def curves(service: Answering, job: JobName) -> Response:
+    """Show everything over time, in some 2,000 points however long the job has run."""
+    follower = await service.followers.ready(job)
+    # Thousands of points take tens of milliseconds, in which nobody else would be answered.
+    told = await asyncio.to_thread(_curves, follower, service.clock())
+    return Response(told, media_type="application/json")
 
 
 def _fingerprint(caller: str, key: str, spec: JobSpec) -> str:
@@ -308,18 +345,7 @@ def _summary(record: JobRecord, follower: JobFollower | None, now: float) -> Job
         return job_summary(record, view.job, now)
 
 
-def _told_new(service: Service, record: JobRecord) -> bytes:
-    """A job that has just been made, a `JobAnswer` as JSON."""
-    return service.heads.told(JobView(record), record, service.clock())
-
-
-def _told_job(service: Service, record: JobRecord, follower: JobFollower) -> bytes:
-    """A job and how far it is, a `JobAnswer` as JSON.
-
-    Args:
-        service: Of this process.
-        record: The job; its follower may not have heard yet of a change that was made here.
-        follower: Knows the rest.
-    """
+def _curves(follower: JobFollower, now: float) -> str:
     with follower.view() as view:
-        return service.heads.told(view, record, service.clock())
+        told = view.curves(now)
+    return told.model_dump_json()

@@ -6,17 +6,16 @@ import hashlib
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
 from common.checkpoints.find import find_model, wish_of
 from common.errors import ConflictError, FutureFormatError, OutsideError
 from common.learning.checkpoint import save_weights
 from common.telemetry.logging import event_logger
-from services.admin.middleware.access import VIEWER
 from services.admin.middleware.problems import Responses, documented
 from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI reads it when run
-from services.admin.service import service_of
+from services.admin.service import Answering  # noqa: TC001 -- likewise
 
 if TYPE_CHECKING:
     from common.checkpoints.find import Wish
@@ -46,9 +45,9 @@ _ANSWERS: Responses = {
 _log = event_logger(__name__)
 
 
-@router.get("", response_class=Response, responses=_ANSWERS, dependencies=[VIEWER])
+@router.get("", response_class=Response, responses=_ANSWERS)
 async def show(
-    request: Request,
+    service: Answering,
     job: JobName,
     version: Annotated[
         str,
@@ -68,7 +67,6 @@ async def show(
     ] = None,
 ) -> Response:
     """Give a model's weights, of what counts by the audit."""
-    service = service_of(request)
     service.job(job)
     take = partial(_take, service, job, wish_of(version))
     tag, epoch, made, data = await service.models.run(take)

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from fastapi import APIRouter, Body, Query, Request
+from fastapi import APIRouter, Body, Query
 from fastapi.concurrency import run_in_threadpool
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from common.api.answers import PricesAnswer, ProvisioningAnswer, ReplanAnswer
-from common.api.plan import ToldPlan
+from common.api.answers import PricesAnswer, ProvisioningAnswer, ReplanAnswer, ToldPlan
 from common.api.provisioning import provisioning_answer
 from common.errors import NotFoundError
 from common.planning.replan import ask_to_replan, check_replan, not_provisioned
 from common.planning.request import PlanRequest, Rate
 from common.planning.simulation import SimulateRequest, check_files, check_size
 from common.provisioning.records import ReplanAsked
-from services.admin.middleware.access import OPERATOR, VIEWER, Operator
+from services.admin.middleware.access import Operator  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.middleware.problems import documented
 from services.admin.routes.requests import JobName, strictly
-from services.admin.service import service_of
-
-if TYPE_CHECKING:
-    from services.admin.service import Service
+from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it when run
 
 router = APIRouter(prefix="/v1", tags=["provisioning"])
 
@@ -43,34 +38,32 @@ class PlanBody(PlanRequest):
     )
 
 
-@router.post(
-    "/provisioning/plan",
-    response_model=ToldPlan,
-    responses=documented(404, 502),
-    dependencies=[VIEWER],
-)
-async def plan(request: Request, asked: PlanBody) -> Response:
+@router.post("/provisioning/plan", response_model=ToldPlan, responses=documented(404, 502))
+async def plan(service: Answering, asked: PlanBody) -> Response:
     """Find the cheapest mix of spot and on-demand machines that meets a deadline.
 
     That no mix meets it is an answer, too: `feasible` is false, and `reason` says why.
     """
-    service = service_of(request)
-    work = partial(_planned, service, asked)
+
+    def plan_json() -> bytes:
+        from common.planning.plan import plan_told  # noqa: PLC0415 -- scipy takes long to load
+
+        return plan_told(asked, service.log, service.clock()).model_dump_json().encode()
+
     # In a thread: it computes for some milliseconds, and with a job Kafka may hang.
-    told = await (service.histories.run(work) if asked.job else run_in_threadpool(work))
+    told = await (service.histories.run(plan_json) if asked.job else run_in_threadpool(plan_json))
     return Response(told, media_type="application/json")
 
 
-@router.post("/provisioning/simulate", responses=documented(), dependencies=[VIEWER])
+@router.post("/provisioning/simulate")
 async def simulate(
-    request: Request,
+    service: Answering,
     asked: Annotated[SimulateRequest, strictly(SimulateRequest), Body()],
 ) -> Response:
     """Simulate a job on machines that come and go: cost, runtime and deadlines met, by policy.
 
     All policies meet the same rates, prices and preemptions; the same seed gives the same result.
     """
-    service = service_of(request)
     traces = service.settings.api_traces
     folder = Path(traces) if traces else None
     check_size(asked)
@@ -79,67 +72,50 @@ async def simulate(
     return Response(results, media_type="application/json")
 
 
-@router.get(
-    "/provisioning/prices",
-    response_model=PricesAnswer,
-    responses=documented(404, 502),
-    dependencies=[VIEWER],
-)
-async def prices(request: Request) -> Response:
+@router.get("/provisioning/prices", responses=documented(404, 502))
+async def prices(service: Answering) -> PricesAnswer:
     """Tell what machines of the market's pools cost, as of a few seconds ago at most."""
-    told = await service_of(request).prices.now()
-    return Response(told, media_type="application/json")
+    return await service.prices.now()
 
 
-class ReplanBody(BaseModel):
+class ReplanBody(BaseModel, frozen=True, extra="forbid"):
     """Why another plan is wanted."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     reason: str = Field(
         default="", max_length=500, description="Why.", examples=["the deadline moved"]
     )
 
 
-@router.get(
-    "/jobs/{job}/provisioning",
-    response_model=ProvisioningAnswer,
-    responses=documented(404),
-    dependencies=[VIEWER],
-)
+@router.get("/jobs/{job}/provisioning", responses=documented(404))
 async def show(
-    request: Request,
+    service: Answering,
     job: JobName,
     limit: Annotated[
         int, Query(ge=1, le=100, description="Plans of its history.", examples=[20])
     ] = 20,
-) -> Response:
+) -> ProvisioningAnswer:
     """Tell the plan in force and why, the plans before it, estimates, and what was spent so far."""
-    service = service_of(request)
     spec = service.job(job).spec
     if spec.provisioning is None or spec.policy is None:
         raise NotFoundError(not_provisioned(job))
     workers = spec.provisioning.workers
     follower = await service.followers.ready(job)
     with follower.view() as view:
-        told = provisioning_answer(view.ledger, spec.policy, workers, service.clock(), limit)
-    return Response(told.model_dump_json(), media_type="application/json")
+        return provisioning_answer(view.ledger, spec.policy, workers, service.clock(), limit)
 
 
 @router.post(
     "/jobs/{job}/provisioning/replan",
     status_code=202,
     responses=documented(404, 409, 502),
-    dependencies=[OPERATOR],
 )
 async def replan(
-    request: Request,
+    service: Answering,
     caller: Operator,
     job: JobName,
     asked: Annotated[ReplanBody | None, strictly(ReplanBody | None), Body()] = None,
 ) -> ReplanAnswer:
     """Ask the policy anew; its decision comes with the events and in the history."""
-    service = service_of(request)
     record = service.job(job)
     follower = await service.followers.ready(job)
     with follower.view() as view:
@@ -148,16 +124,3 @@ async def replan(
     question = ReplanAsked(service.clock(), caller.name, reason)
     await service.questions.run(lambda: ask_to_replan(service.log(), job, question))
     return ReplanAnswer(job=job, asked_at_s=question.at_s)
-
-
-def _planned(service: Service, asked: PlanBody) -> bytes:
-    """A plan as JSON; FastAPI would check what has just been made.
-
-    Raises:
-        GivenError: If a number makes no sense or is missing, by its field.
-        NotFoundError: If there is no such job.
-        UnavailableError: If Kafka is unavailable and a job is named.
-    """
-    from common.planning.plan import plan_told  # noqa: PLC0415 -- scipy takes long to load
-
-    return plan_told(asked, service.log, service.clock()).model_dump_json().encode()

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Body, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Body, Query
+from pydantic import BaseModel, Field
 
-from common.api.answers import (
-    QuarantineAnswer,
-    QuarantinedBatchAnswer,
-    RequeueAnswer,
-    RequeuedBatchAnswer,
-)
+from common.api.answers import QuarantineAnswer, RequeueAnswer
 from common.jobs.quarantine import Quarantine
-from services.admin.middleware.access import OPERATOR, VIEWER, Operator
+from services.admin.middleware.access import Operator  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.middleware.problems import documented
 from services.admin.routes.requests import JobName, Limit, strictly
-from services.admin.service import service_of
+from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it when run
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["quarantine"])
 
@@ -25,10 +20,8 @@ _MOST_OFFSET = 2**63 - 1
 _MOST_BATCHES = 10_000  # of one request: a record of Kafka each
 
 
-class RequeueBody(BaseModel):
+class RequeueBody(BaseModel, frozen=True, extra="forbid", strict=True):
     """Which batches are to be taken back."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     batches: (
         Annotated[
@@ -41,9 +34,9 @@ class RequeueBody(BaseModel):
     )
 
 
-@router.get("/quarantine", responses=documented(404, 409, 502), dependencies=[VIEWER])
+@router.get("/quarantine", responses=documented(404, 409, 502))
 async def show(
-    request: Request,
+    service: Answering,
     job: JobName,
     after: Annotated[
         int, Query(ge=-1, le=_MOST_OFFSET, description="Only batches above.", examples=[1042])
@@ -51,29 +44,19 @@ async def show(
     limit: Limit = 100,
 ) -> QuarantineAnswer:
     """List what is quarantined, oldest batch first: why, and whether it can be taken back."""
-    service = service_of(request)
     service.job(job)
     found = await service.histories.run(lambda: Quarantine(service.log(), job).listed())
     page = [each for each in found if each.batch > after][: limit + 1]
-    shown = page[:limit]
-    return QuarantineAnswer(
-        batches=tuple(
-            QuarantinedBatchAnswer(
-                batch=each.batch,
-                records=each.records,
-                spans=tuple(span[:4] for span in each.address),
-                reason=each.reason,
-                final=each.final,
-            )
-            for each in shown
-        ),
-        next=shown[-1].batch if len(page) > limit else None,
-    )
+    batches = [
+        {**each._asdict(), "spans": [span[:4] for span in each.address]} for each in page[:limit]
+    ]
+    last = page[limit - 1].batch if len(page) > limit else None
+    return QuarantineAnswer.model_validate({"batches": batches, "next": last})
 
 
-@router.post("/requeue", responses=documented(404, 409, 502), dependencies=[OPERATOR])
+@router.post("/requeue", responses=documented(404, 409, 502))
 async def requeue(
-    request: Request,
+    service: Answering,
     caller: Operator,
     job: JobName,
     asked: Annotated[RequeueBody, strictly(RequeueBody), Body()],
@@ -83,15 +66,10 @@ async def requeue(
     For when the task or the data is mended; a job that is held goes on once it is wanted `running`.
     It may be asked again if the answer is lost: what was taken back before is left alone.
     """
-    service = service_of(request)
     service.job(job)
     named = None if asked.batches == "all" else asked.batches
     at_s = service.clock()
     outcomes = await service.histories.run(
         lambda: Quarantine(service.log(), job).requeue(named, caller.name, at_s)
     )
-    return RequeueAnswer(
-        batches=tuple(
-            RequeuedBatchAnswer(batch=each.batch, outcome=each.outcome) for each in outcomes
-        )
-    )
+    return RequeueAnswer.model_validate({"batches": outcomes})

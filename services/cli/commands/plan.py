@@ -22,7 +22,7 @@ from services.cli.system.outside import system_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from common.api.plan import ToldCurve, ToldPlan
+    from common.api.answers import ToldCurve, ToldPlan
 
 _PLOTTED = 1000  # points of the curve: as many as a figure has dots
 _TOLD = (

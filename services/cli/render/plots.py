@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from common.api.plan import ToldPlan
+    from common.api.answers import ToldPlan
     from common.simulation.experiments.outcome import Point, Run
 
 _WIDTH, _HEIGHT, _DPI = 8.0, 5.5, 120  # inches, and dots in each

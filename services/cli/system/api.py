@@ -17,12 +17,12 @@ from common.api.answers import (
     ProvisioningAnswer,
     QuarantineAnswer,
     RequeueAnswer,
+    ToldPlan,
     UnreadableRecord,
     UpdatesPage,
     WorkersAnswer,
 )
 from common.api.jobs import record_of
-from common.api.plan import ToldPlan
 from common.config.yaml_file import as_json, load_text
 from common.core.spans import Span
 from common.errors import UserError, WireError

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from common.api.answers import JobList
 from common.api.jobs import job_summary, progress_answer, unreadable_records, update_answers
-from common.api.prices import market_of, minimum_billing_s, prices_answer
-from common.api.provisioning import provisioning_answer
+from common.api.provisioning import market_of, minimum_billing_s, prices_answer, provisioning_answer
 from common.checkpoints.find import find_model
 from common.errors import (
     ExpiredError,
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    from common.api.answers import PricesAnswer, ProvisioningAnswer
-    from common.api.plan import ToldPlan
+    from common.api.answers import PricesAnswer, ProvisioningAnswer, ToldPlan
     from common.checkpoints.find import Wish
     from common.config.servers import Outside
     from common.core.events import Wanted

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
         PricesAnswer,
         Progress,
         ProvisioningAnswer,
+        ToldPlan,
         UpdateAnswer,
     )
-    from common.api.plan import ToldPlan
     from common.checkpoints.find import Wish
     from common.core.events import Wanted
     from common.core.losses import ReadFrom

@@ -221,14 +221,16 @@ def test_a_key_that_is_revoked_ends_its_streams_and_no_others(served: Served) ->
 
 
 def test_more_streams_than_there_may_be_are_refused(served: Served) -> None:
-    most = served.world.settings.api_streams
-    for _ in range(most):
-        assert served.world.service.streams.begin()
+    service = served.world.service
+    with served.stream() as stream:
+        stream.next()
+        assert service.streams == 1
+    eventually(lambda: service.streams == 0)
+    service.streams = served.world.settings.api_streams
     answer = served.client.get(PATH)
     assert "streams" in problem(answer, 429)
     assert int(answer.headers["Retry-After"]) > 0
-    for _ in range(most):
-        served.world.service.streams.end()
+    service.streams = 0
 
 
 def test_an_unknown_job_and_a_stranger_are_refused(served: Served) -> None:
@@ -272,7 +274,7 @@ def test_a_reader_that_takes_nothing_is_sent_away(
     JobStore(world.log).submit(job().spec)
 
     async def read() -> None:
-        await world.service.ready()
+        await world.service.books.ready()
         follower = await world.service.followers.ready(JOB)
         reader = Reader(takes=1)
         stream = module.EventStream(follower)
@@ -294,7 +296,7 @@ def test_a_reader_that_takes_not_even_the_end_is_sent_away(
     JobStore(world.log).submit(job().spec)
 
     async def read() -> None:
-        await world.service.ready()
+        await world.service.books.ready()
         follower = await world.service.followers.ready(JOB)
         reader = Reader(takes=1)
         stream = module.EventStream(follower)
@@ -312,7 +314,7 @@ def test_a_reader_that_is_overtaken_has_to_come_back(world: World) -> None:
     JobStore(world.log).submit(job().spec)
 
     async def read() -> None:
-        await world.service.ready()
+        await world.service.books.ready()
         follower = await world.service.followers.ready(JOB)
         reader = Reader(takes=100)
         stream = module.EventStream(follower)
@@ -332,7 +334,7 @@ def test_a_reader_that_goes_is_noticed_at_once(world: World) -> None:
     JobStore(world.log).submit(job().spec)
 
     async def read() -> None:
-        await world.service.ready()
+        await world.service.books.ready()
         follower = await world.service.followers.ready(JOB)
         reader = Reader(takes=100)
         stream = module.EventStream(follower)

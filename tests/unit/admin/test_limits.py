@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.config.settings import Settings
-from services.admin.middleware.limits import Buckets, Streams
+from services.admin.middleware.gate import Buckets
 from tests.unit.admin.conftest import World, problem
 
 if TYPE_CHECKING:
@@ -61,14 +61,6 @@ def test_only_so_many_callers_are_remembered_and_the_busiest_among_them() -> Non
     assert len(buckets) == 10
 
 
-def test_streams_are_counted_while_they_are_open() -> None:
-    streams = Streams(2)
-    assert [streams.begin() for _ in range(3)] == [True, True, False]
-    streams.end()
-    assert streams.begin()
-    assert streams.open == 2
-
-
 def test_a_key_that_asks_too_often_is_told_when_to_come_back(small: World) -> None:
     assert small.ask("GET", "/v1/jobs", key="viewer").status_code == 200
     again = small.ask("GET", "/v1/jobs", key="viewer")
@@ -99,9 +91,9 @@ def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(
 
 
 def test_streams_of_events_are_limited_apart(small: World) -> None:
-    assert small.service.streams.begin()
+    small.service.streams = 1
     answer = small.ask("GET", "/v1/jobs/digits/events", key="viewer")
     assert problem(answer, 429) == "too many streams of events are open"
-    small.service.streams.end()
+    small.service.streams = 0
     assert problem(small.ask("GET", "/v1/jobs/digits/events", key="operator"), 404)
-    assert small.service.streams.open == 0
+    assert small.service.streams == 0

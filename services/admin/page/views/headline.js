@@ -18,8 +18,9 @@ const ORDER = ["Version", "Loss", "Metric", "Updates/s", "Lag", "Skipped", "Expi
 
 /** Tiles with numbers; made once, told often. */
 export class Headline {
-  constructor() {
-    this.element = h("dl", { class: "tiles" });
+  /** @param {HTMLElement} element a list of definitions */
+  constructor(element) {
+    this.element = element;
     this.tiles = new Map();
   }
 

@@ -2,7 +2,7 @@
 
 import { jobPath } from "../api.js";
 import { Charts } from "../charts.js";
-import { h, say, scroll, show } from "../dom.js";
+import { copy, h, say, show } from "../dom.js";
 import * as figures from "../figures.js";
 import { clock, count, duration, short, zone } from "../format.js";
 import { follow } from "../live.js";
@@ -10,15 +10,11 @@ import { JobStore } from "../store.js";
 import { series, colours, onScheme } from "../theme.js";
 import { MOST_LANES, tally, timeline } from "../timeline.js";
 import { Headline, mainMetric } from "./headline.js";
-import { keys, legend, marksLegend, metricLegend } from "./legend.js";
+import { legend, marksLegend, metricLegend } from "./legend.js";
 import { happened, logList } from "./log.js";
-import { banners, noJob, refused } from "./notices.js";
+import { badge, banners, noJob, refused, warnings } from "./notices.js";
 import { estimates, history, planInForce, pools } from "./plan.js";
-import { badge } from "./status.js";
-import { warnings } from "./warnings.js";
 import { inWords, workersTable } from "./workers.js";
-
-const RANGES = [["All", null], ["1 h", 3600], ["15 min", 900], ["5 min", 300]];
 
 /**
  * Show a job until closed.
@@ -28,9 +24,8 @@ const RANGES = [["All", null], ["1 h", 3600], ["15 min", 900], ["5 min", 300]];
  * @returns {() => void} closes the view
  */
 export function jobView(main, name, state) {
-  const view = skeleton(name);
-  const headline = new Headline();
-  view.tiles.append(headline.element);
+  const view = copy("job");
+  const headline = new Headline(view.tiles);
   const store = new JobStore(name, changed, failed);
   const charts = new Charts(whole, (zoomed) => view.ranges.toggleAttribute("data-zoomed", zoomed));
   let due = 0;
@@ -95,7 +90,7 @@ export function jobView(main, name, state) {
     show(view.believed, provisioning?.believed ?? null, () => (provisioning ? estimates(provisioning.believed) : []));
     show(view.pools, provisioning?.plan ?? null, () => (provisioning?.plan ? pools(provisioning.plan) : []));
     show(view.history, provisioning?.plans ?? null, () => (provisioning ? history(provisioning.plans) : []));
-    for (const section of view.rented) section.hidden = store.absent.provisioning !== undefined;
+    for (const part of view.root.querySelectorAll("[data-rented]")) part.hidden = store.absent.provisioning !== undefined;
     const workers = store.workers?.workers ?? [];
     say(view.workersTitle, store.workers?.board_away || inWords(workers));
     show(view.workers, workers, () => workersTable(workers));
@@ -169,7 +164,12 @@ export function jobView(main, name, state) {
     figures.cost(store.known, future(store), palette, span, charts.lastS === null && charts.zoom === null),
   );
   charts.add(view.stability, (palette, span) => figures.stability(store.known, palette, span));
-  view.onRange((lastS) => charts.newest(lastS));
+  view.ranges.addEventListener("change", ({ target }) => {
+    view.ranges.removeAttribute("data-zoomed");
+    charts.newest(target.value === "" ? null : Number(target.value));
+  });
+  say(view.name, name);
+  say(view.foot, `Times in ${zone}.`);
   onScheme(tell);
   addEventListener("online", looked);
   addEventListener("offline", looked);
@@ -202,91 +202,4 @@ function unprovisioned(store) {
   const why = store.absent.provisioning;
   if (why === undefined) return [];
   return [h("p", { class: "quiet" }, "No machines are rented for this job: its workers are started by hand, so that there is no plan and no cost.")];
-}
-
-function skeleton(name) {
-  const at = (attributes = {}, tag = "div") => h(tag, attributes);
-  const chart = (title, element, more = [], wide = false) =>
-    h(
-      "figure",
-      { class: wide ? "card wide" : "card" },
-      h("figcaption", {}, title, more),
-      element,
-      h("p", { class: "nothing" }, "Nothing to draw yet."),
-    );
-  const titled = (text) => h("h2", {}, text);
-  const view = {
-    badge: at({}, "span"),
-    subtitle: at({ class: "subtitle" }, "p"),
-    warnings: at({ class: "banners" }),
-    detail: at({ hidden: true, open: true }, "details"),
-    trouble: at({ class: "trouble", role: "status" }, "p"),
-    tiles: at({}),
-    plan: at(),
-    believed: at(),
-    pools: at(),
-    history: at(),
-    workers: at(),
-    log: at(),
-    metricTitle: titled("Prequential accuracy"),
-    metricKeys: h("ul", { class: "keys" }),
-    machinesNote: h("p", { class: "note" }),
-    machinesKeys: h("ul", { class: "keys" }),
-    lagKeys: h("ul", { class: "keys" }),
-    workersTitle: h("span", {}, "Workers"),
-  };
-  for (const each of ["loss", "metric", "rate", "lag", "cost", "stability"]) view[each] = at({ class: `chart ${each}` });
-  view.machines = at({ class: "chart lanes" });
-  view.ranges = rangeButtons();
-  const cost = chart(titled("Cost so far"), view.cost, keys(["spent", "on-demand only", "predicted"]));
-  const stability = chart(titled("Stability ratio"), view.stability);
-  const plan = h("section", { class: "card" }, titled("The plan in force"), view.plan);
-  const believed = h("section", { class: "card" }, titled("Estimates, and where they lie with 90 %"), view.believed, titled("Pools"), view.pools);
-  const plans = h("section", { class: "card" }, titled("Plans"), scroll("Plans", view.history));
-  view.rented = [cost, stability, believed, plans];
-  view.root = h(
-    "div",
-    { class: "job" },
-    h("div", { class: "title" }, h("h1", {}, name), view.badge, view.ranges),
-    view.subtitle,
-    view.warnings,
-    view.detail,
-    view.trouble,
-    view.tiles,
-    h(
-      "div",
-      { class: "grid" },
-      chart(titled("Loss"), view.loss),
-      chart(view.metricTitle, view.metric, view.metricKeys),
-      chart(titled("Machines"), view.machines, [view.machinesNote, view.machinesKeys], true),
-      chart(titled("Updates per second"), view.rate),
-      chart(titled("Lag per stream"), view.lag, view.lagKeys),
-      cost,
-      stability,
-      plan,
-      believed,
-      plans,
-      h("section", { class: "card happened" }, titled("What happened"), scroll("What happened", view.log)),
-      h("details", { class: "card wide" }, h("summary", {}, view.workersTitle), view.workers),
-    ),
-    h("p", { class: "foot" }, `Times in ${zone}.`),
-  );
-  view.onRange = (then) => {
-    view.ranges.addEventListener("change", (event) => {
-      view.ranges.removeAttribute("data-zoomed");
-      then(event.target.value === "" ? null : Number(event.target.value));
-    });
-  };
-  return view;
-}
-
-function rangeButtons() {
-  return h(
-    "fieldset",
-    { class: "ranges" },
-    h("legend", { class: "hidden" }, "Span of time"),
-    RANGES.map(([words, lastS]) =>
-      h("label", {}, h("input", { type: "radio", name: "range", value: lastS ?? "", checked: lastS === null }), h("span", {}, words)),
-    ),
-  );
 }

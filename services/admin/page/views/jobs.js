@@ -1,18 +1,13 @@
 /** The list of jobs: how each is, what it costs, and the way to it. */
 
 import { ask, jobPath } from "../api.js";
-import { h, say, show } from "../dom.js";
+import { copy, h, say, show } from "../dom.js";
 import { atLeast, count, money, percent, short } from "../format.js";
-import { banners, noJobs, refused } from "./notices.js";
-import { badge } from "./status.js";
+import { badge, banners, noJobs, refused } from "./notices.js";
 
 const EVERY_S = 5;
 const JOBS_PER_S = 8; // asked about by one page, however many there are
 const AT_ONCE = 4;
-const COLUMNS = [
-  ...["Job", "State", "Version", "Loss", "Accuracy", "Updates/s", "Lag", "Skipped", "Quarantined", "Expired", "Lost", "Workers"],
-  ...["Cost", "Of on-demand"],
-];
 
 /**
  * Show the list until closed.
@@ -23,18 +18,8 @@ const COLUMNS = [
 export function jobsView(main, state) {
   const closing = new AbortController();
   const rows = new Map();
-  const notice = h("div", { "aria-live": "polite" });
-  const body = h("tbody");
-  const table = h(
-    "table",
-    { class: "jobs", hidden: true },
-    h("thead", {}, h("tr", {}, COLUMNS.map((name, at) => h("th", { scope: "col", class: at > 1 ? "number" : null }, name)))),
-    body,
-  );
-  const title = h("h1", { hidden: true }, "Jobs");
-  const trouble = h("p", { class: "banner", role: "alert", hidden: true });
-  const unreadable = h("div", { class: "banners" });
-  main.append(title, trouble, unreadable, table, notice);
+  const { root, title, trouble, unreadable, table, body, notice } = copy("jobs");
+  main.append(root);
   let timer = 0;
 
   async function turn() {
@@ -73,14 +58,14 @@ export function jobsView(main, state) {
     show(notice, jobs.length === 0, () => (jobs.length === 0 ? noJobs() : []));
     for (const [id, row] of rows) {
       if (jobs.some((job) => job.id === id)) continue;
-      row.remove();
+      row.root.remove();
       rows.delete(id);
     }
     jobs.forEach((job, place) => {
       if (!rows.has(job.id)) rows.set(job.id, newRow(job));
       const row = rows.get(job.id);
       tellState(row, job);
-      if (body.children[place] !== row) body.insertBefore(row, body.children[place] ?? null);
+      if (body.children[place] !== row.root) body.insertBefore(row.root, body.children[place] ?? null);
     });
   }
 
@@ -94,12 +79,9 @@ export function jobsView(main, state) {
 
   async function detail(summary) {
     const [job, provisioning] = await Promise.all([
-      ask(jobPath(summary.id), closing.signal),
+      ask(jobPath(summary.id), closing.signal).catch(none), // deleted meanwhile: the next turn knows
       summary.provisioned ? ask(jobPath(summary.id, "/provisioning?limit=1"), closing.signal).catch(none) : null,
-    ]).catch((refusal) => {
-      if (refusal.kind === "missing") return [null, null]; // deleted meanwhile: the next turn knows
-      throw refusal;
-    });
+    ]);
     const row = rows.get(summary.id);
     if (job !== null && row !== undefined) tell(row, job, provisioning);
   }
@@ -134,12 +116,12 @@ function broken({ id, offset, reason }) {
 }
 
 function newRow(job) {
-  const link = h("a", { href: `#/jobs/${encodeURIComponent(job.id)}` }, job.id);
-  const under = h("span", { class: "under" }, `${job.task} · ${streams(job.streams)}`);
-  const cells = COLUMNS.slice(1).map((name, at) => h("td", { "data-name": name, class: at > 0 ? "number" : null }));
-  const row = h("tr", {}, h("th", { scope: "row" }, link, under), cells);
-  row.addEventListener("click", (event) => {
-    if (!event.target.closest("a") && String(getSelection()) === "") link.click();
+  const row = copy("jobs-row");
+  row.link.href = `#/jobs/${encodeURIComponent(job.id)}`;
+  say(row.link, job.id);
+  say(row.under, `${job.task} · ${streams(job.streams)}`);
+  row.root.addEventListener("click", (event) => {
+    if (!event.target.closest("a") && String(getSelection()) === "") row.link.click();
   });
   return row;
 }
@@ -150,28 +132,20 @@ function streams(names) {
 
 function tellState(row, { state, why }) {
   const told = state === "running" ? "" : why;
-  show(row.querySelector("td"), [state, told], () => [badge({ state }), told ? h("span", { class: "under why" }, told) : null]);
+  show(row.state, [state, told], () => [badge({ state }), told ? h("span", { class: "under why" }, told) : null]);
 }
 
 function tell(row, job, provisioning) {
-  const [, ...cells] = row.querySelectorAll("td");
   const progress = job.progress;
   const cost = provisioning?.cost ?? null;
   tellState(row, job);
-  const accuracy = progress.metrics.accuracy ?? null;
-  const texts = [
-    count(progress.version),
-    short(progress.loss),
-    percent(accuracy),
-    short(progress.updates_per_s),
-    count(progress.lag),
-    atLeast(progress.skipped, progress.whole),
-    atLeast(progress.quarantined, progress.whole),
-    atLeast(progress.expired, progress.whole),
-    atLeast(progress.lost, progress.whole),
-    count(progress.workers),
-    money(cost?.spent_usd ?? null),
-    percent(cost?.ratio_to_on_demand ?? null),
-  ];
-  texts.forEach((text, at) => say(cells[at], text));
+  say(row.version, count(progress.version));
+  say(row.loss, short(progress.loss));
+  say(row.accuracy, percent(progress.metrics.accuracy ?? null));
+  say(row.rate, short(progress.updates_per_s));
+  say(row.lag, count(progress.lag));
+  for (const name of ["skipped", "quarantined", "expired", "lost"]) say(row[name], atLeast(progress[name], progress.whole));
+  say(row.workers, count(progress.workers));
+  say(row.cost, money(cost?.spent_usd ?? null));
+  say(row.ratio, percent(cost?.ratio_to_on_demand ?? null));
 }

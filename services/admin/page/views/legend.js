@@ -2,7 +2,7 @@
 
 import { h, s } from "../dom.js";
 import { count, short } from "../format.js";
-import { KINDS, MARKS } from "../timeline.js";
+import { KINDS, marked, MARKS } from "../timeline.js";
 
 const SHAPES = {
   x: "M2 2 10 10M10 2 2 10",
@@ -24,9 +24,8 @@ function entry(drawing, text, value = null) {
 /** What bars and marks of the timeline mean, as far as they occur. @returns {Array<Node>} */
 export function marksLegend(lives, workers) {
   const kinds = Object.keys(KINDS).filter((kind) => lives.some((life) => life.kind === kind));
-  const ends = Object.keys(SHAPES)
-    .map((symbol) => Object.keys(MARKS).find((name) => MARKS[name].symbol === symbol))
-    .map((name) => [name, lives.filter((life) => life.cause === name).length || running(name, lives, workers)])
+  const ends = Object.keys(MARKS)
+    .map((name) => [name, marked(name, lives, workers).length])
     .filter(([, times]) => times > 0);
   if (lives.length === 0) return [];
   return [
@@ -40,22 +39,6 @@ export function marksLegend(lives, workers) {
     }),
     entry(sample("line-plan", s("line", { x1: 12, x2: 12, y1: 0, y2: 12 })), "new plan"),
   ];
-}
-
-function running(name, lives, workers) {
-  const such = new Set(workers.filter((worker) => worker.status === name).map((worker) => worker.name));
-  return lives.filter((life) => life.to_s === null && such.has(life.worker)).length;
-}
-
-const LINES = { spent: "spent", "on-demand only": "other", predicted: "predicted" };
-
-/** The lines of the cost chart. @returns {HTMLElement} */
-export function keys(names) {
-  return h(
-    "ul",
-    { class: "keys" },
-    names.map((name) => entry(sample(`line-${LINES[name]}`, s("line", { x1: 0, x2: 24, y1: 6, y2: 6 })), name)),
-  );
 }
 
 /** The lines of the metric chart beside that of the updates. @returns {Array<Node>} */

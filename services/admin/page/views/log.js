@@ -2,6 +2,7 @@
 
 import { h } from "../dom.js";
 import { clock, count, short } from "../format.js";
+import { mix } from "./plan.js";
 
 const MOST = 120;
 const ENDS = {
@@ -35,8 +36,7 @@ function changed(change) {
 }
 
 function planned(plan) {
-  const mix = `${count(plan.spot)} on spot, ${count(plan.on_demand)} on demand`;
-  return { atS: plan.at_s, kind: "plan", text: `Plan ${plan.number}: ${mix}. ${plan.why}` };
+  return { atS: plan.at_s, kind: "plan", text: `Plan ${plan.number}: ${mix(plan)}. ${plan.why}` };
 }
 
 function drifted({ stream, version, at_s: atS, before, after }) {

@@ -1,50 +1,44 @@
 /** Plain sentences in the place of what cannot be shown, and warnings above what can. */
 
-import { h } from "../dom.js";
+import { copy, h, say } from "../dom.js";
+import { count, short } from "../format.js";
 
 /**
  * What to do about a refusal, for the whole page.
  * @param {import("../api.js").Refusal} refusal
  * @returns {Node}
  */
-export function refused(refusal) {
-  if (refusal.kind === "key" || refusal.kind === "role") {
-    const again = h("button", { type: "button", class: "button" }, "Reload and sign in");
-    again.addEventListener("click", () => location.reload());
-    return alone("A valid key is needed", [
-      h("p", {}, refusal.message),
-      h(
-        "p",
-        {},
-        "Sign in with any user name, and the key as the password. Whoever runs this service makes one with ",
-        h("code", {}, "doll key create --role viewer"),
-        ".",
-      ),
-      h("p", {}, again),
-    ]);
+export function refused({ kind, message }) {
+  if (kind !== "key" && kind !== "role") {
+    return h("section", { class: "alone" }, h("h1", {}, "Nothing to show yet"), h("p", {}, message));
   }
-  return alone("Nothing to show yet", [h("p", {}, refusal.message)]);
+  const notice = copy("no-key");
+  say(notice.message, message);
+  notice.again.addEventListener("click", () => location.reload());
+  return notice.root;
 }
 
 /** A job that is not there. @param {string} job @returns {Node} */
 export function noJob(job) {
-  return alone(`There is no job named ${job}`, [
-    h("p", {}, "It was never submitted here, or it was deleted."),
-    h("p", {}, h("a", { class: "button", href: "#/" }, "Show all jobs")),
-  ]);
+  const notice = copy("no-job");
+  say(notice.title, `There is no job named ${job}`);
+  return notice.root;
 }
 
 /** No jobs at all: how to submit one. @returns {Node} */
 export function noJobs() {
-  return alone("No jobs yet", [
-    h("p", {}, "Submit one, with the key of an operator in DOLL_API_KEY:"),
-    h("pre", {}, h("code", {}, `doll job submit docs/examples/digits.yaml --api ${location.origin}`)),
-    h("p", {}, "It appears here as soon as it is accepted."),
-  ]);
+  const notice = copy("no-jobs");
+  say(notice.command, `doll job submit docs/examples/digits.yaml --api ${location.origin}`);
+  return notice.root;
 }
 
-function alone(title, children) {
-  return h("section", { class: "alone" }, h("h1", {}, title), children);
+/**
+ * How a job is, as a badge: the word that the API, the command line and the metrics have too.
+ * @param {{state: string}} job
+ * @returns {HTMLElement}
+ */
+export function badge({ state }) {
+  return h("span", { class: "badge", "data-state": state.replaceAll(" ", "-") }, state);
 }
 
 /**
@@ -64,4 +58,59 @@ export function banners(warnings) {
         command ? h("code", {}, command) : null,
       ),
     );
+}
+
+const GRAVE = new Set(["held", "degraded", "waiting for a coordinator", "waiting for workers"]);
+
+/**
+ * What a person must know about a job at once.
+ * @param {import("../store.js").JobStore} store
+ * @returns {Array<{grave: boolean, title: string, text: string, command: string}>} command: what to do about it
+ */
+export function warnings(store) {
+  const { job, provisioning, workers } = store;
+  if (job === null) return [];
+  const progress = job.progress;
+  const found = [];
+  const warn = (grave, title, text, command = "") => found.push({ grave, title, text, command });
+  if (job.state !== "running") {
+    const resume = `doll job resume ${job.id}`;
+    const command = job.state === "held" && !job.why.includes(resume) ? resume : ""; // else the reason says how
+    warn(GRAVE.has(job.state), `The job is ${job.state}${job.why ? ":" : "."}`, job.why, command);
+  } else if (progress.led === null) warn(true, "Redis is unavailable:", "who leads and who works is not known.");
+  if (workers?.board_away && progress.led !== null) warn(true, "Signs of life cannot be read:", workers.board_away);
+  if (progress.skipped > 0) warn(false, `${counted(progress.skipped, "record", "records")} did not decode:`, "they are in the streams' dead letters.");
+  if (progress.quarantined > 0) quarantined(job.id, progress, warn);
+  if (progress.expired > 0) {
+    warn(true, `${counted(progress.expired, "record", "records")} expired:`, "Kafka deleted them before they were trained. Their topics need a longer retention.");
+  }
+  if (progress.lost > 0) {
+    warn(false, `${counted(progress.lost, "record was", "records were")} trained, then lost:`, "Kafka lost them after they were used: they are in the model, and in no topic.");
+  }
+  if (provisioning) rented(provisioning, warn);
+  return found;
+}
+
+function quarantined(id, { quarantined: all, requeueable }, warn) {
+  const title = `${counted(all, "batch is", "batches are")} quarantined:`;
+  const list = `doll job requeue ${id}`;
+  if (requeueable === 0) warn(false, title, "Their records are gone, or were written anew. Which, and why:", list);
+  else warn(false, title, `${count(requeueable)} can be trained after all, once the task or the data is mended:`, `${list} --all`);
+}
+
+function counted(number, one, many) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}
+
+function rented({ plan, warning, stability, settled }, warn) {
+  if (settled) {
+    warn(false, "Its machines are given back:", settled);
+    return;
+  }
+  if (warning) warn(true, "Provisioning:", warning);
+  if (plan?.warning && plan.warning !== warning) warn(true, `Plan ${plan.number}:`, plan.warning);
+  if (plan && !plan.feasible) warn(true, "The plan is not feasible:", plan.reason);
+  if (stability !== null && stability < 1 && !warning) {
+    warn(true, `The stability ratio is ${short(stability)}:`, "records arrive faster than these machines make updates of them.");
+  }
 }

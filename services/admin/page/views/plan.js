@@ -30,7 +30,8 @@ export function planInForce(provisioning) {
   ];
 }
 
-function mix(plan) {
+/** Its machines in words. @param {object} plan @returns {string} */
+export function mix(plan) {
   return `${count(plan.spot)} on spot, ${count(plan.on_demand)} on demand`;
 }
 

@@ -1,6 +1,6 @@
 /** The table of workers. */
 
-import { h, scroll } from "../dom.js";
+import { h } from "../dom.js";
 import { clock, short, UNKNOWN } from "../format.js";
 import { KINDS } from "../timeline.js";
 
@@ -40,7 +40,8 @@ export function workersTable(workers) {
     ),
   );
   const head = h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, name))));
-  return [scroll("Workers", h("table", { class: "workers" }, head, h("tbody", {}, rows)))];
+  const table = h("table", { class: "workers" }, head, h("tbody", {}, rows));
+  return [h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Workers" }, table)];
 }
 
 function bySlot(one, other) {

@@ -33,10 +33,10 @@ def test_points_are_means_over_runs_of_the_versions_that_count(
     points, length = course.points(), course.length
     runs = [rows[first : first + length] for first in range(0, len(rows), length)]
     assert len(runs) <= CAPACITY
-    assert points.version == [run[-1].version for run in runs]
-    assert points.at_s == [run[-1].at_s for run in runs]
+    assert points.version == tuple(run[-1].version for run in runs)
+    assert points.update_at_s == tuple(run[-1].at_s for run in runs)
     means = [sum(r.loss * r.samples for r in run) / sum(r.samples for r in run) for run in runs]
-    assert points.loss == pytest.approx(means)
+    assert points.loss == pytest.approx(tuple(means))
     for index, run in enumerate(runs):
         having = [each for each in run if each.metrics]
         if having:
@@ -53,7 +53,7 @@ def test_a_rate_is_that_of_the_ten_seconds_before() -> None:
         course.append(row(version, 1.0, 1, version * 0.5))
     course.append(row(101, 1.0, 1, 150.0))  # a pause of 100 s
     rates = course.points().updates_per_s
-    assert rates[:100] == pytest.approx([2.0] * 100)
+    assert rates[:100] == pytest.approx((2.0,) * 100)
     assert rates[100] == pytest.approx(0.01)
 
 
@@ -61,5 +61,5 @@ def test_an_update_without_a_time_stands_where_the_one_before_it_does() -> None:
     course = LossCurve()
     course.append(row(1, 1.0, 1, 5.0))
     course.append(row(2, 1.0, 1, None))
-    assert course.points().at_s == [5.0, 5.0]
-    assert course.points().updates_per_s == [0.0, 0.0]
+    assert course.points().update_at_s == (5.0, 5.0)
+    assert course.points().updates_per_s == (0.0, 0.0)

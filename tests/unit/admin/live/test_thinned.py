@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.admin.live.thinned import Thinned
+from services.admin.live.loss_curve import Thinned
 
 
 @given(st.integers(0, 500), st.sampled_from([2, 4, 10]))
