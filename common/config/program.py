@@ -1,17 +1,19 @@
-"""How our own programs are started as processes, so that they find our packages and no others.
+"""How our services are started as processes: their command lines, and which packages they find.
 
 A user may have folders `common` and `services` too, in the working directory or on PYTHONPATH.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 _ROOT = str(Path(__file__).parents[2])  # where our packages lie, in a checkout or installed
 
@@ -24,3 +26,62 @@ def command_of(module: str, *arguments: str) -> tuple[str, ...]:
 def search_path(others: Iterable[str]) -> str:
     """PYTHONPATH with our packages first, and then other places."""
     return os.pathsep.join(dict.fromkeys((_ROOT, *filter(None, others))))
+
+
+class ServiceHelp(NamedTuple):
+    """What the help of a service says."""
+
+    description: str
+    example: str
+    job: str = ""  # explains `--job`; empty: there is none
+
+
+SERVICES = {
+    "worker": ServiceHelp(
+        "One worker: reads the job's streams and computes gradients.",
+        "python -m services.worker --job digits --name w1",
+        "the only job to work for; default: whichever needs workers",
+    ),
+    "coordinator": ServiceHelp(
+        "One replica of the coordinator: leads jobs, or stands by for those who do.",
+        "python -m services.coordinator --name c1",
+    ),
+    "provisioner": ServiceHelp(
+        "Rents machines for jobs that ask for them, from the market in DOLL_MARKET.",
+        "DOLL_MARKET=market.yaml python -m services.provisioner --name p1",
+    ),
+    "evaluator": ServiceHelp(
+        "Judges each n-th version of jobs that ask for it, and tells when a stream drifts.",
+        "python -m services.evaluator --job digits",
+        "the only job; default: all that have an `evaluation`",
+    ),
+    "admin": ServiceHelp(
+        "The REST API and the live page. Its settings are DOLL_API_... in the environment; keys"
+        " are made with `doll key create`.",
+        "DOLL_API_PORT=8080 python -m services.admin",
+    ),
+}
+
+
+def command_line(service: str, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read a service's command line: `name`, and `job` where the service has that option.
+
+    Args:
+        service: Which one of `SERVICES`.
+        arguments: What follows its name; None: those of this process.
+
+    Raises:
+        SystemExit: If it asks for help, or makes no sense.
+    """
+    description, example, job = SERVICES[service]
+    parser = argparse.ArgumentParser(
+        prog=f"python -m services.{service}", description=description, epilog=f"example: {example}"
+    )
+    if job:
+        parser.add_argument("--job", help=job)
+    name, explained = socket.gethostname(), "for people; default: the host"
+    if service == "worker":
+        name = f"{name}-{os.getpid()}"
+        explained = "unique among the job's workers; default: host and process"
+    parser.add_argument("--name", default=name, help=explained)
+    return parser.parse_args(arguments)

@@ -31,12 +31,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from common.config.program import SERVICES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import BinaryIO
 
 _ROOT = Path(__file__).parents[2]  # where our packages lie, in a checkout or installed
-_SERVICES = ("worker", "coordinator", "provisioner", "evaluator", "admin")
 # What they import only when they need it.
 _LATER = (
     *("common.adapters.kafka", "common.adapters.redis.exchange", "common.adapters.blobs.disk"),
@@ -248,9 +249,9 @@ def _load() -> None:
     Raises:
         RuntimeError: If something began a thread on its import, which no fork would have.
     """
-    for module in (*_LATER, *(f"services.{service}.__main__" for service in _SERVICES)):
+    for module in (*_LATER, *(f"services.{service}.__main__" for service in SERVICES)):
         importlib.import_module(module)
-    for service in _SERVICES:
+    for service in SERVICES:
         del sys.modules[f"services.{service}.__main__"]  # each is run anew, as `__main__`
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         raise RuntimeError("something has begun a thread on its import: it cannot be forked")

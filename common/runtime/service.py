@@ -1,11 +1,9 @@
-"""A service process: command line, settings, logs, metrics, its jobs, and its end in order."""
+"""A service process: settings, logs, metrics, its jobs, and its end in order."""
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
-import socket
 import sys
 import threading
 from contextlib import ExitStack, closing, contextmanager
@@ -58,34 +56,6 @@ class ServiceProcess(NamedTuple):
         """
         if self.settings.metrics_port:
             serve(meters, self.watchdogs, self.settings.metrics_host, self.settings.metrics_port)
-
-
-def command_line(
-    service: str,
-    description: str,
-    example: str,
-    *,
-    job: str = "",
-    name: str = "for people; default: the host",
-    default_name: str = "",
-) -> argparse.Namespace:
-    """Read the command line of this process: `name`, and `job` where the service has that option.
-
-    Args:
-        service: Which one.
-        description: What it does.
-        example: A command line that makes sense.
-        job: Explains `--job`; empty: there is none.
-        name: Explains `--name`.
-        default_name: The name unless one is given; empty: the host's.
-    """
-    parser = argparse.ArgumentParser(
-        prog=f"python -m services.{service}", description=description, epilog=f"example: {example}"
-    )
-    if job:
-        parser.add_argument("--job", help=job)
-    parser.add_argument("--name", default=default_name or socket.gethostname(), help=name)
-    return parser.parse_args()
 
 
 def run(

@@ -8,9 +8,10 @@ import threading
 from logging import getLogger
 from typing import TYPE_CHECKING
 
+from common.config.program import command_line
 from common.errors import UserError
 from common.runtime.connect import connect
-from common.runtime.service import EXIT_FAILED, EXIT_OK, command_line, run
+from common.runtime.service import EXIT_FAILED, EXIT_OK, run
 from services.admin.app import create_app
 from services.admin.server import Server
 
@@ -25,12 +26,7 @@ STALLED_S = 30  # after which a connection is dropped that takes nothing of what
 
 def main() -> int:
     """Run until told to end; returns the exit status."""
-    name = command_line(
-        "admin",
-        "The REST API and the live page. Its settings are DOLL_API_... in the environment; keys"
-        " are made with `doll key create`.",
-        "DOLL_API_PORT=8080 python -m services.admin",
-    ).name
+    name = command_line("admin").name
     return run("admin", name, _serve)  # once uvicorn has ended by a signal, it raises that again
 
 

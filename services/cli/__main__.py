@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from common.runtime.connect import connect
+from typing import TYPE_CHECKING
+
 from services.cli.app import app
 from services.cli.system.outside import Ways
+
+if TYPE_CHECKING:
+    from common.config.servers import Outside
+    from common.config.settings import Settings
 
 
 def main() -> None:
     """Run the command line of this process."""
-    app(obj=Ways(connect))
+    app(obj=Ways(_connect))
+
+
+def _connect(settings: Settings) -> Outside:
+    from common.runtime.connect import connect
+
+    return connect(settings)
 
 
 if __name__ == "__main__":

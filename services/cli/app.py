@@ -6,7 +6,6 @@ command, write it in a file of its own and register it at the end of this one.
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +13,6 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from common.config.settings import read_settings
 from common.errors import DollError, OutsideError, UserError
 from services.cli import exits
 from services.cli.commands import (
@@ -86,15 +84,12 @@ def settings(
         ),
     ] = "",
 ) -> None:
-    """Read the environment once; what is given here stands above it."""
+    """Keep what is given here, which stands above the environment."""
     given = {"DOLL_KAFKA": kafka, "DOLL_REDIS": redis, "DOLL_BLOBS": blobs}
     given |= {"DOLL_API": api, "DOLL_API_KEY": api_key}
-    chosen = {name: value for name, value in given.items() if value}
     # Until here the context holds ways to connect: `main` gives adapters, tests give fakes.
     ways: Ways = context.obj
-    files = {f"{name}_FILE": "" for name in chosen}  # of the environment too: not both are given
-    outside = ways.connect(read_settings({**os.environ, **files, **chosen}))
-    context.obj = Reached(outside, ways.transport)
+    context.obj = Reached(ways, {name: value for name, value in given.items() if value})
 
 
 app.command()(demo)

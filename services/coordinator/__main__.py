@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from common.config.program import command_line
 from common.learning.optimizers import load_optimizers
 from common.runtime.connect import open_blobs, open_tracer
-from common.runtime.service import END_S, command_line, follow_jobs, run
+from common.runtime.service import END_S, follow_jobs, run
 from common.runtime.supervisor import Supervisor
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from services.coordinator.candidates import Candidates
@@ -35,11 +36,7 @@ LOOKS = 2
 
 def main() -> int:
     """Run until told to end; returns the exit status."""
-    name = command_line(
-        "coordinator",
-        "One replica of the coordinator: leads jobs, or stands by for those who do.",
-        "python -m services.coordinator --name c1",
-    ).name
+    name = command_line("coordinator").name
     # No two lives of a process are one candidate.
     return run("coordinator", f"{name}-{uuid.uuid4().hex[:8]}", _coordinate)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from common.runtime.service import command_line, follow_jobs, run
+from common.config.program import command_line
+from common.runtime.service import follow_jobs, run
 from common.telemetry.metrics.evaluator import EvaluatorMetrics
 from services.evaluator.evaluation_runner import Process
 from services.evaluator.loop import JobEvaluator
@@ -28,12 +29,7 @@ HANGS_S = 1800.0
 
 def main() -> int:
     """Run until told to end; returns the exit status."""
-    arguments = command_line(
-        "evaluator",
-        "Judges each n-th version of jobs that ask for it, and tells when a stream drifts.",
-        "python -m services.evaluator --job digits",
-        job="the only job; default: all that have an `evaluation`",
-    )
+    arguments = command_line("evaluator")
     return run("evaluator", arguments.name, partial(_evaluate, arguments.job))
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.config.market_file import load_market
+from common.config.program import command_line
 from common.errors import UserError
 from common.runtime.connect import open_fleet, open_prices
-from common.runtime.service import command_line, follow_jobs, run
+from common.runtime.service import follow_jobs, run
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
 from services.provisioner.loop import JobProvisioner, Replica
 
@@ -26,11 +27,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Run until told to end; returns the exit status."""
-    name = command_line(
-        "provisioner",
-        "Rents machines for jobs that ask for them, from the market in DOLL_MARKET.",
-        "DOLL_MARKET=market.yaml python -m services.provisioner --name p1",
-    ).name
+    name = command_line("provisioner").name
     # No two lives of a process are one candidate.
     return run("provisioner", f"{name}-{uuid.uuid4().hex[:8]}", _provision)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
-import socket
 import sys
 import threading
 from contextlib import closing
@@ -14,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from common.config.program import command_line
 from common.core.messages import WorkerId
 from common.errors import UnavailableError
 from common.jobs.spec import BUILT_IN_TASKS
 from common.jobs.store import JobStore
 from common.learning.gradients import resolve_device
 from common.runtime.connect import open_boards, open_log, open_notices, open_tracer
-from common.runtime.service import command_line, freeze_imports, run
+from common.runtime.service import freeze_imports, run
 from common.telemetry.logging import Outage
 from common.telemetry.metrics.worker import WorkerMetrics
 from services.worker.loop import JobWorker, Observers
@@ -40,14 +39,7 @@ SELECTED_S = 0.05  # between looks whether there is a job by now
 
 def main() -> int:
     """Run until told to end; returns the exit status."""
-    arguments = command_line(
-        "worker",
-        "One worker: reads the job's streams and computes gradients.",
-        "python -m services.worker --job digits --name w1",
-        job="the only job to work for; default: whichever needs workers",
-        name="unique among the job's workers; default: host and process",
-        default_name=f"{socket.gethostname()}-{os.getpid()}",
-    )
+    arguments = command_line("worker")
     return run("worker", arguments.name, partial(_work, arguments.job or ""), called="worker")
 
 

@@ -11,14 +11,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from common.core.audit import audit as fold
-from common.core.messages import Opened
-from common.core.spans import Partition, Span
 from common.errors import UnknownTopicError
-from common.jobs.store import JobStore
 from common.topics import names as topics
-from common.topics.read import read_decoded
-from common.wire.messages import decode_audit, decode_claim
 from services.cli import exits
 from services.cli.system.outside import outside_of
 
@@ -27,6 +21,7 @@ if TYPE_CHECKING:
 
     from common.core.audit import Audit
     from common.core.messages import Replayed, Requeued, UpdateApplied
+    from common.core.spans import Span
 
 
 def audit(
@@ -44,6 +39,13 @@ def audit(
 
     Example: [bold]doll audit digits --last 5[/]
     """
+    from common.core.audit import audit as fold
+    from common.core.messages import Opened
+    from common.core.spans import Partition
+    from common.jobs.store import JobStore
+    from common.topics.read import read_decoded
+    from common.wire.messages import decode_audit, decode_claim
+
     log = outside_of(context).open_log()
     record = JobStore(log).get(job)
     first = record.first
@@ -78,7 +80,7 @@ def audit(
 
 def merged(spans: Iterable[Span]) -> list[Span]:
     """Join spans that touch, so that a version's spans are few to read."""
-    joined = list[Span]()
+    joined: list[Span] = []
     for span in sorted(spans):
         if joined and joined[-1].place == span.place and joined[-1].end == span.start:
             joined[-1] = joined[-1]._replace(end=span.end)

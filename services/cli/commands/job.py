@@ -7,15 +7,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
 from common.errors import UserError
-from common.jobs.store import encode_job
 from common.topics import names as topics
 from services.cli.commands.requeue import replay, requeue
 from services.cli.system.outside import system_of
@@ -125,6 +122,10 @@ def show(context: typer.Context, job: Name) -> None:
 
     Example: [bold]doll job show digits[/]
     """
+    import msgspec
+
+    from common.jobs.store import encode_job
+
     record = system_of(context).job(job)
     typer.echo(msgspec.json.format(encode_job(record), indent=2).decode())
     if record.held:
@@ -262,6 +263,8 @@ def watch(
 
     Example: [bold]doll job watch digits[/]
     """
+    from rich.live import Live
+
     watched = system_of(context).watch(job)
     try:
         if once:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from contextlib import closing
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from common.api.keys import KeyStore, Role
 from services.cli.system.outside import outside_of
+
+if TYPE_CHECKING:
+    from common.api.keys import KeyStore
 
 app = typer.Typer(no_args_is_help=True, help="Create and revoke API keys of the admin service.")
 
@@ -23,7 +25,9 @@ Name = Annotated[str, typer.Argument(help="The key's name; not secret.")]
 def create(
     context: typer.Context,
     name: Name,
-    role: Annotated[Role, typer.Option(help="viewer: read; operator: change, too.")],
+    role: Annotated[
+        Literal["viewer", "operator"], typer.Option(help="viewer: read; operator: change, too.")
+    ],
     note: Annotated[str, typer.Option(help="Who holds it and why.")] = "",
 ) -> None:
     """Create a key and print it, once: only its hash is stored.
@@ -73,6 +77,8 @@ def revoke(context: typer.Context, name: Name) -> None:
 
 
 def _book(context: typer.Context) -> KeyStore:
+    from common.api.keys import KeyStore
+
     return KeyStore(outside_of(context).open_log())
 
 

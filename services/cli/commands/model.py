@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from common.checkpoints.find import wish_of
 from common.errors import UserError
 from services.cli.system.outside import system_of
 
@@ -28,6 +27,8 @@ def pull(
 
     Example: [bold]doll model pull digits -o digits.safetensors --version best[/]
     """
+    from common.checkpoints.find import wish_of
+
     model = system_of(context).model(job, wish_of(version), _tell)
     try:
         output.write_bytes(model.data)

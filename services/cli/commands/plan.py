@@ -7,16 +7,12 @@ import math
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 from rich.console import Console, Group
 from rich.table import Column, Table
 from rich.text import Text
 
 from common.errors import UserError
-from common.planning.request import PlanRequest
-from services.cli.options import complaints_by
-from services.cli.render import plots
 from services.cli.system.outside import system_of
 
 if TYPE_CHECKING:
@@ -103,6 +99,12 @@ def plan(  # noqa: PLR0913 -- the options of a command
     --updates 10000 --deadline 6720 --availability 0.9 --spot-price 0.158
     --on-demand-price 0.286[/]
     """
+    import msgspec
+
+    from common.planning.request import PlanRequest
+    from services.cli.options import complaints_by
+    from services.cli.render import plots
+
     if plot is not None:
         plots.check(plot)
     given = {
@@ -149,6 +151,8 @@ def read_rates(path: Path) -> list[float]:
     Raises:
         UserError: If the file cannot be read or holds something else, by its line.
     """
+    import msgspec
+
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
@@ -226,7 +230,7 @@ def draw(plan: ToldPlan, *, all_workers: bool = False) -> Group:
 
 def ranges(numbers: Iterable[int]) -> list[str]:
     """Write whole numbers as ranges: 0-2, 5, 7-9."""
-    found = list[list[int]]()
+    found: list[list[int]] = []
     for number in sorted(numbers):
         if found and found[-1][1] == number - 1:
             found[-1][1] = number

@@ -7,26 +7,19 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from common.datasets.records import count
-from common.embedded.kafka import KEPT_BYTES
 from common.errors import UnavailableError, UnknownTopicError, UserError
-from common.jobs.store import JobStore
-from common.ports.servers import NewTopic
 from common.topics.names import check_stream
-from services.cli.commands import sources
-from services.cli.commands.bounded_topic import BoundedTopic
-from services.cli.commands.producing import Backlog, RetryingWriter, Schedule, send_all, unbounded
 from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.ports.servers import Log, Writer
+    from services.cli.commands.bounded_topic import BoundedTopic
+    from services.cli.commands.producing import RetryingWriter, Schedule
 
 _FLUSH_S = 30.0
 
@@ -68,6 +61,15 @@ def produce(  # noqa: PLR0913 -- the options of a command
     Example: [bold]doll produce digits --topic clinic-a --rate 500 --poisson --repeat --warp
     --create-partitions 4[/]
     """
+    import numpy as np
+
+    from common.datasets.records import count
+    from common.embedded.kafka import KEPT_BYTES
+    from common.jobs.store import JobStore
+    from services.cli.commands import sources
+    from services.cli.commands.bounded_topic import BoundedTopic
+    from services.cli.commands.producing import Backlog, RetryingWriter, Schedule, unbounded
+
     if bool(job) != bool(max_lag):
         raise UserError("--job and --max-lag go together")
     data = sources.load(source, label=label or None, leave_out=leave_out or [], held_out=held_out)
@@ -127,6 +129,16 @@ def _send(  # noqa: PLR0913 -- what `produce` has found out
     total: int | None,
 ) -> str:
     """Send so many records (None: all there are), and say how many and how fast."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    from services.cli.commands.producing import send_all
+
     sent, ended, start_s = 0, "", time.monotonic()
 
     def send(value: bytes) -> None:
@@ -165,6 +177,8 @@ def _send(  # noqa: PLR0913 -- what `produce` has found out
 
 
 def _find_topic(log: Log, topic: str, create_partitions: int) -> None:
+    from common.ports.servers import NewTopic
+
     try:
         check_stream(topic)
     except ValueError as error:

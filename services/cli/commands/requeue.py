@@ -10,10 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from common.core.messages import Replayed
 from common.errors import ExpiredError, UnavailableError, UserError
-from common.jobs.quarantine import choose
-from services.cli.system.direct import BY, quarantine_of
 from services.cli.system.outside import outside_of, system_of
 
 if TYPE_CHECKING:
@@ -53,6 +50,8 @@ def requeue(
 
     Example: [bold]doll job requeue digits --all[/]
     """
+    from common.jobs.quarantine import choose
+
     system, offsets = system_of(context), _named(batch, all_batches=all_batches)
     requeued = [] if dry_run or offsets == [] else system.requeue(job, offsets)
     if not requeued:
@@ -86,6 +85,9 @@ def replay(
 
     Example: [bold]doll job replay digits --batch 1042[/]
     """
+    from common.core.messages import Replayed
+    from services.cli.system.direct import BY, quarantine_of
+
     log, offsets = outside_of(context).open_log(), _named(batch, all_batches=all_batches)
     quarantine = quarantine_of(log, job)
     chosen = quarantine.choose(offsets)

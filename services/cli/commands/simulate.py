@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
+from math import fsum
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
-import numpy as np
 import typer
 from rich.console import Console, Group
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Column, Table
 from rich.text import Text
 
-from services.cli.options import complaints_by
-from services.cli.render import plots
 from services.cli.system.outside import system_of
 
 if TYPE_CHECKING:
@@ -62,10 +51,21 @@ def simulate(
     Example: [bold]doll simulate docs/examples/paper.yaml --runs 200 --policy static
     --policy backfill[/]
     """
-    # These bring scipy, which takes long to load: only for this command.
-    from common.planning.compare import as_data  # noqa: PLC0415 -- see above
-    from common.planning.simulation import SimulateRequest  # noqa: PLC0415 -- see above
-    from common.simulation.experiments.experiment import load_experiment  # noqa: PLC0415 -- above
+    import msgspec
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskID,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    from common.planning.compare import as_data
+    from common.planning.simulation import SimulateRequest
+    from common.simulation.experiments.experiment import load_experiment
+    from services.cli.options import complaints_by
+    from services.cli.render import plots
 
     if plot is not None:
         plots.check(plot)
@@ -113,7 +113,7 @@ def _option_of(path: str) -> str:
 
 def draw(experiment: Experiment, results: Mapping[str, Result]) -> Group:
     """Draw one row per policy, and what the numbers are."""
-    from common.simulation.experiments.outcome import Summary  # noqa: PLC0415 -- see `simulate`
+    from common.simulation.experiments.outcome import Summary
 
     summaries = {name: Summary.of(result.runs) for name, result in results.items()}
     learned = any(result.curves for result in results.values())
@@ -151,7 +151,7 @@ def title(experiment: Experiment, runs: int) -> str:
     """Say in two lines what was simulated."""
     rates = experiment.rates
     if isinstance(rates, tuple):
-        streams = f"{float(np.sum(rates)):,.6g} records/s in all"
+        streams = f"{fsum(rates):,.6g} records/s in all"
     elif isinstance(rates, float | int):
         streams = f"{rates:g} records/s each"
     else:
@@ -188,7 +188,9 @@ def _percent(share: float) -> str:
 
 
 def _accuracy(result: Result) -> str:
-    from common.simulation.experiments.outcome import Spread  # noqa: PLC0415 -- see `simulate`
+    import numpy as np
+
+    from common.simulation.experiments.outcome import Spread
 
     last = [curve[-1].accuracy for curve in result.curves if curve]
     return _spread(Spread.of(np.array(last)), 1, 100.0) if last else ""

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from common.config.market_file import load_market
-from common.embedded.kafka import KEPT_BYTES, embedded_settings
-from common.embedded.services import stop_all
-from common.embedded.stack import EmbeddedStack
 from common.errors import DollError
-from services.cli.local import made, open_page, start_services, with_market
 from services.cli.system.ending import Ending
 from services.cli.system.outside import outside_of
 
@@ -72,6 +67,12 @@ def up(
 
     Example: [bold]doll up --workers 3 --directory out/up[/]
     """
+    from common.config.market_file import load_market
+    from common.embedded.kafka import embedded_settings
+    from common.embedded.services import stop_all
+    from common.embedded.stack import EmbeddedStack
+    from services.cli.local import made, open_page, start_services, with_market
+
     console = Console(highlight=False, soft_wrap=True)
     base = outside_of(context).settings
     with Ending() as ending, ExitStack() as parts:
@@ -138,10 +139,11 @@ def _start_kafka(
     Raises:
         DollError: If it was asked for, and cannot be had.
     """
+    from common.embedded.kafka import KEPT_BYTES
+
     why = "as --kafka-built-in says"
     if real is not False:
-        # Its own import: nobody else needs the admin client.
-        from common.embedded.apache_kafka import ApacheKafka, resolve  # noqa: PLC0415 -- above
+        from common.embedded.apache_kafka import ApacheKafka, resolve
 
         try:
             jars = resolve(lambda: console.print("Maven fetches Apache Kafka, this once"))

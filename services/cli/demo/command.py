@@ -15,21 +15,15 @@ from urllib.parse import urlsplit
 import typer
 from rich.console import Console
 
-from common.datasets.digits import load_digits
-from common.embedded.stack import EmbeddedStack
 from common.errors import UserError
 from services.cli import exits
-from services.cli.demo.judge import judge
-from services.cli.demo.plan import Plan, policy_named
-from services.cli.demo.run import Demo
-from services.cli.demo.screen import Screen
-from services.cli.demo.summary import Summary, draw
-from services.cli.local import made, with_market
 from services.cli.system.ending import Ending
 from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
+    from services.cli.demo.plan import Plan
+    from services.cli.demo.summary import Summary
 
 _LOGS, _MACHINES, _MARKET, _MODEL = "logs", "machines", "market.json", "digits.safetensors"
 _SECONDS = 30.0
@@ -86,6 +80,11 @@ def demo(  # noqa: PLR0913 -- the options of a command
 
     Example: [bold]doll demo --seconds 20 --workers 4[/]  or  [bold]doll demo --provision[/]
     """
+    from common.embedded.stack import EmbeddedStack
+    from services.cli.demo.plan import Plan, policy_named
+    from services.cli.demo.summary import draw
+    from services.cli.local import made, with_market
+
     began = monotonic()
     if seconds is not None and records is not None:
         raise UserError("--seconds and --records say the same: give one of them")
@@ -136,6 +135,11 @@ def demo(  # noqa: PLR0913 -- the options of a command
 
 
 def _perform(plan: Plan, settings: Settings, out: Path, ending: Ending, began: float) -> Summary:
+    from common.datasets.digits import load_digits
+    from services.cli.demo.judge import judge
+    from services.cli.demo.run import Demo
+    from services.cli.demo.screen import Screen
+
     # A deadline counts from the submission on; else there is time while the processes load torch.
     digits = load_digits() if plan.provision else None
     with (

@@ -106,10 +106,10 @@ def mean_accuracy(updates: Sequence[UpdateApplied]) -> float:
 def _test_model(demo: Demo, held_out: Records, output: Path) -> dict[str, float]:
     """Mean loss and accuracy of the last checkpoint's model."""
     # These bring torch, which takes seconds: not while the demo's processes load it too.
-    from common.jobs.build import task_of  # noqa: PLC0415 -- see above
-    from common.learning.checkpoint import save_weights, weights_in  # noqa: PLC0415 -- see above
-    from common.learning.evaluate import evaluate  # noqa: PLC0415 -- see above
-    from common.learning.parameters import FlatModel, layout_of  # noqa: PLC0415 -- see above
+    from common.jobs.build import task_of
+    from common.learning.checkpoint import save_weights, weights_in
+    from common.learning.evaluate import evaluate
+    from common.learning.parameters import FlatModel, layout_of
 
     latest = demo.store.latest()
     if latest is None:

@@ -148,7 +148,7 @@ def _accuracies(axes: Axes, curves: Mapping[str, Sequence[Sequence[Point]]]) -> 
 def _figure(rows: int) -> tuple[Figure, tuple[Any, ...]]:
     """Make a figure of some axes above each other."""
     try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 -- see this file's first lines
+        from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError("--plot: needs matplotlib: pip install 'doll[plots]'") from error
     height = _HEIGHT * math.sqrt(rows)

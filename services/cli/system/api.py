@@ -162,7 +162,7 @@ class Api:
         advance: Callable[[str, float], None],
     ) -> dict[str, Result]:
         """See the protocol."""
-        from common.planning.compare import results_of  # noqa: PLC0415 -- brings scipy
+        from common.planning.compare import results_of
 
         body = request.model_dump_json(exclude_defaults=True).encode()
         answer = self._client.ask("POST", "/v1/provisioning/simulate", body)

@@ -35,7 +35,7 @@ from common.planning.replan import (
 from common.provisioning.records import ReplanAsked
 from common.runtime.connect import open_prices
 from common.telemetry.logging import event_logger
-from services.cli.commands.origins import begin_with
+from services.cli.system.origins import begin_with
 from services.cli.system.system import SHOWN_UPDATES, Picture, PulledModel, Submitted
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Direct:
 
     def plan(self, request: PlanRequest) -> ToldPlan:
         """See the protocol."""
-        from common.planning.plan import plan_told  # noqa: PLC0415 -- scipy takes long to load
+        from common.planning.plan import plan_told
 
         return plan_told(request, self._outside.open_log, time.time())
 
@@ -161,9 +161,8 @@ class Direct:
         self, request: SimulateRequest, folder: Path, advance: Callable[[str, float], None]
     ) -> dict[str, Result]:
         """See the protocol."""
-        # These bring scipy and the protocol, which take long to load.
-        from common.planning.compare import compare, with_policies  # noqa: PLC0415 -- see above
-        from common.planning.silence import silent_output  # noqa: PLC0415 -- see above
+        from common.planning.compare import compare, with_policies
+        from common.planning.silence import silent_output
 
         variants = with_policies(request.experiment, request.policies)
         with silent_output():
@@ -211,9 +210,8 @@ def quarantine_of(log: Log, job: str) -> Quarantine:
 def _layout(spec: JobSpec, allowed: Collection[str]) -> Layout:
     """The layout of the job's model, for what an older program kept without it."""
     need_torch(f"{spec.name}'s model was kept by an older program: naming its tensors")
-    # These bring torch, which takes seconds.
-    from common.jobs.build import task_of  # noqa: PLC0415 -- see above
-    from common.learning.parameters import layout_of  # noqa: PLC0415 -- see above
+    from common.jobs.build import task_of
+    from common.learning.parameters import layout_of
 
     return layout_of(task_of(spec, allowed).build())
 

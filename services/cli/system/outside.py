@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from common.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import httpx2
     import typer
@@ -26,12 +28,29 @@ class Ways:
     transport: httpx2.BaseTransport | None = None  # of the REST API; None: the network
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reached:
-    """The outside that the settings name; nothing is opened before it is wanted."""
+    """What settings name; they are read, and servers opened, when a command wants them.
 
-    outside: Outside
-    transport: httpx2.BaseTransport | None
+    Args:
+        ways: How to reach it.
+        given: Variables that options gave; they stand above those of the environment.
+    """
+
+    ways: Ways
+    given: Mapping[str, str]
+
+    @cached_property
+    def outside(self) -> Outside:
+        """The outside that the settings name.
+
+        Raises:
+            UserError: If a setting makes no sense.
+        """
+        from common.config.settings import read_settings
+
+        files = {f"{name}_FILE": "" for name in self.given}  # of the environment: not both
+        return self.ways.connect(read_settings({**os.environ, **files, **self.given}))
 
 
 def outside_of(context: typer.Context) -> Outside:
@@ -50,14 +69,14 @@ def outside_of(context: typer.Context) -> Outside:
 
 def system_of(context: typer.Context) -> System:
     """The system that the command asks, by its servers or by its API."""
-    outside, transport = _reached(context).outside, _reached(context).transport
-    if outside.settings.api:
-        from services.cli.system.api import Api  # noqa: PLC0415 -- httpx2: only where it is wanted
+    reached = _reached(context)
+    if reached.outside.settings.api:
+        from services.cli.system.api import Api
 
-        return Api(outside.settings, transport)
-    from services.cli.system.direct import Direct  # noqa: PLC0415 -- likewise
+        return Api(reached.outside.settings, reached.ways.transport)
+    from services.cli.system.direct import Direct
 
-    return Direct(outside)
+    return Direct(reached.outside)
 
 
 def _reached(context: typer.Context) -> Reached:

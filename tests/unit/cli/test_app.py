@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from common.config.servers import Outside
@@ -14,6 +18,8 @@ from services.cli.app import app
 from services.cli.system.outside import Ways
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from common.config.settings import Settings
     from tests.unit.cli.conftest import World
 
@@ -30,10 +36,46 @@ COMMANDS = [
 ]
 
 
+# What takes long to load, and what else no help needs.
+HEAVY = ("torch", "numpy", "scipy", "matplotlib", "confluent_kafka", "redis", "boto3", "fastapi")
+HEAVY += ("httpx2", "msgspec", "structlog", "rich.live", "common.jobs", "common.core")
+PEEK = f"""
+import sys
+from typer.testing import CliRunner
+from services.cli.app import app
+from services.cli.system.outside import Ways
+for command in sys.argv[1:]:
+    result = CliRunner().invoke(app, [*command.split(), "--help"], obj=Ways(None))
+    assert "sage: " in result.stdout and not result.exit_code, (command, result.output)
+    print(command, [name for name in {HEAVY!r} if name in sys.modules])
+"""
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_has_an_example(world: World, command: tuple[str, ...]) -> None:
     text = world.run(*command, "--help").stdout
     assert f"Example: doll {' '.join(command)}" in text
+
+
+def paths(command: Any, *before: str) -> Iterator[str]:  # noqa: ANN401 -- typer's classes have no public names
+    yield " ".join(before)
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from paths(inner, *before, name)
+
+
+def test_no_help_loads_what_only_commands_and_services_need() -> None:
+    commands = [*paths(get_command(app))]
+    assert {"", "job submit", "demo", "worker"} < set(commands)
+
+    answered = subprocess.run(  # noqa: S603 -- our own command line
+        [sys.executable, "-c", PEEK, *commands],
+        env=os.environ | {"DOLL_KAFKA_": "help is there with settings that make no sense"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert answered.stdout.splitlines() == [f"{command} []" for command in commands]
 
 
 def test_options_stand_above_the_environment(world: World) -> None:

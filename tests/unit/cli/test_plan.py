@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -293,14 +291,3 @@ def test_help_has_an_example_and_says_that_infeasible_is_an_answer(world: World)
     text = " ".join(world.run("plan", "--help").stdout.split())
     assert "Example: doll plan --workers 64" in text
     assert "the exit status is 0" in text
-
-
-def test_the_command_line_starts_without_what_only_planning_needs() -> None:
-    heavy = ("scipy", "matplotlib", "common.simulation.experiments")
-    peek = f"import sys, services.cli.app; print([n for n in {heavy} if n in sys.modules])"
-
-    answered = subprocess.run(  # noqa: S603 -- our own command line
-        [sys.executable, "-c", peek], capture_output=True, text=True, check=True
-    )
-
-    assert answered.stdout.strip() == "[]"

@@ -37,6 +37,11 @@ OPENED = {  # what a service loads only when it needs it
         *("services.cli.system.api", "services.cli.system.api_client"),
     ),
 }
+COMMANDS = (
+    *("__main__", "local", "options", "system.direct", "render.plots"),
+    *("commands.bounded_topic", "commands.producing", "commands.sources"),
+    *("demo.judge", "demo.plan", "demo.run", "demo.screen", "demo.summary"),
+)
 WITHOUT_TORCH = ("provisioner", "admin", "cli")
 IMPORT = """
 import importlib, json, sys
@@ -76,8 +81,8 @@ def pinned() -> set[str]:
 
 
 def modules_of(service: str) -> list[str]:
-    if service == "cli":  # most of its commands are for machines that have more
-        return ["services.cli.__main__"]
+    if service == "cli":  # with what its commands load, but for those of machines that have more
+        return ["common.embedded.stack", *(f"services.cli.{name}" for name in COMMANDS)]
     paths = sorted((ROOT / "services" / service).glob("*.py"))
     return [f"services.{service}.{path.stem}" for path in paths if path.stem != "__init__"]
 
@@ -113,13 +118,13 @@ def test_a_service_imports_all_that_it_may_open_from_what_its_extra_brings(servi
 def test_the_command_starts_with_the_base_alone_since_every_container_starts_it() -> None:
     have = brought(PROJECT["dependencies"])
     assert not have & {"boto3", "fastapi", "scipy", "torch"}
-    assert "typer" in imported(["services.cli.__main__", *EVERYWHERE], have)
+    assert "typer" in imported([*modules_of("cli"), *EVERYWHERE], have)
 
 
 @pytest.mark.parametrize("service", WITHOUT_TORCH)
 def test_torch_is_not_even_loaded_where_it_is_installed(service: str) -> None:
     everything = {canonicalize_name(name) for o in packages_distributions().values() for name in o}
-    loaded = imported([f"services.{service}.__main__"], everything)
+    loaded = imported(modules_of(service), everything)
     assert "numpy" in loaded
     assert "torch" not in loaded
 

@@ -48,7 +48,7 @@ def begin_with(source: str, spec: JobSpec, book: JobStore, outside: Outside) -> 
         UnavailableError: If Kafka or object storage is unavailable.
     """
     need_torch(f"--from {source}")
-    from common.jobs.build import trainer_of  # noqa: PLC0415 -- torch takes seconds to load
+    from common.jobs.build import trainer_of
 
     job, _, version = source.partition("@")
     wish = wish_of(version) if "@" in source else "newest"
