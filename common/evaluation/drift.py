@@ -13,8 +13,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from river.drift import ADWIN
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -40,6 +38,9 @@ class ErrorWatch:
     """
 
     def __init__(self, delta: float = DELTA) -> None:
+        # It brings scipy, which takes seconds: not before an evaluator has a stream to watch.
+        from river.drift import ADWIN  # noqa: PLC0415 -- see above
+
         self._window = ADWIN(delta=delta)  # type: ignore[no-untyped-call]  # river has no types
 
     def feed(self, errors: Iterable[float]) -> Rise | None:
