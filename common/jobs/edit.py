@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 from pydantic import ValidationError
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = float | int | None
 
-_PATHS: dict[str, tuple[str, ...]] = {
-    "deadline_s": ("stop", "deadline_s"),  # None: it has none any more
-    "group_size": ("group_size",),  # K
-    "batch_size": ("batch_size",),  # b
-    "learning_rate": ("optimizer", "learning_rate"),
+_PATHS = {
+    "deadline_s": "stop.deadline_s",  # None: it has none any more
+    "group_size": "group_size",  # K
+    "batch_size": "batch_size",  # b
+    "learning_rate": "optimizer.learning_rate",
 }
 CHANGEABLE = tuple(_PATHS)
 
@@ -37,7 +38,7 @@ def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
             raise UserError(
                 f'change: "{name}" cannot be changed; what can is {", ".join(CHANGEABLE)}'
             )
-        *parents, last = _PATHS[name]
+        *parents, last = _PATHS[name].split(".")
         part = tree
         for parent in parents:
             part = part[parent]
@@ -50,19 +51,10 @@ def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
 
 def differences(old: JobSpec, new: JobSpec) -> dict[str, Value]:
     """The changeable values in which two specifications differ, as the new one has them."""
-    before, after = _values(old), _values(new)
-    return {name: value for name, value in after.items() if value != before[name]}
-
-
-def _values(spec: JobSpec) -> dict[str, Value]:
-    return {
-        "deadline_s": spec.stop.deadline_s,
-        "group_size": spec.group_size,
-        "batch_size": spec.batch_size,
-        "learning_rate": spec.optimizer.learning_rate,
-    }
+    pairs = ((name, attrgetter(path)) for name, path in _PATHS.items())
+    return {name: value_of(new) for name, value_of in pairs if value_of(new) != value_of(old)}
 
 
 def _name(path: str) -> str:
     """What whoever changes it calls the field at a path."""
-    return next((name for name, steps in _PATHS.items() if ".".join(steps) == path), path)
+    return next((name for name, known in _PATHS.items() if known == path), path)

@@ -23,7 +23,7 @@ from array import array
 from bisect import insort
 from collections import Counter, deque
 from math import isnan, nan
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 from common.core.ledger import Ledger
 from common.core.messages import (
@@ -67,10 +67,7 @@ Word: TypeAlias = Literal[
     "finished",
     "stopped",
 ]
-WORDS: tuple[Word, ...] = (
-    *("running", "waiting for a coordinator", "waiting for workers", "waiting for records"),
-    *("paused", "held", "degraded", "drained", "finished", "stopped"),
-)
+WORDS: tuple[Word, ...] = get_args(Word)
 QUIET_S = 3.0  # without an update: shorter, and a slow stream would flicker; longer, and it is old
 RECENT_RECORDS = 10_000  # of which the share that was skipped or quarantined is taken
 REDIS_AWAY = "Redis is unavailable"

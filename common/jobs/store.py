@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from time import time
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -110,6 +110,10 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     # Kafka's, of the last records below `first`, in that order; none where none is known.
     epochs: list[int] = []
     read_from: ReadFrom = ""
+
+
+# What stands in a record as it is in `JobRecord`.
+_AS_IT_IS = {*_Stored.__struct_fields__} & {*JobRecord._fields} - {"spec", "first"}
 
 
 class JobStore:
@@ -218,12 +222,9 @@ class JobStore:
             UnavailableError: If Kafka is unavailable for long.
         """
         reason = reason[:REASON_CHARACTERS]
-        with self._book.lock:
-            record = self.get(job)._replace(
-                wanted=wanted, reason=reason, held=False, detail="", finished=False
-            )
-            self._book.write(job, encode_job(record))
-            return record
+        return self._rewrite(
+            job, wanted=wanted, reason=reason, held=False, detail="", finished=False
+        )
 
     def resume_after_loss(
         self, job: str, reason: str, *, from_start: bool = False, read_from: ReadFrom = ""
@@ -251,7 +252,9 @@ class JobStore:
                     f'the job "{job}" is not held: there is no loss for it to go on after; resume'
                     f" it with `doll job resume {job}`"
                 )
-            record = record._replace(
+            self._log.create_topics(_own_topics(job))
+            return self._rewrite(
+                job,
                 wanted="running",
                 reason=reason[:REASON_CHARACTERS],
                 held=False,
@@ -260,9 +263,6 @@ class JobStore:
                 from_start=from_start,
                 read_from=read_from,
             )
-            self._log.create_topics(_own_topics(job))
-            self._book.write(job, encode_job(record))
-            return record
 
     def finish(self, job: str, reason: str) -> JobRecord:
         """End a job that has reached its stop rule; `want` may let it go on all the same.
@@ -272,12 +272,9 @@ class JobStore:
             ConflictError: If somebody else wrote it in the same moment.
             UnavailableError: If Kafka is unavailable for long.
         """
-        with self._book.lock:
-            record = self.get(job)._replace(
-                wanted="stopped", reason=reason, held=False, detail="", finished=True
-            )
-            self._book.write(job, encode_job(record))
-            return record
+        return self._rewrite(
+            job, wanted="stopped", reason=reason, held=False, detail="", finished=True
+        )
 
     def hold(self, job: str, reason: str, detail: str = "") -> JobRecord:
         """Pause a job for a reason that a person must look at.
@@ -293,16 +290,14 @@ class JobStore:
             ConflictError: If somebody else wrote it in the same moment.
             UnavailableError: If Kafka is unavailable for long.
         """
-        with self._book.lock:
-            record = self.get(job)._replace(
-                wanted="paused",
-                reason=reason[:REASON_CHARACTERS],
-                held=True,
-                detail=detail[:DETAIL_CHARACTERS],
-                finished=False,
-            )
-            self._book.write(job, encode_job(record))
-            return record
+        return self._rewrite(
+            job,
+            wanted="paused",
+            reason=reason[:REASON_CHARACTERS],
+            held=True,
+            detail=detail[:DETAIL_CHARACTERS],
+            finished=False,
+        )
 
     def change(self, job: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
         """Change settings of a job, of a stopped one too; nothing where nothing differs.
@@ -330,9 +325,7 @@ class JobStore:
             reason = reason[:CHANGE_CHARACTERS]
             change = Change(old.revision + 1, self._clock(), differs, reason)
             changes = (*old.changes, change)[-CHANGES_KEPT:]
-            record = old._replace(spec=spec, revision=change.revision, changes=changes)
-            self._book.write(job, encode_job(record))
-            return record
+            return self._rewrite(job, spec=spec, revision=change.revision, changes=changes)
 
     def delete(self, job: str) -> None:
         """Take a stopped job out of the list; its history and its checkpoints stay.
@@ -353,6 +346,12 @@ class JobStore:
     def close(self) -> None:
         """Let go of the reader."""
         self._book.close()
+
+    def _rewrite(self, job: str, **changes: Any) -> JobRecord:  # noqa: ANN401 -- fields of the record
+        with self._book.lock:
+            record = self.get(job)._replace(**changes)
+            self._book.write(job, encode_job(record))
+            return record
 
     def _make_topics(self, spec: JobSpec) -> None:
         own = _own_topics(spec.name)
@@ -458,23 +457,11 @@ def encode_job(record: JobRecord) -> bytes:
     topic_ids = {at[0]: below.topic_id for at, below in zip(first, known, strict=True)}
     epochs = [below.epoch for below in known]
     stored = _Stored(
-        spec,
-        record.wanted,
-        first,
-        record.reason,
-        record.submitted_s,
-        record.origin,
-        record.revision,
-        record.changes,
-        record.request,
-        record.held,
-        record.detail,
-        record.finished,
-        record.after_loss,
-        record.from_start,
-        {topic: topic_id for topic, topic_id in topic_ids.items() if topic_id},
-        epochs if max(epochs, default=-1) >= 0 else [],
-        record.read_from,
+        spec=spec,
+        first=first,
+        topic_ids={topic: topic_id for topic, topic_id in topic_ids.items() if topic_id},
+        epochs=epochs if max(epochs, default=-1) >= 0 else [],
+        **{name: getattr(record, name) for name in _AS_IT_IS},
     )
     return msgspec.json.encode(stored)
 
@@ -500,22 +487,10 @@ def decode_job(key: bytes | None, value: bytes) -> JobRecord:
     if stored.changes and stored.changes[-1].revision != stored.revision:
         raise WireError(f"job record: revision {stored.revision} is not that of its last change")
     return JobRecord(
-        spec,
-        stored.wanted,
-        first,
-        stored.reason,
-        stored.submitted_s,
-        stored.origin,
-        stored.revision,
-        stored.changes,
-        stored.request,
-        stored.held,
-        stored.detail,
-        stored.finished,
-        stored.after_loss,
-        stored.from_start,
-        _known(stored) if stored.topic_ids or stored.epochs else {},
-        stored.read_from,
+        spec=spec,
+        first=first,
+        known=_known(stored) if stored.topic_ids or stored.epochs else {},
+        **{name: getattr(stored, name) for name in _AS_IT_IS},
     )
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 
 from common.errors import UserError
-from common.planning.silence import silent_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,9 +67,7 @@ def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     least = MOST_BYTES if most == resource.RLIM_INFINITY else min(MOST_BYTES, most)
     resource.setrlimit(resource.RLIMIT_DATA, (least, most))
-    with silent_output():
-        report = simulated(order)
-    answer(msgspec.json.encode(report) + b"\n")
+    answer(msgspec.json.encode(simulated(order)) + b"\n")
 
 
 def _end_with(asked: BinaryIO) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
 from typing import Annotated
 
@@ -29,7 +30,7 @@ def pull(
     """
     from common.checkpoints.find import wish_of
 
-    model = system_of(context).model(job, wish_of(version), _tell)
+    model = system_of(context).model(job, wish_of(version), partial(typer.echo, err=True))
     try:
         output.write_bytes(model.data)
     except OSError as error:
@@ -38,7 +39,3 @@ def pull(
         f"{job} version {model.version} (made by leader {model.epoch}): {output},"
         f" {len(model.data):,} B"
     )
-
-
-def _tell(what: str) -> None:
-    typer.echo(what, err=True)

@@ -202,14 +202,10 @@ def _produce(log: Log, batch: Batch, records: Sequence[_Record]) -> None:
                 key=record.key,
                 headers=(("replayed_from", came_from),),
             )
-        _flush(f"the topics of batch {batch.offset}", delivered=writer.flush(_DELIVERED_S))
+        if not writer.flush(_DELIVERED_S):
+            raise UnavailableError(
+                f"the topics of batch {batch.offset}: Kafka has not confirmed all records; look"
+                " with `doll audit --json` which of them count"
+            )
     finally:
         writer.close()
-
-
-def _flush(what: str, *, delivered: bool) -> None:
-    if not delivered:
-        raise UnavailableError(
-            f"{what}: Kafka has not confirmed all records; look with `doll audit --json` which of"
-            " them count"
-        )

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from common.core.messages import Positions, UpdateApplied
     from common.core.spans import Partition, Span
     from common.datasets.records import Records
-    from services.cli.demo.fleet import FleetWatch
-    from services.cli.demo.run import Demo
+    from services.cli.demo.run import Demo, FleetWatch
 
 _BATCH = 512  # records per forward pass
 

@@ -11,18 +11,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.checkpoints.store import CheckpointStore
+from common.core.spans import Partition
 from common.embedded.services import stop_all
 from common.errors import DollError, UnavailableError
 from common.jobs.progress import JobProgress
 from common.jobs.store import JobStore
-from common.jobs.watching import HistoryReader, Poller, read_history
+from common.jobs.watching import READ_RECORDS, HistoryReader, Poller, decoded, read_history
 from common.ports.servers import NewTopic
+from common.provisioning.ledger import FleetLedger
+from common.provisioning.records import Ended, Planned, Started
 from common.runtime.connect import open_blobs, open_board, open_log
 from common.telemetry.logging import event_logger
 from common.topics.names import plans_topic
+from common.wire.plans import decode_plan
 from services.cli.commands import sources
 from services.cli.commands.producing import Schedule, send_all
-from services.cli.demo.fleet import FleetWatch
 from services.cli.demo.plan import Preemption
 from services.cli.demo.screen import Glance
 from services.cli.local import open_page, start_services
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.core.messages import Positions
     from common.datasets.records import Records
+    from common.ports.servers import Log
+    from common.provisioning.records import PlanRecord
     from services.cli.demo.plan import Plan
     from services.cli.demo.screen import Screen
     from services.cli.system.ending import Ending
@@ -51,6 +56,59 @@ _TURN_S = 0.02  # records go out in bursts of this length
 _MOST_UNSETTLED = 40_000
 
 _log = event_logger(__name__)
+
+
+class FleetWatch:
+    """What a demo sees of its machines: the plans topic, which must be there, in sentences."""
+
+    def __init__(self, log: Log, job: str) -> None:
+        self.ledger = FleetLedger()
+        self.most_at_once = 0
+        self._tail = log.tail(Partition(plans_topic(job), 0), 0)
+
+    def look(self) -> list[tuple[str, str]]:
+        """Read what is new, without waiting: sentences, each with its style.
+
+        Raises:
+            OutsideError: If a newer program wrote to the topic.
+        """
+        try:
+            records = self._tail.read(READ_RECORDS, 0.0)
+        except UnavailableError:
+            return []
+        news = list[tuple[str, str]]()
+        for each in records:
+            record = decoded(decode_plan, each)
+            if self.ledger.feed(each.offset, record):
+                news += self._sentences(record)
+        self.most_at_once = max(self.most_at_once, len(self.ledger.running))
+        return news
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._tail.close()
+
+    def _sentences(self, record: PlanRecord | None) -> list[tuple[str, str]]:
+        match record:
+            case Planned():
+                spot_usd = min(
+                    (record.usd_per_hour.get(pool, 0.0) for pool in record.pools[1:]), default=0.0
+                )
+                what = (
+                    f"plan {record.number}: {record.spot} on spot at ${spot_usd:.3f},"
+                    f" {record.on_demand} on demand, {record.why}"
+                )
+                warning = [(f"warning: {record.warning}", "yellow")] if record.warning else []
+                return [(what, "cyan"), *warning]
+            case Started():
+                machine = self.ledger.machines[record.launch]
+                return [(f"{machine.worker} started ({machine.pool})", "green")]
+            case Ended() if record.cause != "refused":  # else it is asked for again
+                machine = self.ledger.machines[record.launch]
+                style = "red" if record.cause in ("preempted", "failed", "lost") else "dim"
+                return [(f"{machine.worker} {record.cause} ({machine.pool})", style)]
+            case _:
+                return []
 
 
 class Demo:

@@ -84,8 +84,8 @@ class Direct:
         if not source:
             return Submitted(book.submit(spec))
         book.check_new(spec)  # before anything is put into its folder
-        beginning = begin_with(source, spec, book, self._outside)
-        return Submitted(book.submit(spec, beginning.origin), beginning.told)
+        origin, beginning = begin_with(source, spec, book, self._outside)
+        return Submitted(book.submit(spec, origin), beginning)
 
     def jobs(self) -> JobList:
         """See the protocol."""
@@ -162,11 +162,9 @@ class Direct:
     ) -> dict[str, Result]:
         """See the protocol."""
         from common.planning.compare import compare, with_policies
-        from common.planning.silence import silent_output
 
         variants = with_policies(request.experiment, request.policies)
-        with silent_output():
-            return compare(variants, folder, request.runs, request.seed, advance)
+        return compare(variants, folder, request.runs, request.seed, advance)
 
     def provisioning(self, name: str, limit: int) -> ProvisioningAnswer:
         """See the protocol."""

@@ -6,7 +6,8 @@ of the new job can always be made again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -25,14 +26,7 @@ if TYPE_CHECKING:
     from common.jobs.store import JobStore
 
 
-class Beginning(NamedTuple):
-    """What a job begins with, kept in its folder, and a sentence about it."""
-
-    origin: Origin
-    told: str
-
-
-def begin_with(source: str, spec: JobSpec, book: JobStore, outside: Outside) -> Beginning:
+def begin_with(source: str, spec: JobSpec, book: JobStore, outside: Outside) -> tuple[Origin, str]:
     """Find a checkpoint that counts, see that it fits, and copy it.
 
     Args:
@@ -40,6 +34,9 @@ def begin_with(source: str, spec: JobSpec, book: JobStore, outside: Outside) -> 
         spec: The new job.
         book: The jobs topic.
         outside: The outside.
+
+    Returns:
+        What the job begins with, kept in its folder, and a sentence about it.
 
     Raises:
         UserError: If there is no such job, no such checkpoint, no object storage or no PyTorch, or
@@ -59,7 +56,8 @@ def begin_with(source: str, spec: JobSpec, book: JobStore, outside: Outside) -> 
         )
     blobs = outside.open_blobs()
     updates = read_decoded(outside.open_log(), topics.updates_topic(job), decode_audit)
-    found, data = pick(in_storage(blobs, job, _tell), updates, wish, _tell)
+    tell = partial(typer.echo, err=True)
+    found, data = pick(in_storage(blobs, job, tell), updates, wish, tell)
     trainer = trainer_of(spec, outside.settings.tasks, outside.settings.max_model_mb)()
     try:
         other = trainer.adopt(data)
@@ -76,8 +74,4 @@ def begin_with(source: str, spec: JobSpec, book: JobStore, outside: Outside) -> 
         if other == own
         else f"weights alone, for the optimizer was {other} and is {own} now"
     )
-    return Beginning(origin, f"it begins with {found.title} of {job}: {what}")
-
-
-def _tell(what: str) -> None:
-    typer.echo(what, err=True)
+    return origin, f"it begins with {found.title} of {job}: {what}"

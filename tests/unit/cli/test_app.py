@@ -37,8 +37,10 @@ COMMANDS = [
 
 
 # What takes long to load, and what else no help needs.
-HEAVY = ("torch", "numpy", "scipy", "matplotlib", "confluent_kafka", "redis", "boto3", "fastapi")
-HEAVY += ("httpx2", "msgspec", "structlog", "rich.live", "common.jobs", "common.core")
+HEAVY = (
+    *("torch", "numpy", "scipy", "matplotlib", "confluent_kafka", "redis", "boto3", "fastapi"),
+    *("httpx2", "msgspec", "structlog", "rich.live", "common.jobs", "common.core"),
+)
 PEEK = f"""
 import sys
 from typer.testing import CliRunner

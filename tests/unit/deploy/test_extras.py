@@ -34,7 +34,7 @@ OPENED = {  # what a service loads only when it needs it
     "cli": (
         *STORAGE,
         *("common.adapters.ec2.prices", "common.planning.compare", "common.planning.plan"),
-        *("services.cli.system.api", "services.cli.system.api_client"),
+        "services.cli.system.api",
     ),
 }
 COMMANDS = (

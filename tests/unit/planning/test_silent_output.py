@@ -7,7 +7,7 @@ import sys
 
 CHATTER = """
 import ctypes
-from common.planning.silence import silent_output
+from common.planning.compare import silent_output
 
 print("before")
 with silent_output():
