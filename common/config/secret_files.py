@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from common.errors import UserError
 
@@ -15,14 +15,9 @@ SUFFIX = "_FILE"
 _LARGEST = 1 << 16  # bytes; a chain of certificates has a few thousand
 
 
-class Resolved(NamedTuple):
-    """Variables with the content of files in place of their names."""
-
-    environ: dict[str, str]
-    from_files: frozenset[str]  # those whose value was in a file
-
-
-def resolve_files(environ: Mapping[str, str], known: Callable[[str], bool]) -> Resolved:
+def resolve_files(
+    environ: Mapping[str, str], known: Callable[[str], bool]
+) -> tuple[dict[str, str], set[str]]:
     """Read the files that variables `<NAME>_FILE` name: each then is the value of `<NAME>`.
 
     One newline at the end of a file is not part of the value. An empty variable counts as not set.
@@ -30,6 +25,9 @@ def resolve_files(environ: Mapping[str, str], known: Callable[[str], bool]) -> R
     Args:
         environ: All variables.
         known: Whether a name is one of ours; what ends in `_FILE` and is known stays as it is.
+
+    Returns:
+        Variables with the content of files in place of their names, and those that had one.
 
     Raises:
         UserError: If a variable is given both ways, or a file holds no value; no value is shown.
@@ -43,7 +41,7 @@ def resolve_files(environ: Mapping[str, str], known: Callable[[str], bool]) -> R
             raise UserError(f"{name} and {variable} are both set: keep one of them")
         values[name] = _content(variable, path)
         from_files.add(name)
-    return Resolved(values, frozenset(from_files))
+    return values, from_files
 
 
 def _content(variable: str, path: str) -> str:

@@ -10,6 +10,7 @@ import os
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -90,12 +91,12 @@ def compare(
     """
     results = dict[str, Result]()
     for name, experiment in variants.items():
-        done = _Done(name, runs, progress)
+        tell = partial(progress, name)
         if experiment.learning is None:
-            results[name] = Result(simulate(experiment, folder, runs, seed, done.all))
+            results[name] = Result(simulate(experiment, folder, runs, seed, tell))
         else:
-            results[name] = _learn(experiment, folder, seed, done)
-        progress(name, 1.0)
+            results[name] = _learn(experiment, folder, runs, seed, tell)
+        tell(1.0)
     return results
 
 
@@ -126,10 +127,7 @@ def results_of(data: bytes) -> dict[str, Result]:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WireError(f"results of a simulation: {error}") from error
     return {
-        name: Result(
-            tuple(map(_run, runs)),
-            tuple(told.curves.get(name, ())),
-        )
+        name: Result(tuple(map(_run, runs)), tuple(told.curves.get(name, ())))
         for name, runs in told.runs.items()
     }
 
@@ -178,27 +176,16 @@ def _run(told: _ToldRun) -> Run:
     )
 
 
-class _Done:
-    """Tells how much of one policy's runs is done, of all at once or one after the other."""
+def _learn(
+    experiment: Experiment, folder: Path, runs: int, seed: int, tell: Callable[[float], None]
+) -> Result:
+    found, curves = list[Run](), list[tuple[Point, ...]]()
+    for index in range(runs):
 
-    def __init__(self, name: str, runs: int, tell: Callable[[str, float], None]) -> None:
-        self._name = name
-        self._tell = tell
-        self.runs = runs
-        self.index = 0
+        def one(share: float, before: int = index) -> None:
+            tell((before + share) / runs)
 
-    def all(self, share: float) -> None:
-        self._tell(self._name, share)
-
-    def one(self, share: float) -> None:
-        self._tell(self._name, (self.index + share) / self.runs)
-
-
-def _learn(experiment: Experiment, folder: Path, seed: int, done: _Done) -> Result:
-    runs, curves = list["Run"](), list[tuple["Point", ...]]()
-    for index in range(done.runs):
-        done.index = index
         learner = learner_of(experiment, folder, seed + index)
-        runs.append(simulate_full(experiment, folder, seed + index, done.one, learner).run)
+        found.append(simulate_full(experiment, folder, seed + index, one, learner).run)
         curves.append(tuple(learner.curve) if learner is not None else ())
-    return Result(tuple(runs), tuple(curves))
+    return Result(tuple(found), tuple(curves))

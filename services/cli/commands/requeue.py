@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import time
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -130,13 +130,6 @@ def _named(offsets: list[int] | None, *, all_batches: bool) -> list[int] | None:
     return None if all_batches else offsets or []
 
 
-class _Record(NamedTuple):
-    """A record of a stream, as it is written anew."""
-
-    span: Span
-    record: LogRecord
-
-
 def _list(job: str, quarantined: Sequence[QuarantinedBatch], command: str, chosen: int) -> None:
     if not quarantined:
         typer.echo(f"nothing is quarantined in {job}")
@@ -158,15 +151,15 @@ def _list(job: str, quarantined: Sequence[QuarantinedBatch], command: str, chose
         typer.echo(f"name some: `{command} {job} --batch OFFSET`, or --all")
 
 
-def _records_of(log: Log, batch: Batch) -> list[_Record]:
-    """The records that a batch was to be trained on.
+def _records_of(log: Log, batch: Batch) -> list[tuple[Span, LogRecord]]:
+    """The records that a batch was to be trained on, each with the span that it is of.
 
     Raises:
         ExpiredError: If some are gone.
         UnavailableError: If Kafka does not give them in time.
     """
     bad = {(s.topic, s.partition, offset) for s in batch.skipped for offset in s.offsets}
-    found = list[_Record]()
+    found: list[tuple[Span, LogRecord]] = []
     for span in batch.address:
         if log.bounds(span.place).start > span.start:
             raise ExpiredError(f"{span.place} begins above {span.start}")
@@ -177,7 +170,7 @@ def _records_of(log: Log, batch: Batch) -> list[_Record]:
                 if tail.position() == position:
                     raise UnavailableError(f"{span} cannot be read beyond {position} now")
                 found += [
-                    _Record(span, record)
+                    (span, record)
                     for record in records
                     if record.offset < span.end and (*span.place, record.offset) not in bad
                 ]
@@ -190,7 +183,7 @@ def _records_of(log: Log, batch: Batch) -> list[_Record]:
     return found
 
 
-def _produce(log: Log, batch: Batch, records: Sequence[_Record]) -> None:
+def _produce(log: Log, batch: Batch, records: Sequence[tuple[Span, LogRecord]]) -> None:
     writer = log.writer()
     try:
         for span, record in records:
