@@ -36,7 +36,12 @@ _SERVERS = " (is it running? choose another with --kafka, --redis, --blobs or --
 class _Commands(TyperGroup):
     """Tells errors in one line: what was wrong and what to do."""
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 -- the library's class has no public name
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 -- the library's class has no public name
+        if args and args[0] in self.commands:  # no option of ours was given
+            self.params = []  # whose values would be converted, for which pydantic is loaded
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 -- likewise
         try:
             return super().invoke(ctx)
         except DollError as error:

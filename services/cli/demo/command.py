@@ -89,7 +89,7 @@ def demo(  # noqa: PLR0913 -- the options of a command
     if seconds is not None and records is not None:
         raise UserError("--seconds and --records say the same: give one of them")
     before = context.find_root().params  # `doll --kafka ADDRESS demo` means the same
-    kafka, redis = kafka or before["kafka"], redis or before["redis"]
+    kafka, redis = kafka or before.get("kafka", ""), redis or before.get("redis", "")
     rate = rate or (_RENTED_RATE_PER_S if provision else _RATE_PER_S)
     seconds = seconds or (_RENTED_SECONDS if provision else _SECONDS)
     plan = Plan(
