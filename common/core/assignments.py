@@ -120,10 +120,10 @@ class Assignments:
         asked of somebody once more, who is then late for the next round. Should the first answer
         get lost, the leader asks again.
         """
+        if not self._queue and self._under_way is None:
+            return False
         awaited = [*self._queue]
         if self._under_way is not None and self._under_way.model == compute.model:
             awaited.append(self._under_way)
-        if not awaited:
-            return False
         offsets = {batch.offset for order in awaited for batch in order.batches}
         return all(batch.offset in offsets for batch in compute.batches)

@@ -235,9 +235,10 @@ class Batcher:
             ValueError: If the partition has no position, or the run begins below it: some reader
                 would then mistake records that it never got for a hole in the log.
         """
-        position = self.position(run.partition)
-        if position is None:
+        reading = self._reading.get(run.partition)
+        if reading is None:
             raise ValueError(f"{run.partition} was read before it was placed")
+        position = reading.position
         offsets, skipped = run.offsets, run.skipped
         begin = offsets[0] if offsets else position
         if skipped:
@@ -245,7 +246,7 @@ class Batcher:
         if begin < position:
             raise ValueError(f"{run.partition} gave offset {begin} below its position {position}")
         cuts = list[Cut]()
-        if self._is_too_wide_with(run):
+        if self._open and self._is_too_wide_with(run):
             cuts.append(self._close())
         i = j = 0  # samples and skipped records of the run taken in so far
         while i < len(offsets) or j < len(skipped):
@@ -301,7 +302,7 @@ class Batcher:
 
     def _is_too_wide_with(self, run: Run) -> bool:
         """Whether one more partition would make the open batch's address too long for a record."""
-        if not self._open or run.partition in self._open or not (run.offsets or run.skipped):
+        if run.partition in self._open or not (run.offsets or run.skipped):
             return False
         return self._spans_bytes + span_bytes(run.partition.topic) > self._address_bytes
 
@@ -352,7 +353,7 @@ class Batcher:
             ((place, part),) = self._open.items()
             self._empty()
             address = (self._reading[place].span(place, part.start, part.before),)
-            counts, skipped = (part.samples,), part.named(place)
+            counts, skipped = (part.samples,), part.named(place) if part.skipped else ()
             return Cut(address, counts, skipped, part.first_arrival_s, part.last_arrival_s)
         parts = sorted(self._open.items())
         self._empty()

@@ -135,7 +135,7 @@ class _Heads:
     ) -> None:
         self._queues = queues
         self._ranks = ranks
-        self._levels = [(ranks[worker], worker) for worker in queues]  # a heap
+        self._levels = [(ranks.get(worker, 0), worker) for worker in queues]  # a heap
         heapify(self._levels)
         self._rank = -1
         self._heaps = dict[str, list[tuple[int, WorkerId]]]()  # of this rank, by stream
@@ -160,7 +160,7 @@ class _Heads:
     def _tidy(self, stream: str) -> bool:
         """Leave out those who had their turn; whether anybody is left."""
         heap = self._heaps[stream]
-        while heap and self._ranks[heap[0][1]] != self._rank:
+        while heap and self._ranks.get(heap[0][1], 0) != self._rank:
             heappop(heap)
         if not heap:
             del self._heaps[stream]
@@ -171,12 +171,15 @@ class _Heads:
         self._rank = self._levels[0][0]
         while self._levels and self._levels[0][0] == self._rank:
             _, worker = heappop(self._levels)
-            if self._ranks[worker] == self._rank:
+            if self._ranks.get(worker, 0) == self._rank:
                 for stream, offsets in self._queues.get(worker, {}).items():
                     heappush(self._heaps.setdefault(stream, []), (offsets[0], worker))
 
 
 def _weighed(batch: Batch) -> _Waiting:
+    if len(batch.address) == 1:  # the common road
+        (span,) = batch.address
+        return _Waiting(batch, {span.topic: span.end - span.start}, span.topic)
     records = dict[str, int]()
     for span in batch.address:
         records[span.topic] = records.get(span.topic, 0) + span.end - span.start

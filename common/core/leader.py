@@ -32,6 +32,7 @@ from common.core.messages import (
 from common.core.rounds import GradientTimes, PoisonLimits, Round, Suspects, judge
 from common.core.snapshot_schedule import SnapshotSchedule
 from common.core.snapshots import Snapshot
+from common.core.spans import LogPosition
 from common.core.stop_rule import StopRule
 
 if TYPE_CHECKING:
@@ -141,8 +142,9 @@ class Leader:
         self, records: Iterable[tuple[int, ControlRecord | None]], epoch: int, now: float
     ) -> Iterator[CoordinatorCommand]:
         """Decide claims and openings, all of which have this leader epoch of Kafka's."""
+        topic_id = self._control.topic_id
         for offset, record in records:
-            self._control = self._control._replace(offset=offset + 1, epoch=epoch)
+            self._control = LogPosition(offset + 1, topic_id, epoch)
             decision = self._ledger.decide(offset, record)
             self._check_quarantine(offset, decision.batch)
             if not decision.accepted:

@@ -167,12 +167,13 @@ class Ledger:
         return ""
 
     def _claim(self, span: Span) -> None:
-        self._claimed[span.place] = span.end
-        before = self._known.get(span.place)
+        place = span.place
+        self._claimed[place] = span.end
+        before = self._known.get(place)
         if before is not None or span.known >= 0:
             topic_id = "" if before is None else before.topic_id
             known = span.known if span.known >= 0 else span.end  # of an older program: not known
-            self._known[span.place] = LogPosition(known, topic_id, span.epoch)
+            self._known[place] = LogPosition(known, topic_id, span.epoch)
 
     def _open(self, opened: Opened) -> str:
         """Begin a partition's next generation; returns why not."""

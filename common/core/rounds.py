@@ -84,7 +84,7 @@ class Suspects:
             self._strikes.pop(offset, None)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Dispatch:
     """What one order put into one worker's hands and is still expected back."""
 
@@ -180,7 +180,7 @@ class Round:
         if len(set(gradient.batches)) != len(gradient.batches) or not gradient.batches:
             return "names a batch twice, or none"
         again = [offset for offset in gradient.batches if offset not in self._todo]
-        if again or gradient.samples != sum(self._todo[o].samples for o in gradient.batches):
+        if again or gradient.samples != sum([self._todo[o].samples for o in gradient.batches]):
             # Its order is void. What else was in it goes to somebody else.
             self._drop(gradient.worker, gradient.batches)
             return f"batches {again} do not wait" if again else "has not the batches' samples"
@@ -307,12 +307,11 @@ class Round:
 
     def _let_go(self, offsets: Collection[int]) -> None:
         """Nobody is to compute these batches any more; hands that are empty then go."""
-        for index in range(len(self._hands) - 1, -1, -1):
-            held = self._hands[index].offsets
-            if not held.isdisjoint(offsets):
-                held.difference_update(offsets)
-                if not held:
-                    del self._hands[index]
+        touched = [hand for hand in self._hands if not hand.offsets.isdisjoint(offsets)]
+        for hand in touched:
+            hand.offsets.difference_update(offsets)
+            if not hand.offsets:
+                self._hands.remove(hand)
 
     def _blame(self, offsets: set[int], alone: set[int]) -> tuple[Batch, ...]:
         """Suspect these batches; returns those that are poison now."""

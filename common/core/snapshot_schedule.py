@@ -135,12 +135,12 @@ class SnapshotSchedule:
         return (CopyWeights(), *self.publish())
 
     def _clocks(self) -> list[tuple[_Mark, float]]:
-        clocks = list[tuple[_Mark, float]]()
-        if self._settings.hot_every_s is not None:
-            clocks.append((self._hot, self._settings.hot_every_s))
-        if self._settings.checkpoint_every_s is not None:
-            clocks.append((self._checkpoint, self._settings.checkpoint_every_s))
-        return clocks
+        settings = self._settings
+        every = (
+            (self._hot, settings.hot_every_s),
+            (self._checkpoint, settings.checkpoint_every_s),
+        )
+        return [(mark, every_s) for mark, every_s in every if every_s is not None]
 
     def publish(self) -> tuple[PublishSnapshot, ...]:
         """Publish what waited for records that were read back by now."""

@@ -138,6 +138,9 @@ class Worker:
 
     def on(self, event: WorkerEvent, now: float) -> tuple[WorkerCommand, ...]:
         """Take in an event; returns what to do, in order."""
+        if isinstance(event, events.Delivered):  # half of all events, and nothing follows from it
+            self._underway.pop(event.number).offset = event.offset
+            return ()
         commands = list(self._on(event, now))
         reason = self._why_not()
         if (not reason) != self._reading:
@@ -166,8 +169,6 @@ class Worker:
                     yield do.DropRows(run.partition)
                 else:
                     yield from self._take(run, now)
-            case events.Delivered(number, offset):
-                self._underway.pop(number).offset = offset
             case events.Tick():
                 yield from self._tick(now)
             case events.Assigned(partitions):
@@ -198,7 +199,7 @@ class Worker:
                 )
                 full = self._batcher.resize(batch_size, group_size)
                 if full is not None:
-                    yield from self._announce(full, now)
+                    yield self._announce(full, now)
             case events.Leaving():
                 self._leaving = True
                 yield do.Heartbeat("leaving")
@@ -224,7 +225,7 @@ class Worker:
             return
         self._ends.pop(run.partition, None)  # its offsets are this run's first
         for cut in self._batcher.add(run, now):
-            yield from self._announce(cut, now)
+            yield self._announce(cut, now)
 
     # --- positions ---------------------------------------------------------------------------
 
@@ -315,8 +316,9 @@ class Worker:
             self._undecided.popleft()
             for span in sent.address:
                 # While a partition is placed, all undecided claims on it were made since.
-                if self._own.get(span.place) is not None:
-                    self._own[span.place] = span.generation, span.end
+                place = span.place
+                if self._own.get(place) is not None:
+                    self._own[place] = span.generation, span.end
 
     def _forget(self, oldest_unsettled: int) -> Iterator[WorkerCommand]:
         # Mostly the oldest come first; not where the control topic was created anew meanwhile.
@@ -367,17 +369,17 @@ class Worker:
 
     # --- announcements -----------------------------------------------------------------------
 
-    def _announce(self, cut: Cut, now: float) -> Iterator[WorkerCommand]:
+    def _announce(self, cut: Cut, now: float) -> do.Announce:
         claim = BatchReady(
             self._id, cut.address, cut.samples, cut.skipped, cut.first_arrival_s, cut.last_arrival_s
         )
         self._held.append(self._send(cut.address, now))
-        yield do.Announce(self._announced, claim, cut.counts)
+        return do.Announce(self._announced, claim, cut.counts)
 
     def _close(self, now: float) -> Iterator[WorkerCommand]:
         cut = self._batcher.close()
         if cut is not None:
-            yield from self._announce(cut, now)
+            yield self._announce(cut, now)
 
     def _expire(self, partition: Partition, start: int, now: float) -> Iterator[WorkerCommand]:
         """Claim what retention deleted, so that the partition goes on; then read from `start`."""

@@ -474,7 +474,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "rounds.py",
-                "gradient.samples != sum(self._todo[o].samples for o in gradient.batches):",
+                "gradient.samples != sum([self._todo[o].samples for o in gradient.batches]):",
                 "False:",
             ),
         ),

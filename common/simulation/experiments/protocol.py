@@ -148,7 +148,7 @@ class GradientTimes:
         if len(self._drawn) < batches:
             scale_s = self._mean_s / self._shape
             self._drawn += self._rng.gamma(self._shape, scale_s, DRAWN + batches).tolist()
-        return sum(self._drawn.pop() for _ in range(batches)) / speed
+        return sum([self._drawn.pop() for _ in range(batches)]) / speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +219,10 @@ class Machine:
         A real consumer reads what is there; that batches are cut one stream at a time changes
         which records share a batch, not how many there are at any time.
         """
+        if not self._reading:
+            return
         position = self._worker.position(stream.partition)
-        if position is None or not self._reading or self._awaited.get(stream.partition) == position:
+        if position is None or self._awaited.get(stream.partition) == position:
             return
         full_at = stream.full_at(position, self._batch_size)
         if full_at == float("inf"):
@@ -247,35 +249,36 @@ class Machine:
             self._begin_next()
 
     def _listen(self) -> None:
-        if self._posted:
-            self._orders.hear(self._posted)
-            newest = self._posted[-1]
-            self._posted.clear()
-            self._feed(events.RoundBegan(newest.id.epoch, newest.backlog))
-            self._wake_when_due()
+        self._orders.hear(self._posted)
+        newest = self._posted[-1]
+        self._posted.clear()
+        self._feed(events.RoundBegan(newest.id.epoch, newest.backlog))
+        self._wake_when_due()
 
     def _begin_next(self) -> None:
         compute = self._orders.next()
         self._computing = compute is not None
         if compute is not None:
-            seconds = self._protocol.gradient_times.draw(len(compute.batches), self._speed)
-            computed = self._protocol.learner.gradient(compute.batches)
+            batches, protocol = compute.batches, self._protocol
+            seconds = protocol.gradient_times.draw(len(batches), self._speed)
+            computed = protocol.learner.gradient(batches)
             gradient = Gradient(
-                worker=self.id,
-                model=compute.model,
-                batches=tuple(batch.offset for batch in compute.batches),
-                samples=sum(batch.samples for batch in compute.batches),
-                loss_sum=computed.loss_sum,
-                metric_sums={},
-                seconds=seconds,
-                vector=computed.vector,
+                self.id,
+                compute.model,
+                tuple([batch.offset for batch in batches]),
+                sum([batch.samples for batch in batches]),
+                computed.loss_sum,
+                {},
+                seconds,
+                computed.vector,
             )
             self._time.at(self._time.now + seconds, self._computed, gradient)
 
     def _computed(self, gradient: Gradient) -> None:
         if self.gone:
             return
-        self._listen()  # who asked for it again meanwhile has it now
+        if self._posted:
+            self._listen()  # who asked for it again meanwhile has it now
         self._protocol.reply(gradient)
         self._orders.done()
         self._begin_next()
