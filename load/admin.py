@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 from common.api.keys import KeyStore
 from common.core.messages import Batch, Lead, ModelId, UpdateApplied, WorkerId
 from common.core.spans import Span
-from common.embedded.redis import free_port
+from common.embedded.process import free_port
 from common.embedded.services import Service
 from common.embedded.stack import EmbeddedStack
 from common.jobs.spec import parse_job

@@ -82,12 +82,12 @@ def _cases() -> tuple[Case, ...]:
         Case(f"plan over 10 pools, {many}", lambda: plan_hold(work, pools, 0.01)),
         Case(
             f"{WORKERS} workers, {UPDATES:,} updates, whole protocol",
-            lambda: simulate(_experiment("full"), Path(), 1, 1),
-            required_s=10.0,
+            lambda: simulate(_experiment("protocol"), Path(), 1, 1),
+            required_s=8.0,
         ),
         Case(
             f"{RUNS:,} such runs, update process alone",
-            lambda: simulate(_experiment("updates"), Path(), RUNS, 1),
+            lambda: simulate(_experiment("analytic"), Path(), RUNS, 1),
             required_s=10.0,
         ),
     )

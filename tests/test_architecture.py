@@ -54,7 +54,7 @@ HOMES = {  # a client library has one home
         *("services/evaluator/", "common/simulation/experiments/learning.py"),
         "common/public/task_check.py",
     ),
-    "scipy": ("common/theory/", "common/policies/", "common/simulation/experiments/outcome.py"),
+    "scipy": ("common/theory/", "common/policies/", "common/simulation/experiments/results.py"),
     "matplotlib": ("services/cli/render/plots.py",),
     "structlog": ("common/telemetry/logging.py", "common/telemetry/logging.py"),
     "typer": ("services/cli/",),

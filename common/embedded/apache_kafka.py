@@ -25,12 +25,11 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from common.adapters.kafka import KafkaSettings
-from common.embedded.process import Child
+from common.embedded.process import Child, free_port
 from common.errors import UnavailableError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from types import TracebackType
 
 _POM_FOLDER = Path(__file__).parents[2] / "deploy" / "kafka"
 _FIRST_NODE = 1
@@ -194,13 +193,13 @@ class ApacheKafka:
         self._data = data
         self._seat = seat
         self.node = seat.node if seat else _FIRST_NODE
-        self._port = port or _free_port()
+        self._port = port or free_port()
         self._proxies = tuple(proxies)
-        self.proxied = tuple(_free_port() for _ in proxies)  # where each proxy passes its bytes on
+        self.proxied = tuple(free_port() for _ in proxies)  # where each proxy passes its bytes on
         self._safe = safe
         self._properties = properties
-        self._safe_port = _free_port() if safe else 0
-        self._controller_port = seat.controller_port if seat else _free_port()
+        self._safe_port = free_port() if safe else 0
+        self._controller_port = seat.controller_port if seat else free_port()
         self._write_configuration()
         self._format()
         self.settings = KafkaSettings(bootstrap=f"127.0.0.1:{self._port}")
@@ -275,12 +274,7 @@ class ApacheKafka:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _write_configuration(self) -> None:
@@ -392,13 +386,6 @@ def _batches(segment: Path) -> Iterator[tuple[int, int, int]]:
 def _listeners(names: Iterable[str], ports: Iterable[int]) -> str:
     pairs = zip(names, ports, strict=True)
     return ",".join(f"{name}://127.0.0.1:{port}" for name, port in pairs)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 if __name__ == "__main__":

@@ -15,15 +15,12 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from common.adapters.kafka import KafkaSettings
 from common.embedded import mock_broker
-from common.embedded.process import Child
+from common.embedded.process import Child, short_folder
 from common.errors import OutsideError, UnavailableError
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 KEPT_BYTES = 5 << 20  # of each partition: what comes beyond them drops the oldest batch of records
 _FETCH_WAIT_MS = 10  # the broker does not wake a waiting fetch: this is the latency of a record
@@ -104,7 +101,7 @@ class EmbeddedKafka:
 
     def __init__(self) -> None:
         # a socket's path has at most about 100 bytes: not under whatever folder a caller has
-        self._folder = tempfile.TemporaryDirectory(prefix="doll-kafka-", dir=_short_folder())
+        self._folder = tempfile.TemporaryDirectory(prefix="doll-kafka-", dir=short_folder())
         self.control = EmbeddedControl(str(Path(self._folder.name, "control.sock")))
         self._child = Child(
             [sys.executable, "-I", mock_broker.__file__, self.control.path, str(os.getpid())],
@@ -130,12 +127,7 @@ class EmbeddedKafka:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _answers(self) -> bool:
@@ -144,8 +136,3 @@ class EmbeddedKafka:
         except UnavailableError:
             return False
         return True
-
-
-def _short_folder() -> str | None:
-    """Where temporary files go, or /tmp where that path is too long for a socket's."""
-    return "/tmp" if len(tempfile.gettempdir()) > 60 else None  # noqa: S108 -- a private folder in it

@@ -6,8 +6,10 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from typing import TYPE_CHECKING
 
@@ -144,3 +146,16 @@ class Child:
     def last_words(self) -> str:
         """The end of its log."""
         return self._log.read_text(errors="replace")[-_LOG_TAIL:].strip() or "it said nothing"
+
+
+def short_folder() -> str | None:
+    """Where temporary files go, or /tmp where that path is too long for a socket's."""
+    return "/tmp" if len(tempfile.gettempdir()) > 60 else None  # noqa: S108 -- a private folder in it
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -10,12 +10,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from common.embedded.process import Child
+from common.embedded.process import Child, free_port, short_folder
 from common.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
 
 _TICKS_PER_S = 100  # how often it looks at its clock: at the default 10, a wait ends 100 ms late
@@ -57,7 +56,7 @@ class EmbeddedRedis:
     ) -> None:
         self._binary = binary or find_redis_server()
         # a socket's path has at most about 100 bytes: not under whatever folder a caller has
-        self._folder = tempfile.TemporaryDirectory(prefix="doll-redis-", dir=_short_folder())
+        self._folder = tempfile.TemporaryDirectory(prefix="doll-redis-", dir=short_folder())
         self._socket = Path(self._folder.name, "redis.sock")
         self._port = free_port() if tcp else 0
         self._options = tuple(options)
@@ -90,12 +89,7 @@ class EmbeddedRedis:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _started(self) -> Child:
@@ -129,16 +123,3 @@ class EmbeddedRedis:
                 return connection.recv(16).startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
             return False
-
-
-def _short_folder() -> str | None:
-    """Where temporary files go, or /tmp where that path is too long for a socket's."""
-    return "/tmp" if len(tempfile.gettempdir()) > 60 else None  # noqa: S108 -- a private folder in it
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

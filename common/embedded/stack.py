@@ -5,14 +5,11 @@ from __future__ import annotations
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from common.config.settings import Settings, read_settings
 from common.embedded.kafka import EmbeddedKafka
 from common.embedded.redis import EmbeddedRedis
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 
 class EmbeddedStack:
@@ -64,10 +61,5 @@ class EmbeddedStack:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from common.errors import WireError
-from common.simulation.experiments.experiment import learner_of, simulate, simulate_full
-from common.simulation.experiments.outcome import Change, Point, PoolUse, Run, Summary
+from common.simulation.experiments.experiment import learner_of, simulate, simulate_by_protocol
+from common.simulation.experiments.results import Change, Point, PoolUse, Run, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -186,6 +186,6 @@ def _learn(
             tell((before + share) / runs)
 
         learner = learner_of(experiment, folder, seed + index)
-        found.append(simulate_full(experiment, folder, seed + index, one, learner).run)
+        found.append(simulate_by_protocol(experiment, folder, seed + index, one, learner).run)
         curves.append(tuple(learner.curve) if learner is not None else ())
     return Result(tuple(found), tuple(curves))

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_MACHINES = 2_000_000  # over all runs: half a gigabyte of numbers of each
-MOST_STEPS = 2 * 10**10  # machines times updates, mode updates: some 20 s
-MOST_BATCHES = 500_000  # over all runs, mode full: 20,000 take about a second
-MOST_WORKERS_IN_FULL = 2_000
+MOST_STEPS = 2 * 10**10  # machines times updates, mode analytic: some 20 s
+MOST_BATCHES = 500_000  # over all runs, mode protocol: 20,000 take about a second
+MOST_WORKERS_BY_PROTOCOL = 2_000
 MOST_WEIGHTS = 10_000_000  # of a network that learns: some 200 MB with its optimizer
 BUILT_IN = "digits"  # a data set that is no file
 
@@ -75,14 +75,16 @@ def check_size(request: SimulateRequest) -> None:
     if machines > MOST_MACHINES:
         problem = f"{machines:,} workers over all runs are above {MOST_MACHINES:,}"
         raise GivenError(("experiment.workers", "runs"), problem)
-    if experiment.mode == "updates":
+    if experiment.mode == "analytic":
         steps = machines * experiment.updates * policies
         if steps > MOST_STEPS:
             problem = f"workers x runs x updates x policies are {steps:,}, above {MOST_STEPS:,}"
             raise GivenError(("experiment.updates", "runs"), problem)
         return
-    if experiment.workers > MOST_WORKERS_IN_FULL:
-        problem = f"mode full takes at most {MOST_WORKERS_IN_FULL:,}, got {experiment.workers:,}"
+    if experiment.workers > MOST_WORKERS_BY_PROTOCOL:
+        problem = (
+            f"mode protocol takes at most {MOST_WORKERS_BY_PROTOCOL:,}, got {experiment.workers:,}"
+        )
         raise GivenError(("experiment.workers",), problem)
     if experiment.learning is not None:
         hidden = experiment.learning.hidden
@@ -93,8 +95,8 @@ def check_size(request: SimulateRequest) -> None:
     batches = experiment.updates * experiment.group_size * request.runs * policies
     if batches > MOST_BATCHES:
         problem = (
-            f"mode full takes at most {MOST_BATCHES:,} batches (updates x group_size x runs x"
-            f" policies), got {batches:,}; mode updates takes far more"
+            f"mode protocol takes at most {MOST_BATCHES:,} batches (updates x group_size x runs x"
+            f" policies), got {batches:,}; mode analytic takes far more"
         )
         raise GivenError(("experiment.updates", "runs"), problem)
 

@@ -10,9 +10,8 @@ from time import perf_counter
 from rich.console import Console
 from rich.progress import track
 
-from common.simulation.faults.cluster import Cluster, Outcome, run_seeds
+from common.simulation.faults.cluster import Cluster, Outcome, run_seeds, shrink
 from common.simulation.faults.scenario import from_seed
-from common.simulation.faults.shrink import shrink
 
 EXAMPLES = """examples:
   python -m common.simulation --seeds 0 1000     check seeds 0 to 999

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 TOKEN = "/latest/api/token"  # noqa: S105 -- the path to ask at
 INTERRUPTION = "/latest/meta-data/spot/instance-action"
@@ -99,12 +98,7 @@ class MetadataServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- what a request gets -------------------------------------------------------------------

@@ -18,8 +18,8 @@ from botocore.exceptions import BotoCoreError
 
 from common.config.settings import Settings
 from common.embedded.apache_kafka import ApacheKafka, resolve
-from common.embedded.process import Child
-from common.embedded.redis import EmbeddedRedis, free_port
+from common.embedded.process import Child, free_port
+from common.embedded.redis import EmbeddedRedis
 from load.harness.proxy import Network
 
 if TYPE_CHECKING:

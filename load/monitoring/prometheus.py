@@ -9,8 +9,7 @@ from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import urlencode
 
-from common.embedded.process import Child
-from common.embedded.redis import free_port
+from common.embedded.process import Child, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

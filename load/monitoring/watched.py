@@ -18,7 +18,7 @@ import numpy as np
 from common.config.settings import Settings
 from common.config.yaml_file import as_json, load_text
 from common.datasets.digits import load_digits
-from common.embedded.redis import free_port
+from common.embedded.process import free_port
 from common.embedded.services import Service, stop_all
 from common.embedded.stack import EmbeddedStack
 from common.jobs.build import codec_of

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from common.simulation.experiments.experiment import learner_of, simulate_full
+from common.simulation.experiments.experiment import learner_of, simulate_by_protocol
 from common.simulation.experiments.spec import (
     Experiment,
     GradientSpec,
@@ -79,7 +79,7 @@ class Lesson:
                 ),
             ),
             policy=PolicySpec(name=self.policy),
-            mode="full",
+            mode="protocol",
             learning=LearningSpec(
                 data=self.data, hidden=(32,), evaluate_every=max(self.updates // 20, 1)
             ),
@@ -93,7 +93,7 @@ def learn(lesson: Lesson) -> plots.Curve:
     torch.set_num_threads(1)  # the networks are small, and others run beside
     experiment = lesson.experiment()
     learner = learner_of(experiment, lesson.folder, lesson.seed)
-    found = simulate_full(experiment, lesson.folder, lesson.seed, learner=learner).run
+    found = simulate_by_protocol(experiment, lesson.folder, lesson.seed, learner=learner).run
     curve = () if learner is None else tuple(learner.curve)
     return plots.Curve(curve, found.runtime_s, found.cost_usd, found.cost_ratio, found.updates)
 

@@ -137,12 +137,12 @@ def _alone(section: Section, outcome: Outcome) -> None:
     section.say(
         f"θ₀ = J/λ_U = {law.mean:,.0f} s; with the {late_s:.2f} s of batches that are not full"
         f" {law.mean + late_s:,.2f} s. Simulated: {found.mean:,.2f} s, standard deviation"
-        f" {found.deviation or 0:.2f} s where the renewal law says {law.std:.2f} s."
+        f" {found.std or 0:.2f} s where the renewal law says {law.std:.2f} s."
     )
     section.data["equation 3"] = {
         "expected_s": law.mean,
         "partial_batches_s": late_s,
         "simulated_s": found.mean,
-        "simulated_std_s": found.deviation,
+        "simulated_std_s": found.std,
         "renewal_std_s": law.std,
     }

@@ -124,7 +124,7 @@ def explain_drawn(section: Section, runner: Runner) -> None:
         ratios = [run.cost_usd / ON_DEMAND_USD for run in runs]
         share, dearer = float(np.mean(ratios)), float(np.mean([each >= 1 for each in ratios]))
         said = stated.STATIC["drawn"][setting.availability, setting.deadline_factor]
-        error = (ratio.deviation or 0.0) / math.sqrt(FEW)
+        error = (ratio.std or 0.0) / math.sqrt(FEW)
         away.append(abs(said - ratio.mean) / error)
         lower.append(100 * (said - mean))
         rows.append(
@@ -220,5 +220,5 @@ def _traced(runner: Runner) -> str:
         "*A price that moves*: the SUSE price of c5.2xlarge in eu-west-3a from March to May 2020,"
         f" scaled to a mean of {HIGH.spot:g}, between {low:.4f} and {high:.4f}, at 2,000 times its"
         f" speed. The static split costs {percent(ratio.mean)} with a standard deviation of"
-        f" {percent(ratio.deviation)} between runs: what such a trace changes is within that."
+        f" {percent(ratio.std)} between runs: what such a trace changes is within that."
     )

@@ -148,7 +148,7 @@ def _table_ii(section: Section, runner: Runner) -> None:
         " | static: paper | here | met | adaptive: paper | here | met | bound: paper / here", rows
     )
     shares = [each.cost_ratio.mean for each in equal]
-    deviations = [each.runtime_ratio.deviation or 0.0 for each in equal]
+    deviations = [each.runtime_ratio.std or 0.0 for each in equal]
     section.say(
         f"At equal rates the static cost lies between {percent(min(shares), 2)} and"
         f" {percent(max(shares), 2)} whatever K is: equation 16 over the on-demand cost has no K."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from common.simulation.experiments.setting import setting_of
+from common.simulation.experiments.draws import draws_of
 from common.simulation.experiments.spec import (
     Experiment,
     GradientSpec,
@@ -94,7 +94,7 @@ class Setting:
 
     def works(self, runs: int, seed: int, folder: Path) -> list[Work]:
         """What is to be done in each run of that seed, with the rates that it draws."""
-        rates = setting_of(experiment(self, "static"), folder, runs, seed).givens.rates_per_s
+        rates = draws_of(experiment(self, "static"), folder, runs, seed).givens.rates_per_s
         return [self._work(each) for each in rates]
 
     def _work(self, rates_per_s: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Work:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from common.policies.policy import PolicyName
-    from common.simulation.experiments.outcome import Point, Run, Spread, Summary
+    from common.simulation.experiments.results import Point, Run, Spread, Summary
 
 Pair = tuple[float, float]
 _SHARE = "cost, % of on-demand machines alone"
@@ -58,7 +58,7 @@ def bars(found: Sequence[tuple[str, Spread, float | None, float | None]]) -> Fig
     figure, (axis,) = _panels(1, (10, 4.5))
     at = np.arange(len(found))
     ours = [100 * spread.mean for _, spread, _, _ in found]
-    deviations = [100 * (spread.deviation or 0.0) for _, spread, _, _ in found]
+    deviations = [100 * (spread.std or 0.0) for _, spread, _, _ in found]
     axis.bar(at - 0.2, ours, 0.4, yerr=deviations, capsize=3, label="12 runs here")
     paper = [(x, 100 * said) for x, (_, _, said, _) in zip(at, found, strict=True) if said]
     axis.bar([x + 0.2 for x, _ in paper], [y for _, y in paper], 0.4, label="paper")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.policies.policy import PolicyName
-    from common.simulation.experiments.outcome import Summary
+    from common.simulation.experiments.results import Summary
     from load.paper.runner import Asked, Outcome, Runner
 
 SLOW = Variation("slow gradients", gradient_s=SLOW_GRADIENT_S)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.simulation.experiments.setting import setting_of
+from common.simulation.experiments.draws import draws_of
 from load.paper import plots
 from load.paper.document import Section, percent
 from load.paper.job import ALPHA, CYCLE_S, GRADIENT_S, Case, Setting, experiment
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from common.policies.policy import PolicyName
-    from common.simulation.experiments.outcome import Summary
+    from common.simulation.experiments.results import Summary
     from load.paper.runner import Asked, Runner
     from load.paper.series import Found, Series
 
@@ -47,7 +47,7 @@ def run(runner: Runner) -> Section:
     for each in found.series:
         name, prices = each.change.name, each.setting.prices
         summaries = {policy: done[cases[name, policy].name].summary for policy in POLICIES}
-        drawn = setting_of(experiment(*cases[name, "static"]), runner.asked.scratch, 1, 0)
+        drawn = draws_of(experiment(*cases[name, "static"]), runner.asked.scratch, 1, 0)
         availability = drawn.givens.pools[1].availability
         groups[each.group].append(_Measured(each, availability, summaries))
         section.data[name] = {

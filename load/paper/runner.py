@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 from rich import progress
 
 from common.simulation.experiments.experiment import simulate
-from common.simulation.experiments.outcome import Summary
+from common.simulation.experiments.results import Summary
 from common.theory.provisioning import plan
 from load.paper.job import NOTHING, Case, experiment
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.policies.policy import PolicyName
-    from common.simulation.experiments.outcome import Run
+    from common.simulation.experiments.results import Run
     from common.simulation.experiments.spec import Experiment
     from common.theory.provisioning import Plan
     from load.paper.job import Setting, Variation

@@ -20,7 +20,7 @@ import numpy as np
 
 from common.datasets.readers import read_bytes
 from common.errors import UserError
-from common.simulation.experiments.setting import setting_of
+from common.simulation.experiments.draws import draws_of
 from common.traces.files import read_trace
 from common.traces.spec import TraceSpec
 from load.paper.job import CYCLE_S, HIGH, Prices, Setting, Variation, experiment
@@ -209,7 +209,7 @@ def _had(found: Found, group: str, name: str, path: Path) -> None:
         prices, column = _recorded_prices(path, found)
         for together, word in WAYS[: 1 if found.quick else 2]:
             change = Variation(f"{name}, {word}", availability=trace, together=together)
-            setting = setting_of(experiment(Setting(), "static", change), path.parent, 1, 0)
+            setting = draws_of(experiment(Setting(), "static", change), path.parent, 1, 0)
             speed = setting.givens.pools[1].cycle_s / CYCLE_S
             speed = min(speed, gap_s / GRID_S) if gap_s else speed
             faster = trace.model_copy(update={"speed": speed})

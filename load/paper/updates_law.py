@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.simulation.experiments.updates import sample_updates_at
+from common.simulation.experiments.analytic import sample_updates_at
 from common.theory.preemption import variance_of_uptime_s2
 from common.theory.updates import (
     Normal,

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.api.keys import KeyStore
-from common.embedded.redis import free_port
+from common.embedded.process import free_port
 from common.embedded.services import Service
 from common.errors import UserError
 from common.runtime.connect import open_log

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 from common.embedded.apache_kafka import ApacheKafka
-from common.embedded.process import Child
-from common.embedded.redis import free_port
+from common.embedded.process import Child, free_port
 from tests import compose
 from tests.compose import ROOT, SECRETS, Part
 

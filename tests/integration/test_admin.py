@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from common.api.keys import KeyStore
-from common.embedded.redis import free_port
+from common.embedded.process import free_port
 from common.embedded.services import Service
 from common.embedded.stack import EmbeddedStack
 from common.ports.servers import NewTopic

@@ -13,8 +13,8 @@ import pytest
 import redis
 from moto.server import ThreadedMotoServer
 
-from common.embedded.process import Child
-from common.embedded.redis import find_redis_server, free_port
+from common.embedded.process import Child, free_port
+from common.embedded.redis import find_redis_server
 from tests import compose
 from tests.compose import ROOT
 from tests.integration.cluster import await_condition

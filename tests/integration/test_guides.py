@@ -16,7 +16,7 @@ from common.config.settings import Settings
 from common.config.yaml_file import as_json, load_text
 from common.datasets.digits import load_digits
 from common.embedded.kafka import embedded_settings
-from common.embedded.redis import free_port
+from common.embedded.process import free_port
 from common.embedded.services import Service, environment_of
 from common.embedded.stack import EmbeddedStack
 from common.jobs.spec import ProvisioningSpec, job_from_json

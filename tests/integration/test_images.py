@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import httpx2
 import pytest
 
-from common.embedded.redis import free_port
+from common.embedded.process import free_port
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_log
 from services.admin.routes.requests import JOB

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.embedded.redis import free_port
+from common.embedded.process import free_port
 from common.telemetry.metrics.catalogue import CATALOGUE
 from tests.integration.cluster import Cluster, await_condition
 from tests.integration.test_provisioner import MARKET, ledger_of

@@ -33,7 +33,8 @@ from common.core.messages import (
 from common.core.spans import Partition, Span
 from common.core.spread import JobDemand
 from common.embedded.apache_kafka import ApacheKafka, Safe
-from common.embedded.redis import EmbeddedRedis, free_port
+from common.embedded.process import free_port
+from common.embedded.redis import EmbeddedRedis
 from common.errors import OutsideError, UserError
 from common.ports.servers import Fetched, NewTopic
 from common.runtime.connect import open_board, open_boards, open_log

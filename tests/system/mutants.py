@@ -116,8 +116,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "self._control = self._control._replace(offset=offset + 1, epoch=epoch)",
-                "self._control = self._control._replace(offset=offset + 1)",
+                "self._control = LogPosition(offset + 1, topic_id, epoch)",
+                "self._control = LogPosition(offset + 1, topic_id, self._control.epoch)",
             ),
         ),
     ),

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.simulation.faults.cluster import Cluster, run_seed, run_seeds
+from common.simulation.faults.cluster import Cluster, run_seed, run_seeds, shrink, smaller
 from common.simulation.faults.scenario import (
     CUTS,
     LOSSES,
@@ -23,7 +23,6 @@ from common.simulation.faults.scenario import (
     Scenario,
     from_seed,
 )
-from common.simulation.faults.shrink import shrink, smaller
 from tests.system.mutants import MUTANTS, Mutant, cases
 from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
 

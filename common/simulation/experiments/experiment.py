@@ -13,11 +13,11 @@ from common.errors import UserError
 from common.learning.torch_here import need_torch
 from common.policies.reassign import update_capacity_per_s
 from common.policies.registry import policy_of
-from common.simulation.experiments.full import FullRun, FullSimulation
-from common.simulation.experiments.setting import setting_of
+from common.simulation.experiments.analytic import Conditions, Pace, simulate_analytically
+from common.simulation.experiments.by_protocol import ProtocolRun, ProtocolSimulation
+from common.simulation.experiments.draws import draws_of
+from common.simulation.experiments.policy_driver import Priors
 from common.simulation.experiments.spec import Experiment
-from common.simulation.experiments.steering import Priors
-from common.simulation.experiments.updates import Conditions, Pace, simulate_updates
 from common.theory.estimates import RatePrior
 from common.traces.files import starts_of, traced
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.policies.policy import Policy
+    from common.simulation.experiments.analytic import Array
+    from common.simulation.experiments.draws import Draws
     from common.simulation.experiments.learning import Sgd
-    from common.simulation.experiments.outcome import Run
-    from common.simulation.experiments.setting import Setting
-    from common.simulation.experiments.updates import Array
+    from common.simulation.experiments.results import Run
     from common.traces.trace import Trace
 
 KNOWN_S = 10.0  # a policy that learns rates begins with their mean, as if watched for so long
@@ -65,7 +65,7 @@ def simulate(
     """Run an experiment so many times.
 
     Args:
-        experiment: In either mode; what it learns is not told, see `simulate_full`.
+        experiment: In either mode; what it learns is not told, see `simulate_by_protocol`.
         folder: What its files are relative to.
         runs: R.
         seed: The same seed gives the same rates, prices, preemptions and records.
@@ -74,34 +74,34 @@ def simulate(
     Raises:
         UserError: If a file cannot be read, or a number makes no sense.
     """
-    if experiment.mode == "full":
+    if experiment.mode == "protocol":
         parts = [partial(_part, progress, index, runs) for index in range(runs)]
         return tuple(
-            simulate_full(experiment, folder, seed + index, part).run
+            simulate_by_protocol(experiment, folder, seed + index, part).run
             for index, part in enumerate(parts)
         )
-    setting = setting_of(experiment, folder, runs, seed)
-    return simulate_updates(
-        setting.givens,
+    draws = draws_of(experiment, folder, runs, seed)
+    return simulate_analytically(
+        draws.givens,
         _policy(experiment),
-        _conditions(setting),
+        _conditions(draws),
         seed,
-        _beliefs(setting),
+        _beliefs(draws),
         progress,
     )
 
 
-def simulate_full(
+def simulate_by_protocol(
     experiment: Experiment,
     folder: Path,
     seed: int,
     progress: Callable[[float], None] | None = None,
     learner: Sgd | None = None,
-) -> FullRun:
+) -> ProtocolRun:
     """Run an experiment once through the production state machines.
 
     Args:
-        experiment: In mode full.
+        experiment: In mode protocol.
         folder: What its files are relative to.
         seed: Of everything that is drawn.
         progress: Is told the share done, from 0 to 1.
@@ -110,11 +110,11 @@ def simulate_full(
     Raises:
         UserError: If a file cannot be read, or a number makes no sense.
     """
-    setting = setting_of(experiment, folder, 1, seed)
+    draws = draws_of(experiment, folder, 1, seed)
     if learner is None:
         learner = learner_of(experiment, folder, seed)
-    policy, beliefs = _policy(experiment), _beliefs(setting)
-    return FullSimulation(setting, policy, beliefs, learner, progress).run()
+    policy, beliefs = _policy(experiment), _beliefs(draws)
+    return ProtocolSimulation(draws, policy, beliefs, learner, progress).run()
 
 
 def learner_of(experiment: Experiment, folder: Path, seed: int) -> Sgd | None:
@@ -136,15 +136,15 @@ def _policy(experiment: Experiment) -> Policy:
     return policy_of(spec.name, spec.probability, spec.spot, experiment.on_preemption)
 
 
-def _beliefs(setting: Setting) -> Priors | None:
-    if setting.experiment.policy.name not in LEARNS:
+def _beliefs(draws: Draws) -> Priors | None:
+    if draws.experiment.policy.name not in LEARNS:
         return None
-    mean_per_s = float(setting.givens.rates_per_s.mean())
+    mean_per_s = float(draws.givens.rates_per_s.mean())
     return Priors(RatePrior(mean_per_s * KNOWN_S, KNOWN_S))
 
 
-def _conditions(setting: Setting) -> Conditions:
-    experiment, givens = setting.experiment, setting.givens
+def _conditions(draws: Draws) -> Conditions:
+    experiment, givens = draws.experiment, draws.givens
     arrivals = experiment.arrivals
     variation = {"poisson": 1.0, "gamma": arrivals.variation, "even": 0.0, "trace": 1.0}
     reassigns = experiment.on_preemption == "reassign"
@@ -155,10 +155,10 @@ def _conditions(setting: Setting) -> Conditions:
         round_overhead_s=ROUND_OVERHEAD_S,
     )
     return Conditions(
-        setting.prices,
-        setting.offers,
+        draws.prices,
+        draws.offers,
         variation[arrivals.process],
-        _pace(setting),
+        _pace(draws),
         "reassign" if reassigns else experiment.while_preempted,
         capacity if reassigns else None,
         givens.gradient_s + ROUND_OVERHEAD_S,
@@ -177,13 +177,13 @@ class _TracePace:
         return self._trace.value_at(self._starts_s + now_s) / self._mean
 
 
-def _pace(setting: Setting) -> Pace | None:
-    spec = setting.experiment.arrivals.trace
+def _pace(draws: Draws) -> Pace | None:
+    spec = draws.experiment.arrivals.trace
     if spec is None:
         return None
-    trace = traced(spec, setting.folder)
-    (rng,) = setting.rng.spawn(1)
-    return _TracePace(trace, starts_of(spec, trace, (setting.givens.runs,), rng))
+    trace = traced(spec, draws.folder)
+    (rng,) = draws.rng.spawn(1)
+    return _TracePace(trace, starts_of(spec, trace, (draws.givens.runs,), rng))
 
 
 def _part(progress: Callable[[float], None] | None, index: int, runs: int, share: float) -> None:

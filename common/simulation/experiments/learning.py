@@ -20,8 +20,8 @@ from common.learning.gradients import GradientComputer
 from common.learning.optimizers import OptimizerSettings
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
-from common.simulation.experiments.outcome import Point
 from common.simulation.experiments.protocol import Computed
+from common.simulation.experiments.results import Point
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

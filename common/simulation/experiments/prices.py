@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -38,10 +37,6 @@ class Prices(Protocol):
         """
         ...
 
-    def next_change_s(self, now_s: float) -> Floats:
-        """Tell when the price next changes, (R,): later than now, inf for never."""
-        ...
-
 
 class ConstantPrices:
     """The paper's model: the price stays as it is.
@@ -62,10 +57,6 @@ class ConstantPrices:
     def changed(self, before_s: float, now_s: float) -> Bools:  # noqa: ARG002 - it never does
         """Tell in which runs the price is another."""
         return np.zeros(self._runs, np.bool_)
-
-    def next_change_s(self, now_s: float) -> Floats:  # noqa: ARG002 - never
-        """Tell when the price next changes."""
-        return np.full(self._runs, math.inf)
 
 
 class TracePrices:
@@ -90,10 +81,6 @@ class TracePrices:
         """Tell in which runs the price is another."""
         before = self._look(before_s)
         return np.not_equal(self._look(now_s), before)
-
-    def next_change_s(self, now_s: float) -> Floats:
-        """Tell when the price next changes."""
-        return self._walk.next_change_s(now_s)
 
     def _look(self, time_s: float) -> Floats:
         if time_s not in self._seen:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from common.policies.policy import PolicyName  # noqa: TC001 -- pydantic reads it when run
 from common.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
@@ -129,6 +129,11 @@ class LearningSpec(Part):
     evaluate_every: Count = Field(default=20, description="Updates.")
 
 
+def _mode_of(said: object) -> object:
+    """Read a mode by its name of before, too."""
+    return {"updates": "analytic", "full": "protocol"}.get(str(said), said)
+
+
 class Experiment(Part):
     """One thing to simulate."""
 
@@ -153,8 +158,8 @@ class Experiment(Part):
     on_demand: OnDemandSpec
     spot: tuple[SpotSpec, ...] = Field(min_length=1, description="Pools of spot machines.")
     policy: PolicySpec = PolicySpec()
-    mode: Literal["updates", "full"] = Field(
-        default="updates", description="The update process alone; or the whole protocol."
+    mode: Annotated[Literal["analytic", "protocol"], BeforeValidator(_mode_of)] = Field(
+        default="analytic", description="The update process alone; or the whole protocol."
     )
     learning: LearningSpec | None = Field(
         default=None, description="Null: an update costs only its time."
@@ -171,8 +176,8 @@ class Experiment(Part):
                 "policy reassign leaves slots without a machine, whose streams nobody would ever"
                 " read: add `on_preemption: reassign`"
             )
-        if self.learning is not None and self.mode != "full":
-            raise ValueError("learning needs mode: full")
+        if self.learning is not None and self.mode != "protocol":
+            raise ValueError("learning needs mode: protocol")
         if len({pool.name for pool in self.spot}) != len(self.spot):
             raise ValueError("two spot pools have one name")
         return self

@@ -20,10 +20,10 @@ from common.core.messages import (
     UpdateApplied,
     unused_number,
 )
+from common.core.settings import CoordinatorSettings
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition
 from common.simulation.faults.checks import Violation
-from common.simulation.faults.settings import LEASE_S, coordinator_settings
 from common.simulation.faults.world import LATE_S, Node, Token, void
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from common.simulation.faults.topic import Topic
     from common.simulation.faults.world import World
 
+LEASE_S = 1.0  # as all times here: a few virtual seconds shall be eventful
+GROUP_LINGER_S = 0.7
 JOBS_S = 1.0  # at most between looks at the jobs topic
 LOOK_S = 0.5  # mean time between looks at which partitions there are
 SURE = 0.7  # share of the looks after which it is sure that a stream lost records
@@ -43,6 +45,29 @@ DEAD_LETTER_S = 0.1  # mean time until a dead letter is delivered
 MODELS_KEPT = 3
 PROMPT = 0.7  # how often a process that could read a topic does so; a slow one does not know yet
 GENESIS_TOKEN: Token = (GENESIS, 0)
+
+
+def coordinator_settings(world: World, revision: int) -> CoordinatorSettings:
+    """What a coordinator goes by that knows this revision.
+
+    The learning rate is the revision's number: a step tells at which it was taken.
+    """
+    scenario, sizes = world.scenario, world.revisions[revision]
+    return CoordinatorSettings(
+        group_size=sizes.group_size,
+        bound=sizes.bound,
+        revision=revision,
+        learning_rate=float(revision),
+        group_linger_s=GROUP_LINGER_S if scenario.linger else None,
+        on_missing=scenario.on_missing,
+        deadline_floor_s=0.2,
+        strikes=scenario.strikes,
+        poison_in_a_row=scenario.in_a_row,
+        hot_every_s=scenario.hot_s,
+        checkpoint_every_s=1.5,
+        checkpoint_every_updates=None,
+        lease_ttl_s=LEASE_S,
+    )
 
 
 class SimulatedCoordinator:

@@ -11,10 +11,10 @@ from common.core import events
 from common.core.assignments import Assignments, Compute
 from common.core.batching import Run
 from common.core.messages import BatchReady, Claim, Failed, Gradient, Skipped, WorkerId
+from common.core.settings import WorkerSettings
 from common.core.spans import Address, LogPosition, Partition
 from common.core.worker import Worker
 from common.simulation.faults.checks import Violation
-from common.simulation.faults.settings import worker_settings
 from common.simulation.faults.world import Content, void
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from common.simulation.faults.scenario import Poison
     from common.simulation.faults.world import Token, World
 
+BATCH_LINGER_S = 0.5
 HEARTBEAT_TTL_S = 1.0
 NOTICED = 0.7  # how often the board sees at once that a process ended: a machine ends silently
 HELD = 0.5  # how often a message outlives the cut of a line
@@ -36,6 +37,13 @@ LOAD_S = 0.003  # mean time of a look at the board
 READ_BACK_S = 0.05  # mean time to read an address back
 IN_ONE_POLL = 8  # batches that one poll may complete, beyond the bound
 DUPLICATE_LATE_SHARE = 0.4  # of the records that are appended twice: how many much later
+
+
+def worker_settings(world: World, revision: int) -> WorkerSettings:
+    """What a worker goes by that knows this revision."""
+    sizes = world.revisions[revision]
+    linger_s = BATCH_LINGER_S if world.scenario.linger else None
+    return WorkerSettings(sizes.batch_size, sizes.bound, linger_s, sizes.group_size)
 
 
 class SimulatedWorker:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.planning.compare import Result
-    from common.simulation.experiments.outcome import Spread
+    from common.simulation.experiments.results import Spread
     from common.simulation.experiments.spec import Experiment
 
 
@@ -113,7 +113,7 @@ def _option_of(path: str) -> str:
 
 def draw(experiment: Experiment, results: Mapping[str, Result]) -> Group:
     """Draw one row per policy, and what the numbers are."""
-    from common.simulation.experiments.outcome import Summary
+    from common.simulation.experiments.results import Summary
 
     summaries = {name: Summary.of(result.runs) for name, result in results.items()}
     learned = any(result.curves for result in results.values())
@@ -190,7 +190,7 @@ def _percent(share: float) -> str:
 def _accuracy(result: Result) -> str:
     import numpy as np
 
-    from common.simulation.experiments.outcome import Spread
+    from common.simulation.experiments.results import Spread
 
     last = [curve[-1].accuracy for curve in result.curves if curve]
     return _spread(Spread.of(np.array(last)), 1, 100.0) if last else ""

@@ -182,10 +182,10 @@ def test_a_simulation_is_that_of_the_command(world: World, tmp_path: Path) -> No
     [
         ({"workers": 10**9}, {}, ["experiment.workers", "runs"]),
         ({"updates": 10**9}, {"runs": 100}, ["experiment.updates", "runs"]),
-        ({"updates": 10**6, "mode": "full"}, {}, ["experiment.updates", "runs"]),
-        ({"workers": 5000, "mode": "full"}, {}, ["experiment.workers"]),
+        ({"updates": 10**6, "mode": "protocol"}, {}, ["experiment.updates", "runs"]),
+        ({"workers": 5000, "mode": "protocol"}, {}, ["experiment.workers"]),
         (
-            {"mode": "full", "learning": {"hidden": [20_000, 20_000]}},
+            {"mode": "protocol", "learning": {"hidden": [20_000, 20_000]}},
             {},
             ["experiment.learning.hidden"],
         ),
@@ -222,7 +222,7 @@ def test_files_of_the_service_are_not_read(world: World) -> None:
     assert refused(world, SIMULATE, trace("prices.csv")) == [
         "body.experiment.spot[0].usd_per_hour.file"
     ]
-    data = {**SMALL, "mode": "full", "learning": {"data": "/etc/passwd"}}
+    data = {**SMALL, "mode": "protocol", "learning": {"data": "/etc/passwd"}}
     assert refused(world, SIMULATE, {"experiment": data}) == ["body.experiment.learning.data"]
 
 

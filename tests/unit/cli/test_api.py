@@ -401,9 +401,9 @@ def test_simulations_are_those_made_directly(both: Both, tmp_path: Path) -> None
     file.write_text(SMALL.replace("usd_per_hour: 0.158", "usd_per_hour: {file: prices.csv}"))
     said = both.remote(*line, code=exits.REFUSED).stderr
     assert "error: spot[0].usd_per_hour.file: files are not read for the API" in said
-    file.write_text(SMALL.replace("updates: 60", "updates: 1000000\nmode: full"))
+    file.write_text(SMALL.replace("updates: 60", "updates: 1000000\nmode: protocol"))
     said = both.remote(*line, code=exits.REFUSED).stderr
-    assert "error: updates, --runs: mode full takes at most" in said
+    assert "error: updates, --runs: mode protocol takes at most" in said
 
 
 def test_provisioning_is_shown_and_asked_for_as_directly(submitted: Both) -> None:

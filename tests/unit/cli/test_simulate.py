@@ -13,7 +13,7 @@ import pytest
 from common.planning.compare import Result, as_data, compare, results_of, with_policies
 from common.policies.policy import POLICY_NAMES
 from common.simulation.experiments.experiment import load_experiment
-from common.simulation.experiments.outcome import Point, PoolUse, Run, Summary
+from common.simulation.experiments.results import Point, PoolUse, Run, Summary
 from services.cli import exits
 from services.cli.commands.simulate import draw, title
 
@@ -103,7 +103,7 @@ def test_the_same_seed_gives_the_same_result(world: World, file: str) -> None:
 
 def test_a_learning_experiment_tells_its_accuracy(world: World, tmp_path: Path) -> None:
     path = tmp_path / "learning.yaml"
-    path.write_text(SMALL + "mode: full\nlearning: {evaluate_every: 20}\n")
+    path.write_text(SMALL + "mode: protocol\nlearning: {evaluate_every: 20}\n")
     data = json.loads(world.run("simulate", str(path), "--runs", "2", "--json").stdout)
     curves = data["curves"]["static"]
     assert [[point["version"] for point in curve] for curve in curves] == [[0, 20, 40, 60]] * 2
@@ -153,7 +153,7 @@ def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(
 
 def test_results_come_back_from_what_they_were_told_as(file: str) -> None:
     path = Path(file)
-    path.write_text(SMALL + "mode: full\nlearning: {}\n")
+    path.write_text(SMALL + "mode: protocol\nlearning: {}\n")
     experiment = load_experiment(path)
     variants = with_policies(experiment, ["static", "adaptive"])
     results = compare(variants, path.parent, 2, 0, lambda _name, _share: None)
@@ -196,7 +196,7 @@ def test_runs_that_were_given_up_are_told() -> None:
 
 def test_accuracy_is_that_of_the_last_look(file: str) -> None:
     path = Path(file)
-    path.write_text(SMALL + "mode: full\nlearning: {}\n")
+    path.write_text(SMALL + "mode: protocol\nlearning: {}\n")
     curve = (Point(0, 0.0, 0.1, 2.3), Point(20, 60.0, 0.875, 0.6))
     results = {"static": Result((run(4.0, 6700.0),), (curve,))}
     experiment = load_experiment(path)

@@ -73,6 +73,6 @@ def test_a_job_does_not_begin_with_anothers_checkpoint() -> None:
 @pytest.mark.usefixtures("without_torch")
 def test_an_experiment_that_learns_is_refused_and_another_is_not(tmp_path: Path) -> None:
     assert learner_of(Experiment.model_validate(SMALL), tmp_path, 0) is None
-    learning = Experiment.model_validate({**SMALL, "mode": "full", "learning": {}})
+    learning = Experiment.model_validate({**SMALL, "mode": "protocol", "learning": {}})
     with pytest.raises(UserError, match="a simulation that learns needs PyTorch"):
         learner_of(learning, tmp_path, 0)

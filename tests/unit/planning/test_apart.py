@@ -48,7 +48,7 @@ def test_one_line_is_answered_with_one_line() -> None:
 
 
 def test_what_needs_too_much_memory_is_refused_before_the_machine_has_none_left() -> None:
-    asked = order(1, mode="full", updates=20, group_size=1000, batch_size=10**6, rates=1e9)
+    asked = order(1, mode="protocol", updates=20, group_size=1000, batch_size=10**6, rates=1e9)
     with started() as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.core.spans import Partition
-from common.simulation.experiments.arrivals import Even
+from common.simulation.experiments.arrivals import Even, Stream
 from common.simulation.experiments.protocol import (
     Computed,
     GradientTimes,
@@ -15,7 +15,6 @@ from common.simulation.experiments.protocol import (
     Protocol,
     VirtualTime,
 )
-from common.simulation.experiments.streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,14 +9,14 @@ import pytest
 
 from common.errors import UserError
 from common.policies.policy import POLICY_NAMES
+from common.simulation.experiments.draws import draws_of
 from common.simulation.experiments.experiment import (
     learner_of,
     load_experiment,
     simulate,
-    simulate_full,
+    simulate_by_protocol,
 )
-from common.simulation.experiments.outcome import Summary
-from common.simulation.experiments.setting import setting_of
+from common.simulation.experiments.results import Summary
 from common.simulation.experiments.spec import Experiment
 from common.theory.provisioning import plan
 from common.theory.work import Work, market
@@ -56,7 +56,7 @@ def test_the_update_process_alone_comes_to_what_the_whole_protocol_comes_to(
 ) -> None:
     for seed in range(3):
         (alone,) = simulate(an_experiment(**changes), tmp_path, 1, seed)
-        (whole,) = simulate(an_experiment(mode="full", **changes), tmp_path, 1, seed)
+        (whole,) = simulate(an_experiment(mode="protocol", **changes), tmp_path, 1, seed)
 
         assert whole.finished
         # Rates, prices and preemptions are the same, records are not; a takeover takes 3 s.
@@ -85,7 +85,7 @@ def test_on_demand_machines_alone_take_theta_0_whatever_spot_does(tmp_path: Path
 
 def test_all_policies_are_shown_the_same_world(tmp_path: Path) -> None:
     rates = {
-        name: setting_of(
+        name: draws_of(
             an_experiment(
                 rates={"low": 1, "high": 80}, policy={"name": name}, on_preemption="reassign"
             ),
@@ -101,7 +101,7 @@ def test_all_policies_are_shown_the_same_world(tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_runs_and_another_one_does_not(tmp_path: Path) -> None:
-    for mode in ("updates", "full"):
+    for mode in ("analytic", "protocol"):
         experiment = an_experiment(mode=mode, updates=100)
         first, again, other = (simulate(experiment, tmp_path, 2, seed) for seed in (5, 5, 9))
 
@@ -110,7 +110,7 @@ def test_the_same_seed_gives_the_same_runs_and_another_one_does_not(tmp_path: Pa
 
 
 def test_progress_goes_from_the_beginning_to_the_end(tmp_path: Path) -> None:
-    for mode in ("updates", "full"):
+    for mode in ("analytic", "protocol"):
         told = list[float]()
         simulate(an_experiment(mode=mode, updates=2000), tmp_path, 2, 0, told.append)
 
@@ -123,7 +123,7 @@ def test_arrivals_that_follow_a_trace_take_as_long_in_both_modes(tmp_path: Path)
     trace = {"file": "day.csv", "start_s": 10}
     arrivals = {"process": "trace", "trace": trace}
     (alone,) = simulate(an_experiment(arrivals=arrivals), tmp_path, 1, 0)
-    (whole,) = simulate(an_experiment(arrivals=arrivals, mode="full"), tmp_path, 1, 0)
+    (whole,) = simulate(an_experiment(arrivals=arrivals, mode="protocol"), tmp_path, 1, 0)
 
     assert whole.runtime_s == pytest.approx(alone.runtime_s, rel=0.1)
 
@@ -135,7 +135,7 @@ def test_preempted_machines_learn_as_well_as_others_and_accuracy_is_a_result(
     curves = []
     for availability in (1.0, 0.8):
         experiment = an_experiment(
-            mode="full",
+            mode="protocol",
             learning=learning,
             updates=120,
             spot=[{"usd_per_hour": 0.1, "availability": availability, "cycle_s": 20}],
@@ -143,7 +143,7 @@ def test_preempted_machines_learn_as_well_as_others_and_accuracy_is_a_result(
         )
         learner = learner_of(experiment, tmp_path, 0)
         assert learner is not None
-        full = simulate_full(experiment, tmp_path, 0, learner=learner)
+        full = simulate_by_protocol(experiment, tmp_path, 0, learner=learner)
         assert full.run.finished
         assert (np.diff(full.update_times_s) > 0).all()
         curves.append(learner.curve)
@@ -185,7 +185,7 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_field(
         ({"deadline_s": 100}, "either deadline_s or deadline_factor"),
         ({"rates": [1.0, 2.0]}, "rates has 2 entries for 12 workers"),
         ({"rates": {"low": 5, "high": 1}}, "low 5 is above high 1"),
-        ({"learning": {}}, "learning needs mode: full"),
+        ({"learning": {}}, "learning needs mode: protocol"),
         ({"arrivals": {"process": "trace"}}, "trace"),
         ({"policy": {"name": "reassign"}}, "add `on_preemption: reassign`"),
         ({"spot": [SMALL["spot"][0], SMALL["spot"][0]]}, "two spot pools have one name"),
@@ -216,3 +216,8 @@ def test_pools_rent_few_machines_where_streams_are_reassigned(tmp_path: Path) ->
 
     assert run.finished
     assert run.cost_ratio < 0.5
+
+
+def test_a_mode_is_read_by_its_name_of_before() -> None:
+    assert an_experiment(mode="full").mode == "protocol"
+    assert an_experiment(mode="updates").mode == "analytic"

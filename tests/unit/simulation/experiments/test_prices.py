@@ -25,7 +25,6 @@ def test_a_constant_price_never_changes(tmp_path: Path) -> None:
     prices = prices_of(0.158, tmp_path, 3, np.random.default_rng(1))
     assert prices.at(5).tolist() == [0.158] * 3
     assert not prices.changed(0, 1e9).any()
-    assert prices.next_change_s(0).tolist() == [math.inf] * 3
     assert prices.mean_usd_per_hour == 0.158
     with pytest.raises(UserError, match="usd_per_hour"):
         ConstantPrices(-1, 3)
@@ -49,12 +48,6 @@ def test_a_change_is_told_once_and_only_if_the_price_is_another() -> None:
     assert prices.changed(0, 35).tolist()[0] is False
 
 
-def test_the_next_change_passes_over_the_end_if_the_price_stays() -> None:
-    prices = TracePrices(TRACE, np.array([0.0, 25, 35]))
-    assert prices.next_change_s(0).tolist() == [10, 5, 15]
-    assert prices.next_change_s(30).tolist() == [50, 45, 35]
-
-
 def test_what_is_returned_is_the_callers_own() -> None:
     prices = TracePrices(TRACE, np.zeros(2))
     prices.at(1)[:] = 7
@@ -74,4 +67,5 @@ def test_runs_begin_anywhere_in_a_file_at_its_speed(tmp_path: Path) -> None:
     fixed = prices_of(
         spec.model_copy(update={"start_s": 400.0}), tmp_path, 2, np.random.default_rng(2)
     )
-    assert fixed.next_change_s(0).tolist() == [6, 6]
+    assert fixed.at(5.9).tolist() == [0.1, 0.1]
+    assert fixed.at(6.1).tolist() == [0.3, 0.3]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.simulation.experiments.full import Hold, Reassign
+from common.simulation.experiments.by_protocol import Hold, Reassign
 from common.simulation.experiments.protocol import GradientTimes, VirtualTime
 from tests.unit.simulation.experiments.protocols import (
     BATCH_SIZE,

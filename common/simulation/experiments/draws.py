@@ -9,9 +9,9 @@ import numpy as np
 
 from common.errors import UserError
 from common.simulation.experiments.arrivals import draw_rates
+from common.simulation.experiments.policy_driver import Givens
 from common.simulation.experiments.preemption import offers_of
 from common.simulation.experiments.prices import ConstantPrices, prices_of
-from common.simulation.experiments.steering import Givens
 from common.theory.work import Pool
 from common.traces.files import traced
 from common.traces.spec import TraceSpec
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Setting:
+class Draws:
     """R runs of one experiment, drawn but not yet run; prices and offers are gone through once."""
 
     experiment: Experiment
@@ -38,7 +38,7 @@ class Setting:
     rng: np.random.Generator  # for what happens in the runs
 
 
-def setting_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Setting:
+def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draws:
     """Draw everything that does not depend on what a policy decides.
 
     So the same seed gives all policies, and both modes, the same rates, prices and preemptions.
@@ -73,7 +73,7 @@ def setting_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Se
         deadline_s,
         experiment.gradient.mean_s,
     )
-    return Setting(experiment, givens, tuple(prices), tuple(offers), folder, seed, rng)
+    return Draws(experiment, givens, tuple(prices), tuple(offers), folder, seed, rng)
 
 
 def _on_demand(experiment: Experiment) -> Pool:

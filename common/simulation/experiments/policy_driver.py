@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.policies.policy import ON_DEMAND, Situation
-from common.simulation.experiments.outcome import Change
+from common.simulation.experiments.results import Change
 from common.theory.errors import ParameterError, positive
 from common.theory.estimates import (
     ONE_CYCLE,
@@ -107,7 +107,7 @@ class Tallies(Protocol):
         ...
 
 
-class Steering:
+class PolicyDriver:
     """Asks a policy for each run, hands its orders to the fleet and keeps what was decided.
 
     A policy is asked at time 0, when a price has changed, at its reviews and, if it watches

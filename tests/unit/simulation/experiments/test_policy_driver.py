@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from common.simulation.experiments.fleet import Fleet
-from common.simulation.experiments.outcome import Change
-from common.simulation.experiments.steering import Givens, Priors, Steering
+from common.simulation.experiments.policy_driver import Givens, PolicyDriver, Priors
+from common.simulation.experiments.results import Change
 from common.theory.errors import ParameterError
 from common.theory.estimates import CyclePrior, RatePrior
 from common.theory.work import Pool
@@ -45,7 +45,7 @@ class Table:
         self.givens = givens(runs, workers)
         self.fleet = Fleet(POOLS, runs, workers, STEP_S)
         self.policy = policy
-        self.steering = Steering(policy, self.fleet, self.givens)
+        self.driver = PolicyDriver(policy, self.fleet, self.givens)
         self.going = np.ones(runs, np.bool_)
         self.step = 0
 
@@ -58,7 +58,7 @@ class Table:
         usd_per_hour = [np.full(runs, 0.286), spot]
         now_s = self.step * STEP_S
         changed = (spot != 0.158) & (self.step > 0)
-        self.steering.consider(now_s, usd_per_hour, changed, np.full(runs, left), self.going)
+        self.driver.consider(now_s, usd_per_hour, changed, np.full(runs, left), self.going)
         self.fleet.step(now_s, (None, np.array(offered)), usd_per_hour)
         self.step += 1
 
@@ -77,7 +77,7 @@ def test_a_policy_that_watches_nothing_is_asked_once() -> None:
         table.go_on(offered)
     assert table.times_s == [0.0]
     assert table.fleet.places.tolist() == [[SPOT, ON_DEMAND]]
-    assert table.steering.history == [[Change(0.0, "so it is written", 1, 1)]]
+    assert table.driver.history == [[Change(0.0, "so it is written", 1, 1)]]
 
 
 def test_reviews_come_at_their_time() -> None:
@@ -148,9 +148,9 @@ def test_only_another_object_is_another_decision() -> None:
     table = Table(Scripted(answer, review_s=2.0))
     for _ in range(3):
         table.go_on(ALL)
-    assert table.steering.history[0] == [Change(0.0, "at 0", 1, 0), Change(4.0, "at 4", 1, 1)]
+    assert table.driver.history[0] == [Change(0.0, "at 0", 1, 0), Change(4.0, "at 4", 1, 1)]
     assert table.fleet.stand_ins.tolist() == [[False, True]]
-    last = table.steering.last[0]
+    last = table.driver.last[0]
     assert last is not None
     assert last.basis is table.policy.asked[-1]
 
@@ -185,14 +185,14 @@ def test_where_nothing_is_known_a_prior_gives_way_to_what_is_seen() -> None:
     counted = Counted()
     fleet = Fleet(POOLS, 1, 2, STEP_S)
     policy = Scripted(always([SPOT, SPOT]), review_s=10.0)
-    steering = Steering(policy, fleet, givens(), (beliefs, counted))
+    driver = PolicyDriver(policy, fleet, givens(), (beliefs, counted))
     usd_per_hour = [np.array([0.286]), np.array([0.158])]
     no, going, left = np.array([False]), np.array([True]), np.array([9.0])
     for step, up in enumerate([True, False, False, False, True]):
-        steering.consider(step * STEP_S, usd_per_hour, no, left, going)
+        driver.consider(step * STEP_S, usd_per_hour, no, left, going)
         fleet.step(step * STEP_S, (None, np.array([[up, True]])), usd_per_hour)
     counted.seconds = 9.0
-    steering.consider(10.0, usd_per_hour, no, left, going)
+    driver.consider(10.0, usd_per_hour, no, left, going)
 
     first, later = policy.asked
     assert first.work.rates_per_s.tolist() == [10.0, 10.0]

@@ -15,18 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from common.simulation.experiments.fleet import Fleet
-from common.simulation.experiments.outcome import Run, pool_uses
+from common.simulation.experiments.policy_driver import PolicyDriver
 from common.simulation.experiments.preemption import STEP_S
-from common.simulation.experiments.steering import Steering
+from common.simulation.experiments.results import Run, pool_uses
 from common.theory.errors import ParameterError, not_negative, positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from common.policies.policy import Policy
+    from common.simulation.experiments.policy_driver import Givens, Priors
     from common.simulation.experiments.preemption import Offers
     from common.simulation.experiments.prices import Prices
-    from common.simulation.experiments.steering import Givens, Priors
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Counts: TypeAlias = npt.NDArray[np.int64]
@@ -199,7 +199,7 @@ class _Progress:
             self._arrived[runs] = batches.sum(axis=1) / self._givens.group_size
 
 
-def simulate_updates(
+def simulate_analytically(
     givens: Givens,
     policy: Policy,
     conditions: Conditions,
@@ -229,7 +229,7 @@ def simulate_updates(
     fleet = Fleet(givens.pools, givens.runs, givens.workers, step_s)
     streams = _Streams(givens, conditions, np.random.default_rng(seed))
     work = _Progress(givens, conditions, streams.records)
-    steering = Steering(policy, fleet, givens, None if beliefs is None else (beliefs, streams))
+    driver = PolicyDriver(policy, fleet, givens, None if beliefs is None else (beliefs, streams))
     going = np.ones(givens.runs, np.bool_)
     finished = np.zeros(givens.runs, np.bool_)
     runtimes_s = conditions.give_up_after * givens.deadline_s  # until they turn out shorter
@@ -241,7 +241,7 @@ def simulate_updates(
         if steps:
             changed = _changed(conditions.prices, before_s, now_s)
         left = np.maximum(givens.updates - work.made, 1.0)  # the last one, as long as it goes
-        steering.consider(now_s, usd_per_hour, changed, left, going)
+        driver.consider(now_s, usd_per_hour, changed, left, going)
         offered = [None if offers is None else offers.step(now_s) for offers in conditions.offers]
         fleet.step(now_s, offered, usd_per_hour)
         over, share = work.go_on(streams.go_on(now_s, fleet), fleet, going)
@@ -272,7 +272,7 @@ def simulate_updates(
             updates=float(made[run]),
             on_demand_only_usd=float(givens.on_demand_only_usd[run]),
             pools=pool_uses(fleet, run),
-            history=tuple(steering.history[run]),
+            history=tuple(driver.history[run]),
         )
         for run in range(givens.runs)
     )

@@ -11,11 +11,15 @@ import pytest
 from scipy import stats
 
 from common.policies.fixed import OnDemandOnly, Static
-from common.simulation.experiments.outcome import Summary
+from common.simulation.experiments.analytic import (
+    Conditions,
+    sample_updates_at,
+    simulate_analytically,
+)
+from common.simulation.experiments.policy_driver import Givens, Priors
 from common.simulation.experiments.preemption import Chain
 from common.simulation.experiments.prices import ConstantPrices
-from common.simulation.experiments.steering import Givens, Priors
-from common.simulation.experiments.updates import Conditions, sample_updates_at, simulate_updates
+from common.simulation.experiments.results import Summary
 from common.theory.errors import ParameterError
 from common.theory.estimates import RatePrior
 from common.theory.provisioning import plan_of
@@ -23,7 +27,7 @@ from common.theory.work import Pool, Work, market
 from tests.unit.simulation.experiments.decisions import ON_DEMAND, SPOT, Scripted, always
 
 if TYPE_CHECKING:
-    from common.simulation.experiments.outcome import Run
+    from common.simulation.experiments.results import Run
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -74,10 +78,6 @@ class Jump:
         """Tell."""
         return np.full(self.runs, before_s < self.at_s <= now_s)
 
-    def next_change_s(self, now_s: float) -> Array:
-        """Tell."""
-        return np.full(self.runs, self.at_s if now_s < self.at_s else np.inf)
-
 
 def prices(runs: int) -> tuple[ConstantPrices, ConstantPrices]:
     return ConstantPrices(ON_DEMAND_USD, runs), ConstantPrices(SPOT_USD, runs)
@@ -101,7 +101,7 @@ def runtimes_s(runs: tuple[Run, ...]) -> Array:
 def test_on_demand_alone_takes_theta_0_and_what_it_costs() -> None:
     runs, workers = 200, 64
     job = givens(np.full((runs, workers), 125.0), updates=200)
-    done = simulate_updates(job, OnDemandOnly(), calm(runs, workers), seed=1)
+    done = simulate_analytically(job, OnDemandOnly(), calm(runs, workers), seed=1)
     # what is left over in batches of the others, when the last one is complete
     expected_s = job.undisturbed_s[0] + (workers - 1) * 255 / 2 / (workers * 125)
     error_s = runtimes_s(done).std() / np.sqrt(runs)
@@ -117,7 +117,7 @@ def test_on_demand_alone_takes_theta_0_and_what_it_costs() -> None:
 def test_the_static_split_costs_what_equation_16_says() -> None:
     runs, workers = 200, 64
     job = givens(np.full((runs, workers), 125.0), updates=1000)
-    done = Summary.of(simulate_updates(job, Static(), chained(runs, workers), seed=1))
+    done = Summary.of(simulate_analytically(job, Static(), chained(runs, workers), seed=1))
     work = Work(job.rates_per_s[0], 20, 256, 1000, job.deadline_s[0])
     expected = plan_of(work, market(ON_DEMAND_USD, SPOT_USD, ALPHA), 30)
     assert done.cost_usd.mean == pytest.approx(expected.expected_cost_usd, rel=0.01)
@@ -149,7 +149,7 @@ def test_the_last_update_comes_with_the_law_it_has_record_by_record(shape: float
     job = givens(np.tile(rates, (runs, 1)), updates, k=k, b=b)
     # steps short enough that where in a step the update comes is no matter
     conditions = replace(calm(runs, 4), variation=shape**-0.5, offers=(None, None), step_s=0.25)
-    done = runtimes_s(simulate_updates(job, OnDemandOnly(), conditions, seed=6))
+    done = runtimes_s(simulate_analytically(job, OnDemandOnly(), conditions, seed=6))
     assert stats.ks_2samp(done, slow).pvalue > 0.001
     assert done.mean() == pytest.approx(np.mean(slow), abs=5 * np.std(slow) / np.sqrt(runs / 2))
 
@@ -166,14 +166,14 @@ def one_worker(timeline: str, gradient_s: float = 0.01) -> tuple[Givens, Conditi
 def test_a_paused_stream_takes_as_much_longer_as_its_worker_was_away() -> None:
     # up       |--- 10 s ---|   20 s   |--- 30 s ---|
     job, conditions = one_worker("#" * 5 + "." * 10 + "#")
-    (run,) = simulate_updates(job, Static(1), conditions, seed=1)
+    (run,) = simulate_analytically(job, Static(1), conditions, seed=1)
     assert run.runtime_s == pytest.approx(60.0, abs=2.0)
     assert run.cost_usd == pytest.approx((run.runtime_s - 20) * SPOT_USD / 3600)
 
 
 def test_records_that_were_kept_are_worked_off_at_once_where_gradients_are_quick() -> None:
     job, conditions = one_worker("#" * 5 + "." * 10 + "#")
-    (run,) = simulate_updates(job, Static(1), replace(conditions, stream="keep"), seed=1)
+    (run,) = simulate_analytically(job, Static(1), replace(conditions, stream="keep"), seed=1)
     assert run.runtime_s == pytest.approx(40.0, abs=2.0)
 
 
@@ -183,9 +183,9 @@ def test_records_that_were_kept_are_worked_off_as_fast_as_gradients_are() -> Non
     job, conditions = one_worker("#" * 5 + "." * 10 + "#", gradient_s=1.0)
     longer = replace(job, updates=3)
     conditions = replace(conditions, stream="keep")
-    (at_50_s,) = simulate_updates(replace(job, updates=2), Static(1), conditions, seed=1)
+    (at_50_s,) = simulate_analytically(replace(job, updates=2), Static(1), conditions, seed=1)
     conditions = replace(conditions, offers=calm(1, 1, "#" * 5 + "." * 10 + "#").offers)
-    (run,) = simulate_updates(longer, Static(1), conditions, seed=1)
+    (run,) = simulate_analytically(longer, Static(1), conditions, seed=1)
     assert at_50_s.runtime_s == pytest.approx(45.0, abs=2.0)  # 50 + 15 times 10 records
     assert run.runtime_s == pytest.approx(60.0, abs=2.0)
 
@@ -199,7 +199,7 @@ def test_reassigned_streams_cost_capacity_alone() -> None:
         variation=EVEN,
         capacity_per_s=lambda machines: 0.1 * machines,
     )
-    (run,) = simulate_updates(job, Static(4), conditions, seed=1)
+    (run,) = simulate_analytically(job, Static(4), conditions, seed=1)
     # what came in the outage is made up for afterwards
     assert run.runtime_s == pytest.approx(100.0, abs=3.0)
 
@@ -210,7 +210,7 @@ def test_reassigned_streams_wait_for_machines_where_these_are_too_few() -> None:
         calm(1, 4), stream="reassign", capacity_per_s=lambda machines: 0.1 * machines
     )
     policy = Scripted(always([SPOT, -1, -1, -1]))
-    (run,) = simulate_updates(job, policy, conditions, seed=1)
+    (run,) = simulate_analytically(job, policy, conditions, seed=1)
     assert run.runtime_s == pytest.approx(20 / 0.1, abs=4.0)
     assert run.pools[SPOT].machine_s == pytest.approx(run.runtime_s)
 
@@ -219,9 +219,9 @@ def test_the_last_round_takes_its_time_and_is_paid_for() -> None:
     runs = 2
     job = givens(np.full((runs, 4), 5.0), updates=5, k=10, b=10)
     conditions = replace(calm(runs, 4), variation=EVEN)
-    before = simulate_updates(job, OnDemandOnly(), conditions, seed=1)
+    before = simulate_analytically(job, OnDemandOnly(), conditions, seed=1)
     conditions = replace(calm(runs, 4), variation=EVEN, last_round_s=7.0)
-    after = simulate_updates(job, OnDemandOnly(), conditions, seed=1)
+    after = simulate_analytically(job, OnDemandOnly(), conditions, seed=1)
     for one, other in zip(before, after, strict=True):
         assert other.runtime_s == pytest.approx(one.runtime_s + 7)
         assert other.cost_usd == pytest.approx(one.cost_usd + 4 * 7 * ON_DEMAND_USD / 3600)
@@ -230,7 +230,7 @@ def test_the_last_round_takes_its_time_and_is_paid_for() -> None:
 def test_who_never_gets_a_machine_gives_up_unpaid() -> None:
     job = givens(np.full((3, 4), 5.0), updates=5, k=10, b=10)
     conditions = replace(calm(3, 4, "."), give_up_after=2.0)
-    for run in simulate_updates(job, Static(4), conditions, seed=1):
+    for run in simulate_analytically(job, Static(4), conditions, seed=1):
         assert (run.finished, run.met, run.cost_usd, run.launches) == (False, False, 0, 0)
         assert run.runtime_s == pytest.approx(2 * run.deadline_s)
         assert run.updates == 0
@@ -241,7 +241,7 @@ def test_prices_are_paid_as_they_are_and_policies_hear_of_them() -> None:
     job = givens(np.full((1, 4), 5.0), updates=5, k=10, b=10)
     conditions = replace(calm(1, 4), prices=(prices(1)[0], Jump(1, 10.0, 0.1, 0.3)))
     policy = Scripted(always([SPOT] * 4))
-    (run,) = simulate_updates(job, policy, conditions, seed=1)
+    (run,) = simulate_analytically(job, policy, conditions, seed=1)
     assert [situation.now_s for situation in policy.asked] == [0.0, 10.0]
     assert policy.asked[1].pools[SPOT].usd_per_hour == 0.3
     assert policy.asked[1].work.updates == pytest.approx(5 - 10 * 20 / 100 + 4 * 4.5 / 100)
@@ -253,7 +253,7 @@ def test_rates_are_learnt_from_what_is_seen() -> None:
     job = givens(rates, updates=500, k=4, b=8)
     policy = Scripted(always([SPOT, SPOT, ON_DEMAND, ON_DEMAND]), review_s=60.0)
     beliefs = Priors(RatePrior(1.0, 0.1))
-    simulate_updates(job, policy, chained(50, 4), seed=1, beliefs=beliefs)
+    simulate_analytically(job, policy, chained(50, 4), seed=1, beliefs=beliefs)
     first, later = policy.asked[0], [one for one in policy.asked if one.now_s == 60.0]
     assert first.work.rates_per_s.tolist() == [10.0] * 4
     learnt = np.array([one.work.rates_per_s for one in later])
@@ -266,9 +266,11 @@ def test_what_is_learnt_and_what_ends_the_job_are_the_same_records() -> None:
     # looked at again and again, the records are no others than drawn at once
     runs = 300
     job = givens(np.full((runs, 4), 5.0), updates=12, k=5, b=10)
-    once = simulate_updates(job, OnDemandOnly(), calm(runs, 4), seed=1)
+    once = simulate_analytically(job, OnDemandOnly(), calm(runs, 4), seed=1)
     nosy = Scripted(always([ON_DEMAND] * 4), review_s=2.0)
-    often = simulate_updates(job, nosy, calm(runs, 4), seed=2, beliefs=Priors(RatePrior(1.0, 0.2)))
+    often = simulate_analytically(
+        job, nosy, calm(runs, 4), seed=2, beliefs=Priors(RatePrior(1.0, 0.2))
+    )
     assert stats.ks_2samp(runtimes_s(once), runtimes_s(often)).pvalue > 0.001
 
 
@@ -287,13 +289,13 @@ class Double:
 def test_twice_the_pace_halves_the_time() -> None:
     job = givens(np.full((1, 4), 5.0), updates=50, k=10, b=10)
     conditions = replace(calm(1, 4), variation=EVEN, pace=Double(1))
-    (run,) = simulate_updates(job, OnDemandOnly(), conditions, seed=1)
+    (run,) = simulate_analytically(job, OnDemandOnly(), conditions, seed=1)
     assert run.runtime_s == pytest.approx(job.undisturbed_s[0] / 2, abs=1.0)
 
 
 def test_the_same_seed_gives_the_same_runs() -> None:
     job = givens(np.full((5, 8), 5.0), updates=50, k=10, b=10)
-    one, other = (simulate_updates(job, Static(), chained(5, 8), seed=4) for _ in range(2))
+    one, other = (simulate_analytically(job, Static(), chained(5, 8), seed=4) for _ in range(2))
     assert one == other
     assert [run.index for run in one] == list(range(5))
 
@@ -301,7 +303,7 @@ def test_the_same_seed_gives_the_same_runs() -> None:
 def test_progress_rises_to_all() -> None:
     job = givens(np.full((2, 4), 5.0), updates=50, k=10, b=10)
     told = list[float]()
-    simulate_updates(job, OnDemandOnly(), calm(2, 4), seed=1, progress=told.append)
+    simulate_analytically(job, OnDemandOnly(), calm(2, 4), seed=1, progress=told.append)
     # 250 s and the rest of some batches: 125 steps or a few more, told after 50 and 100
     assert len(told) == 3
     assert told == sorted(told)
@@ -357,4 +359,4 @@ def test_conditions_that_make_no_sense_are_refused(
 def test_prices_are_needed_for_every_pool() -> None:
     conditions = Conditions(prices(1)[:1], (None,))
     with pytest.raises(ParameterError, match="prices"):
-        simulate_updates(givens(np.ones((1, 2)), 2), OnDemandOnly(), conditions, seed=1)
+        simulate_analytically(givens(np.ones((1, 2)), 2), OnDemandOnly(), conditions, seed=1)

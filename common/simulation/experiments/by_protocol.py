@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from common.core.spans import Partition
-from common.simulation.experiments.arrivals import arrivals_of
+from common.simulation.experiments.arrivals import Stream, arrivals_of
 from common.simulation.experiments.fleet import Fleet
-from common.simulation.experiments.outcome import Run, pool_uses
+from common.simulation.experiments.policy_driver import PolicyDriver
 from common.simulation.experiments.preemption import STEP_S
 from common.simulation.experiments.protocol import (
     Costless,
@@ -27,17 +27,16 @@ from common.simulation.experiments.protocol import (
     Protocol,
     VirtualTime,
 )
-from common.simulation.experiments.steering import Steering
-from common.simulation.experiments.streams import Stream
+from common.simulation.experiments.results import Run, pool_uses
 from common.traces.files import traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from common.policies.policy import Policy
+    from common.simulation.experiments.draws import Draws
+    from common.simulation.experiments.policy_driver import Priors
     from common.simulation.experiments.protocol import Learner, Machine
-    from common.simulation.experiments.setting import Setting
-    from common.simulation.experiments.steering import Priors
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Indexes: TypeAlias = npt.NDArray[np.intp]
@@ -130,7 +129,7 @@ class Reassign:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FullRun:
+class ProtocolRun:
     """A run, and when each of its updates was applied."""
 
     run: Run
@@ -152,11 +151,11 @@ class _Heard:
         return records[np.newaxis], seconds[np.newaxis]
 
 
-class FullSimulation:
+class ProtocolSimulation:
     """An experiment under way.
 
     Args:
-        setting: One run, not used before.
+        draws: One run, not used before.
         policy: Who decides what runs where.
         beliefs: None where the policy is told the true rates and availability.
         learner: What gradients are; None: nothing is learned.
@@ -165,19 +164,19 @@ class FullSimulation:
 
     def __init__(
         self,
-        setting: Setting,
+        draws: Draws,
         policy: Policy,
         beliefs: Priors | None = None,
         learner: Learner | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        experiment, givens = setting.experiment, setting.givens
-        self._setting = setting
+        experiment, givens = draws.experiment, draws.givens
+        self._draws = draws
         self._progress = progress
         self._time = VirtualTime()
-        arrivals_rng, gradients_rng = setting.rng.spawn(2)
+        arrivals_rng, gradients_rng = draws.rng.spawn(2)
         trace_spec = experiment.arrivals.trace
-        trace = None if trace_spec is None else traced(trace_spec, setting.folder)
+        trace = None if trace_spec is None else traced(trace_spec, draws.folder)
         rates_per_s = givens.rates_per_s[0]
         arrivals = arrivals_of(experiment.arrivals, rates_per_s, arrivals_rng, trace)
         streams = [Stream(Partition("s", n), each) for n, each in enumerate(arrivals)]
@@ -201,23 +200,23 @@ class FullSimulation:
             self._group = Hold(self._time, streams, pause=pause)
         self._fleet = Fleet(givens.pools, 1, givens.workers, STEP_S)
         unknown = None if beliefs is None else (beliefs, _Heard(streams, self._time))
-        self._steering = Steering(policy, self._fleet, givens, unknown)
+        self._driver = PolicyDriver(policy, self._fleet, givens, unknown)
         self._machines: list[Machine | None] = [None] * givens.workers
         self._steps = 0
         self._give_up_s = GIVE_UP_AFTER * float(givens.deadline_s[0])
 
-    def run(self) -> FullRun:
+    def run(self) -> ProtocolRun:
         """Run it to its last update, or until it is given up."""
         self._step()
         self._time.run()
-        protocol, givens = self._protocol, self._setting.givens
+        protocol, givens = self._protocol, self._draws.givens
         made = len(protocol.update_times_s)
         finished = made >= givens.updates
         end_s = protocol.update_times_s[-1] if finished else self._time.now
         last_step_s = (self._steps - 1) * STEP_S
         self._fleet.stop(np.array([0]), np.array([end_s - last_step_s]))
         run = Run(
-            seed=self._setting.seed,
+            seed=self._draws.seed,
             index=0,
             finished=finished,
             runtime_s=end_s,
@@ -225,9 +224,9 @@ class FullSimulation:
             updates=float(made),
             on_demand_only_usd=float(givens.on_demand_only_usd[0]),
             pools=pool_uses(self._fleet, 0),
-            history=tuple(self._steering.history[0]),
+            history=tuple(self._driver.history[0]),
         )
-        return FullRun(run, np.array(protocol.update_times_s))
+        return ProtocolRun(run, np.array(protocol.update_times_s))
 
     def _step(self) -> None:
         """Go through a step of the market: prices, offers, decisions, machines."""
@@ -235,15 +234,15 @@ class FullSimulation:
         if now >= self._give_up_s:
             self._time.stop()
             return
-        setting = self._setting
-        made, updates = len(self._protocol.update_times_s), setting.givens.updates
-        prices = [each.at(now) for each in setting.prices]
+        draws = self._draws
+        made, updates = len(self._protocol.update_times_s), draws.givens.updates
+        prices = [each.at(now) for each in draws.prices]
         changed = np.zeros(1, np.bool_)
         if self._steps:
-            changed |= [any(each.changed(before, now)[0] for each in setting.prices)]
+            changed |= [any(each.changed(before, now)[0] for each in draws.prices)]
         left = np.array([max(float(updates - made), 1.0)])
-        self._steering.consider(now, prices, changed, left, np.ones(1, np.bool_))
-        offered = [None if each is None else each.step(now) for each in setting.offers]
+        self._driver.consider(now, prices, changed, left, np.ones(1, np.bool_))
+        offered = [None if each is None else each.step(now) for each in draws.offers]
         self._fleet.step(now, offered, prices)
         self._follow()
         if self._progress is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.simulation.experiments.full import TAKEOVER_S, Hold, Reassign
+from common.simulation.experiments.by_protocol import TAKEOVER_S, Hold, Reassign
 from tests.unit.simulation.experiments.protocols import Bench
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -49,6 +49,9 @@ class PoolUse(NamedTuple):
     machine_s: float  # start-ups included, what was billed but not used excluded
     launches: int
     preemptions: int
+
+
+POOL_KEYS = PoolUse._fields[1:]  # of a pool's part of the JSON
 
 
 def pool_uses(fleet: Fleet, run: int) -> tuple[PoolUse, ...]:
@@ -132,17 +135,8 @@ class Run:
             "launches": self.launches,
             "preemptions": self.preemptions,
             "changes": self.changes,
-            "pools": {pool.name: _pool_dict(pool) for pool in self.pools},
+            "pools": {name: dict(zip(POOL_KEYS, used, strict=True)) for name, *used in self.pools},
         }
-
-
-def _pool_dict(pool: PoolUse) -> dict[str, Json]:
-    return {
-        "usd": pool.usd,
-        "machine_s": pool.machine_s,
-        "launches": pool.launches,
-        "preemptions": pool.preemptions,
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +144,7 @@ class Spread:
     """A number over many runs."""
 
     mean: float
-    deviation: float | None  # standard, of single runs; None: there is one run only
+    std: float | None  # standard deviation of single runs; None: there is one run only
     low: float | None  # 95 % interval of the mean (Student's t, which assumes a normal mean)
     high: float | None
 
@@ -170,10 +164,6 @@ class Spread:
         quantile = float(special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
         half = quantile * deviation / math.sqrt(len(values))
         return cls(mean, deviation, mean - half, mean + half)
-
-    def as_dict(self) -> dict[str, Json]:
-        """Make it ready for JSON."""
-        return {"mean": self.mean, "std": self.deviation, "low": self.low, "high": self.high}
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
@@ -244,16 +234,7 @@ class Summary:
 
     def as_dict(self) -> dict[str, Json]:
         """Make it ready for JSON."""
-        return {
-            "runs": self.runs,
-            "finished": self.finished,
-            "met": {"share": self.met, "low": self.met_low, "high": self.met_high},
-            "cost_usd": self.cost_usd.as_dict(),
-            "cost_ratio": self.cost_ratio.as_dict(),
-            "runtime_s": self.runtime_s.as_dict(),
-            "runtime_ratio": self.runtime_ratio.as_dict(),
-            "spot_share": self.spot_share,
-            "launches": self.launches,
-            "preemptions": self.preemptions,
-            "changes": self.changes,
+        told = asdict(self)
+        return told | {
+            "met": {"share": self.met, "low": told.pop("met_low"), "high": told.pop("met_high")}
         }
