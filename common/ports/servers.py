@@ -557,7 +557,14 @@ class Exchange(Protocol):
         *,
         soon: bool,
     ) -> None:
-        """See `Board`."""
+        """See `Board`.
+
+        Where another holds it, and asked for it in the same way, the end of its process is noticed,
+        mostly within 50 ms: then it is asked for again, and its answer told, unless the job's lease
+        was given back, or not asked for in the last `ttl_s`. So one call may be answered often. A
+        process that is slow or frozen has not ended; of one that seems to have ended, and lives, it
+        is not taken early again soon.
+        """
 
     def release_lease(self, job: str, holder: str) -> None:
         """See `Board`; nobody is told, and it is always sent soon."""
