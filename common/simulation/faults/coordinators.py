@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from common.simulation.faults.world import World
 
 JOBS_S = 1.0  # at most between looks at the jobs topic
+LEASE_LOOK_S = 0.05  # between looks whether the holder of the lease lives
 LOOK_S = 0.5  # mean time between looks at which partitions there are
 SURE = 0.7  # share of the looks after which it is sure that a stream lost records
 DEAD_LETTER_S = 0.1  # mean time until a dead letter is delivered
@@ -59,6 +60,7 @@ class SimulatedCoordinator:
         self.frozen_until = 0.0
         self._silent_until = 0.0
         self.redis_back_at = 0.0  # while it is cut off
+        self._looks_until = 0.0  # whether the holder of the lease lives
         self.takeovers = 0
         self.waiting_most = 0  # beyond what a takeover put back
         self.live_most = 0
@@ -436,7 +438,28 @@ class SimulatedCoordinator:
         held = redis.lease is None or redis.lease[1] <= now or redis.lease[0] == self.name
         if held:
             redis.lease = (self.name, now + LEASE_S)
+        elif now >= self._looks_until:
+            self.world.later(LEASE_LOOK_S, self._look_at_holder)
+        self._looks_until = 0.0 if held else now + LEASE_S
         self._feed(events.LeaseAnswered(held))
+
+    def _look_at_holder(self) -> None:
+        """Take the lease of a process that has ended, or seems to have: each one's only once."""
+        world = self.world
+        redis, now = world.redis, world.now
+        if self.dead or now >= self._looks_until:
+            return
+        world.later(LEASE_LOOK_S, self._look_at_holder)
+        if not self._up() or self._redis_away or redis.lease is None:
+            return
+        holder = redis.lease[0]
+        seems = world.leases.random() < world.scenario.misheard and not world.calm
+        if holder in {self.name, *redis.taken_from} or not (holder in world.ended or seems):
+            return
+        world.say(f"{self.name} takes the lease of {holder}", "" if holder in world.ended else "!")
+        redis.taken_from.add(holder)
+        redis.lease = None
+        self._ask_lease()
 
     def _find_snapshots(self, source: events.Source) -> None:
         world = self.world
@@ -525,6 +548,7 @@ class SimulatedCoordinator:
     def kill(self) -> None:
         """Die at once; what the network already has still arrives, drop by drop."""
         self.dead = True
+        self.world.ended.add(self.name)
         self._outbox = self._outbox[: self.world.draw.randint(0, len(self._outbox))]
         self.world.control_readers.remove(self.read)
         self.world.board_readers.remove(self.read)
