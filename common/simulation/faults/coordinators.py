@@ -490,6 +490,9 @@ class SimulatedCoordinator:
         end = len(world.updates)
         self._updates_at, self._follows = world.updates.position(end), True
         covered = [snapshot for snapshot in snapshots if snapshot.rank not in lost]
+        if source == "hot":  # of those that are covered the best alone may do
+            covered = sorted(covered, key=lambda each: each.rank)[-1:]
+            snapshots = tuple(s for s in snapshots if s.rank in lost or s in covered)
         begin = min((snapshot.updates_position for snapshot in covered), default=end)
         updates = tuple((o, record) for o, record in enumerate(world.updates) if o >= begin)
         ids = world.control.topic_id, world.updates.topic_id
