@@ -389,6 +389,8 @@ class Log(Protocol):
         partition: Partition,
         position: int | LogPosition,
         on_ready: Callable[[], None] | None = None,
+        *,
+        prompt: bool = False,
     ) -> Tail:
         """Make a reader of one partition from a position on; all of them share a connection.
 
@@ -399,6 +401,8 @@ class Log(Protocol):
                 `read(n, 0.0)` comes to have something to return or to raise after it had nothing;
                 perhaps more often. So whoever is called reads until nothing comes. It must be
                 quick, and must not raise.
+            prompt: Somebody waits for the first records: share a connection with such tails alone,
+                on which fewer requests wait for news of others.
         """
 
     def writer(

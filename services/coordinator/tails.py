@@ -59,7 +59,7 @@ class TopicTail:
         self._decode = decode
         self._outage = Outage(logger, partition.topic)
         self._given_up = False
-        self._tail = log.tail(partition, position, wake)
+        self._tail = log.tail(partition, position, wake, prompt=True)
 
     def read(self) -> Iterator[CoordinatorEvent]:
         """What is there now; never waits."""
