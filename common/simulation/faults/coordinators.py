@@ -60,6 +60,7 @@ class SimulatedCoordinator:
         self.frozen_until = 0.0
         self._silent_until = 0.0
         self.redis_back_at = 0.0  # while it is cut off
+        self._lease_s = LEASE_S  # for which it asks
         self._looks_until = 0.0  # whether the holder of the lease lives
         self.takeovers = 0
         self.waiting_most = 0  # beyond what a takeover put back
@@ -204,7 +205,8 @@ class SimulatedCoordinator:
     def _do(self, command: CoordinatorCommand) -> None:  # noqa: C901, PLR0912, PLR0915 -- so many cases
         world = self.world
         match command:
-            case do.AskLease():
+            case do.AskLease(ttl_s):
+                self._lease_s = ttl_s
                 world.later(world.jitter(world.scenario.board_s), self._ask_lease)
             case do.ReleaseLease() if not self._redis_away:
                 if world.redis.lease is not None and world.redis.lease[0] == self.name:
@@ -437,7 +439,7 @@ class SimulatedCoordinator:
         redis, now = self.world.redis, self.world.now
         held = redis.lease is None or redis.lease[1] <= now or redis.lease[0] == self.name
         if held:
-            redis.lease = (self.name, now + LEASE_S)
+            redis.lease = (self.name, now + self._lease_s)
         elif now >= self._looks_until:
             self.world.later(LEASE_LOOK_S, self._look_at_holder)
         self._looks_until = 0.0 if held else now + LEASE_S

@@ -47,7 +47,7 @@ def effective(updates: list[AuditRecord | None]) -> tuple[ModelId, ...]:
 def test_the_lease_only_says_who_may_try() -> None:
     # tick: ask   held: find   found: restore   restored: append Lead   read back as valid: begin
     bench = Bench()
-    assert bench.tick(0.0) == (do.AskLease(),)
+    assert bench.tick(0.0) == (do.AskLease(1.0),)
     assert bench.feed(NOT_HELD) == ()
     assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
     assert bench.feed(HELD) == ()  # a renewal, while it searches
@@ -64,7 +64,7 @@ def test_the_lease_only_says_who_may_try() -> None:
 def test_the_lease_is_asked_for_three_times_in_its_life() -> None:
     bench = Bench(replace(QUIET, lease_ttl_s=3.0))
     halves = [half / 2 for half in range(8)]
-    assert [now for now in halves if do.AskLease() in bench.tick(now)] == [0.0, 1.0, 2.0, 3.0]
+    assert [now for now in halves if do.AskLease(3.0) in bench.tick(now)] == [0.0, 1.0, 2.0, 3.0]
     assert bench.machine.due() == 4.0
 
 
