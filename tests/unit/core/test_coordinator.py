@@ -113,6 +113,17 @@ def test_a_leader_that_loses_its_lease_steps_down() -> None:
     assert bench.feed(NOT_HELD) == ()
 
 
+def test_a_leader_that_was_deposed_for_being_slow_asks_for_a_longer_lease() -> None:
+    bench = Bench(replace(QUIET, lease_ttl_s=1.0))
+    asked = []
+    for deposed in range(4):
+        bench.lead()
+        bench.feed(NOT_HELD)
+        bench.feed(NOT_HELD)  # whoever only stands by is not slow
+        asked += of_kind(bench.tick(100.0 * (deposed + 1)), do.AskLease)
+    assert [each.ttl_s for each in asked] == [2.0, 4.0, 4.0, 4.0]
+
+
 def test_a_candidate_whose_lead_does_not_come_back_tries_afresh() -> None:
     bench = Bench()
     bench.stand()
