@@ -76,7 +76,7 @@ def measurements(conditions: Conditions) -> dict[str, Measurement]:
             kill_leaders,
             coordinators=2,
             median_ms=_UNLIMITED_MS,
-            max_ms=2000.0,
+            max_ms=300.0,
         ),
     }
 

@@ -91,6 +91,8 @@ WorkerCommand: TypeAlias = (
 class AskLease(msgspec.Struct, frozen=True):
     """Take or prolong the lease, and report."""
 
+    ttl_s: float
+
 
 class ReleaseLease(msgspec.Struct, frozen=True):
     """Give the lease back if it is ours."""

@@ -41,6 +41,9 @@ AGAIN_S = 0.5
 # and giving up what is only late costs a search more; what fails says so by an event, at once.
 CANDIDACY_S = 60.0
 RENEWALS = 3  # lease renewals per lifetime: two may fail
+# Times its lifetime that a lease is asked for, at most, by a process that was deposed as a leader,
+# and so was slow: each time twice as long, so that it is not deposed again for the same reason.
+LONGEST_LEASE = 4
 
 
 @dataclass(slots=True)
@@ -66,6 +69,7 @@ class Coordinator:
         self._wish = events.WantedChanged("running")
         self._candidacies = 0
         self._lease_at = float("-inf")
+        self._lifetimes = 1  # that it asks for the lease
         self._alive_at = float("-inf")
         self._search = SnapshotSearch(settings.lease_ttl_s)
         self._searching_since: float | None = None
@@ -167,7 +171,7 @@ class Coordinator:
             yield from self._step_down("its candidacy came to nothing")
         if now >= self._lease_at + self._settings.lease_ttl_s / RENEWALS:
             self._lease_at = now
-            yield do.AskLease()
+            yield do.AskLease(self._lifetimes * self._settings.lease_ttl_s)
         if self._leader is not None:
             settings = self._settings
             every_s = settings.calm_s if self._leader.calm else settings.alive_s
@@ -178,7 +182,9 @@ class Coordinator:
 
     def _lease_answered(self, now: float, *, held: bool) -> Iterator[CoordinatorCommand]:
         if not held:
-            if self._leader is not None or self._candidacy is not None:
+            if self._leader is not None:
+                yield from self._deposed("the lease is held by another")
+            elif self._candidacy is not None:
                 yield from self._step_down("the lease is held by another")
             self._searching_since = None
         elif self._leader is None and self._candidacy is None and not self._held:
@@ -265,7 +271,7 @@ class Coordinator:
         candidacy = self._candidacy
         own = candidacy is not None and lead.candidate == candidacy.mark
         if self._leader is not None and counts:
-            yield from self._step_down(f"{lead.candidate} leads with epoch {history.epoch}")
+            yield from self._deposed(f"{lead.candidate} leads with epoch {history.epoch}")
         elif candidacy is not None and own and counts:
             yield from self._lead(candidacy.chosen.snapshot, now)
         elif candidacy is not None and (own or (counts and not candidacy.mark)):
@@ -301,6 +307,10 @@ class Coordinator:
             self._settings.lease_ttl_s
         )  # what was torn may be mended till then
         self._held = True
+
+    def _deposed(self, reason: str) -> Iterator[CoordinatorCommand]:
+        self._lifetimes = min(2 * self._lifetimes, LONGEST_LEASE)
+        yield from self._step_down(reason)
 
     def _step_down(self, reason: str) -> Iterator[CoordinatorCommand]:
         self._reset()

@@ -144,7 +144,10 @@ class LeaseAnswered(msgspec.Struct, frozen=True):
 
 
 class SnapshotsFound(msgspec.Struct, frozen=True):
-    """All snapshots of a source that could be read, and what the updates topic says after them."""
+    """All snapshots of a source that could be read, and what the updates topic says after them.
+
+    Of hot ones that are covered it is the best alone: see `lost`.
+    """
 
     source: Source
     snapshots: tuple[Snapshot, ...]

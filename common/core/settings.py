@@ -51,7 +51,7 @@ class CoordinatorSettings:
     checkpoint_every_s: float | None = 300.0
     checkpoint_every_updates: int | None = 200
     checkpoint_every_control_records: int = 100_000  # what a takeover replays at most, about 20 MB
-    lease_ttl_s: float = 1.0  # how long a dead leader is waited for
+    lease_ttl_s: float = 1.0  # how long a leader is waited for that is frozen, or cut off
     leader_status_s: float = 0.1
     leader_status_news_s: float = 0.01  # between two of them that say what was decided since
     alive_s: float = 0.05  # between looks at the workers' beats: how late a death is noticed

@@ -389,6 +389,8 @@ class Log(Protocol):
         partition: Partition,
         position: int | LogPosition,
         on_ready: Callable[[], None] | None = None,
+        *,
+        prompt: bool = False,
     ) -> Tail:
         """Make a reader of one partition from a position on; all of them share a connection.
 
@@ -399,6 +401,8 @@ class Log(Protocol):
                 `read(n, 0.0)` comes to have something to return or to raise after it had nothing;
                 perhaps more often. So whoever is called reads until nothing comes. It must be
                 quick, and must not raise.
+            prompt: Somebody waits for the first records: share a connection with such tails alone,
+                on which fewer requests wait for news of others.
         """
 
     def writer(
@@ -557,7 +561,14 @@ class Exchange(Protocol):
         *,
         soon: bool,
     ) -> None:
-        """See `Board`."""
+        """See `Board`.
+
+        Where another holds it, and asked for it in the same way, the end of its process is noticed,
+        mostly within 50 ms: then it is asked for again, and its answer told, unless the job's lease
+        was given back, or not asked for in the last `ttl_s`. So one call may be answered often. A
+        process that is slow or frozen has not ended; of one that seems to have ended, and lives, it
+        is not taken early again soon.
+        """
 
     def release_lease(self, job: str, holder: str) -> None:
         """See `Board`; nobody is told, and it is always sent soon."""

@@ -63,6 +63,7 @@ class MemoryRedis:
         self.jobs: dict[str, Notices] = {}
         self.spread: dict[str, bytes] = {}  # see `common.testing.board`
         self.replies = dict[str, list[bytes]]()  # by replica
+        self.exchanges = list[MemoryExchange]()  # of processes that live
         self.away = False
 
     def kill(self) -> None:
@@ -114,7 +115,7 @@ class MemoryBoards:
 
     def exchange(self) -> MemoryExchange:
         """Open an exchange."""
-        return MemoryExchange(self.board)
+        return MemoryExchange(self._server)
 
     def roster(self) -> MemoryRoster:
         """Open the records of all jobs and workers."""
@@ -155,8 +156,14 @@ class MemoryReplies:
 class MemoryExchange:
     """Asks the boards of many jobs (`common.ports.servers.Exchange`): each at once, by itself."""
 
-    def __init__(self, open_board: Callable[[str], MemoryBoard]) -> None:
-        self._open_board = open_board
+    def __init__(self, server: MemoryRedis) -> None:
+        self._server = server
+        self._names = set[str]()  # that asked for leases here
+        self._refused = dict[str, "Callable[[], None]"]()  # by job: asks for its lease again
+        server.exchanges.append(self)
+
+    def _open_board(self, job: str) -> MemoryBoard:
+        return MemoryBoard(self._server, job)
 
     def hold_lease(
         self,
@@ -167,11 +174,14 @@ class MemoryExchange:
         *,
         soon: bool,  # noqa: ARG002 -- everything is sent soon here
     ) -> None:
-        """Take or prolong the lease; told whether it is ours."""
+        """Take or prolong the lease; told whether it is ours, and where it is not, once it is."""
+        self._names.add(holder)
+        self._refused[job] = lambda: self.hold_lease(job, holder, ttl_s, tell, soon=True)
         _told(lambda: self._open_board(job).hold_lease(holder, ttl_s), tell)
 
     def release_lease(self, job: str, holder: str) -> None:
         """Give the lease back; nobody is told."""
+        self._refused.pop(job, None)
         _told(lambda: self._open_board(job).release_lease(holder), lambda _: None)
 
     def put_leader_status(
@@ -196,7 +206,18 @@ class MemoryExchange:
         _told(self._open_board(job).alive, tell)
 
     def close(self) -> None:
-        """Nothing waits."""
+        """Nothing waits; the end of its process is noticed by those who want its leases."""
+        self._server.exchanges.remove(self)
+        for other in self._server.exchanges:
+            other.see_end(self._names)
+
+    def see_end(self, holders: set[str]) -> None:
+        """Ask for their leases again."""
+        for job, ask_again in tuple(self._refused.items()):
+            lease = self._server.jobs[job].lease
+            if lease is not None and lease[0] in holders:
+                self._open_board(job).release_lease(lease[0])
+                ask_again()
 
 
 def _told(ask: Callable[[], T], tell: Callable[[T | Exception], None]) -> None:

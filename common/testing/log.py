@@ -454,6 +454,8 @@ class MemoryLog:
         partition: Partition,
         position: int | LogPosition,
         on_ready: Callable[[], None] | None = None,
+        *,
+        prompt: bool = False,  # noqa: ARG002 -- every tail is here
     ) -> MemoryTail:
         """See the port."""
         tail = MemoryTail(self, partition, LogPosition.of(position), on_ready)

@@ -277,7 +277,8 @@ class Effects:
                 self._put_leader_status(leader_status)
             case do.ReadHeartbeats():
                 self._exchange.alive(self._job, self._told(events.WorkersSeen), soon=not self.calm)
-            case do.AskLease():
+            case do.AskLease(ttl_s):
+                self._lease_ttl_s = ttl_s
                 self._ask_lease()
             case do.ReleaseLease():
                 if self._ending is None:  # else others must not begin before that is written down

@@ -7,6 +7,7 @@ of an earlier leadership is no longer believed.
 from __future__ import annotations
 
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from secrets import randbits
 from time import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from common.checkpoints.snapshot_file import FoundSnapshot
 from common.core import events
-from common.core.messages import AuditRecord, Reply, unused_number
+from common.core.messages import Reply, unused_number
 from common.core.spans import LogPosition, Partition
 from common.errors import (
     CorruptError,
@@ -42,21 +43,17 @@ from services.coordinator.tails import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from common.core.snapshots import Snapshot
     from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
+    from common.ports.servers import FoundTopic
     from common.telemetry.logging import EventLogger
     from services.coordinator.metrics_observer import MetricsObserver
     from services.coordinator.replica import Replica
     from services.coordinator.snapshots import SnapshotStore
     from services.coordinator.tails import RawRecords
-
-Updates: TypeAlias = tuple[tuple[int, AuditRecord | None], ...]  # by offset
-
-READ_RECORDS = 2000
-READ_S = 0.5
 
 
 class Stood(NamedTuple):
@@ -154,32 +151,50 @@ class Leadership:
     def find(self, source: events.Source) -> events.CoordinatorEvent:
         """Read a source's snapshots and the audit from the lowest of them on; follow it on."""
         self.end()
+        found: events.CoordinatorEvent | None = None
         try:
-            lossy = self._look_at_settings()
-            if lossy:
-                return events.Trouble(lossy)
-            topics = self._source.describe([self._updates.topic, self._control.topic])
-            ids = {topic: each.topic_id for topic, each in topics.items()}
-            found = self._snapshots(source)
-            lost = self._lost(found, ids)
-            covered = [stored.snapshot for stored in found if stored.snapshot.rank not in lost]
-            updates_id = ids.get(self._updates.topic, "")
-            begin = min((snapshot.reads_from for snapshot in covered), default=None)
-            updates, read_to = self._read_updates(begin, updates_id)
+            found = self._find(source)
         except UnknownTopicError as error:
             return events.Trouble(self._missing(str(error)))
         except (ExpiredError, TruncatedError) as error:  # in this moment
             return events.Trouble(f"{error}; `doll job resume {self._job}` looks again")
         except (CorruptError, FutureFormatError) as error:
             return events.Trouble(str(error))
+        finally:
+            if not isinstance(found, events.SnapshotsFound):
+                self.end()
+        return found
+
+    def _find(self, source: events.Source) -> events.CoordinatorEvent:
+        """Ask at the same time what needs no other answer: Kafka may be far away."""
+        with ThreadPoolExecutor(1) as pool:
+            lossy = pool.submit(self._look_at_settings)
+            found = self._snapshots(source)
+            begin = _begin(source, [stored.snapshot for stored in found])
+            tail = self._follow(self._updates, begin, decoded_updates) if begin else None
+            topics = self._source.describe([self._updates.topic, self._control.topic])
+            # After the snapshots: of what they contain, nothing may be above the ends.
+            ends = self._ends(topics)
+            lost = self._lost(found, topics, ends)
+            if reason := lossy.result():
+                return events.Trouble(reason)
+        ids = {topic: each.topic_id for topic, each in topics.items()}
+        covered = [stored.snapshot for stored in found if stored.snapshot.rank not in lost]
+        updates_id, end = ids.get(self._updates.topic, ""), ends[self._updates].offset
+        read_from = _begin(source, covered) or LogPosition(end)
+        read_from = read_from._replace(topic_id=updates_id or read_from.topic_id)
+        if tail is None or read_from != begin:  # which is seldom
+            self._close_tails()
+            tail = self._follow(self._updates, read_from, decoded_updates)
+        updates = decoded_updates(tail.read_up_to(end)).records
         self._found = {stored.snapshot.rank: stored for stored in found}
         self._found_in = source
-        self._follow(self._updates, read_to, decoded_updates)
+        kept = covered if source != "hot" else [max(covered, key=_rank)] if covered else []
         return events.SnapshotsFound(
             source,
-            tuple(stored.snapshot for stored in found),
+            (*(each.snapshot for each in found if each.snapshot.rank in lost), *kept),
             updates,
-            read_to.offset,
+            max([end, *(offset + 1 for offset, _ in updates[-1:])]),
             lost,
             control_topic_id=ids.get(self._control.topic, ""),
             updates_topic_id=updates_id,
@@ -215,32 +230,40 @@ class Leadership:
             self._log.warning("topic_settings_differ", reason=reason, remedy=remedy(differing))
         return ""
 
-    def _lost(
-        self, found: Iterable[FoundSnapshot], ids: Mapping[str, str]
-    ) -> dict[tuple[int, int, int], str]:
-        """Of which snapshots the control or the updates topic lost records, and which, by rank.
-
-        Args:
-            found: The snapshots.
-            ids: Of topics that are there, as far as they are known.
+    def _ends(self, topics: Mapping[str, FoundTopic]) -> dict[Partition, LogPosition]:
+        """Where the control and the updates topic end.
 
         Raises:
             UnknownTopicError: If there is no such topic any more.
             UnavailableError: If nobody can tell now.
         """
         known = {self._updates, self._control}
-        ends = self._source.ends(known)
+        ends = self._source.end_positions(known, topics)
         for partition in known - ends.keys():
             self._source.partitions(partition.topic)  # or it is not there
             raise UnavailableError(f"nobody can tell now where {partition} ends")
-        agreed = self._agreed(found)
+        return ends
+
+    def _lost(
+        self,
+        found: Iterable[FoundSnapshot],
+        topics: Mapping[str, FoundTopic],
+        ends: Mapping[Partition, LogPosition],
+    ) -> dict[tuple[int, int, int], str]:
+        """Of which snapshots the control or the updates topic lost records, and which, by rank.
+
+        Raises:
+            UnavailableError: If nobody can tell now.
+        """
+        agreed = self._agreed(found, ends)
         lost = dict[tuple[int, int, int], str]()
         for title, snapshot, _ in found:
             for name, own, held in self._own_logs(snapshot):
                 reached = agreed[own, held.topic_id, held.epoch]
                 if reached < held.offset:
-                    anew = ids.get(own.topic, held.topic_id) != held.topic_id != ""
-                    what = _what_happened(reached, ends[own], anew=anew)
+                    topic_id = topics[own.topic].topic_id if own.topic in topics else held.topic_id
+                    anew = topic_id != held.topic_id != ""
+                    what = _what_happened(reached, ends[own].offset, anew=anew)
                     lost[snapshot.rank] = (
                         f"the {name} topic {what}, and {title} has it up to {held.offset:,}"
                     )
@@ -253,7 +276,9 @@ class Leadership:
             ("control", self._control, snapshot.control),
         )
 
-    def _agreed(self, found: Iterable[FoundSnapshot]) -> dict[tuple[Partition, str, int], int]:
+    def _agreed(
+        self, found: Iterable[FoundSnapshot], ends: Mapping[Partition, LogPosition]
+    ) -> dict[tuple[Partition, str, int], int]:
         """How far the job's own topics are what snapshots know of them, by topic id and epoch.
 
         The highest position of each says it of the lower ones, too, and mostly there is but one.
@@ -267,36 +292,11 @@ class Leadership:
         left = list(highest)
         while left:
             asked = {log[0]: log for log in left}  # one of each topic
-            parted = self._source.agrees({own: highest[log] for own, log in asked.items()})
+            parted = self._source.agrees({own: highest[log] for own, log in asked.items()}, ends)
             for own, log in asked.items():
                 agreed[log] = parted.get(own, highest[log].offset)
                 left.remove(log)
         return agreed
-
-    def _read_updates(
-        self, begin: LogPosition | None, topic_id: str
-    ) -> tuple[Updates, LogPosition]:
-        """Read the updates topic from a position to its end; nothing of it without one.
-
-        Returns:
-            What was read, and where to read on.
-        """
-        end = self._source.bounds(self._updates).end
-        if begin is None:
-            return (), LogPosition(end, topic_id)
-        read_to = begin._replace(topic_id=topic_id or begin.topic_id)
-        tail = self._source.tail(self._updates, read_to)
-        records = list[tuple[int, bytes | None]]()
-        try:
-            while tail.position() < end:
-                read = tail.read(READ_RECORDS, READ_S)
-                records += ((record.offset, record.value) for record in read)
-                if read:
-                    last = read[-1]
-                    read_to = read_to._replace(offset=last.offset + 1, epoch=last.epoch)
-            return decoded_updates(tuple(records)).records, read_to
-        finally:
-            tail.close()
 
     def restore(self, snapshot: Snapshot, trainer: Trainer) -> events.CoordinatorEvent:
         """Take a snapshot's weights in hand, before anybody is told that it is the base.
@@ -348,9 +348,7 @@ class Leadership:
         self.number += 1
         self._replica.replies.forget(self._job)
         self._replica.streams.forget(self._job)
-        for tail in self._tails:
-            tail.close()
-        self._tails = []
+        self._close_tails()
         self._sound = None
 
     def _follow(
@@ -358,9 +356,15 @@ class Leadership:
         topic: Partition,
         position: LogPosition,
         decode: Callable[[RawRecords, int], events.CoordinatorEvent],
-    ) -> None:
+    ) -> TopicTail:
         tail = TopicTail(self._source, topic, position, decode, self._wake, self._log)
         self._tails.append(tail)
+        return tail
+
+    def _close_tails(self) -> None:
+        for tail in self._tails:
+            tail.close()
+        self._tails = []
 
     def _missing(self, told: str) -> str:
         """Which topic of the job is not there; what was told, where all are."""
@@ -372,6 +376,21 @@ class Leadership:
             except UnknownTopicError:
                 return deleted(topic) if topic in own else missing(topic)
         return told
+
+
+def _rank(snapshot: Snapshot) -> tuple[int, int, int]:
+    return snapshot.rank
+
+
+def _begin(source: events.Source, snapshots: Collection[Snapshot]) -> LogPosition | None:
+    """From where on the updates topic must be read; None without snapshots.
+
+    Of hot ones only the best may do, which is the leader's in force, so however long that led, the
+    others' time is not read again.
+    """
+    if source == "hot" and snapshots:
+        return max(snapshots, key=_rank).reads_from
+    return min((snapshot.reads_from for snapshot in snapshots), default=None)
 
 
 def _what_happened(reached: int, end: int, *, anew: bool) -> str:

@@ -31,10 +31,11 @@ T = TypeVar("T")
 RawRecords: TypeAlias = tuple[tuple[int, bytes | None], ...]  # by offset
 
 READ_RECORDS = 2000
+READ_S = 0.5
 
 
 class TopicTail:
-    """Follows one of the two topics from a position on; never waits.
+    """Follows one of the two topics from a position on.
 
     Args:
         log: Kafka.
@@ -58,10 +59,10 @@ class TopicTail:
         self._decode = decode
         self._outage = Outage(logger, partition.topic)
         self._given_up = False
-        self._tail = log.tail(partition, position, wake)
+        self._tail = log.tail(partition, position, wake, prompt=True)
 
     def read(self) -> Iterator[CoordinatorEvent]:
-        """What is there now."""
+        """What is there now; never waits."""
         if self._given_up:
             return
         try:
@@ -88,6 +89,18 @@ class TopicTail:
             )
         except UnknownTopicError:
             yield self._trouble(deleted(self._topic))
+
+    def read_up_to(self, end: int) -> RawRecords:
+        """Wait for all records below an offset, and perhaps some more.
+
+        Raises:
+            ExpiredError, TruncatedError, UnknownTopicError, UnavailableError: As `Tail.read`.
+        """
+        records = list[tuple[int, bytes | None]]()
+        while self._tail.position() < end:
+            read = self._tail.read(READ_RECORDS, READ_S)
+            records += ((record.offset, record.value) for record in read)
+        return tuple(records)
 
     def close(self) -> None:
         """Read no more."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +17,7 @@ from common.core.spans import Partition
 from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from common.embedded.redis import EmbeddedRedis
     from common.ports.servers import Board, Boards, Replies
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 WORKER = WorkerId("w1")
 REPLICA = "c1-4711"
 PARTITION = Partition("clicks", 0)
+LONG_S = 20.0  # for what must happen: a test that waits so long has failed
 
 
 class Server(Protocol):
@@ -137,6 +140,15 @@ def boards(server: Server) -> Iterator[Boards]:
 @pytest.fixture
 def replies(boards: Boards) -> Replies:
     return boards.replies(REPLICA)
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until it holds; fail if it never does."""
+    deadline = time.monotonic() + LONG_S
+    pause = threading.Event()
+    while not holds():
+        assert time.monotonic() < deadline, "it never came true"
+        pause.wait(0.005)
 
 
 def leader_status(control_position: int) -> LeaderStatus:

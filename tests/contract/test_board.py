@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -29,17 +28,21 @@ from common.errors import UnavailableError
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.clock import ManualClock
 from common.wire import messages as wire
-from tests.contract.board_fixtures import REPLICA, WORKER, Server, leader_status
+from tests.contract.board_fixtures import (
+    LONG_S,
+    REPLICA,
+    WORKER,
+    Server,
+    eventually,
+    leader_status,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.embedded.redis import EmbeddedRedis
     from common.ports.servers import Board, Boards, Replies
 
 pytest_plugins = ["tests.redis_servers", "tests.contract.board_fixtures"]
 
-LONG_S = 20.0  # for what must happen: a test that waits so long has failed
 OTHER = WorkerId("w2")
 MODEL = ModelId(3, 17)
 
@@ -61,15 +64,6 @@ def failure(offset: int = 7, epoch: int = 3) -> Failed:
 
 def gradient(vector: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Gradient:
     return Gradient(WORKER, MODEL, (7, 8), 20, 3.5, {"accuracy": 12.0}, 0.02, vector)
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until it holds; fail if it never does."""
-    deadline = time.monotonic() + LONG_S
-    pause = threading.Event()
-    while not holds():
-        assert time.monotonic() < deadline, "it never came true"
-        pause.wait(0.005)
 
 
 # --- models --------------------------------------------------------------------------------------

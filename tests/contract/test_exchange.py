@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,9 @@ import pytest
 import redis
 
 from common.adapters.redis.board import RedisBoard
-from common.adapters.redis.exchange import RedisBoards
+from common.adapters.redis.exchange import LOOK_S, RedisBoards
 from common.errors import UnavailableError
-from tests.contract.board_fixtures import WORKER, leader_status
+from tests.contract.board_fixtures import LONG_S, WORKER, eventually, leader_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.redis_servers", "tests.contract.board_fixtures"]
 
-LONG_S = 20.0
 JOBS = [f"job-{number}" for number in range(20)]
 
 
@@ -81,6 +81,129 @@ def test_a_lease_is_held_prolonged_and_given_back(
     told.next()
 
     assert other.hold_lease("two", LONG_S)
+
+
+def test_the_lease_of_a_process_that_ended_is_taken_at_once(server: Server) -> None:
+    #  one    holds ─── ends
+    #  two      refused    told that it holds, though nobody asked again
+    one, two = server.boards().exchange(), server.boards().exchange()
+    held, told = _Told(), _Told()
+    one.hold_lease("digits", "one", LONG_S * 10, held.put, soon=True)
+    assert held.next() is True
+    _see(two, "two", told)
+
+    one.close()
+
+    assert told.next() is True
+    assert not server.boards().board("digits").hold_lease("one", LONG_S)
+    two.close()
+
+
+def test_whoever_gave_the_lease_back_is_not_told_of_an_end(server: Server) -> None:
+    one, two = server.boards().exchange(), server.boards().exchange()
+    held, told = _Told(), _Told()
+    one.hold_lease("digits", "one", LONG_S * 10, held.put, soon=True)
+    assert held.next() is True
+    _see(two, "two", told)
+
+    two.release_lease("digits", "two")
+    one.close()
+    two.alive("digits", told.put, soon=True)
+
+    assert told.next() == {}
+    time.sleep(4 * LOOK_S)  # that nothing happens can only be waited for
+    assert told.empty()
+    two.close()
+
+
+def test_of_many_who_see_the_holder_end_one_has_its_lease(server: Server) -> None:
+    one, told = server.boards().exchange(), {f"c{number}": _Told() for number in range(5)}
+    held = _Told()
+    others = [server.boards().exchange() for _ in told]
+    one.hold_lease("digits", "one", LONG_S * 10, held.put, soon=True)
+    assert held.next() is True
+    for other, (name, answers) in zip(others, told.items(), strict=True):
+        _see(other, name, answers)
+
+    one.close()
+
+    board = server.boards().board("digits")
+    eventually(lambda: sum(_holds(answers) for answers in told.values()) == 1)
+    time.sleep(4 * LOOK_S)
+    assert sum(_holds(answers) for answers in told.values()) == 0
+    assert not board.hold_lease("another", LONG_S)
+    for other in others:
+        other.close()
+
+
+def test_a_holder_that_never_listened_keeps_its_lease(boards: Boards, exchange: Exchange) -> None:
+    boards.board("digits").hold_lease("older program", LONG_S * 10)
+    told = _Told()
+    exchange.hold_lease("digits", "two", LONG_S, told.put, soon=True)
+    assert told.next() is False
+    time.sleep(4 * LOOK_S)
+    assert told.empty()
+
+
+def test_a_holder_whose_connection_breaks_keeps_its_lease(embedded_redis: EmbeddedRedis) -> None:
+    one, two = (RedisBoards(embedded_redis.url).exchange() for _ in range(2))
+    held, told = _Told(), _Told()
+    one.hold_lease("broken", "one", LONG_S * 10, held.put, soon=True)
+    assert held.next() is True
+    _see(two, "two", told, "broken")
+    with redis.Redis.from_url(embedded_redis.url) as client:
+        client.client_kill_filter(_type="pubsub")  # of all, as a failover does
+        one.hold_lease("broken", "one", LONG_S * 10, held.put, soon=True)
+        assert held.next() is True
+        eventually(lambda: _listeners(client, "one") == 1)
+    time.sleep(4 * LOOK_S)
+    assert told.empty()
+    one.close()
+    assert told.next() is True
+    two.close()
+
+
+def test_one_who_seemed_to_have_ended_is_not_deposed_again(embedded_redis: EmbeddedRedis) -> None:
+    boards = RedisBoards(embedded_redis.url)
+    one, two = boards.exchange(), RedisBoards(embedded_redis.url).exchange()
+    held, told = _Told(), _Told()
+    for seems in (True, False):
+        one.hold_lease("twice", "one", LONG_S * 10, held.put, soon=True)
+        assert held.next() is True
+        _see(two, "two", told, "twice")
+        one.close()  # its process goes on: it asks again, and listens
+        if seems:
+            assert told.next() is True
+            two.release_lease("twice", "two")
+            _await_turn(two, told, "twice")
+        one = boards.exchange()
+    assert boards.board("twice").hold_lease("one", LONG_S)
+    one.close()
+    two.close()
+
+
+def _see(exchange: Exchange, name: str, told: _Told, job: str = "digits") -> None:
+    """Ask for a lease that another has, who is heard before anything else is answered."""
+    exchange.hold_lease(job, name, LONG_S, told.put, soon=True)
+    assert told.next() is False
+    _await_turn(exchange, told, job)
+
+
+def _await_turn(exchange: Exchange, told: _Told, job: str) -> None:
+    """Let all be done that was asked for; a lease that is still refused may be told again."""
+    exchange.alive(job, told.put, soon=True)
+    while (answer := told.next()) is False:
+        pass
+    assert answer == {}
+
+
+def _holds(told: _Told) -> bool:
+    answers = [told.get_nowait() for _ in range(told.qsize())]
+    return True in answers
+
+
+def _listeners(client: redis.Redis, name: str) -> int:
+    return client.pubsub_numsub(f"doll:{{{name}}}:alive")[0][1]
 
 
 def test_what_was_asked_last_is_what_stands_there_in_the_end(
@@ -154,4 +277,4 @@ def test_a_lease_that_runs_out_between_two_steps_is_taken_again() -> None:
     assert (prolong[0], take[:2], take[3]) == ("PEXPIRE", ("SET", "doll:{digits}:lease"), "NX")
     with pytest.raises(StopIteration) as done:
         steps.send([True])  # and nobody else's either
-    assert done.value.value is True
+    assert done.value.value == b"one"

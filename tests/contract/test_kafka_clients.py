@@ -67,6 +67,17 @@ def test_all_tails_share_a_thread_that_ends_with_the_last_of_them(
         assert ours() == 1
 
 
+def test_tails_that_must_begin_promptly_share_another_thread(log: KafkaLog, fresh: str) -> None:
+    topics = [NewTopic(f"{fresh}-{number}") for number in range(4)]
+    log.create_topics(topics)
+    tails = [log.tail(Partition(topic.name, 0), 0) for topic in topics[:2]]
+    tails += [log.tail(Partition(topic.name, 0), 0, prompt=True) for topic in topics[2:]]
+    assert ours() == 2
+    for tail in tails:
+        tail.close()
+    eventually(lambda: ours() == 0)
+
+
 def test_who_reads_or_writes_when_its_log_is_closed_is_told(log: KafkaLog, fresh: str) -> None:
     log.create_topics([NewTopic(fresh)])
     tail, writer = log.tail(Partition(fresh, 0), 0), log.writer()

@@ -416,7 +416,7 @@ MUTANTS = (
     ),
     Mutant(
         "a round waits while too much of the audit is not read back",
-        100,
+        600,
         (
             Edit(
                 CORE + "leader.py",

@@ -77,12 +77,23 @@ def test_without_faults_one_leader_is_enough_and_nothing_is_quarantined() -> Non
             faults=(),
             lossy=0.0,
             copies=0.0,
+            misheard=0.0,
             poisons=(),
             kafka_s=0.01,
             board_s=0.002,
         )
         outcome = Cluster(calm).run()
         assert (outcome.failure, outcome.takeovers, outcome.quarantined) == ("", 1, 0)
+
+
+def test_coordinators_that_seem_to_have_ended_and_live_break_nothing() -> None:
+    told = list[str]()
+    for seed in FEW_SEEDS:
+        world = replace(from_seed(seed), misheard=0.02)
+        assert not Cluster(world, lambda _, text: told.append(text)).run().failure
+    taken = [text for text in told if "takes the lease of" in text]
+    lived = sum(text.endswith("!") for text in taken)
+    assert 0 < lived < len(taken)  # others had ended
 
 
 # --- the shrinker --------------------------------------------------------------------------------

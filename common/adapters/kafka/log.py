@@ -1,7 +1,8 @@
 """Kafka as the `Log` port: topics and their bounds, and the makers of readers and writers.
 
-However many tails and writers a process has, it has one consumer for all tails, one producer for
-all writers, one client that asks about topics, and one that makes them and asks about many at once.
+However many tails and writers a process has, it has one consumer for all tails, one more for those
+that must begin promptly, one producer for all writers, one client that asks about topics, and one
+that makes them and asks about many at once.
 """
 
 from __future__ import annotations
@@ -291,9 +292,11 @@ class KafkaLog:
         partition: Partition,
         position: int | LogPosition,
         on_ready: Callable[[], None] | None = None,
+        *,
+        prompt: bool = False,
     ) -> KafkaTail:
         """See the port."""
-        return self._tails.open(partition, LogPosition.of(position), on_ready)
+        return self._tails.open(partition, LogPosition.of(position), on_ready, prompt=prompt)
 
     def writer(
         self,

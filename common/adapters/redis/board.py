@@ -14,10 +14,15 @@ slot:
                                           and a channel of this name, to which the worker listens
     doll:{job}:snapshot:<epoch>           newest of a leader   doll:{job}:snapshots   its epochs
     doll:{job}:lease                      who may try to lead
+    doll:{job}:lease:after:<replica>      who took it from one that ended, expires
 
 What workers of all its jobs answer to a replica is one list, so that one connection waits for it:
 
     doll:{replica}:replies
+
+and while its process lives it listens to a channel:
+
+    doll:{replica}:alive
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from common.telemetry.rejections import Rejections
 from common.wire import messages as wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Collection, Generator, Iterable
 
     from common.adapters.redis.access import RedisClient
     from common.adapters.redis.server import Command
@@ -52,6 +57,9 @@ _REPLIES_TTL_MS = 600_000  # ten minutes after the last: longer than any round w
 _SHORTEST_S = 0.002  # 0.001 is zero to Redis 6.2, which cuts off what it computes: wait for ever
 _NO_EXPIRY = -1  # PTTL's word for it
 _LONGEST_LEASE = 10  # times the lifetime that is asked for: no replica has one so much longer
+# One holder's lease is taken early only once in so long: who was taken for dead, and lives, is not
+# deposed again for the same reason.
+_TAKEN_ONCE_MS = 60_000
 _STATUSES = (b"alive", b"leaving")
 _ATTENDS = "+"  # behind the status of a worker that also listens to the channel of its name
 _OPEN = RedisAccess()
@@ -276,24 +284,37 @@ class RedisBoard:
 
     def hold_lease(self, holder: str, ttl_s: float) -> bool:
         """Take or prolong the lease that says who may try to lead; False if another holds it."""
-        return self.follow(self.holding_lease(holder, ttl_s))
+        return self.follow(self.holding_lease(holder, ttl_s)) == holder.encode()
 
-    def holding_lease(self, holder: str, ttl_s: float) -> Steps[bool]:
-        """`hold_lease`, in steps."""
+    def holding_lease(
+        self, holder: str, ttl_s: float, ended: Collection[bytes] = ()
+    ) -> Steps[bytes]:
+        """`hold_lease`, in steps; returns who has it then, empty where somebody was faster.
+
+        Args:
+            holder: Who asks.
+            ttl_s: For how long.
+            ended: Holders whose processes have ended: what they have is taken.
+        """
         key, ttl_ms = self._keys + "lease", _milliseconds(ttl_s)
         (current,) = yield (("GET", key),)
         if current == holder.encode():
             (prolonged,) = yield (("PEXPIRE", key, ttl_ms),)
             if prolonged:
-                return True
+                return holder.encode()
         elif current is not None:
             (left_ms,) = yield (("PTTL", key),)
             if left_ms != _NO_EXPIRY and left_ms <= _LONGEST_LEASE * ttl_ms:
-                return False
-            yield (("UNLINK", key),)  # none of ours: nobody could lead for as long
+                if current not in ended:
+                    return bytes(current)
+                # Of several that see the end one takes it: else each would take the next one's.
+                mark = f"{key}:after:".encode() + current
+                if not (yield (("SET", mark, holder, "NX", "PX", _TAKEN_ONCE_MS),))[0]:
+                    return bytes(current)
+            yield (("UNLINK", key),)  # of a process that is gone, or none of ours
         # Nobody has it, unless somebody is faster now.
         (taken,) = yield (("SET", key, holder, "NX", "PX", ttl_ms),)
-        return bool(taken)
+        return holder.encode() if taken else b""
 
     def release_lease(self, holder: str) -> None:
         """Give the lease back, if it is still this holder's."""
@@ -473,6 +494,11 @@ class RedisReplies:
 
 def _replies(replica: str) -> str:
     return f"doll:{{{replica}}}:replies"
+
+
+def replica_channel(replica: bytes) -> bytes:
+    """The channel to which a replica listens while its process lives."""
+    return b"doll:{%s}:alive" % replica
 
 
 def _entry(trigger: TriggerId) -> str:

@@ -3,6 +3,9 @@
 A call of a job takes one to three steps, each a few commands. A packet holds a step of every call
 that is under way, so a process that leads a hundred jobs sends no more packets than one that leads
 one. One thread does it: while a packet is on its way, the next one gathers.
+
+The same thread sees when a process that holds leases ends: whoever asks for leases listens to the
+channel of its name, as workers do (docs/explain/decisions/2026-11-21-presence-by-connection.md).
 """
 
 from __future__ import annotations
@@ -13,18 +16,23 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from common.adapters.redis.access import RedisAccess
-from common.adapters.redis.board import RedisBoard, RedisReplies
+from common.adapters.redis.board import RedisBoard, RedisReplies, replica_channel
 from common.adapters.redis.roster import RedisRoster
 from common.adapters.redis.server import RedisServer, connect
+from common.errors import OutsideError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from common.adapters.redis.board import Steps
-    from common.adapters.redis.server import Command
+    from common.adapters.redis.server import Attendance, Command
     from common.core.messages import LeaderStatus, WorkerId
 
 LAZY_S = 0.05  # what is not urgent waits so long for company
+LOOK_S = 0.025  # between looks whether holders of leases listen; one takes 0.1 ms
+# Looks in a row that find nobody: in between, one whose connection alone broke listens again.
+LOOKS = 2
+SLOW_LOOK_S = 1.0  # where no other process holds a lease, or this one is not heard itself
 _OPEN = RedisAccess()
 
 
@@ -35,6 +43,69 @@ class _Call:
     board: RedisBoard
     steps: Callable[[RedisBoard], Steps[Any]]
     tell: Callable[[Any], None]
+
+
+class LeaseHolders:
+    """Which processes that hold leases have ended; for one thread.
+
+    That nobody listens says so only of a holder that was heard before, on a server which has heard
+    this process all the while. So it is after no failover, of no older program, and not where what
+    is asked is not what listens: a cluster's nodes know their own listeners only.
+
+    Args:
+        server: That is asked.
+        name: Of this process: it listens, too.
+    """
+
+    def __init__(self, server: RedisServer, name: str) -> None:
+        self._server = server
+        self._channel = replica_channel(name.encode())
+        self._own: Attendance = server.attendance(self._channel)
+        self._missed = dict[bytes, int]()  # looks in a row that did not find a holder heard before
+        self.heard = False  # this process itself, at the last look
+        self.ended: Collection[bytes] = ()
+
+    @property
+    def broke(self) -> bool:
+        """Whether this process was heard, and is not any more."""
+        return self.heard and not self._own.stands()
+
+    def look(self, holders: Collection[bytes]) -> None:
+        """Be heard, and look which of these holders have ended.
+
+        Raises:
+            UnavailableError: If the server is unavailable.
+            OutsideError: If it does not let us in, or does not tell.
+        """
+        if not self._own.stands():
+            self.end()
+            self._own.keep()
+        channels = [self._channel, *map(replica_channel, holders)]
+        counts = self._server.ask(("PUBSUB", "NUMSUB", *channels))[0][1::2]
+        self.heard = bool(counts[0]) and self._own.stands()
+        if not self.heard:
+            self.end()
+            return
+        self._missed = {
+            holder: 0 if count else self._missed[holder] + 1
+            for holder, count in zip(holders, counts[1:], strict=True)
+            if count or holder in self._missed
+        }
+        self.ended = [holder for holder, missed in self._missed.items() if missed >= LOOKS]
+
+    def end(self) -> None:
+        """Listen no more, and forget who was heard."""
+        self._own.end()
+        self.heard, self._missed, self.ended = False, {}, ()
+
+
+@dataclass(slots=True)
+class _Refused:
+    """A lease that was asked for, and that another process holds."""
+
+    holder: bytes
+    again: _Call
+    until: float  # when it counts as given up, where nobody has asked again
 
 
 @dataclass(slots=True)
@@ -107,6 +178,10 @@ class RedisExchange:
         self._send_at = float("inf")
         self._closed = False
         self._changed = threading.Condition(threading.Lock())  # guards what is above
+        # The thread's own: of leases that others hold, by job.
+        self._refused = dict[str, _Refused]()
+        self._holders: LeaseHolders | None = None  # once a lease was asked for
+        self._look_at = 0.0
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
         self._thread.start()
 
@@ -119,13 +194,32 @@ class RedisExchange:
         *,
         soon: bool,
     ) -> None:
-        """Take or prolong the lease; told whether it is ours."""
-        self._ask(job, "lease", lambda board: board.holding_lease(holder, ttl_s), tell, soon=soon)
+        """Take or prolong the lease; told whether it is ours, and where it is not, once it is."""
+
+        def steps(board: RedisBoard) -> Steps[bool]:
+            if self._holders is None:
+                self._holders = LeaseHolders(self._server, holder)
+            has_it = yield from board.holding_lease(holder, ttl_s, self._holders.ended)
+            if has_it in {b"", holder.encode()}:
+                self._refused.pop(job, None)
+                return bool(has_it)
+            if not self._refused:
+                self._look_at = 0.0
+            again = _Call(board, steps, tell)
+            self._refused[job] = _Refused(has_it, again, monotonic() + ttl_s)
+            return False
+
+        self._ask(job, "lease", steps, tell, soon=soon)
 
     def release_lease(self, job: str, holder: str) -> None:
         """Give the lease back; nobody is told."""
+
+        def steps(board: RedisBoard) -> Steps[None]:
+            self._refused.pop(job, None)
+            yield from board.releasing_lease(holder)
+
         # A lease that was asked for before and is not sent yet need not be.
-        self._ask(job, "lease", lambda board: board.releasing_lease(holder), _ignore, soon=True)
+        self._ask(job, "lease", steps, _ignore, soon=True)
 
     def put_leader_status(
         self,
@@ -177,21 +271,48 @@ class RedisExchange:
                 self._changed.notify()
 
     def _run(self) -> None:
-        while calls := self._gathered():
-            self._exchange([_UnderWay(call, call.steps(call.board), ()) for call in calls])
+        while (calls := self._gathered()) is not None:
+            if self._exchange([_UnderWay(call, call.steps(call.board), ()) for call in calls]):
+                self._look()
+        if self._holders is not None:
+            self._holders.end()
 
-    def _gathered(self) -> list[_Call]:
-        """Wait for calls; none at the end."""
+    def _gathered(self) -> list[_Call] | None:
+        """Wait for calls, or until it is time to look for holders; None at the end."""
         with self._changed:
-            while not self._closed and (left_s := self._send_at - monotonic()) > 0:
+            while not self._closed and (left_s := self._due() - monotonic()) > 0:
                 self._changed.wait(left_s if left_s < float("inf") else None)
             calls = list(self._calls.values())
             self._calls.clear()
             self._send_at = float("inf")
-            return calls
+            return calls if calls or not self._closed else None
 
-    def _exchange(self, under_way: list[_UnderWay]) -> None:
-        """Make calls together, a packet for each step; each is told its own answer."""
+    def _due(self) -> float:
+        return min(self._send_at, self._look_at) if self._refused else self._send_at
+
+    def _look(self) -> None:
+        """See which holders of leases have ended, and ask for their leases again."""
+        holders, now = self._holders, monotonic()
+        if holders is None or (now < self._look_at and not holders.broke):
+            return
+        self._refused = {job: it for job, it in self._refused.items() if now < it.until}
+        try:
+            holders.look({refused.holder for refused in self._refused.values()})
+        except OutsideError:  # whoever asks for something next is told
+            holders.end()
+        self._look_at = now + (LOOK_S if self._refused and holders.heard else SLOW_LOOK_S)
+        again = {j: it.again for j, it in self._refused.items() if it.holder in holders.ended}
+        with self._changed:
+            for job, call in again.items():  # unless something else was asked meanwhile
+                self._calls.setdefault((job, "lease"), call)
+                self._send_at = 0.0
+
+    def _exchange(self, under_way: list[_UnderWay]) -> bool:
+        """Make calls together, a packet for each step; each is told its own answer.
+
+        Returns:
+            Whether the server answered.
+        """
         under_way = [each for each in under_way if _goes_on(each, None)]
         while under_way:
             packet = [command for each in under_way for command in each.commands]
@@ -200,7 +321,7 @@ class RedisExchange:
             except Exception as error:  # noqa: BLE001 -- told to those who asked, as below
                 for each in under_way:
                     each.call.tell(error)
-                return
+                return False
             at = 0
             left = []
             for each in under_way:
@@ -209,6 +330,7 @@ class RedisExchange:
                 if _goes_on(each, own):
                     left.append(each)
             under_way = left
+        return True
 
 
 def _goes_on(each: _UnderWay, answers: list[Any] | None) -> bool:

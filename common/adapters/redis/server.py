@@ -119,7 +119,7 @@ class RedisServer:
                 raise fault(self._redis, answer, str(command[0]))
         return answers
 
-    def attendance(self, channel: str) -> Attendance:
+    def attendance(self, channel: str | bytes) -> Attendance:
         """Make a sign of this process's life that the server notices the end of."""
         return Attendance(self._redis, channel)
 
@@ -140,7 +140,7 @@ class Attendance:
         channel: That others look for with PUBSUB NUMSUB.
     """
 
-    def __init__(self, client: RedisClient, channel: str) -> None:
+    def __init__(self, client: RedisClient, channel: str | bytes) -> None:
         self._client = client
         self._pool = client.connection_pool  # that the connection is of
         self._channel = channel
@@ -170,6 +170,11 @@ class Attendance:
                 self._end()
                 raise fault(self._client, error)  # noqa: B904 -- it knows what it came from
             return True
+
+    def stands(self) -> bool:
+        """Whether the subscription is there, as far as this side knows; the server isn't asked."""
+        with self._lock:
+            return self._stands()
 
     def end(self) -> None:
         """Unsubscribe by letting go of the connection."""

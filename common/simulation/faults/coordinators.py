@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 LEASE_S = 1.0  # as all times here: a few virtual seconds shall be eventful
 GROUP_LINGER_S = 0.7
 JOBS_S = 1.0  # at most between looks at the jobs topic
+LEASE_LOOK_S = 0.05  # between looks whether the holder of the lease lives
 LOOK_S = 0.5  # mean time between looks at which partitions there are
 SURE = 0.7  # share of the looks after which it is sure that a stream lost records
 DEAD_LETTER_S = 0.1  # mean time until a dead letter is delivered
@@ -84,6 +85,8 @@ class SimulatedCoordinator:
         self.frozen_until = 0.0
         self._silent_until = 0.0
         self.redis_back_at = 0.0  # while it is cut off
+        self._lease_s = LEASE_S  # for which it asks
+        self._looks_until = 0.0  # whether the holder of the lease lives
         self.takeovers = 0
         self.waiting_most = 0  # beyond what a takeover put back
         self.live_most = 0
@@ -227,7 +230,8 @@ class SimulatedCoordinator:
     def _do(self, command: CoordinatorCommand) -> None:  # noqa: C901, PLR0912, PLR0915 -- so many cases
         world = self.world
         match command:
-            case do.AskLease():
+            case do.AskLease(ttl_s):
+                self._lease_s = ttl_s
                 world.later(world.jitter(world.scenario.board_s), self._ask_lease)
             case do.ReleaseLease() if not self._redis_away:
                 if world.redis.lease is not None and world.redis.lease[0] == self.name:
@@ -460,8 +464,29 @@ class SimulatedCoordinator:
         redis, now = self.world.redis, self.world.now
         held = redis.lease is None or redis.lease[1] <= now or redis.lease[0] == self.name
         if held:
-            redis.lease = (self.name, now + LEASE_S)
+            redis.lease = (self.name, now + self._lease_s)
+        elif now >= self._looks_until:
+            self.world.later(LEASE_LOOK_S, self._look_at_holder)
+        self._looks_until = 0.0 if held else now + LEASE_S
         self._feed(events.LeaseAnswered(held))
+
+    def _look_at_holder(self) -> None:
+        """Take the lease of a process that has ended, or seems to have: each one's only once."""
+        world = self.world
+        redis, now = world.redis, world.now
+        if self.dead or now >= self._looks_until:
+            return
+        world.later(LEASE_LOOK_S, self._look_at_holder)
+        if not self._up() or self._redis_away or redis.lease is None:
+            return
+        holder = redis.lease[0]
+        seems = world.leases.random() < world.scenario.misheard and not world.calm
+        if holder in {self.name, *redis.taken_from} or not (holder in world.ended or seems):
+            return
+        world.say(f"{self.name} takes the lease of {holder}", "" if holder in world.ended else "!")
+        redis.taken_from.add(holder)
+        redis.lease = None
+        self._ask_lease()
 
     def _find_snapshots(self, source: events.Source) -> None:
         world = self.world
@@ -492,6 +517,9 @@ class SimulatedCoordinator:
         end = len(world.updates)
         self._updates_at, self._follows = world.updates.position(end), True
         covered = [snapshot for snapshot in snapshots if snapshot.rank not in lost]
+        if source == "hot":  # of those that are covered the best alone may do
+            covered = sorted(covered, key=lambda each: each.rank)[-1:]
+            snapshots = tuple(s for s in snapshots if s.rank in lost or s in covered)
         begin = min((snapshot.updates_position for snapshot in covered), default=end)
         updates = tuple((o, record) for o, record in enumerate(world.updates) if o >= begin)
         ids = world.control.topic_id, world.updates.topic_id
@@ -550,6 +578,7 @@ class SimulatedCoordinator:
     def kill(self) -> None:
         """Die at once; what the network already has still arrives, drop by drop."""
         self.dead = True
+        self.world.ended.add(self.name)
         self._outbox = self._outbox[: self.world.draw.randint(0, len(self._outbox))]
         self.world.control_readers.remove(self.read)
         self.world.board_readers.remove(self.read)

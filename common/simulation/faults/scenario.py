@@ -168,6 +168,7 @@ class Scenario:
     copies: float  # share of Kafka records that are appended again, some much later
     faults: tuple[Fault, ...]
     calm_at: float  # no fault begins after this
+    misheard: float = 0.0  # share of looks at the lease's holder that take it for ended
     added: tuple[tuple[tuple[int, float], ...], ...] = ()  # of partitions that are added, in order
 
 
@@ -218,7 +219,8 @@ def from_seed(seed: int) -> Scenario:
         poisons = _poisons(apart, sorted(set(every) - bad))
     ordered = tuple(sorted(faults, key=lambda fault: fault.at))
     added = tuple(_arrivals(streams, calm_at) for _ in growth)
-    return replace(scenario, faults=ordered, poisons=poisons, added=added)
+    misheard = random.Random(f"misheard {seed}").choice([0.0, 0.0, 0.01, 0.05])  # noqa: S311 -- likewise
+    return replace(scenario, faults=ordered, poisons=poisons, added=added, misheard=misheard)
 
 
 def _arrivals(draw: random.Random, calm_at: float) -> tuple[tuple[int, float], ...]:

@@ -54,6 +54,7 @@ class Redis:
     """The board's content."""
 
     lease: tuple[str, float] | None = None
+    taken_from: set[str] = field(default_factory=set)  # before their lease ran out
     models: dict[ModelId, Token] = field(default_factory=dict)
     triggers: dict[str, list[UpdateTrigger]] = field(default_factory=dict)  # by stream
     replies: dict[int, list[tuple[Reply, Token | None]]] = field(default_factory=dict)
@@ -81,6 +82,7 @@ class World:
         self.looks = random.Random(f"looks {scenario.seed}")  # noqa: S311 -- likewise
         self.losses = random.Random(f"losses of {scenario.seed}")  # noqa: S311 -- likewise
         self.cuts = random.Random(f"cuts of {scenario.seed}")  # noqa: S311 -- likewise
+        self.leases = random.Random(f"leases {scenario.seed}")  # noqa: S311 -- likewise
         self.now = 0.0
         self.calm = False
         self._tell = tell
@@ -103,6 +105,7 @@ class World:
         self.control = Topic[ControlRecord]("control")
         self.updates = Topic[AuditRecord]("updates")
         self.newest_lead = -1
+        self.ended = set[str]()  # coordinators
         self.kafka_back_at = self.redis_back_at = self.storage_back_at = 0.0
         self.redis = Redis()
         self.replica: Redis | None = None

@@ -47,7 +47,7 @@ def effective(updates: list[AuditRecord | None]) -> tuple[ModelId, ...]:
 def test_the_lease_only_says_who_may_try() -> None:
     # tick: ask   held: find   found: restore   restored: append Lead   read back as valid: begin
     bench = Bench()
-    assert bench.tick(0.0) == (do.AskLease(),)
+    assert bench.tick(0.0) == (do.AskLease(1.0),)
     assert bench.feed(NOT_HELD) == ()
     assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
     assert bench.feed(HELD) == ()  # a renewal, while it searches
@@ -64,7 +64,7 @@ def test_the_lease_only_says_who_may_try() -> None:
 def test_the_lease_is_asked_for_three_times_in_its_life() -> None:
     bench = Bench(replace(QUIET, lease_ttl_s=3.0))
     halves = [half / 2 for half in range(8)]
-    assert [now for now in halves if do.AskLease() in bench.tick(now)] == [0.0, 1.0, 2.0, 3.0]
+    assert [now for now in halves if do.AskLease(3.0) in bench.tick(now)] == [0.0, 1.0, 2.0, 3.0]
     assert bench.machine.due() == 4.0
 
 
@@ -111,6 +111,17 @@ def test_a_leader_that_loses_its_lease_steps_down() -> None:
     assert bench.feed(NOT_HELD)[0] == do.StepDown("the lease is held by another")
     assert bench.feed(events.RepliesRead(())) == ()  # meant for the leader that it was
     assert bench.feed(NOT_HELD) == ()
+
+
+def test_a_leader_that_was_deposed_for_being_slow_asks_for_a_longer_lease() -> None:
+    bench = Bench(replace(QUIET, lease_ttl_s=1.0))
+    asked = []
+    for deposed in range(4):
+        bench.lead()
+        bench.feed(NOT_HELD)
+        bench.feed(NOT_HELD)  # whoever only stands by is not slow
+        asked += of_kind(bench.tick(100.0 * (deposed + 1)), do.AskLease)
+    assert [each.ttl_s for each in asked] == [2.0, 4.0, 4.0, 4.0]
 
 
 def test_a_candidate_whose_lead_does_not_come_back_tries_afresh() -> None:

@@ -299,7 +299,7 @@ def test_trouble_holds_the_job() -> None:
     assert bench.feed(events.WantedChanged("paused")) == ()
     assert bench.tick(11.0) == ()
     bench.feed(events.WantedChanged("running"))
-    assert bench.tick(12.0) == (do.AskLease(),)
+    assert bench.tick(12.0) == (do.AskLease(1.0),)
 
 
 def test_a_leader_that_reads_its_own_record_behind_a_hole_holds_the_job() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from common.checkpoints.snapshot_file import from_bytes
 from common.core.messages import WorkerId
-from common.core.spans import Partition
+from common.core.spans import LogPosition, Partition
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
@@ -21,16 +21,38 @@ from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from common.testing.log import MemoryTail
 
 NAME = "digits"
+
+
+class RecordingLog(MemoryLog):
+    """Knows from which offsets on it was read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = list[tuple[Partition, int]]()
+
+    def tail(
+        self,
+        partition: Partition,
+        position: int | LogPosition,
+        on_ready: Callable[[], None] | None = None,
+        *,
+        prompt: bool = False,
+    ) -> MemoryTail:
+        """See the port."""
+        self.begun.append((partition, LogPosition.of(position).offset))
+        return super().tail(partition, position, on_ready, prompt=prompt)
 
 
 class Bench:
     """A job that two replicas take part in: the first one leads."""
 
     def __init__(self) -> None:
-        self.log = MemoryLog()
+        self.log = RecordingLog()
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
         self.log.create_topics([NewTopic("clinic-a")])
@@ -83,6 +105,19 @@ def test_a_stopped_job_ends_for_its_leader_and_can_go_on(bench: Bench) -> None:
 def test_who_ends_gives_the_lease_back_at_once(bench: Bench) -> None:
     bench.leader.close()
     until(lambda: bench.other.leads(NAME), "the other one leads")
+
+
+def test_a_candidate_reads_no_further_back_than_the_last_leaders_snapshot(bench: Bench) -> None:
+    updates = Partition(updates_topic(NAME), 0)
+    end = bench.log.bounds(updates).end  # after the Lead of the first
+    until(lambda: len(bench.board.snapshots()) == 1, "the first has a snapshot")
+    bench.leader.close()
+    until(lambda: len(bench.board.snapshots()) == 2, "the next one, too")
+    bench.log.begun.clear()
+    bench.later.append(MemoryReplica(bench.log, bench.redis, "c3"))
+    bench.other.close()
+    bench.later[0].look_until(lambda: bench.later[0].leads(NAME), "the last one leads")
+    assert min(begun for place, begun in bench.log.begun if place == updates) > end
 
 
 def test_an_earlier_deadline_ends_a_running_job(bench: Bench) -> None:

@@ -88,11 +88,13 @@ class BrokenLog(MemoryLog):
         partition: Partition,
         position: int | LogPosition,
         on_ready: Callable[[], None] | None = None,
+        *,
+        prompt: bool = False,
     ) -> MemoryTail:
         """See the port."""
         if "broken" in partition.topic:
             raise ValueError(f"{partition}@{position}")
-        return super().tail(partition, position, on_ready)
+        return super().tail(partition, position, on_ready, prompt=prompt)
 
 
 @pytest.fixture
