@@ -274,6 +274,7 @@ class _TailConsumer:
         self._ending = False
         # From here on all is the thread's.
         self._reading = dict[Partition, KafkaTail]()
+        self._met = set[str]()  # topics that the client was told of
         self._assigned = set[Partition]()
         self._unsought = set[Partition]()  # of those: what comes of them is of no use before that
         self._unidentified = set[Partition]()  # they may be of another topic than their position
@@ -370,9 +371,10 @@ class _TailConsumer:
             return self._ending
 
     def _begin(self, tail: KafkaTail) -> None:
-        if not self._reading:
-            # By itself, the client asks for its first topic after a second. Where nobody answers,
-            # it asks again by itself, too.
+        if not self._reading or tail.partition.topic not in self._met:
+            # By itself, the client asks for a topic that it does not know after a second. Where
+            # nobody answers, it asks again by itself, too.
+            self._met.add(tail.partition.topic)
             with suppress(KafkaException):
                 self._client.list_topics(tail.partition.topic, timeout=_MEET_S)
         self._reading[tail.partition] = tail
