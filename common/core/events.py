@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from common.core.losses import Parted, ReadFrom
     from common.core.messages import (
         AuditRecord,
-        Backlog,
         ControlRecord,
         LeaderStatus,
         Reply,
+        Unsettled,
         WorkerId,
     )
     from common.core.settings import CoordinatorSettings
@@ -103,7 +103,7 @@ class RoundBegan(msgspec.Struct, frozen=True):
     """A trigger was heard: the update before it is applied, which may give room to read."""
 
     epoch: int = -1  # of the leader that posted it
-    backlog: Backlog | None = None  # as the trigger says
+    unsettled: Unsettled | None = None  # as the trigger says
 
 
 class SizesChanged(msgspec.Struct, frozen=True):

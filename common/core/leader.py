@@ -16,7 +16,6 @@ from common.core.ledger import Ledger
 from common.core.liveness import Liveness
 from common.core.losses import Wish
 from common.core.messages import (
-    Backlog,
     Gradient,
     LeaderStatus,
     ModelId,
@@ -24,6 +23,7 @@ from common.core.messages import (
     Quarantined,
     Requeued,
     TriggerId,
+    Unsettled,
     UpdateApplied,
     UpdateTrigger,
     WorkerId,
@@ -367,7 +367,9 @@ class Leader:
                 self._triggers += 1
                 trigger_id = TriggerId(self._epoch, self._triggers)
                 yield do.PostTrigger(
-                    UpdateTrigger(trigger_id, round_.model, orders, backlog=self._backlog())
+                    UpdateTrigger(
+                        trigger_id, round_.model, orders, unsettled=self._count_unsettled()
+                    )
                 )
         elif not round_.counted:
             self._round = None  # all of it was quarantined
@@ -488,22 +490,22 @@ class Leader:
 
     def _leader_status(self, now: float) -> do.PutLeaderStatus:
         self._leader_status_at, self._news_due = now, float("inf")
-        backlog = self._backlog()
+        unsettled = self._count_unsettled()
         return do.PutLeaderStatus(
             LeaderStatus(
                 epoch=self._epoch,
-                control_position=backlog.control_position,
+                control_position=unsettled.control_position,
                 claimed=self._ledger.claimed,
-                oldest_unsettled=backlog.oldest_unsettled,
-                waiting=backlog.waiting,
-                live=backlog.live,
+                oldest_unsettled=unsettled.oldest_unsettled,
+                waiting=unsettled.waiting,
+                live=unsettled.live,
                 settled=self._settled,
                 opened=self._ledger.opened,
                 known=self._ledger.known,
             )
         )
 
-    def _backlog(self) -> Backlog:
+    def _count_unsettled(self) -> Unsettled:
         oldest = [self._ledger.position]
         waiting = len(self._grouper)
         if self._grouper.oldest is not None:
@@ -511,7 +513,7 @@ class Leader:
         if self._round is not None:
             oldest += [batch.offset for batch in self._round.todo + self._round.counted]
             waiting += len(self._round)
-        return Backlog(self._ledger.position, min(oldest), waiting, len(self._liveness.live))
+        return Unsettled(self._ledger.position, min(oldest), waiting, len(self._liveness.live))
 
     def _snapshot(self) -> Snapshot:
         return Snapshot(

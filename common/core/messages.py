@@ -294,7 +294,7 @@ class Assignment(msgspec.Struct, frozen=True):
     batches: tuple[Batch, ...]
 
 
-class Backlog(NamedTuple):
+class Unsettled(NamedTuple):
     """What waits in a job, as its leader knows: how much more its workers may read."""
 
     control_position: int  # every control record below this offset has been decided
@@ -311,7 +311,7 @@ class UpdateTrigger(msgspec.Struct, frozen=True):
     orders: tuple[Assignment, ...]
     weights: bytes | None = None  # a small model travels inside; a large one is fetched by its id
     reply_to: str = ""  # the replica that leads: where gradients go
-    backlog: Backlog | None = None  # as it is posted; None: of an older program
+    unsettled: Unsettled | None = None  # as it is posted; None: of an older program
 
 
 class Gradient(msgspec.Struct, frozen=True, tag="gradient"):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from common.core.batching import Cut, Run
     from common.core.commands import WorkerCommand
     from common.core.events import WorkerEvent
-    from common.core.messages import Backlog, LeaderStatus, WorkerId
+    from common.core.messages import LeaderStatus, Unsettled, WorkerId
     from common.core.settings import WorkerSettings
     from common.core.spans import Address, Span
 
@@ -191,8 +191,8 @@ class Worker:
             case events.LeaderStatusSeen(leader_status):
                 if leader_status is not None:
                     yield from self._stand(leader_status, now)
-            case events.RoundBegan(epoch, backlog):
-                yield from self._hear_of_room(epoch, backlog)
+            case events.RoundBegan(epoch, unsettled):
+                yield from self._hear_of_room(epoch, unsettled)
             case events.SizesChanged(batch_size, bound, group_size) if not self._leaving:
                 self._settings = replace(
                     self._settings, batch_size=batch_size, bound=bound, group_size=group_size
@@ -253,17 +253,17 @@ class Worker:
         if covered:
             yield do.Commit(covered)
 
-    def _hear_of_room(self, epoch: int, backlog: Backlog | None) -> Iterator[WorkerCommand]:
+    def _hear_of_room(self, epoch: int, unsettled: Unsettled | None) -> Iterator[WorkerCommand]:
         """Take over what a trigger says; where that is no news of this leader, look for its status.
 
         It says nothing of positions, so whether this worker is in its place is as known as before.
         """
         seen = self._seen
-        if backlog is None or seen is None or epoch != seen.epoch:
+        if unsettled is None or seen is None or epoch != seen.epoch:
             self._news = True
-        elif backlog.control_position >= seen.control_position:
-            self._seen = replaced(seen, waiting=backlog.waiting, live=backlog.live)
-            yield from self._forget(backlog.oldest_unsettled)
+        elif unsettled.control_position >= seen.control_position:
+            self._seen = replaced(seen, waiting=unsettled.waiting, live=unsettled.live)
+            yield from self._forget(unsettled.oldest_unsettled)
 
     def _place(self, leader_status: LeaderStatus, now: float) -> Iterator[WorkerCommand]:
         """Leave places that the leader's status has no more, and take those that are free."""

@@ -274,9 +274,9 @@ def check_trigger(trigger: UpdateTrigger) -> None:
     for order in trigger.orders:
         _check_worker(order.worker)
         _check_batches(order.batches)
-    if trigger.backlog is not None:
-        for field, count in trigger.backlog._asdict().items():
-            _check_count(f"backlog.{field}", count)
+    if trigger.unsettled is not None:
+        for field, count in trigger.unsettled._asdict().items():
+            _check_count(f"unsettled.{field}", count)
     if trigger.weights is not None:
         _need(len(trigger.weights) % 4 == 0, "weights", len(trigger.weights), "4 bytes per number")
 

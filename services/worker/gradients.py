@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from common.core.assignments import Compute
     from common.core.messages import (
-        Backlog,
         Batch,
         FailedReason,
         ModelId,
         Reply,
         TriggerStream,
+        Unsettled,
         WorkerId,
     )
     from common.core.spans import Span
@@ -92,7 +92,7 @@ class GradientLoop:
         traces: BatchTraces,
         watchdog: Watchdog,
         wait: Callable[[float], object],
-        round_began: Callable[[int, Backlog | None], None],
+        round_began: Callable[[int, Unsettled | None], None],
         stream: Callable[[], TriggerStream],
         topic_id: Callable[[Span], str],
     ) -> None:
@@ -145,7 +145,7 @@ class GradientLoop:
                 self._heard_s = time()
                 with self._lock:
                     self._orders.hear(triggers)
-                self._round_began(triggers[-1].id.epoch, triggers[-1].backlog)
+                self._round_began(triggers[-1].id.epoch, triggers[-1].unsettled)
         except UnavailableError as error:
             self._board_outage.met(error)
             self._wait(LISTEN_S)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from common.core.commands import WorkerCommand
-    from common.core.messages import Backlog, Claim, TriggerStream, WorkerId
+    from common.core.messages import Claim, TriggerStream, Unsettled, WorkerId
     from common.core.settings import WorkerSettings
     from common.core.spans import Span
     from common.learning.codecs import Codec
@@ -113,9 +113,9 @@ class Stream:
         self._events = deque[events.WorkerEvent]()  # the first is being carried out
         self._times = StageTimes()
 
-    def round_began(self, epoch: int, backlog: Backlog | None) -> None:
+    def round_began(self, epoch: int, unsettled: Unsettled | None) -> None:
         """A trigger was heard, of which leader and with what of room; from any thread."""
-        self._heard.append(events.RoundBegan(epoch, backlog))
+        self._heard.append(events.RoundBegan(epoch, unsettled))
         self._woken.set()
 
     def triggers(self) -> TriggerStream:

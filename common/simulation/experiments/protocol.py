@@ -252,7 +252,7 @@ class Machine:
         self._orders.hear(self._posted)
         newest = self._posted[-1]
         self._posted.clear()
-        self._feed(events.RoundBegan(newest.id.epoch, newest.backlog))
+        self._feed(events.RoundBegan(newest.id.epoch, newest.unsettled))
         self._wake_when_due()
 
     def _begin_next(self) -> None:

@@ -278,7 +278,7 @@ class SimulatedWorker:
         triggers = self.world.triggers_after(self.orders.heard, self.orders.stream)
         self.orders.hear(triggers)
         if triggers:
-            self._feed(events.RoundBegan(triggers[-1].id.epoch, triggers[-1].backlog))
+            self._feed(events.RoundBegan(triggers[-1].id.epoch, triggers[-1].unsettled))
         self._compute()
 
     def _compute(self) -> None:

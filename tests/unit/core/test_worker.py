@@ -13,7 +13,7 @@ from common.core import commands as do
 from common.core import events
 from common.core.batching import Run
 from common.core.ledger import Ledger
-from common.core.messages import BatchReady, Claim, LeaderStatus, Opened, SpanExpired
+from common.core.messages import BatchReady, Claim, LeaderStatus, Opened, SpanExpired, Unsettled
 from common.core.settings import WorkerSettings
 from common.core.spans import LogPosition, Partition, Span
 from common.core.worker import LOST_S, UNDECIDED_S, Worker
@@ -564,3 +564,65 @@ def test_a_claim_that_was_lost_before_anybody_read_it_is_made_again_and_ever_mor
             now += 1.0
         waits_s.append(now - begun)
     assert waits_s == [UNDECIDED_S + 1, 2 * UNDECIDED_S + 1, 4 * UNDECIDED_S + 1]
+
+
+# --- room that triggers tell of ------------------------------------------------------------------
+
+
+def test_a_trigger_of_its_leader_gives_room_without_a_look_at_the_status() -> None:
+    # bound 3    waiting [0:10] at 4   [10:20] at 5   [20:30] at 6     full
+    # trigger    4 and 5 are settled                                   room for two
+    stream = _Stream()
+    stream.stand(0)
+    stream.read(0, 30)
+    stream.deliver(_1=4, _2=5, _3=6)
+    stream.stand(7, p=30, oldest_unsettled=4, waiting=3)
+    assert stream.room == 0
+
+    said = stream.on(events.RoundBegan(0, Unsettled(7, 6, 1, 1)), 0.0)
+    assert the(said, do.Forget).addresses == ((span(P, 0, 10),), (span(P, 10, 20),))
+    assert READ_ON in said
+    assert stream.room == 2 * SAMPLES
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        events.RoundBegan(0, None),  # an older program's
+        events.RoundBegan(9, Unsettled(7, 6, 0, 1)),  # a leader whose status was not seen
+        events.RoundBegan(0, Unsettled(6, 6, 0, 1)),  # older than the status
+    ],
+)
+def test_a_trigger_that_is_no_news_of_its_leader_gives_no_room(trigger: events.RoundBegan) -> None:
+    stream = _Stream()
+    stream.stand(0)
+    stream.read(0, 30)
+    stream.deliver(_1=4, _2=5, _3=6)
+    stream.stand(7, p=30, oldest_unsettled=4, waiting=3)
+
+    assert stream.on(trigger, 0.0) == ()
+    assert stream.room == 0
+
+
+def test_once_full_it_waits_until_a_quarter_is_free_or_less_than_a_group_waits() -> None:
+    # bound 8, K = 4    waiting  8     7     6     5
+    #                            full  full  full  reads
+    stream = _Stream(settings=WorkerSettings(SAMPLES, bound=8, group_size=4))
+    stream.stand(0)
+    stream.read(0, 80)
+    stream.deliver(**{f"_{number}": number for number in range(1, 9)})
+    read = [
+        READ_ON in stream.on(events.RoundBegan(0, Unsettled(9, 1 + settled, 8 - settled, 1)), 0.0)
+        for settled in (0, 1, 2, 3)
+    ]
+    assert read == [False, False, False, True]
+
+
+def test_it_never_waits_for_room_while_its_own_batches_make_no_group() -> None:
+    # bound 4 = K    waiting  4     3: another worker may never come
+    #                         full  reads
+    stream = _Stream(settings=WorkerSettings(SAMPLES, bound=4, group_size=4))
+    stream.stand(0)
+    stream.read(0, 40)
+    stream.deliver(_1=1, _2=2, _3=3, _4=4)
+    assert READ_ON in stream.on(events.RoundBegan(0, Unsettled(5, 2, 3, 1)), 0.0)

@@ -120,7 +120,7 @@ def make_world(
         traces=BatchTraces(tracer, "job", W, lambda: WALL_S),
         watchdog=Watchdog(),
         wait=lambda _: None,
-        round_began=lambda _epoch, _backlog: None,
+        round_began=lambda _epoch, _unsettled: None,
         stream=lambda: TriggerStream(stream[-1]),
         topic_id=lambda span: topic_ids.get(span.generation, ""),
     )
