@@ -628,17 +628,6 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "in a copy that is published later it waits, too",
-        2000,
-        (
-            Edit(
-                CORE + "snapshot_schedule.py",
-                "        if pending is None:\n            return\n        copied",
-                "        if True:\n            return\n        copied",
-            ),
-        ),
-    ),
-    Mutant(
         "a snapshot names what may be taken back",
         1000,
         (Edit(CORE + "snapshot_schedule.py", "poison=self._history.poison,", "poison=(),"),),
