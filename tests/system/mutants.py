@@ -252,13 +252,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a worker's bound follows K",
-        500,
+        "a worker's bound and its K follow the job's",
+        100,
         (
             Edit(
                 CORE + "worker.py",
                 "self._settings, batch_size=batch_size, bound=bound, group_size=group_size",
-                "self._settings, batch_size=batch_size, group_size=group_size",
+                "self._settings, batch_size=batch_size",
             ),
         ),
     ),
