@@ -40,7 +40,7 @@ unit: $(INSTALLED)  ## the pure parts, and the protocol under 1,000 seeded fault
 	$(TESTS) -n 2 -m "not nightly" tests/system tests/unit tests/test_architecture.py
 
 servers: $(INSTALLED)  ## ports and processes, on every Kafka and Redis that can be had here
-	$(TESTS) -rs -n 4 --dist loadfile -m "not alone and not nightly" tests/contract tests/integration  # they mostly wait
+	$(TESTS) -rs -n 2 --dist loadfile -m "not alone and not nightly" tests/contract tests/integration
 	$(TESTS) -rs -m "alone and not nightly" tests/integration
 
 compose-check: $(INSTALLED)  ## docker-compose.yml, by the oldest docker-compose that must read it

@@ -216,11 +216,13 @@ class Hold(msgspec.Struct, frozen=True):
 class Finish(msgspec.Struct, frozen=True):
     """The job has reached its end, and its last checkpoint is published.
 
-    Where its owner has changed it since this revision, that may not be its end any more.
+    Where its owner has changed it since this revision, that may not be its end any more, nor where
+    its owner stopped it and does not want that any more.
     """
 
     reason: str
     revision: int = 0
+    stopped: bool = False  # by its owner
 
 
 class StepDown(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from common.core import commands as do
 from common.core import events
-from common.core.leader import Leader
+from common.core.leader import STOPPED, Leader
 from common.core.losses import Wish
 from common.core.messages import Lead, Quarantined, UpdateApplied
 from common.core.snapshot_search import Chosen, Lost, SnapshotSearch, Wait
@@ -299,7 +299,7 @@ class Coordinator:
         if self._held:
             return
         if self._wish.wanted == "stopped":
-            yield do.Finish(f"stopped by its owner; {reason}", self._settings.revision)
+            yield do.Finish(f"{STOPPED}; {reason}", self._settings.revision, stopped=True)
             return
         yield do.Hold(reason, detail)
         yield from self._step_down(reason)

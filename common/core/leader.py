@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 
 NO_WISH = Wish()
+STOPPED = "stopped by its owner"
 REASON_CHARACTERS = 2_000  # of a quarantine: an exception's text may be longer than a record
 
 
@@ -268,7 +269,7 @@ class Leader:
             self._poison.forget()  # whoever resumes a job means to see how it does now
         self._wanted = wanted
         if wanted == "stopped":
-            yield from self._finish_job("stopped by its owner", now)
+            yield from self._finish_job(STOPPED, now)
         yield from self._advance(now)
 
     def change(self, settings: CoordinatorSettings, now: float) -> Iterator[CoordinatorCommand]:
@@ -322,7 +323,8 @@ class Leader:
         if self._finishing:
             if not self._publisher.pending and not self._finished:
                 self._finished = True
-                yield do.Finish(self._finishing, self._settings.revision)
+                stopped = self._finishing == STOPPED
+                yield do.Finish(self._finishing, self._settings.revision, stopped=stopped)
             return
         if self._round is None:
             self._take_group(now)

@@ -75,6 +75,7 @@ class _Ending(NamedTuple):
 
     reason: str
     revision: int
+    stopped: bool  # by its owner
     until: float  # how long the upload of its last checkpoint is waited for
 
 
@@ -312,8 +313,8 @@ class Effects:
                 self._step_down(reason)
             case do.Hold(reason, detail):
                 self._hold(reason, detail)
-            case do.Finish(reason, revision):
-                self._finish(reason, revision)
+            case do.Finish():
+                self._finish(command)
 
     def _post(self, trigger: UpdateTrigger) -> None:
         """Post a trigger; where something is in its way, in a stream that nobody knows yet."""
@@ -534,14 +535,14 @@ class Effects:
             self._log.warning("hold_not_written", reason=str(error))
             self._tell_at = monotonic() + TELL_S
 
-    def _finish(self, reason: str, revision: int) -> None:
-        self._log.info("job_finished", reason=reason)
+    def _finish(self, end: do.Finish) -> None:
+        self._log.info("job_finished", reason=end.reason)
         if self._evaluation:
             try:
                 self._offer()  # the last version is worth judging, whatever its number
             except UnavailableError as error:
                 self._outage.met(error)
-        self._ending = _Ending(reason, revision, monotonic() + UPLOAD_S)
+        self._ending = _Ending(end.reason, end.revision, end.stopped, monotonic() + UPLOAD_S)
         self._go_on_ending(self._ending)
 
     def _go_on_ending(self, ending: _Ending) -> None:
@@ -571,7 +572,9 @@ class Effects:
             record = self._record()
             if record is None or record.wanted == "stopped":
                 return
-            if record.revision == ending.revision:
+            if ending.stopped:
+                self._log.info("job_goes_on", reason="its owner wants it again")
+            elif record.revision == ending.revision:
                 self._book.finish(self._job, ending.reason)
             else:  # its deadline may be another: whoever begins with it anew decides
                 self._log.info("job_goes_on", reason="it was changed meanwhile")

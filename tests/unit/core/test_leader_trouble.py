@@ -350,7 +350,7 @@ def test_a_job_in_trouble_that_its_owner_stops_is_finished() -> None:
     bench.feed(events.WantedChanged("stopped"))
     said = bench.feed(events.Trouble("a checkpoint of another model"))
     reason = "stopped by its owner; a checkpoint of another model"
-    assert said == (do.Finish(reason), do.ReleaseLease())
+    assert said == (do.Finish(reason, stopped=True), do.ReleaseLease())
 
 
 def test_a_pause_lets_the_round_in_flight_finish() -> None:
@@ -379,7 +379,7 @@ def test_a_stopped_job_ends_with_a_checkpoint_that_waits_for_its_audit() -> None
     assert published.checkpoint
     assert [each.offset for each in published.snapshot.waiting] == [2, 3]
     assert published.snapshot.settled[P] == 20
-    assert (finish, release) == (do.Finish("stopped by its owner"), do.ReleaseLease())
+    assert (finish, release) == (do.Finish("stopped by its owner", stopped=True), do.ReleaseLease())
     assert bench.machine.finished
     assert bench.machine.due() == float("inf")
     assert bench.tick(100.0) == ()

@@ -242,7 +242,7 @@ def test_weights_that_were_restored_are_not_offered_as_those_published_before(
     (found,) = evaluated.effects.do(do.FindSnapshots("genesis"))
     assert isinstance(found, events.SnapshotsFound)
     assert len(list(evaluated.effects.do(do.RestoreSnapshot(found.snapshots[0])))) == 1
-    evaluated.carry_out(do.Finish("stopped by its owner"))
+    evaluated.carry_out(do.Finish("stopped by its owner", stopped=True))
     assert offered(evaluated) is None
 
 
@@ -251,6 +251,15 @@ def test_a_job_ends_although_the_board_is_away(evaluated: Bench) -> None:
     evaluated.redis.kill()
     evaluated.carry_out(do.Finish("17 updates applied"))
     assert evaluated.book.get(NAME).wanted == "stopped"
+
+
+def test_a_job_that_is_resumed_before_its_stop_is_carried_out_goes_on(evaluated: Bench) -> None:
+    # owner        stops           resumes
+    # leader               Finish           its last checkpoint is there
+    evaluated.carry_out(do.PublishModel(ModelId(3, 17)))
+    evaluated.carry_out(do.Finish("stopped by its owner", stopped=True))
+    assert evaluated.effects.finished
+    assert evaluated.book.get(NAME).wanted == "running"
 
 
 def test_a_job_that_is_not_evaluated_offers_nothing(bench: Bench) -> None:
