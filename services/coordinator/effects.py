@@ -44,7 +44,7 @@ from services.coordinator.tails import deleted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.core.commands import CoordinatorCommand
+    from common.core.commands import CoordinatorCommand, Finish
     from common.core.messages import AuditRecord, LeaderStatus, ModelId, Opened, UpdateTrigger
     from common.core.snapshots import Snapshot
     from common.jobs.store import JobRecord
@@ -535,7 +535,7 @@ class Effects:
             self._log.warning("hold_not_written", reason=str(error))
             self._tell_at = monotonic() + TELL_S
 
-    def _finish(self, end: do.Finish) -> None:
+    def _finish(self, end: Finish) -> None:
         self._log.info("job_finished", reason=end.reason)
         if self._evaluation:
             try:
