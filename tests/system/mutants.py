@@ -574,7 +574,7 @@ MUTANTS = (
     # --- what an operator takes back ----------------------------------------------------------
     Mutant(
         "only what is quarantined is taken back, and by value",
-        700,
+        4000,
         (
             Edit(
                 CORE + "history.py",
