@@ -77,7 +77,13 @@ class GradientComputer:
     """
 
     def __init__(
-        self, task: Task, module: nn.Module, device: torch.device, *, autocast: bool = False
+        self,
+        task: Task,
+        module: nn.Module,
+        device: torch.device,
+        *,
+        autocast: bool = False,
+        together_bytes: int = TOGETHER_BYTES,
     ) -> None:
         """Move the module to the device and prepare it for training.
 
@@ -86,6 +92,7 @@ class GradientComputer:
             module: Its network; it belongs to this object from now on.
             device: See `resolve_device`.
             autocast: Run the forward pass in bfloat16 where torch thinks it safe.
+            together_bytes: Of records, up to which batches share a pass.
 
         Raises:
             UserError: If the module cannot be trained: see `training_state`.
@@ -93,6 +100,7 @@ class GradientComputer:
         self._task = task
         self._device = device
         self._autocast = autocast
+        self._together_bytes = together_bytes
         self.model = FlatModel(module.to(device).train())
         self._buffers = self.model.buffers.clone()  # those of the round
         self._draws = False  # whether the task was seen to draw random numbers
@@ -146,7 +154,7 @@ class GradientComputer:
         finite = False
         with suppress(TaskError, ValueError, UserError):
             names, sums, vector = self._passes(
-                _joined(batches) if self.model.buffer_count == 0 else batches
+                _joined(batches, self._together_bytes) if self.model.buffer_count == 0 else batches
             )
             finite = all(map(math.isfinite, chain(*sums))) and bool(np.isfinite(vector).all())
         if not torch.equal(before, _generator(self._device).get_state()):
@@ -224,14 +232,14 @@ def _samples_of(batch: Records) -> int:
     return len(next(iter(batch.values()), ()))
 
 
-def _joined(batches: Sequence[Records]) -> list[Records]:
-    """Join neighbours as long as their records are few bytes together."""
+def _joined(batches: Sequence[Records], most_bytes: int) -> list[Records]:
+    """Join neighbours as long as their records are so few bytes together."""
     groups, room = list[list[Records]](), 0
     for batch in batches:
         size = sum(column.nbytes for column in batch.values())
         if size > room:
             groups.append([])
-            room = TOGETHER_BYTES
+            room = most_bytes
         groups[-1].append(batch)
         room -= size
     return [concatenate(group) if len(group) > 1 else group[0] for group in groups]

@@ -277,6 +277,8 @@ def check_trigger(trigger: UpdateTrigger) -> None:
     if trigger.unsettled is not None:
         for field, count in trigger.unsettled._asdict().items():
             _check_count(f"unsettled.{field}", count)
+        last, oldest = trigger.unsettled.control_position, trigger.unsettled.oldest_unsettled
+        _need(oldest <= last, "unsettled.oldest_unsettled", oldest, f"<= {last}")
     if trigger.weights is not None:
         _need(len(trigger.weights) % 4 == 0, "weights", len(trigger.weights), "4 bytes per number")
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from common.errors import CorruptError, UserError
-from common.learning import gradients
 from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.tasks import build_model
@@ -67,18 +66,18 @@ class Seeing(Regression):
         return super().forward(module, records)
 
 
-def test_small_batches_share_a_pass_and_large_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_batches_share_a_pass_and_large_ones_do_not() -> None:
     # bytes of records   4 + 4 | 4        of at most 2 batches
     batches = [points(seed, 4) for seed in (1, 2, 3)]
     size = sum(column.nbytes for column in batches[0].values())
     found = []
     for room in (0, 2 * size, 3 * size):
-        monkeypatch.setattr(gradients, "TOGETHER_BYTES", room)
         task = Seeing(nn.Linear(3, 1))
         task.passes = []
         torch.nn.init.constant_(task.network.weight, 0.5)  # type: ignore[arg-type]
         torch.nn.init.zeros_(task.network.bias)  # type: ignore[arg-type]
-        found.append((task.passes, GradientComputer(task, task.network, CPU).compute(batches)))
+        computer = GradientComputer(task, task.network, CPU, together_bytes=room)
+        found.append((task.passes, computer.compute(batches)))
     assert [passes for passes, _ in found] == [[4, 4, 4], [8, 4], [12]]
     for _, each in found[1:]:
         assert np.allclose(each.vector, found[0][1].vector, rtol=1e-5)
@@ -298,21 +297,21 @@ def test_what_a_method_must_not_return_is_the_tasks_fault_and_no_batchs(
     assert caught.value.summary.endswith(f" (test_gradients.py, line {line}, in {method})")
 
 
-def test_metrics_that_change_from_batch_to_batch_are_the_tasks_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(gradients, "TOGETHER_BYTES", 0)
+def test_metrics_that_change_from_batch_to_batch_are_the_tasks_fault() -> None:
     names = cycle(["a", "b"])
     task = Returning(metrics=lambda x: {next(names): x})
     with pytest.raises(WrongTaskError, match=r"\['b'\] for one batch and \['a'\] for another"):
-        GradientComputer(task, task.network, CPU).compute([points(1, 4), points(2, 4)])
+        GradientComputer(task, task.network, CPU, together_bytes=0).compute(
+            [points(1, 4), points(2, 4)]
+        )
 
 
-def test_the_order_of_metrics_is_of_no_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradients, "TOGETHER_BYTES", 0)
+def test_the_order_of_metrics_is_of_no_account() -> None:
     orders = iter([("a", "b"), ("b", "a")])
     task = Returning(metrics=lambda x: {name: x + ord(name) for name in next(orders)})
-    found = GradientComputer(task, task.network, CPU).compute([points(1, 4), points(2, 4)])
+    found = GradientComputer(task, task.network, CPU, together_bytes=0).compute(
+        [points(1, 4), points(2, 4)]
+    )
     assert found.metric_sums["b"] - found.metric_sums["a"] == pytest.approx(8)
 
 
