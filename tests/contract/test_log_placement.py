@@ -234,7 +234,9 @@ def test_a_backlog_is_read_in_turn_by_what_each_partition_lags(
     share = sizes[1] / 12_000
     for start in range(0, len(both) - 1_000, 1_000):
         assert abs(order[start : start + 1_000].count(places[1]) / 1_000 - share) < 0.15
-    assert all(len(run.offsets) <= 32 for run in runs[: len(both) // 100])
+    # Longer ones only where the other's next fetch took too long.
+    long = sum(len(run.offsets) for run in runs if len(run.offsets) > 32) - (12_000 - len(both))
+    assert long < 0.1 * len(both)
 
 
 def test_a_partition_without_records_holds_nobody_up(rig: Rig, fresh: str) -> None:

@@ -136,7 +136,8 @@ def test_with_hold_the_streams_of_a_killed_worker_wait_for_its_return(
     for name in ("c1", "w1", "w2"):
         cluster.start("coordinator" if name == "c1" else "worker", name)
     cluster.produce(1000)
-    await_condition(lambda: "reading_from" in cluster.said("w2"), "w2 has its share")
+    have_shares = lambda: all("reading_from" in cluster.said(name) for name in ("w1", "w2"))  # noqa: E731 -- short
+    await_condition(have_shares, "each has its share")
     await_condition(cluster.drained, "both read")
     before = cluster.said("w2").count("partitions_assigned")
     cluster.kill("w1")

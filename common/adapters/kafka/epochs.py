@@ -157,6 +157,7 @@ class TopicWatch:
         self._admin = admin
         self._timeout_s = settings.request_timeout_s
         self.is_able = settings.topic_ids
+        self.asked = 0  # questions
         self._question: TopicsQuestion | None = None
         self._due_s = self._again_s = 0.0
 
@@ -173,6 +174,7 @@ class TopicWatch:
         if self._question is None:
             if now_s >= (self._again_s if urgent else self._due_s) and (asked := topics()):
                 self._question = TopicsQuestion(self._admin(), asked, self._timeout_s)
+                self.asked += 1
             return {}
         if not self._question.is_answered():
             return {}

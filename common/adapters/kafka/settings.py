@@ -48,6 +48,7 @@ class KafkaSettings:
 
 
 _TAIL_FETCH_WAIT_MS = 100
+FETCH_BACKOFF_MS = 50  # between a fetch that failed and the next one
 # A topic that is gone is taken for one that is about to appear for so long; the default is 30 s.
 _PROPAGATION = {"topic.metadata.propagation.max.ms": 10_000}
 
@@ -90,7 +91,7 @@ def reader_properties(settings: KafkaSettings) -> dict[str, Any]:
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "fetch.wait.max.ms": settings.fetch_wait_ms,
-        "fetch.error.backoff.ms": 50,
+        "fetch.error.backoff.ms": FETCH_BACKOFF_MS,
         # A full queue is asked again after 10 ms, not after the default second: it drains in less.
         "fetch.queue.backoff.ms": 10,
         "queued.max.messages.kbytes": settings.prefetch_kb,

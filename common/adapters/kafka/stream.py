@@ -26,7 +26,7 @@ from common.adapters.kafka.client import (
 from common.adapters.kafka.cursor import Cursor
 from common.adapters.kafka.epochs import TopicWatch, divergent_offset
 from common.adapters.kafka.record_queue import RecordQueue
-from common.adapters.kafka.settings import member_properties
+from common.adapters.kafka.settings import FETCH_BACKOFF_MS, member_properties
 from common.core.events import Assigned, Revoked
 from common.core.reading import RunsInTurn
 from common.core.spans import LogPosition, Partition
@@ -55,6 +55,9 @@ _AHEAD_KB = 2_048
 _FETCHES_HELD = 2  # of each partition at least, so that one is here while the next is on its way
 # How long records wait for those of a partition that has some, but none here, to take their turn.
 _PATIENCE_S = 0.25
+# The client fetches from a topic created anew, which is longer, without a word. It needs longer for
+# that than to ask again after an error: records after such a silence wait for a look at the topic.
+_SILENCE_S = FETCH_BACKOFF_MS / 1000
 
 
 class KafkaStreamReader:
@@ -88,6 +91,9 @@ class KafkaStreamReader:
         self._unmeasured: set[Partition] = set()  # out of range, bounds not yet known
         self._halted: set[Partition] = set()  # out of range: the client will not seek there again
         self._unidentified: set[Partition] = set()  # perhaps of another topic than their position
+        # Likewise, where records came after a silence: questions that were asked before that.
+        self._unproved: dict[Partition, int] = {}
+        self._flowed_s: dict[Partition, float] = {}  # when records came, or could begin to
         self._parted: dict[Partition, int | None] = {}  # unmeasured ones: where it is another log
         self._watch = TopicWatch(admin, settings)
         self._met: dict[str, str] = {}  # ids of topics as this client has known them
@@ -126,7 +132,7 @@ class KafkaStreamReader:
             if self._events:
                 break
             lacking = self._lacking()
-            if wanted > 0 and any(self._queues.values()) and not lacking:
+            if wanted > 0 and not lacking and any(map(self._is_here, self._queues)):
                 return tuple(self._give_out(wanted, run or wanted))
             if wanted > 0 and (reached := self._reached()):
                 return tuple(reached)
@@ -247,6 +253,8 @@ class KafkaStreamReader:
     def _silence(self, partition: Partition) -> None:
         self._cursors.pop(partition, None)
         self._unidentified.discard(partition)
+        self._unproved.pop(partition, None)
+        self._flowed_s.pop(partition, None)
         self._parted.pop(partition, None)
         self._told.pop(partition, None)
         self._queues.pop(partition, None)
@@ -266,6 +274,7 @@ class KafkaStreamReader:
             self._client.resume([target])
             self._wake(target)
             self._unsought.discard(partition)
+            self._flowed_s[partition] = time.monotonic()
 
     def _regulate(self) -> None:
         """Pause partitions at the client whose queues are full; begin again with half of one."""
@@ -335,12 +344,15 @@ class KafkaStreamReader:
 
     def _look_at_topics(self) -> None:
         """See whether topics are still those that positions name; read those that wait for it."""
-        found = self._watch.look(self._named, urgent=bool(self._unidentified))
+        urgent = bool(self._unidentified or self._unproved)
+        found = self._watch.look(self._named, urgent=urgent)
         for partition, cursor in tuple(self._cursors.items()):
             answer = found.get(partition.topic)
             if not cursor.topic_id or not isinstance(answer, str):
                 continue
             self._unidentified.discard(partition)
+            if self._unproved.get(partition, self._watch.asked) < self._watch.asked:
+                del self._unproved[partition]
             self._met.setdefault(partition.topic, answer)
             if answer and answer != cursor.topic_id:
                 self._silence(partition)
@@ -357,7 +369,7 @@ class KafkaStreamReader:
         self._look_at_topics()
         self._regulate()
         self._seek_unsought()
-        if self._unsought:
+        if self._unsought or self._unproved:
             wait_s = min(wait_s, _SEAT_RETRY_S)
         messages = consume(self._client, _FETCH_RECORDS, wait_s, lambda: bool(self._events))
         self._revive_halted()
@@ -382,6 +394,7 @@ class KafkaStreamReader:
                 if first < last:
                     cursor.epoch = epoch_of(run[last - 1])
                     self._queues[partition].put(run[first:last])
+                    self._prove(cursor)
             if end is not None and not again:
                 again = cursor.reach(end)
             if again:
@@ -391,19 +404,33 @@ class KafkaStreamReader:
             else:
                 self._at_end.discard(partition)
 
+    def _prove(self, cursor: Cursor) -> None:
+        """Records came: keep them until the topic has been seen, where it may be another now."""
+        now, partition = time.monotonic(), cursor.partition
+        silent_s = now - self._flowed_s.get(partition, now)
+        if cursor.topic_id and self._watch.is_able and silent_s > _SILENCE_S:
+            self._unproved.setdefault(partition, self._watch.asked)
+        self._flowed_s[partition] = now
+
+    def _is_here(self, partition: Partition) -> bool:
+        """Whether records of a partition can be given out."""
+        return bool(self._queues[partition]) and partition not in self._unproved
+
     def _lacking(self) -> bool:
         """Whether to wait for a partition that has records to read, of which none is here."""
         now = time.monotonic()
         lacking = False
         for partition, queue in self._queues.items():
-            if queue or partition in self._at_end or partition in self._halted:
+            if partition not in self._unproved and (
+                queue or partition in self._at_end or partition in self._halted
+            ):
                 self._lacking_since.pop(partition, None)
             elif now < self._lacking_since.setdefault(partition, now) + _PATIENCE_S:
                 lacking = True
         return lacking
 
     def _give_out(self, wanted: int, run: int) -> list[Fetched]:
-        here = {partition: len(queue) for partition, queue in self._queues.items() if queue}
+        here = {p: len(queue) for p, queue in self._queues.items() if self._is_here(p)}
         lags = self.lag() if len(here) > 1 else {}
         given = [
             _fetched(partition, self._queues[partition].take(count))
