@@ -147,26 +147,25 @@ class PutLeaderStatus(msgspec.Struct, frozen=True):
     leader_status: LeaderStatus
 
 
-class SetLearningRate(msgspec.Struct, frozen=True):
-    """Take all further optimizer steps at this rate; never ordered while a round is in flight."""
-
-    learning_rate: float
-
-
 class AddGradient(msgspec.Struct, frozen=True):
-    """Add this vector to the sum of the round."""
+    """Add this vector to the sum of a round."""
 
+    round: int
     gradient: Gradient
 
 
 class Apply(msgspec.Struct, frozen=True):
-    """Take one optimizer step with the sum of the round, and begin a new sum."""
+    """Take one optimizer step with the sum of a round, which is forgotten then."""
 
+    round: int
     update: UpdateApplied
+    learning_rate: float | None  # None: as the trainer was made
 
 
 class DiscardSum(msgspec.Struct, frozen=True):
-    """Forget the sum of the round: it will not be applied."""
+    """Forget the sum of a round: it will not be applied."""
+
+    round: int
 
 
 class CopyWeights(msgspec.Struct, frozen=True):
@@ -242,7 +241,6 @@ CoordinatorCommand: TypeAlias = (
     | PublishModel
     | PostTrigger
     | PutLeaderStatus
-    | SetLearningRate
     | AddGradient
     | Apply
     | DiscardSum

@@ -287,8 +287,6 @@ class Coordinator:
         self._leader = Leader(epoch, snapshot, self._history, self._settings, now, wish)
         self._alive_at = now
         yield do.Begin(epoch, snapshot)
-        if self._settings.learning_rate is not None:
-            yield do.SetLearningRate(self._settings.learning_rate)
         yield from self._leader.begin(now)
         yield from self._leader.want(self._wish.wanted, now)
 

@@ -1,7 +1,8 @@
 """What a leader decides between its Lead record and the next one: ledger, rounds, quarantine.
 
-One pass of `_advance` answers "what now?" after every event: hand out work, finish the round in
-flight, begin the next. There is one round in flight (s = 0, the paper's synchronous rule).
+One pass of `_advance` answers "what now?" after every event: apply what is complete, hand out work,
+begin what may begin. How many rounds are in flight is `rounds`' to say: with s = 0, the paper's
+synchronous rule, there is one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from common.core.messages import (
     WorkerId,
     WorkerLeaving,
 )
-from common.core.rounds import GradientTimes, PoisonLimits, Round, Suspects, judge
+from common.core.rounds import GradientTimes, PoisonLimits, Rounds, Suspects, judge
 from common.core.snapshot_schedule import SnapshotSchedule
 from common.core.snapshots import Snapshot
 from common.core.spans import LogPosition
@@ -43,12 +44,14 @@ if TYPE_CHECKING:
     from common.core.history import History
     from common.core.losses import Parted
     from common.core.messages import AuditRecord, Batch, ControlRecord, Failed, Reply
+    from common.core.rounds import Round
     from common.core.settings import CoordinatorSettings
     from common.core.spans import Partition
 
 
 NO_WISH = Wish()
 STOPPED = "stopped by its owner"
+OVER = "its round is over"
 REASON_CHARACTERS = 2_000  # of a quarantine: an exception's text may be longer than a record
 
 
@@ -97,11 +100,10 @@ class Leader:
         self._suspects = Suspects(settings.strikes, snapshot.strikes)
         self._suspects.clear(self._quarantined.keys() | requeued.keys())
         self._poison = PoisonLimits(settings.poison_in_a_row, settings.poison_share)
-        self._times = GradientTimes(settings.deadline_floor_s)
+        self._rounds = Rounds(self._suspects, GradientTimes(settings.deadline_floor_s))
         self._liveness = Liveness(settings.heartbeats_grace_s)
         self._publisher = SnapshotSchedule(settings, snapshot, history, now)
         self._settled = snapshot.settled
-        self._round: Round | None = None
         self._triggers = 0
         self._goal = StopRule(settings, snapshot.losses)
         self._wanted: Wanted = "running"
@@ -119,7 +121,7 @@ class Leader:
     @property
     def calm(self) -> bool:
         """Whether nobody is there to be asked, and nothing under way: it need not look often."""
-        return self._round is None and not self._liveness.live and not self._finishing
+        return not (len(self._rounds) or self._liveness.live or self._finishing)
 
     @property
     def ledger(self) -> Ledger:
@@ -208,17 +210,19 @@ class Leader:
         for reply in replies:
             if isinstance(reply, WorkerLeaving):
                 self._liveness.leave(reply.worker)
-                if self._round is not None:
-                    self._round.release(reply.worker, reply.finishing)
+                self._rounds.release(reply.worker, reply.finishing)
                 continue
             self._liveness.clear(reply.worker)
-            if self._round is None or reply.model != self._round.model:
-                yield do.Drop(reply, "its round is over")
+            if self._is_over(reply):
+                yield do.Drop(reply, OVER)
             elif isinstance(reply, Gradient):
-                reason = self._round.count(reply)
-                yield do.Drop(reply, reason) if reason else do.AddGradient(reply)
+                round_, reason = self._rounds.count(reply, self._made.version)
+                if round_ is None:
+                    yield do.Drop(reply, reason)
+                else:
+                    yield do.AddGradient(round_.number, reply)
             else:
-                yield from self._failed(self._round, reply)
+                yield from self._failed(reply)
         yield from self._advance(now)
 
     def workers_seen(
@@ -226,13 +230,10 @@ class Leader:
     ) -> Iterator[CoordinatorCommand]:
         """Judge beats; what the dead had in hand goes to the living."""
         departures = self._liveness.observe(statuses, now)
-        if self._round is not None:
-            for worker in sorted(departures.left):
-                self._round.release(worker)
+        for worker in sorted(departures.left):
+            self._rounds.release(worker)
         for worker in sorted(departures.lost):
-            if self._round is None:
-                break  # nothing is in anybody's hands, or no more: the job is held
-            for batch in self._round.vanish(worker):
+            for batch in self._rounds.vanish(worker):
                 yield from self._quarantine(batch, "poison: its workers died of it")
         yield from self._advance(now)
 
@@ -259,8 +260,8 @@ class Leader:
     def orders_lost(self, now: float) -> Iterator[CoordinatorCommand]:
         """The board takes orders again: ask at once, since deadlines grew with each lost one."""
         yield do.PublishModel(self.model)
-        if self._round is not None:
-            self._round.recall()
+        if len(self._rounds):
+            self._rounds.recall()
             yield from self._advance(now)
 
     def want(self, wanted: Wanted, now: float) -> Iterator[CoordinatorCommand]:
@@ -273,7 +274,7 @@ class Leader:
         yield from self._advance(now)
 
     def change(self, settings: CoordinatorSettings, now: float) -> Iterator[CoordinatorCommand]:
-        """The owner changed the job: it counts for the updates after the one in flight."""
+        """The owner changed the job: it counts for rounds that begin after the next update."""
         self._changed = settings
         self._goal.put_off(settings.stop_at)
         yield from self._advance(now)
@@ -281,14 +282,15 @@ class Leader:
     def hold(self, reason: str, detail: str = "") -> Iterator[CoordinatorCommand]:
         """Stop until a person resumes the job; no data is thrown away."""
         self._wanted = "paused"
-        yield from self._abandon_round()
+        yield from self._abandon(self._rounds)
         yield do.Hold(reason, detail)
 
     def tick(self, now: float) -> Iterator[CoordinatorCommand]:
         """Time has passed."""
-        if self._round is not None and (late := self._round.overdue(now)):
+        late, rounds = self._rounds.overdue(now)
+        if late:
             self._liveness.suspect(late, now)
-            yield from self._proceed(self._round, now)
+            yield from self._proceed(rounds, now)
         if now >= min(self._leader_status_at + self._leader_status_every_s(), self._news_due):
             yield self._leader_status(now)
         if reason := self._goal.reached(self._made.version, now):
@@ -303,10 +305,10 @@ class Leader:
         times = [min(self._leader_status_at + self._settings.leader_status_s, self._news_due)]
         if self._finishing:
             return times[0]  # only the audit is waited for
-        if self._round is not None:
-            times.append(self._round.due() or times[0])
+        if len(self._rounds):
+            times.append(self._rounds.due() or times[0])
         linger_s = self._settings.group_linger_s
-        if linger_s is not None and (self._round is not None or len(self._grouper)):
+        if linger_s is not None and (len(self._rounds) or len(self._grouper)):
             times.append(max(self._moved_at + linger_s, times[0]))
         snapshot_due = self._publisher.due()
         times += [stop_at, *([] if snapshot_due is None else [snapshot_due])]
@@ -318,7 +320,7 @@ class Leader:
     # --- what now? ---------------------------------------------------------------------------
 
     def _advance(self, now: float) -> Iterator[CoordinatorCommand]:
-        if self._changed is not None and self._round is None and not self._finishing:
+        if self._changed is not None and not len(self._rounds) and not self._finishing:
             yield from self._take_change(self._changed, now)
         if self._finishing:
             if not self._publisher.pending and not self._finished:
@@ -326,10 +328,19 @@ class Leader:
                 stopped = self._finishing == STOPPED
                 yield do.Finish(self._finishing, self._settings.revision, stopped=stopped)
             return
-        if self._round is None:
-            self._take_group(now)
-        if self._round is not None:
-            yield from self._push_on(self._round, now)
+        self._fill()
+        while not self._finishing and (round_ := self._ripe(now)) is not None:
+            yield from self._apply(round_, now)
+            # With further rounds always in flight there would never be a better time.
+            if self._changed is not None and not self._finishing:
+                yield from self._take_change(self._changed, now)
+        if self._finishing:
+            return
+        if giving_way := self._giving_way():
+            yield from self._abandon(giving_way)
+            yield from self._advance(now)
+            return
+        yield from self._order(now)
         kind = self._publisher.consider(now, self._made.version, self._ledger.position)
         if kind is not None:
             yield from self._take_snapshot(now, checkpoint=kind == "checkpoint")
@@ -337,69 +348,81 @@ class Leader:
     def _take_change(
         self, settings: CoordinatorSettings, now: float
     ) -> Iterator[CoordinatorCommand]:
-        """Go by the changed settings: no update is in flight."""
+        """Go by the changed settings from the next round on."""
         self._settings, self._changed = settings, None
         self._goal.change(settings)
-        if settings.learning_rate is not None:
-            yield do.SetLearningRate(settings.learning_rate)
         if reason := self._goal.reached(self._made.version, now):
             yield from self._finish_job(reason, now)
 
-    def _take_group(self, now: float) -> None:
-        """Gate: no update in flight, audit not too far behind, K batches (or linger over)."""
-        if self._wanted != "running" or self._publisher.unread > self._settings.unread_audits:
+    def _fill(self) -> None:
+        """Give rounds that lack batches, after a quarantine, others; end those that have none."""
+        for round_ in self._rounds:
+            if round_.missing > 0 and not round_.short and len(self._grouper):
+                round_.fill(self._grouper.take(round_.missing, round_.batches))
+            if not len(round_):
+                self._rounds.end(round_)
+
+    def _ripe(self, now: float) -> Round | None:
+        """The oldest round that can be applied now."""
+        for round_ in self._rounds:
+            if round_.todo:
+                continue
+            if round_.missing > 0 and not round_.short and self._lingered(now):
+                round_.short = "linger"
+            whole = round_.missing <= 0 or round_.short
+            if whole and self._rounds.may_apply(round_, self._made.version):
+                return round_
+        return None
+
+    def _giving_way(self) -> list[Round]:
+        """Rounds that lack batches and may wait for ever: workers go by a new bound already."""
+        if self._changed is None:
+            return []
+        return [r for r in self._rounds if not (r.todo or r.short) and r.missing > 0]
+
+    def _order(self, now: float) -> Iterator[CoordinatorCommand]:
+        """Hand out what is in nobody's hands, beginning what may begin."""
+        trusted, version = self._liveness.trusted(now), self._made.version
+        orders = self._rounds.orders(now, trusted, version)
+        while self._begin(now):
+            orders += self._rounds.orders(now, trusted, version)
+        if not orders:
             return
-        if len(self._grouper) >= self._settings.group_size or (
-            len(self._grouper) and self._lingered(now)
-        ):
-            group = self._grouper.take(self._settings.group_size)
-            self._round = Round(self.model, group, self._suspects, self._times)
+        asked = {batch.offset for order in orders for batch in order.batches}
+        if any(r.asked_again and not asked.isdisjoint(r.todo) for r in self._rounds):
+            yield do.PublishModel(self.model)
+        self._triggers += 1
+        trigger_id = TriggerId(self._epoch, self._triggers)
+        unsettled = self._count_unsettled()
+        yield do.PostTrigger(UpdateTrigger(trigger_id, self.model, orders, unsettled=unsettled))
 
-    def _push_on(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
-        """Bring the round in flight forward; finishes it, and begins the next, where due."""
-        missing = self._settings.group_size - len(round_)
-        if missing > 0 and len(self._grouper):
-            having = (*round_.todo, *round_.counted)
-            round_.fill(self._grouper.take(missing, having))
-        if round_.todo:
-            orders = round_.orders(now, self._liveness.trusted(now))
-            if orders:
-                if round_.asked_again:
-                    yield do.PublishModel(round_.model)
-                self._triggers += 1
-                trigger_id = TriggerId(self._epoch, self._triggers)
-                yield do.PostTrigger(
-                    UpdateTrigger(
-                        trigger_id, round_.model, orders, unsettled=self._count_unsettled()
-                    )
-                )
-        elif not round_.counted:
-            self._round = None  # all of it was quarantined
-        elif len(round_) == self._settings.group_size:
-            yield from self._apply(round_, "", now)
-        elif self._lingered(now):
-            yield from self._apply(round_, "linger", now)
-        elif self._changed is not None:
-            # What it lacks may never come: the workers go by the new bound already.
-            yield from self._abandon_round()
-            yield from self._advance(now)
+    def _begin(self, now: float) -> bool:
+        """Begin a round: where all are in time, audit not too far behind, K wait (or linger)."""
+        settings, synchrony = self._settings, self._settings.synchrony
+        if self._wanted != "running" or self._publisher.unread > settings.unread_audits:
+            return False
+        waiting = len(self._grouper)
+        if waiting < synchrony.group_size and not (waiting and self._lingered(now)):
+            return False
+        if not self._rounds.may_begin(synchrony.staleness, self._made.version):
+            return False
+        self._rounds.begin(synchrony, settings, self._grouper.take(synchrony.group_size))
+        return True
 
-    def _apply(self, round_: Round, short: str, now: float) -> Iterator[CoordinatorCommand]:
-        self._round = None
+    def _apply(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
+        self._rounds.end(round_)
         self._moved_at = now
-        update = round_.update(self._epoch, short, self._settings.revision)
+        update = round_.update(self._epoch, self._made.version + 1)
         self._made = ModelId(update.epoch, update.version)
         self._samples += update.samples
         self._returned.difference_update(batch.offset for batch in update.batches)
         self._goal.observe(update.loss)
         self._poison.applied(len(update.batches))
-        yield do.Apply(update)
+        yield do.Apply(round_.number, update, round_.learning_rate)
         yield self._publisher.append(update)
         yield do.PublishModel(self.model)
         if reason := self._goal.reached(self._made.version, now):
             yield from self._finish_job(reason, now)
-        else:
-            yield from self._advance(now)
 
     def _lingered(self, now: float) -> bool:
         linger_s = self._settings.group_linger_s
@@ -407,13 +430,20 @@ class Leader:
 
     # --- what goes wrong ---------------------------------------------------------------------
 
-    def _failed(self, round_: Round, failed: Failed) -> Iterator[CoordinatorCommand]:
+    def _is_over(self, reply: Gradient | Failed) -> bool:
+        """Whether nobody waits for it any more, or it is of weights that this leader never had."""
+        version, newest = reply.model.version, self._made.version
+        if reply.model.epoch != self._epoch or version > newest or not len(self._rounds):
+            return True
+        return not isinstance(reply, Gradient) and version < self._rounds.oldest_asked(newest)
+
+    def _failed(self, failed: Failed) -> Iterator[CoordinatorCommand]:
         yield do.Drop(
             failed, f"{failed.reason}: {failed.detail}" if failed.detail else failed.reason
         )
-        verdict = judge(failed, round_, self._settings.group_size)
+        verdict = judge(failed, self._rounds)
         if failed.reason == "model_missing":
-            yield do.PublishModel(round_.model)
+            yield do.PublishModel(self.model)
         if verdict.hold:
             yield from self.hold(verdict.hold, failed.traceback)
             return
@@ -423,7 +453,7 @@ class Leader:
     def _quarantine(
         self, batch: Batch, reason: str, traceback: str = ""
     ) -> Iterator[CoordinatorCommand]:
-        if self._round is None or self._round.settle(batch.offset) is None:
+        if self._rounds.settle(batch.offset) is None:
             return  # it has its gradient by now, or the job is held
         self._returned.discard(batch.offset)
         record = Quarantined(self._epoch, batch, reason[:REASON_CHARACTERS])
@@ -446,7 +476,7 @@ class Leader:
             if not any(map(self._ledger.is_gone, batch.address)):
                 continue
             waited = self._grouper.remove(batch.offset) is not None
-            if waited or (self._round is not None and self._round.settle(batch.offset)):
+            if waited or self._rounds.settle(batch.offset) is not None:
                 self._suspects.clear([batch.offset])
                 self._returned.discard(batch.offset)
                 yield self._publisher.append(Quarantined(self._epoch, batch, "expired"))
@@ -475,20 +505,23 @@ class Leader:
             yield from self._expire_gone()
             yield self._leader_status(now)
 
-    def _proceed(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
+    def _proceed(self, rounds: Iterable[Round], now: float) -> Iterator[CoordinatorCommand]:
         """`on_missing: proceed`: apply what came; each batch is put back once, then awaited."""
-        todo = {batch.offset for batch in round_.todo}
-        if self._settings.on_missing == "proceed" and round_.counted and not todo & self._returned:
-            self._returned |= todo
-            for batch in round_.give_up():
-                self._grouper.add(batch)
-            yield from self._apply(round_, "missing", now)
+        if self._settings.on_missing != "proceed":
+            return
+        for round_ in rounds:
+            if round_.counted and self._returned.isdisjoint(round_.todo):
+                self._returned.update(round_.todo)
+                for batch in self._rounds.give_up(round_):
+                    self._grouper.add(batch)
+                round_.short = "missing"
+                yield from self._advance(now)
 
     # --- status, snapshots, the end ----------------------------------------------------------
 
     def _unsettled(self) -> tuple[Batch, ...]:
-        in_flight = self._round.todo + self._round.counted if self._round is not None else ()
-        return tuple(sorted(self._grouper.batches + in_flight, key=lambda batch: batch.offset))
+        unsettled = self._grouper.batches + self._rounds.batches
+        return tuple(sorted(unsettled, key=lambda batch: batch.offset))
 
     def _leader_status(self, now: float) -> do.PutLeaderStatus:
         self._leader_status_at, self._news_due = now, float("inf")
@@ -508,13 +541,11 @@ class Leader:
         )
 
     def _count_unsettled(self) -> Unsettled:
-        oldest = [self._ledger.position]
-        waiting = len(self._grouper)
+        in_flight = self._rounds.batches
+        oldest = [self._ledger.position, *(batch.offset for batch in in_flight)]
+        waiting = len(self._grouper) + len(in_flight)
         if self._grouper.oldest is not None:
             oldest.append(self._grouper.oldest)
-        if self._round is not None:
-            oldest += [batch.offset for batch in self._round.todo + self._round.counted]
-            waiting += len(self._round)
         return Unsettled(self._ledger.position, min(oldest), waiting, len(self._liveness.live))
 
     def _snapshot(self) -> Snapshot:
@@ -541,20 +572,22 @@ class Leader:
         )
 
     def _finish_job(self, reason: str, now: float) -> Iterator[CoordinatorCommand]:
-        """Put the round in flight back, and take the last checkpoint."""
+        """Put the rounds in flight back, and take the last checkpoint."""
         if self._finishing:
             return
         self._finishing = reason
-        yield from self._abandon_round()
+        yield from self._abandon(self._rounds)
         yield from self._take_snapshot(now, checkpoint=True)
 
-    def _abandon_round(self) -> Iterator[CoordinatorCommand]:
-        if self._round is None:
+    def _abandon(self, rounds: Rounds | list[Round]) -> Iterator[CoordinatorCommand]:
+        """Put rounds back: their batches wait again."""
+        if not len(rounds):
             return
-        for batch in self._round.todo + self._round.counted:
-            self._grouper.add(batch)
-        self._round = None
-        yield do.DiscardSum()
+        for round_ in rounds:
+            self._rounds.end(round_)
+            for batch in round_.batches:
+                self._grouper.add(batch)
+            yield do.DiscardSum(round_.number)
         yield from self._expire_gone()
 
     def _take_snapshot(self, now: float, *, checkpoint: bool) -> Iterator[CoordinatorCommand]:

@@ -146,6 +146,15 @@ class Batch(msgspec.Struct, frozen=True):
 # --- the updates topic: what leaders decide --------------------------------------------------
 
 
+class Synchrony(msgspec.Struct, frozen=True):
+    """How many batches make an update, and at which weights their gradients may be taken."""
+
+    group_size: int  # K
+    # s: how many updates may lie between the weights of a gradient and its own update; 0: none, the
+    # paper's synchronous rule.
+    staleness: int = 0
+
+
 class Lead(msgspec.Struct, frozen=True, tag="lead"):
     """A candidate wants to lead: counts only if `after` is the Lead in force (compare-and-set).
 

@@ -1,8 +1,15 @@
-"""A round: one update in flight, from its K batches to its K gradients.
+"""Rounds: updates in flight, each from its K batches to its K gradients.
 
-A gradient message counts whole or not at all: if and only if it is of the round's model and none of
-its batches has been counted. So whatever comes twice, late or from a ghost, an update is made of
-exactly its batches. Who computes them does not matter, so work is handed out again freely.
+A gradient message counts whole or not at all: if and only if its batches wait in one round, none of
+them has been counted, and its weights are not too old for that round. So whatever comes twice, late
+or from a ghost, an update is made of exactly its batches. Who computes them does not matter, so
+work is handed out again freely.
+
+What is too old is one rule. A round of base v, the oldest version that one of its gradients is
+taken at, and of staleness s must be applied while the newest version is at most v + s. `fits` says
+whether all rounds in flight can be, one after the other; it guards the three steps that could make
+that impossible: to begin a round, to apply another one before it, to count a gradient of older
+weights. With s = 0 that is one round in flight, all of it at the version before.
 """
 
 from __future__ import annotations
@@ -14,9 +21,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.core.messages import Assignment, Batch, UpdateApplied, WorkerId
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from common.core.messages import Failed, Gradient, ModelId
+    from common.core.messages import Failed, Gradient, Synchrony
+    from common.core.settings import CoordinatorSettings
 
 GROWTH = 1.5  # of a deadline with each time that a batch is handed out again
 MOST_GROWTHS = 7  # times that it grows: to 17 times the first deadline, and no power overflows
@@ -89,62 +97,207 @@ class Dispatch:
     """What one order put into one worker's hands and is still expected back."""
 
     worker: WorkerId
+    round: int  # that all of it is of
     offsets: set[int]
+    version: int  # of the weights that it is computed at, or of later ones
     deadline: float
     alone: bool  # the order was of one batch: what went wrong with it is this batch's doing
     late: bool = False  # past its deadline: others are asked too, but it may be at it still
 
 
-class Round:
-    """The batches of one update, who has them in hand, and which have been counted.
+def fits(deadlines: Iterable[int], version: int) -> bool:
+    """Whether rounds can all be applied in time, one after the other.
 
     Args:
-        model: The weights that all gradients must be taken at.
+        deadlines: Of each round: the newest version at which it may still be applied.
+        version: The newest there is.
+    """
+    return all(version + place <= last for place, last in enumerate(sorted(deadlines)))
+
+
+class Round:
+    """The batches of one update, and which have been counted.
+
+    Args:
+        number: Counts this leader's rounds.
+        synchrony: What it goes by to its end, whatever the job changes to.
+        settings: Likewise.
         batches: The group, fairest first.
-        suspects: Shared by all rounds of a leader.
-        times: Likewise.
     """
 
     def __init__(
-        self, model: ModelId, batches: Iterable[Batch], suspects: Suspects, times: GradientTimes
+        self,
+        number: int,
+        synchrony: Synchrony,
+        settings: CoordinatorSettings,
+        batches: Iterable[Batch],
     ) -> None:
-        self.model = model
-        self._suspects = suspects
-        self._times = times
-        self._todo = {batch.offset: batch for batch in batches}
-        self._counted = dict[int, Batch]()
-        self._hands = list[Dispatch]()
-        self._asked = dict[int, list[WorkerId]]()  # who has been asked for a batch so far
+        self.number = number
+        self.synchrony = synchrony
+        self.revision = settings.revision
+        self.learning_rate = settings.learning_rate
+        self.todo = {batch.offset: batch for batch in batches}  # without a gradient yet
+        self.counted = dict[int, Batch]()  # whose gradient is in the sum
+        self.asked = dict[int, list[WorkerId]]()  # who has been asked for a batch so far
         self.not_finite = set[int]()  # batches that gave no finite gradient
+        self.short = ""  # why it is applied with fewer than K, once that is decided
         self.samples = 0
         self.seconds = 0.0  # of all gradients counted
         self.loss_sum = 0.0
         self.metric_sums = dict[str, float]()
+        self.base: int | None = None  # the oldest version that one of them was taken at
+
+    def __len__(self) -> int:
+        return len(self.todo) + len(self.counted)
 
     @property
-    def todo(self) -> tuple[Batch, ...]:
-        """Batches without a gradient yet."""
-        return tuple(self._todo.values())
+    def batches(self) -> tuple[Batch, ...]:
+        """All of them."""
+        return (*self.todo.values(), *self.counted.values())
 
     @property
-    def counted(self) -> tuple[Batch, ...]:
-        """Batches whose gradient is in the sum."""
-        return tuple(self._counted.values())
+    def missing(self) -> int:
+        """How many batches it lacks."""
+        return self.synchrony.group_size - len(self)
 
     @property
     def asked_again(self) -> bool:
         """Whether some batch was handed out more than once."""
-        return any(len(asked) > 1 for asked in self._asked.values())
-
-    def __len__(self) -> int:
-        return len(self._todo) + len(self._counted)
+        return any(len(asked) > 1 for asked in self.asked.values())
 
     def fill(self, batches: Iterable[Batch]) -> None:
         """Take further batches in, in place of some that were quarantined."""
-        self._todo.update((batch.offset, batch) for batch in batches)
+        self.todo.update((batch.offset, batch) for batch in batches)
 
-    def orders(self, now: float, live: Collection[WorkerId]) -> tuple[Assignment, ...]:
-        """Hand out every batch that is in nobody's hands and can travel now."""
+    def add(self, gradient: Gradient) -> None:
+        """Take in a gradient that counts."""
+        for offset in gradient.batches:
+            self.counted[offset] = self.todo.pop(offset)
+        version = gradient.model.version
+        self.base = version if self.base is None else min(self.base, version)
+        self.samples += gradient.samples
+        self.seconds += gradient.seconds
+        self.loss_sum += gradient.loss_sum
+        for name, value in gradient.metric_sums.items():
+            self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value
+
+    def update(self, epoch: int, version: int) -> UpdateApplied:
+        """The update that its counted batches make.
+
+        Args:
+            epoch: Of the leader.
+            version: J, after it.
+        """
+        skipped = Counter[str]()
+        for batch in self.counted.values():
+            for left_out in batch.skipped:
+                skipped[left_out.topic] += left_out.records
+        return UpdateApplied(
+            epoch=epoch,
+            version=version,
+            batches=tuple(batch.without_skipped() for batch in self.counted.values()),
+            samples=self.samples,
+            loss=self.loss_sum / self.samples,
+            metrics={name: total / self.samples for name, total in self.metric_sums.items()},
+            short=self.short,
+            revision=self.revision,
+            gradient_s=self.seconds / len(self.counted),
+            skipped=dict(skipped),
+        )
+
+
+class Rounds:
+    """A leader's rounds in flight, oldest first, and who has which of their batches in hand.
+
+    Args:
+        suspects: Batches that may be poison.
+        times: How long a gradient may take.
+    """
+
+    def __init__(self, suspects: Suspects, times: GradientTimes) -> None:
+        self._suspects = suspects
+        self._times = times
+        self._rounds = dict[int, Round]()
+        self._hands = list[Dispatch]()  # their batches are all without a gradient yet
+        self._begun = 0
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    def __iter__(self) -> Iterator[Round]:
+        return iter(tuple(self._rounds.values()))
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """Of all rounds."""
+        return tuple(batch for round_ in self._rounds.values() for batch in round_.batches)
+
+    def of(self, offset: int) -> Round | None:
+        """The round in which a batch waits for its gradient."""
+        return next((r for r in self._rounds.values() if offset in r.todo), None)
+
+    # --- begin, end, and when they may --------------------------------------------------------
+
+    def begin(
+        self, synchrony: Synchrony, settings: CoordinatorSettings, batches: Iterable[Batch]
+    ) -> Round:
+        """Put a further round in flight."""
+        self._begun += 1
+        round_ = self._rounds[self._begun] = Round(self._begun, synchrony, settings, batches)
+        return round_
+
+    def end(self, round_: Round) -> None:
+        """It is applied, or put back."""
+        del self._rounds[round_.number]
+        self._hands = [hand for hand in self._hands if hand.round != round_.number]
+
+    def may_begin(self, staleness: int, version: int) -> bool:
+        """Whether a further round could be applied in time, and all others still."""
+        return fits([*self._deadlines(version).values(), version + staleness], version)
+
+    def may_apply(self, round_: Round, version: int) -> bool:
+        """Whether all others can still be applied in time after this one."""
+        deadlines = self._deadlines(version + 1)
+        del deadlines[round_.number]
+        return fits(deadlines.values(), version + 1)
+
+    def awaits(self, version: int) -> int:
+        """The oldest version at which a gradient is still waited for."""
+        return min((hand.version for hand in self._hands if not hand.late), default=version)
+
+    def oldest_asked(self, version: int) -> int:
+        """The oldest version at which somebody may still compute, waited for or not."""
+        return min((hand.version for hand in self._hands), default=version)
+
+    def idle(self, live: Collection[WorkerId]) -> frozenset[WorkerId]:
+        """Who has nothing in hand."""
+        return frozenset(live).difference(hand.worker for hand in self._hands)
+
+    def _deadlines(self, version: int, besides: Collection[int] = ()) -> dict[int, int]:
+        """The newest version at which each round may still be applied.
+
+        Args:
+            version: The newest there is, at which all is computed that nobody is asked for yet.
+            besides: Batches whose order is answered.
+        """
+        bases = {
+            number: version if round_.base is None else round_.base
+            for number, round_ in self._rounds.items()
+        }
+        for hand in self._hands:
+            # Who is late does not hold others up: what it sends counts if there is still time.
+            if hand.late or hand.version >= bases[hand.round]:
+                continue
+            if not hand.offsets.issubset(besides):
+                bases[hand.round] = hand.version
+        return {n: base + self._rounds[n].synchrony.staleness for n, base in bases.items()}
+
+    # --- work out, gradients in ---------------------------------------------------------------
+
+    def orders(  # noqa: C901 -- one pass over rounds and what they lack
+        self, now: float, live: Collection[WorkerId], version: int
+    ) -> tuple[Assignment, ...]:
+        """Hand out every batch that is in nobody's hands and can travel now, at this version."""
         awaited = [hand for hand in self._hands if not hand.late]
         held = {offset for hand in awaited for offset in hand.offsets}
         loads = dict.fromkeys(sorted(live), 0)
@@ -154,88 +307,94 @@ class Round:
                 loads[hand.worker] += len(hand.offsets)
             if any(offset in self._suspects for offset in hand.offsets):
                 closed.add(hand.worker)
-        given = dict[WorkerId, list[Batch]]()
-        for batch in self._todo.values():
-            if batch.offset in held:
-                continue
-            suspect = batch.offset in self._suspects
-            open_to: Collection[WorkerId] = loads
-            if closed or suspect:
-                open_to = [w for w in loads if w not in closed and not (suspect and loads[w])]
-            if not open_to:
-                continue  # asked again as soon as a hand empties
-            worker = self._choose(batch, open_to, loads)
-            given.setdefault(worker, []).append(batch)
-            loads[worker] += 1
-            if suspect:
-                closed.add(worker)
-        return tuple(
-            self._give(worker, batches, loads[worker], now) for worker, batches in given.items()
-        )
+        orders = list[Assignment]()
+        for round_ in self._rounds.values():
+            given = dict[WorkerId, list[Batch]]()
+            for batch in round_.todo.values():
+                if batch.offset in held:
+                    continue
+                suspect = batch.offset in self._suspects
+                open_to: Collection[WorkerId] = loads
+                if closed or suspect:
+                    open_to = [w for w in loads if w not in closed and not (suspect and loads[w])]
+                if not open_to:
+                    continue  # asked again as soon as a hand empties
+                worker = _choose(round_, batch, open_to, loads)
+                given.setdefault(worker, []).append(batch)
+                loads[worker] += 1
+                if suspect:
+                    closed.add(worker)
+            for worker, batches in given.items():
+                allowed_s = self._allowed_s(round_, batches, loads[worker])
+                offsets = {batch.offset for batch in batches}
+                alone = len(offsets) == 1
+                self._hands.append(
+                    Dispatch(worker, round_.number, offsets, version, now + allowed_s, alone)
+                )
+                orders.append(Assignment(worker, tuple(batches)))
+        return tuple(orders)
 
-    def count(self, gradient: Gradient) -> str:
-        """Count a gradient message, or say why it does not count (empty where it does)."""
-        if gradient.model != self.model:
-            return f"of model {tuple(gradient.model)}, not {tuple(self.model)}"
-        if len(set(gradient.batches)) != len(gradient.batches) or not gradient.batches:
-            return "names a batch twice, or none"
-        again = [offset for offset in gradient.batches if offset not in self._todo]
-        if again or gradient.samples != sum([self._todo[o].samples for o in gradient.batches]):
-            # Its order is void. What else was in it goes to somebody else.
-            self._drop(gradient.worker, gradient.batches)
-            return f"batches {again} do not wait" if again else "has not the batches' samples"
-        self._times.observe(gradient.seconds, len(gradient.batches))
-        for offset in gradient.batches:
-            self._counted[offset] = self._todo.pop(offset)
-        self._let_go(gradient.batches)
-        self._suspects.clear(gradient.batches)
-        self.samples += gradient.samples
-        self.seconds += gradient.seconds
-        self.loss_sum += gradient.loss_sum
-        for name, value in gradient.metric_sums.items():
-            self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value
-        return ""
-
-    def update(self, epoch: int, short: str, revision: int) -> UpdateApplied:
-        """The update that its counted batches make.
+    def count(self, gradient: Gradient, version: int) -> tuple[Round | None, str]:
+        """Count a gradient message: the round that it is of, or why it does not count.
 
         Args:
-            epoch: Of the leader.
-            short: Why they are fewer than K, empty where they are not.
-            revision: Of the settings that it was made under.
+            gradient: Of this leader's weights.
+            version: The newest there is.
         """
-        skipped = Counter[str]()
-        for batch in self.counted:
-            for left_out in batch.skipped:
-                skipped[left_out.topic] += left_out.records
-        return UpdateApplied(
-            epoch=epoch,
-            version=self.model.version + 1,
-            batches=tuple(batch.without_skipped() for batch in self.counted),
-            samples=self.samples,
-            loss=self.loss_sum / self.samples,
-            metrics={name: total / self.samples for name, total in self.metric_sums.items()},
-            short=short,
-            revision=revision,
-            gradient_s=self.seconds / len(self._counted),
-            skipped=dict(skipped),
-        )
+        offsets = gradient.batches
+        if len(set(offsets)) != len(offsets) or not offsets:
+            return None, "names a batch twice, or none"
+        round_ = next((found for o in offsets if (found := self.of(o)) is not None), None)
+        reason = self._why_not(round_, gradient, version)
+        if reason or round_ is None:
+            # Its order is void. What else was in it goes to somebody else.
+            self._drop(gradient.worker, offsets, gradient.model.version)
+            return None, reason
+        self._times.observe(gradient.seconds, len(offsets))
+        round_.add(gradient)
+        self._let_go(offsets)
+        self._suspects.clear(offsets)
+        return round_, ""
 
-    def requeue(self, worker: WorkerId, offsets: Iterable[int]) -> bool:
+    def _why_not(self, round_: Round | None, gradient: Gradient, version: int) -> str:
+        """Why a gradient does not count in a round; empty where it does."""
+        offsets, taken_at = gradient.batches, gradient.model.version
+        absent = [offset for offset in offsets if round_ is None or offset not in round_.todo]
+        if absent or round_ is None:
+            return f"batches {absent} do not wait"
+        if gradient.samples != sum([round_.todo[offset].samples for offset in offsets]):
+            return "has not the batches' samples"
+        deadlines = self._deadlines(version, offsets)
+        last = taken_at + round_.synchrony.staleness
+        deadlines[round_.number] = min(deadlines[round_.number], last)
+        return "" if fits(deadlines.values(), version) else f"of version {taken_at}, too old"
+
+    def requeue(self, worker: WorkerId, offsets: Iterable[int], version: int) -> bool:
         """Take an order back without blame: the worker leaves, or could not get data or model.
+
+        Args:
+            worker: Who had it.
+            offsets: The batches that it is about.
+            version: At which the worker tried; what it was asked later stands.
 
         Returns:
             Whether it had any of these batches in hand.
         """
-        return self._drop(worker, offsets)
+        return self._drop(worker, offsets, version)
 
-    def fail(self, worker: WorkerId, offsets: Iterable[int]) -> tuple[Batch, ...]:
-        """Take an order back, blaming these batches of it; returns those that are poison now."""
+    def fail(self, worker: WorkerId, offsets: Iterable[int], version: int) -> tuple[Batch, ...]:
+        """Take an order back, blaming these batches of it; returns those that are poison now.
+
+        Args:
+            worker: Who had it.
+            offsets: The batches that it is about.
+            version: At which the worker tried; what it was asked later stands.
+        """
         offsets = set(offsets)
-        hands = [hand for hand in self._hands if hand.worker == worker]
+        hands = [h for h in self._hands if h.worker == worker and h.version <= version]
         alone = {offset for hand in hands if hand.alone for offset in hand.offsets}
         blamed = {offset for hand in hands for offset in hand.offsets} & offsets
-        self._drop(worker, offsets)
+        self._drop(worker, offsets, version)
         return self._blame(blamed, alone)
 
     def vanish(self, worker: WorkerId) -> tuple[Batch, ...]:
@@ -258,52 +417,46 @@ class Round:
     def recall(self) -> None:
         """Take all orders back, as if nobody had been asked: they did not get anywhere."""
         self._hands.clear()
-        self._asked.clear()
+        for round_ in self._rounds.values():
+            round_.asked.clear()
 
     def due(self) -> float | None:
         """The earliest deadline that has not passed, or None where there is none."""
         return min((hand.deadline for hand in self._hands if not hand.late), default=None)
 
-    def overdue(self, now: float) -> frozenset[WorkerId]:
-        """Ask others too for what is past its deadline; returns in whose hands it is."""
+    def overdue(self, now: float) -> tuple[frozenset[WorkerId], tuple[Round, ...]]:
+        """Ask others too for what is past its deadline.
+
+        Returns:
+            In whose hands it is, and of which rounds.
+        """
         late = [hand for hand in self._hands if not hand.late and hand.deadline <= now]
         for hand in late:
             hand.late = True
-        return frozenset(hand.worker for hand in late)
+        of = {hand.round for hand in late}
+        rounds = tuple(round_ for number, round_ in self._rounds.items() if number in of)
+        return frozenset(hand.worker for hand in late), rounds
 
     def settle(self, offset: int) -> Batch | None:
-        """Take a batch out of the round for good (quarantine); None if it has no place in it."""
-        batch = self._todo.pop(offset, None)
-        if batch is not None:
-            self._suspects.clear([offset])
-            self._let_go([offset])
-        return batch
+        """Take a batch out for good (quarantine); None if it waits in no round."""
+        round_ = self.of(offset)
+        if round_ is None:
+            return None
+        self._suspects.clear([offset])
+        self._let_go([offset])
+        return round_.todo.pop(offset)
 
-    def give_up(self) -> tuple[Batch, ...]:
-        """Take all uncounted batches out of the round (`on_missing: proceed`)."""
-        missing = self.todo
-        self._todo, self._hands = {}, []
+    def give_up(self, round_: Round) -> tuple[Batch, ...]:
+        """Take all uncounted batches out of a round (`on_missing: proceed`)."""
+        missing = tuple(round_.todo.values())
+        self._let_go(round_.todo)
+        round_.todo.clear()
         return missing
 
-    def _choose(
-        self, batch: Batch, open_to: Collection[WorkerId], loads: Mapping[WorkerId, int]
-    ) -> WorkerId:
-        """The holder the first time; then who was asked least for it, and has least to do."""
-        asked = self._asked.setdefault(batch.offset, [])
-        if not asked and batch.worker in open_to:
-            worker = batch.worker
-        else:
-            worker = min(open_to, key=lambda w: (asked.count(w), loads[w], w != batch.worker, w))
-        asked.append(worker)
-        return worker
-
-    def _give(self, worker: WorkerId, batches: list[Batch], load: int, now: float) -> Assignment:
-        """Put batches into a worker's hands, which then hold `load` of them."""
-        offsets = {batch.offset for batch in batches}
-        attempt = max([len(self._asked[offset]) for offset in offsets]) - 1
-        allowed_s = self._times.allowed_s(load, attempt)
-        self._hands.append(Dispatch(worker, offsets, now + allowed_s, alone=len(offsets) == 1))
-        return Assignment(worker, tuple(batches))
+    def _allowed_s(self, round_: Round, batches: Iterable[Batch], load: int) -> float:
+        """Time for these batches in the hands of a worker that then hold `load`."""
+        attempt = max([len(round_.asked[batch.offset]) for batch in batches]) - 1
+        return self._times.allowed_s(load, attempt)
 
     def _let_go(self, offsets: Collection[int]) -> None:
         """Nobody is to compute these batches any more; hands that are empty then go."""
@@ -316,13 +469,30 @@ class Round:
     def _blame(self, offsets: set[int], alone: set[int]) -> tuple[Batch, ...]:
         """Suspect these batches; returns those that are poison now."""
         poison = [o for o in sorted(offsets) if self._suspects.blame(o, alone=o in alone)]
-        return tuple(self._todo[offset] for offset in poison)
+        return tuple(round_.todo[o] for o in poison if (round_ := self.of(o)) is not None)
 
-    def _drop(self, worker: WorkerId, offsets: Iterable[int]) -> bool:
-        """Void a worker's orders that hold any of these batches: one message answers an order."""
+    def _drop(self, worker: WorkerId, offsets: Iterable[int], version: int) -> bool:
+        """Void a worker's orders that a message at this version about these batches may answer."""
         offsets, before = set(offsets), len(self._hands)
-        self._hands = [h for h in self._hands if h.worker != worker or not (h.offsets & offsets)]
+        self._hands = [
+            hand
+            for hand in self._hands
+            if hand.worker != worker or hand.version > version or not (hand.offsets & offsets)
+        ]
         return len(self._hands) < before
+
+
+def _choose(
+    round_: Round, batch: Batch, open_to: Collection[WorkerId], loads: Mapping[WorkerId, int]
+) -> WorkerId:
+    """The holder the first time; then who was asked least for it, and has least to do."""
+    asked = round_.asked.setdefault(batch.offset, [])
+    if not asked and batch.worker in open_to:
+        worker = batch.worker
+    else:
+        worker = min(open_to, key=lambda w: (asked.count(w), loads[w], w != batch.worker, w))
+    asked.append(worker)
+    return worker
 
 
 SETTLED_WINDOW = 100  # batches over which the share of poison is judged
@@ -336,30 +506,33 @@ class Verdict(NamedTuple):
     hold: str = ""  # why no batch is to blame and the job must be held; empty where it need not
 
 
-def judge(failed: Failed, round_: Round, group_size: int) -> Verdict:
+def judge(failed: Failed, rounds: Rounds) -> Verdict:
     """Take the order back, with or without blame.
 
     Args:
-        failed: Of this round's model.
-        round_: The round in flight.
-        group_size: K
+        failed: Of this leader, and not of an order that is over.
+        rounds: In flight.
     """
+    version = failed.model.version
+    there = {o: round_ for o in failed.batches if (round_ := rounds.of(o)) is not None}
     if failed.reason not in ("raised", "not_finite"):
-        had = round_.requeue(failed.worker, failed.batches)
+        had = rounds.requeue(failed.worker, failed.batches, version)
         if failed.reason == "task" and had:  # what comes late or twice is of a task that was mended
             return Verdict(hold=f"the task is wrong: {failed.detail}; mend it and resume the job")
         if failed.reason != "expired":
             return Verdict()
-        return Verdict(tuple(b for b in round_.todo if b.offset in failed.batches), "expired")
+        return Verdict(tuple(round_.todo[o] for o, round_ in there.items()), "expired")
     if failed.reason == "not_finite":
-        round_.not_finite.update(b.offset for b in round_.todo if b.offset in failed.batches)
-    poison = round_.fail(failed.worker, failed.batches)
-    count = len(round_.not_finite)
-    if count >= max(2, (group_size + 1) // 2):  # half of the data cannot be bad at once
-        return Verdict(
-            hold=f"diverged: {count} batches of one round are not finite;"
-            " lower the learning rate and start again"
-        )
+        for offset, round_ in there.items():
+            round_.not_finite.add(offset)
+    poison = rounds.fail(failed.worker, failed.batches, version)
+    for round_ in rounds:
+        count = len(round_.not_finite)
+        if count >= max(2, (round_.synchrony.group_size + 1) // 2):  # half of the data cannot be
+            return Verdict(
+                hold=f"diverged: {count} batches of one round are not finite;"
+                " lower the learning rate and start again"
+            )
     return Verdict(poison, f"poison: {failed.reason}: {failed.detail}")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from common.core.messages import Synchrony
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
@@ -57,3 +59,8 @@ class CoordinatorSettings:
     alive_s: float = 0.05  # between looks at the workers' beats: how late a death is noticed
     calm_s: float = 0.5  # instead of both, while no worker lives and no round is in flight
     heartbeats_grace_s: float = 1.5  # all beats gone for this long: the workers are
+
+    @property
+    def synchrony(self) -> Synchrony:
+        """How its rounds are made."""
+        return Synchrony(self.group_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -50,6 +51,14 @@ class _Held(NamedTuple):
     state: dict[str, npt.NDArray[Any]]  # of the optimizer, empty before the first update
 
 
+@dataclass(slots=True)
+class _Sum:
+    """The sum of a round's gradients."""
+
+    vector: Vector  # (P + B,) float32
+    samples: int = 0
+
+
 class Trainer:
     """One chain of weights, on the CPU.
 
@@ -79,25 +88,20 @@ class Trainer:
             UserError: If the optimizer's settings make no sense.
         """
         self._weights: Vector = np.array(weights, np.float32)
-        self._sum: Vector = np.zeros_like(self._weights)
-        self._samples = 0
+        self._sums = dict[int, _Sum]()  # by round
+        self._spare: list[Vector] = []  # all zeros: what sums are made of
         self._split = parameter_count
         self._settings = settings
         self._reduction = reduction
         self._layout = layout
         self._parameter = torch.nn.Parameter(torch.from_numpy(self._weights[:parameter_count]))
-        self._parameter.grad = torch.from_numpy(self._sum[:parameter_count])
         self._optimizer = make_optimizer(settings, self._parameter)
 
-    @property
-    def samples(self) -> int:
-        """Samples summed since the last update."""
-        return self._samples
-
-    def add(self, vector: Vector, samples: int) -> None:
+    def add(self, round_: int, vector: Vector, samples: int) -> None:
         """Add a part of an update, or raise and change nothing.
 
         Args:
+            round_: Which update it is a part of.
             vector: (P + B,) float32, as in `GradientSum`.
             samples: How many samples it sums.
 
@@ -105,49 +109,57 @@ class Trainer:
             ValueError: If the length is not this model's or there is no sample.
             NotFiniteError: If a number in it is not finite.
         """
-        if vector.shape != self._sum.shape or samples < 1:
+        if vector.shape != self._weights.shape or samples < 1:
             raise ValueError(
                 f"a gradient of shape {vector.shape} over {samples} samples does not fit a model "
-                f"of shape {self._sum.shape}"
+                f"of shape {self._weights.shape}"
             )
         if not np.isfinite(vector).all():
             raise NotFiniteError("the gradient", None)
-        self._sum += vector
-        self._samples += samples
+        if round_ not in self._sums:
+            self._sums[round_] = _Sum(
+                self._spare.pop() if self._spare else np.zeros_like(self._weights)
+            )
+        part = self._sums[round_]
+        part.vector += vector
+        part.samples += samples
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        """Make all further updates at this rate.
+    def discard(self, round_: int) -> None:
+        """Forget what was added to a round."""
+        if part := self._sums.pop(round_, None):
+            part.vector.fill(0)
+            self._spare.append(part.vector)
+
+    def apply(self, round_: int, learning_rate: float | None = None) -> None:
+        """Make one update of all that was added to a round.
+
+        Args:
+            round_: Which one; it is forgotten then.
+            learning_rate: Of this update; None: as the optimizer's settings say.
 
         Raises:
-            UserError: If it is not above zero and finite.
+            ValueError: If nothing was added to it.
+            UserError: If the rate is not above zero and finite.
         """
-        set_learning_rate(self._optimizer, learning_rate)
-
-    def discard(self) -> None:
-        """Forget what was added since the last update."""
-        self._sum.fill(0)
-        self._samples = 0
-
-    def apply(self) -> None:
-        """Make one update of all that was added.
-
-        Raises:
-            ValueError: If nothing was added.
-        """
-        if not self._samples:
+        if round_ not in self._sums:
             raise ValueError("an update needs at least one sample")
+        part = self._sums[round_]
+        rate = self._settings.learning_rate if learning_rate is None else learning_rate
+        set_learning_rate(self._optimizer, rate)
+        gradient = part.vector[: self._split]
         if self._reduction == "mean":
-            self._sum[: self._split] /= self._samples
+            gradient /= part.samples
+        self._parameter.grad = torch.from_numpy(gradient)
         self._optimizer.step()
-        self._weights[self._split :] += self._sum[self._split :] / self._samples
-        self.discard()
+        self._weights[self._split :] += part.vector[self._split :] / part.samples
+        self.discard(round_)
 
     def weights(self) -> memoryview:
         """The weights' bytes, not copied: they change with the next update."""
         return self._weights.data.cast("B")
 
     def snapshot(self) -> bytes:
-        """Copy weights and optimizer state; what was added since the last update is not in it."""
+        """Copy weights and optimizer state; sums of rounds are not in it."""
         state = self._optimizer.state[self._parameter]
         tensors = {
             _STATE + name: value.numpy()
@@ -202,7 +214,8 @@ class Trainer:
         self._optimizer.state[self._parameter] = {
             name: torch.from_numpy(value) for name, value in state.items()
         }
-        self.discard()
+        for round_ in tuple(self._sums):
+            self.discard(round_)
 
 
 _STATE = "optimizer."  # what the names of the optimizer's tensors begin with

@@ -254,14 +254,12 @@ class Effects:
         match command:
             case do.PostTrigger(trigger):
                 self._post(trigger)
-            case do.SetLearningRate(learning_rate):
-                self.trainer.set_learning_rate(learning_rate)
-            case do.AddGradient(gradient):
-                self.trainer.add(gradient.vector, gradient.samples)
-            case do.Apply():
-                self.trainer.apply()
-            case do.DiscardSum():
-                self.trainer.discard()
+            case do.AddGradient(number, gradient):
+                self.trainer.add(number, gradient.vector, gradient.samples)
+            case do.Apply(number, _, learning_rate):
+                self.trainer.apply(number, learning_rate)
+            case do.DiscardSum(number):
+                self.trainer.discard(number)
             case do.AppendAudit(record):
                 yield from self._append(record)
             case do.OpenPartition(record):

@@ -12,12 +12,13 @@ where the clock is set meanwhile, a length is off, or 0, and nothing else depend
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from common.core import commands as do
 from common.core import events
-from common.core.messages import BatchReady, Failed, Gradient, ModelId, Quarantined
+from common.core.leader import OVER
+from common.core.messages import BatchReady, Failed, Gradient, Quarantined
 
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
@@ -44,15 +45,6 @@ class _Claimed:
     heard_s: float
     trace: BatchTrace | None
     waits: bool = True  # in no trigger yet
-
-
-@dataclass(slots=True)
-class _Round:
-    """The round in flight, from its first trigger on."""
-
-    triggered_s: float
-    gradient_s: float  # when the last gradient came
-    asked: set[int] = field(default_factory=set)  # batches that were ordered
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +74,8 @@ class MetricsObserver:
         self._tracer = tracer
         self._claims = OrderedDict[int, _Claimed]()  # by control offset, ascending
         self._accepted = self._refused = 0  # of this leadership, as counted so far
-        self._round: _Round | None = None
+        self._asked = dict[int, float]()  # batches in flight: when they were ordered first
+        self._gradient_at = dict[int, float]()  # when the last gradient of a round came
         self._applying: _Applying | None = None
         self._updated_s: float | None = None
         self._gradients_s = deque[float](maxlen=RECENT_UPDATES)
@@ -132,25 +125,27 @@ class MetricsObserver:
                 self._end()
             case _ if leading is None:
                 pass  # a candidate's
-            case do.AddGradient(gradient):
+            case do.AddGradient(number, gradient):
                 self.metrics.gradient_came(_age(gradient, leading), counted=True)
-                if self._round is not None:
-                    self._round.gradient_s = begin_s
+                self._gradient_at[number] = begin_s
             case do.PutLeaderStatus(leader_status):
                 self._stands(leader_status)
             case do.PostTrigger(trigger):
                 self._triggered(trigger, begin_s, end_s)
-            case do.Apply(update):
-                self._apply(update, begin_s)
+            case do.Apply(number, update):
+                self._apply(number, update, begin_s)
             case do.PublishModel():
                 if self._applying is not None:
                     self._applied(self._applying, end_s)
-            case do.AppendAudit(Quarantined(reason=reason)):
+            case do.AppendAudit(Quarantined(batch=batch, reason=reason)):
+                self._asked.pop(batch.offset, None)
                 self.metrics.quarantined(reason)
-            case do.Drop(reply):
-                self._dropped(reply, leading)
-            case do.DiscardSum():
-                self._round = self._updated_s = None
+            case do.Drop(reply, reason):
+                self._dropped(reply, reason, leading)
+            case do.DiscardSum(number):
+                self._asked.clear()  # of other rounds, too: they are mostly discarded together
+                self._gradient_at.pop(number, None)
+                self._updated_s = None
             case _:
                 pass  # says nothing that is measured
 
@@ -167,7 +162,9 @@ class MetricsObserver:
         self._gradients_s.clear()
         self._accepted = self._refused = 0
         self.leader_status = self.gradient_s = None
-        self._round = self._applying = self._updated_s = None
+        self._asked.clear()
+        self._gradient_at.clear()
+        self._applying = self._updated_s = None
 
     def _remember(self, offset: int, claim: BatchReady, now_s: float) -> None:
         """Keep when it came, whether it is accepted or not: what is refused is never asked for."""
@@ -189,16 +186,14 @@ class MetricsObserver:
     # --- a round -----------------------------------------------------------------------------
 
     def _triggered(self, trigger: UpdateTrigger, begin_s: float, end_s: float) -> None:
-        if self._round is None:
-            self._round = _Round(end_s, end_s)
-            if self._updated_s is not None:
-                self.metrics.stage_took("wait", max(begin_s - self._updated_s, 0.0))
+        if not self._asked and self._updated_s is not None:
+            self.metrics.stage_took("wait", max(begin_s - self._updated_s, 0.0))
         asked = [batch.offset for order in trigger.orders for batch in order.batches]
-        again = self._round.asked.intersection(asked)
+        again = self._asked.keys() & asked
         if again:
             self.metrics.redispatched(len(again))
-        self._round.asked.update(asked)
         for offset in asked:
+            self._asked.setdefault(offset, end_s)
             claimed = self._claims.get(offset)
             if claimed is not None and claimed.trace is not None and claimed.waits:
                 claimed.waits = False
@@ -211,9 +206,11 @@ class MetricsObserver:
                     version=trigger.model.version,
                 )
 
-    def _apply(self, update: UpdateApplied, begin_s: float) -> None:
-        round_, self._round = self._round or _Round(begin_s, begin_s), None
-        self._applying = _Applying(update, begin_s, round_.triggered_s, round_.gradient_s)
+    def _apply(self, number: int, update: UpdateApplied, begin_s: float) -> None:
+        asked = [self._asked.pop(batch.offset, begin_s) for batch in update.batches]
+        triggered_s = min(asked, default=begin_s)
+        gradient_s = self._gradient_at.pop(number, begin_s)
+        self._applying = _Applying(update, begin_s, triggered_s, gradient_s)
         if update.gradient_s > 0:
             self._gradients_s.append(update.gradient_s)
             self.gradient_s = sum(self._gradients_s) / len(self._gradients_s)
@@ -258,14 +255,12 @@ class MetricsObserver:
             version=version,
         )
 
-    def _dropped(self, reply: Reply, leading: Leading) -> None:
+    def _dropped(self, reply: Reply, reason: str, leading: Leading) -> None:
         if isinstance(reply, Gradient):
             self.metrics.refused("gradient")
             if reply.model.epoch == leading.epoch:
                 self.metrics.gradient_came(_age(reply, leading), counted=False)
-            return
-        in_flight = ModelId(leading.epoch, leading.version) if self._round is not None else None
-        if reply.model != in_flight:  # else it was heeded
+        elif reason == OVER:  # else it was heeded
             self.metrics.refused("failed" if isinstance(reply, Failed) else "farewell")
 
 

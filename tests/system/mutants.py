@@ -219,24 +219,14 @@ MUTANTS = (
     ),
     # --- changes of the job -------------------------------------------------------------------
     Mutant(
-        "a round in flight keeps its K and its learning rate",
+        "a round in flight keeps its learning rate",
         100,
         (
             Edit(
                 CORE + "leader.py",
-                "if self._changed is not None and self._round is None and not self._finishing:",
-                "if self._changed is not None and not self._finishing:",
-            ),
-        ),
-    ),
-    Mutant(
-        "a new leader takes its steps at the job's learning rate, not at the first one",
-        100,
-        (
-            Edit(
-                CORE + "coordinator.py",
-                "            yield do.SetLearningRate(self._settings.learning_rate)",
-                "            pass",
+                "yield do.Apply(round_.number, update, round_.learning_rate)",
+                "yield do.Apply(round_.number, update, (self._changed or"
+                " self._settings).learning_rate)",
             ),
         ),
     ),
@@ -409,8 +399,9 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "in_flight = self._round.todo + self._round.counted if",
-                "in_flight = self._round.todo if",
+                "unsettled = self._grouper.batches + self._rounds.batches",
+                "unsettled = self._grouper.batches"
+                " + tuple(b for r in self._rounds for b in r.todo.values())",
             ),
         ),
     ),
@@ -420,7 +411,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                " or self._publisher.unread > self._settings.unread_audits:",
+                " or self._publisher.unread > settings.unread_audits:",
                 ":",
             ),
         ),
@@ -432,13 +423,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "reply.model != self._round.model:",
-                "reply.model.version != self._round.model.version:",
-            ),
-            Edit(
-                CORE + "rounds.py",
-                "if gradient.model != self.model:",
-                "if gradient.model.version != self.model.version:",
+                "if reply.model.epoch != self._epoch or version > newest",
+                "if version > newest",
             ),
             Edit(SIMULATION + "world.py", "setdefault(reply.model.epoch", "setdefault(0"),
             Edit(
@@ -463,8 +449,18 @@ MUTANTS = (
         (
             Edit(
                 CORE + "rounds.py",
-                "for offset in gradient.batches if offset not in self._todo]",
-                "for offset in gradient.batches if offset not in {**self._todo, **self._counted}]",
+                "if round_ is None or offset not in round_.todo]",
+                "if round_ is None or offset not in {**round_.todo, **round_.counted}]",
+            ),
+            Edit(
+                CORE + "rounds.py",
+                "sum([round_.todo[offset].samples for offset in offsets])",
+                "sum([{**round_.todo, **round_.counted}[offset].samples for offset in offsets])",
+            ),
+            Edit(
+                CORE + "rounds.py",
+                "self.counted[offset] = self.todo.pop(offset)",
+                "self.counted[offset] = self.todo.pop(offset, None) or self.counted[offset]",
             ),
         ),
     ),
@@ -474,7 +470,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "rounds.py",
-                "gradient.samples != sum([self._todo[o].samples for o in gradient.batches]):",
+                "gradient.samples != sum([round_.todo[offset].samples for offset in offsets]):",
                 "False:",
             ),
         ),
@@ -484,7 +480,7 @@ MUTANTS = (
         600,
         (
             Edit(CORE + "leader.py", 'if failed.reason == "model_missing":', "if False:"),
-            Edit(CORE + "leader.py", "if round_.asked_again:", "if False:"),
+            Edit(CORE + "leader.py", "if any(r.asked_again and", "if any(False and"),
         ),
     ),
     Mutant(
@@ -493,8 +489,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "if self._round is not None and (late := self._round.overdue(now)):",
-                "if False:",
+                "late, rounds = self._rounds.overdue(now)",
+                "late, rounds = (), ()",
             ),
         ),
     ),
@@ -502,7 +498,11 @@ MUTANTS = (
     Mutant(
         "what the dead had in hand is suspected",
         100,
-        (Edit(CORE + "leader.py", "for batch in self._round.vanish(worker):", "for batch in ():"),),
+        (
+            Edit(
+                CORE + "leader.py", "for batch in self._rounds.vanish(worker):", "for batch in ():"
+            ),
+        ),
     ),
     Mutant(
         "poison is quarantined in the end",

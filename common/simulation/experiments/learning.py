@@ -85,21 +85,21 @@ class Sgd:
         computed = self._computer.compute([take(self._train, self._rows(b)) for b in batches])
         return Computed(computed.loss_sum, computed.vector)
 
-    def add(self, computed: Vector | None, samples: int) -> None:
-        """Add a gradient to the sum of the round."""
+    def add(self, round_: int, computed: Vector | None, samples: int) -> None:
+        """Add a gradient to the sum of a round."""
         if computed is not None:
-            self._trainer.add(computed, samples)
+            self._trainer.add(round_, computed, samples)
 
-    def apply(self, version: int, now: float) -> None:
+    def apply(self, round_: int, version: int, now: float) -> None:
         """Make one update of the sum, and look now and then how good the model is."""
-        self._trainer.apply()
+        self._trainer.apply(round_)
         self._version = version
         if version % self._every == 0:
             self._evaluate(now)
 
-    def discard(self) -> None:
-        """Forget the sum of the round."""
-        self._trainer.discard()
+    def discard(self, round_: int) -> None:
+        """Forget the sum of a round."""
+        self._trainer.discard(round_)
 
     def _rows(self, batch: Batch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         parts = []

@@ -95,16 +95,16 @@ class Learner(typing.Protocol):
         """Compute the gradient of these batches at the weights of now."""
         ...
 
-    def add(self, computed: Vector | None, samples: int) -> None:
-        """Add a gradient to the sum of the round."""
+    def add(self, round_: int, computed: Vector | None, samples: int) -> None:
+        """Add a gradient to the sum of a round."""
         ...
 
-    def apply(self, version: int, now: float) -> None:
+    def apply(self, round_: int, version: int, now: float) -> None:
         """Make one update of the sum."""
         ...
 
-    def discard(self) -> None:
-        """Forget the sum of the round."""
+    def discard(self, round_: int) -> None:
+        """Forget the sum of a round."""
         ...
 
 
@@ -116,13 +116,13 @@ class Costless:
         del batches
         return NOTHING
 
-    def add(self, computed: Vector | None, samples: int) -> None:
+    def add(self, round_: int, computed: Vector | None, samples: int) -> None:
         """Nothing to add."""
 
-    def apply(self, version: int, now: float) -> None:
+    def apply(self, round_: int, version: int, now: float) -> None:
         """Nothing to apply."""
 
-    def discard(self) -> None:
+    def discard(self, round_: int) -> None:
         """Nothing to forget."""
 
 
@@ -490,17 +490,17 @@ class Protocol:
     def _obey(self, command: CoordinatorCommand) -> None:  # noqa: C901, PLR0912 -- one case each
         now = self.time.now
         match command:
-            case do.AddGradient(gradient):
-                self.learner.add(gradient.vector, gradient.samples)
+            case do.AddGradient(number, gradient):
+                self.learner.add(number, gradient.vector, gradient.samples)
             case do.PutLeaderStatus(leader_status):
                 self.leader_status = leader_status
             case do.PostTrigger(trigger):
                 self.time.at(now + self._delays.board_s, self._triggered, trigger)
-            case do.Apply(update):
+            case do.Apply(number, update):
                 self.update_times_s.append(now)
-                self.learner.apply(update.version, now)
-            case do.DiscardSum():
-                self.learner.discard()
+                self.learner.apply(number, update.version, now)
+            case do.DiscardSum(number):
+                self.learner.discard(number)
             case do.AppendAudit(record):
                 offset, self._updates_end = self._updates_end, self._updates_end + 1
                 read_back = events.UpdatesRead(((offset, record),))

@@ -100,8 +100,7 @@ class SimulatedCoordinator:
         self._found = dict[tuple[int, int, int], Token]()
         self._token = self._copy = GENESIS_TOKEN
         self._reply_token: Token | None = None  # the weights that the reply in hand was taken at
-        self._sum = list[int]()
-        self._rate = 0.0  # at which it takes its steps
+        self._sums = dict[int, list[int]]()  # batches, by round
         self._in_a_row = 0  # poison batches since the last update, or since somebody looked
         self._stated = False  # whether this leader has put its status
         self._orders_lost = False  # a model or a trigger could not be put
@@ -259,16 +258,12 @@ class SimulatedCoordinator:
                 self._post(trigger)
             case do.PutLeaderStatus(leader_status):
                 self._put_leader_status(leader_status)
-            case do.SetLearningRate(rate):
-                if self._sum:
-                    raise Violation("changed in a round", f"with gradients of {self._sum}")
-                self._rate = rate
-            case do.AddGradient(gradient):
-                self._add(gradient)
-            case do.Apply(update):
-                self._apply(update)
-            case do.DiscardSum():
-                self._sum = []
+            case do.AddGradient(number, gradient):
+                self._add(number, gradient)
+            case do.Apply(number, update, rate):
+                self._apply(number, update, rate)
+            case do.DiscardSum(number):
+                self._sums.pop(number, None)
             case do.CopyWeights():
                 self._copy = self._token
             case do.PublishSnapshot(snapshot, checkpoint):
@@ -284,7 +279,7 @@ class SimulatedCoordinator:
             case do.StepDown(reason):
                 world.say(f"{self.name} steps down: {reason}")
                 self._follows = False
-                self._sum = []
+                self._sums = {}
                 self._outbox = [r for r in self._outbox if not isinstance(r, Lead)]
             case do.Hold(reason) if " are poison: " in reason or self._is_of_loss(reason):
                 world.say(f"{self.name} holds the job: {reason}")
@@ -311,7 +306,7 @@ class SimulatedCoordinator:
         self._replayed_at = len(self.world.control)
         self._put_back = 0
         self._read_back = self._published = snapshot.made.version
-        self._sum = []
+        self._sums = {}
         self._look_at_streams(self.takeovers)
 
     def _look_at_streams(self, leadership: int) -> None:
@@ -393,29 +388,30 @@ class SimulatedCoordinator:
         if self._up():
             self._feed(event)
 
-    def _add(self, gradient: Gradient) -> None:
+    def _add(self, number: int, gradient: Gradient) -> None:
         if self._reply_token != self._token:
             raise Violation(
                 "wrong weights", f"a gradient of {self._reply_token} for a round of {self._token}"
             )
-        self._sum += gradient.batches
+        self._sums.setdefault(number, []).extend(gradient.batches)
 
-    def _apply(self, update: UpdateApplied) -> None:
+    def _apply(self, number: int, update: UpdateApplied, rate: float | None) -> None:
         batches = tuple(batch.offset for batch in update.batches)
-        if sorted(batches) != sorted(self._sum):
-            raise Violation("wrong sum", f"update of {batches} with gradients of {self._sum}")
+        summed = self._sums.pop(number, [])
+        if sorted(batches) != sorted(summed):
+            raise Violation("wrong sum", f"update of {batches} with gradients of {summed}")
         group_size = self.world.revisions[update.revision].group_size
         if len(batches) > group_size or (len(batches) < group_size and not update.short):
             raise Violation("not K", f"{len(batches)} batches, not {group_size}, and no reason")
-        if self._rate != update.revision:
-            raise Violation("wrong rate", f"of revision {self._rate:g}, not {update.revision}")
+        if rate != update.revision:
+            raise Violation("wrong rate", f"of revision {rate}, not {update.revision}")
         unread = update.version - self._read_back
         if unread > self.settings.unread_audits + 1:
             raise Violation("audit left behind", f"{unread} updates are not read back yet")
         made: Token = (ModelId(update.epoch, update.version), next(self.world.serial))
         self.world.nodes[made] = Node(self._token, batches)
         self.world.say(f"{self.name} applies e{update.epoch} J{update.version}", batches)
-        self._token, self._sum, self._in_a_row = made, [], 0
+        self._token, self._in_a_row = made, 0
 
     def _count_poison(self, record: AuditRecord) -> None:
         if isinstance(record, Quarantined) and not record.expired:

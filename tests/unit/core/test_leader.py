@@ -71,7 +71,7 @@ def test_the_kth_batch_begins_a_round_and_its_last_gradient_makes_the_update() -
 
     a, b = trigger.orders
     assert bench.feed(events.RepliesRead((answer(a, bench.model),))) == (
-        do.AddGradient(answer(a, bench.model)),
+        do.AddGradient(1, answer(a, bench.model)),
     )
     _, apply, audit, model = bench.feed(events.RepliesRead((answer(b, bench.model),)))
     assert isinstance(apply, do.Apply)
@@ -94,7 +94,7 @@ def test_the_next_round_begins_only_when_no_update_is_in_flight() -> None:
     assert said.index(do.PublishModel(bench.model)) < said.index(of_kind(said, do.PostTrigger)[0])
 
     stale = answer(old[0], ModelId(0, 0))  # it comes again
-    assert bench.feed(events.RepliesRead((stale,))) == (do.Drop(stale, "its round is over"),)
+    assert bench.feed(events.RepliesRead((stale,))) == (do.Drop(stale, "batches [0] do not wait"),)
 
 
 def test_a_round_waits_while_too_much_audit_is_unread() -> None:

@@ -85,36 +85,38 @@ def test_a_change_counts_while_a_job_is_paused_too() -> None:
     assert the(bench.compute(), do.Apply).update.revision == 1
 
 
-def test_the_rate_is_set_between_two_updates_before_the_first_step_of_its_revision() -> None:
+def test_an_update_is_made_at_the_rate_of_its_revision() -> None:
     bench = leading(replace(QUIET, learning_rate=0.5))
     bench.announce(A, B)
     bench.announce(A, B)
     assert change(bench, replace(QUIET, learning_rate=0.25, revision=1)) == ()
-    said = bench.compute()
-    apply, rate = the(said, do.Apply), the(said, do.SetLearningRate)
-    assert (apply.update.revision, rate.learning_rate) == (0, 0.25)
-    assert said.index(apply) < said.index(rate)
-    assert the(bench.compute(), do.Apply).update.revision == 1
+    for revision, rate in ((0, 0.5), (1, 0.25)):
+        apply = the(bench.compute(), do.Apply)
+        assert (apply.update.revision, apply.learning_rate) == (revision, rate)
 
 
-def test_a_new_leader_sets_the_rate_of_the_revision_that_it_knows() -> None:
+def test_a_new_leader_goes_by_the_rate_of_the_revision_that_it_knows() -> None:
     # c1 dies between the change and the next update; c2 has heard of it, c3 hears later
     one = leading(replace(QUIET, learning_rate=0.5))
     change(one, replace(QUIET, learning_rate=0.25, revision=1))
     two = Bench(replace(QUIET, learning_rate=0.5), updates=one.updates, control=one.control)
     change(two, replace(QUIET, learning_rate=0.25, revision=1))
-    assert the(two.lead(), do.SetLearningRate).learning_rate == 0.25
+    two.lead()
+    two.see(A, B)
+    two.announce(A, B)
+    assert the(two.compute(), do.Apply).learning_rate == 0.25
 
     late = Bench(
         replace(QUIET, learning_rate=0.5), updates=one.updates, control=one.control, name="c3"
     )
-    assert the(late.lead(), do.SetLearningRate).learning_rate == 0.5
+    late.lead()
     late.see(A, B)
+    late.read_control()
     late.announce(A, B)
     change(late, replace(QUIET, learning_rate=0.25, revision=1))
-    said = late.compute()
-    assert the(said, do.Apply).update.revision == 0
-    assert the(said, do.SetLearningRate).learning_rate == 0.25
+    for revision, rate in ((0, 0.5), (1, 0.25)):
+        apply = the(late.compute(), do.Apply)
+        assert (apply.update.revision, apply.learning_rate) == (revision, rate)
 
 
 def test_a_round_that_lacks_a_batch_gives_way_to_a_change() -> None:
@@ -128,7 +130,7 @@ def test_a_round_that_lacks_a_batch_gives_way_to_a_change() -> None:
     bench.feed(events.RepliesRead((Failed(B, bench.model, (2,), "expired"),)))
     assert of_kind(bench.said, do.Apply) == []
     said = change(bench, replace(QUIET, revision=2))
-    assert said.index(do.DiscardSum()) < said.index(of_kind(said, do.PostTrigger)[0])
+    assert said.index(do.DiscardSum(1)) < said.index(of_kind(said, do.PostTrigger)[0])
     update = the(bench.compute(), do.Apply).update
     assert sorted(batch.offset for batch in update.batches) == [0, 1]
     assert (update.revision, update.short) == (2, "")
@@ -174,7 +176,7 @@ def test_a_job_that_ends_does_not_change_any_more() -> None:
     change(bench, replace(K1, learning_rate=0.25))
     said = bench.compute() + bench.read_updates()
     assert the(said, do.Finish) == do.Finish("1 updates applied", 0)
-    assert of_kind(said, do.SetLearningRate) == []
+    assert the(said, do.Apply).learning_rate == 0.5
 
 
 def test_an_update_says_how_long_a_gradient_took_in_the_mean() -> None:

@@ -258,7 +258,7 @@ def test_when_half_of_a_round_is_not_finite_the_job_is_held_and_no_batch_is_lost
     assert of_kind(fail(bench, a, "not_finite"), do.Hold) == []
     said = fail(bench, b, "not_finite")
     assert the(said, do.Hold).reason.startswith("diverged: 2 batches of one round are not finite")
-    assert of_kind(said, do.DiscardSum) == [do.DiscardSum()]
+    assert of_kind(said, do.DiscardSum) == [do.DiscardSum(1)]
     assert of_kind(bench.announce(A), do.PostTrigger) == []
     assert bench.leader_status.waiting == 3
     assert len(bench.updates) == 1  # the Lead: nothing was quarantined
@@ -372,7 +372,7 @@ def test_a_stopped_job_ends_with_a_checkpoint_that_waits_for_its_audit() -> None
     bench.announce(A, B, A, B)
     bench.compute()
     said = bench.feed(events.WantedChanged("stopped"))
-    assert said == (do.DiscardSum(), do.CopyWeights())
+    assert said == (do.DiscardSum(2), do.CopyWeights())
     assert bench.announce(A, B)[1:] == ()  # a leader's status, and no round
     published, finish, release = bench.read_updates()
     assert isinstance(published, do.PublishSnapshot)

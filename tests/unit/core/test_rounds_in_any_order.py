@@ -17,7 +17,8 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from common.core.messages import Assignment, Batch, Gradient, ModelId, WorkerId
-from common.core.rounds import GradientTimes, Round, Suspects
+from common.core.rounds import GradientTimes, Rounds, Suspects
+from common.core.settings import CoordinatorSettings
 from tests.unit.core.examples import SAMPLES, A, B, C, answer, batch, gradient
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ class _AnyRound(RuleBasedStateMachine):
         self.batches = {offset: batch(offset, [A, B, C][offset % 3]) for offset in range(size)}
         self.suspects = Suspects(LIMIT)
         times = GradientTimes(floor_s=0.5)
-        self.round = Round(MODEL, self.batches.values(), self.suspects, times)
+        self.rounds = Rounds(self.suspects, times)
+        settings = CoordinatorSettings(group_size=size, bound=size)
+        self.round = self.rounds.begin(settings.synchrony, settings, self.batches.values())
         self.todo, self.counted, self.poison = set(self.batches), set[int](), set[int]()
         self.hands, self.issued, self.now = list[_Hand](), list[Assignment](), 0.0
 
@@ -61,7 +64,7 @@ class _AnyRound(RuleBasedStateMachine):
     @rule(live=st.sets(workers))
     def hand_out(self, live: set[WorkerId]) -> None:
         suspects, waiting = self.suspects.strikes.keys(), self.todo - self.held()
-        for order in self.round.orders(self.now, live):
+        for order in self.rounds.orders(self.now, live, MODEL.version):
             offsets = {each.offset for each in order.batches}
             assert order.worker in live
             assert offsets <= waiting  # nobody is asked for what another is at
@@ -83,7 +86,7 @@ class _AnyRound(RuleBasedStateMachine):
     def a_ghost_answers(
         self, worker: WorkerId, offsets: list[int], *, short: bool, old: bool
     ) -> None:
-        model = ModelId(2, 7) if old else MODEL
+        model = ModelId(3, 6) if old else MODEL
         reply = gradient(worker, model, map(batch, offsets))
         self.reply(replace(reply, samples=reply.samples - short))
 
@@ -91,7 +94,7 @@ class _AnyRound(RuleBasedStateMachine):
         offsets = set(reply.batches)
         fits = reply.model == MODEL and 0 < len(offsets) == len(reply.batches)
         right = fits and offsets <= self.todo and reply.samples == SAMPLES * len(offsets)
-        assert (self.round.count(reply) == "") == right
+        assert (self.rounds.count(reply, MODEL.version)[1] == "") == right
         if right:
             self.counted |= offsets
             self.done_with(offsets)
@@ -100,26 +103,29 @@ class _AnyRound(RuleBasedStateMachine):
 
     @rule(worker=workers, offsets=some_offsets)
     def data_could_not_be_had(self, worker: WorkerId, offsets: list[int]) -> None:
-        self.round.requeue(worker, offsets)
+        self.rounds.requeue(worker, offsets, MODEL.version)
         self.void(worker, set(offsets))
 
     @rule(worker=workers)
     def a_worker_leaves(self, worker: WorkerId) -> None:
-        self.round.release(worker)
+        self.rounds.release(worker)
         self.void(worker, set(self.batches))
 
     @rule(worker=workers, offsets=some_offsets)
     def a_worker_fails(self, worker: WorkerId, offsets: list[int]) -> None:
         mine = [hand for hand in self.hands if hand.worker == worker]
         alone = {offset for hand in mine if hand.alone for offset in hand.offsets}
-        self.blame(worker, set(offsets), alone, self.round.fail)
+        self.blame(worker, set(offsets), alone, self.fail)
+
+    def fail(self, worker: WorkerId, offsets: set[int]) -> tuple[Batch, ...]:
+        return self.rounds.fail(worker, offsets, MODEL.version)
 
     @rule(worker=workers)
     def a_worker_vanishes(self, worker: WorkerId) -> None:
         mine = [hand for hand in self.hands if hand.worker == worker]
         everything = {offset for hand in mine for offset in hand.offsets}
         alone = everything if len(everything) == 1 and all(h.alone for h in mine) else set[int]()
-        self.blame(worker, everything, alone, lambda who, _: self.round.vanish(who))
+        self.blame(worker, everything, alone, lambda who, _: self.rounds.vanish(who))
 
     def blame(
         self,
@@ -137,14 +143,14 @@ class _AnyRound(RuleBasedStateMachine):
         assert poison == {offset for offset, strikes in struck.items() if strikes > LIMIT}
         self.void(worker, offsets)
         for offset in poison:
-            assert self.round.settle(offset) == self.batches[offset]
+            assert self.rounds.settle(offset) == self.batches[offset]
         self.poison |= poison
         self.done_with(poison)
 
     @rule()
     def everything_is_late(self) -> None:
         self.now += LATE_S
-        assert bool(self.round.overdue(self.now)) == bool(self.held())
+        assert bool(self.rounds.overdue(self.now)[0]) == bool(self.held())
         for hand in self.hands:
             hand.late = True
 
@@ -159,8 +165,8 @@ class _AnyRound(RuleBasedStateMachine):
 
     @invariant()
     def each_batch_is_counted_at_most_once(self) -> None:
-        assert sorted(each.offset for each in self.round.counted) == sorted(self.counted)
-        assert {each.offset for each in self.round.todo} == self.todo
+        assert self.round.counted.keys() == self.counted
+        assert self.round.todo.keys() == self.todo
         assert self.round.samples == SAMPLES * len(self.counted)
         assert self.round.loss_sum == 2.0 * self.round.samples
 
@@ -168,7 +174,7 @@ class _AnyRound(RuleBasedStateMachine):
         """One worker that is faithful finishes it, whatever happened before."""
         self.everything_is_late()
         while self.round.todo:
-            orders = self.round.orders(self.now, {A})
+            orders = self.rounds.orders(self.now, {A}, MODEL.version)
             assert orders
             for order in orders:
                 self.reply(answer(order, MODEL))

@@ -64,8 +64,8 @@ def test_a_trainers_snapshot_says_which_weights_are_which_tensors() -> None:
     layout, model = layout_of(module), FlatModel(module)
     settings = OptimizerSettings("adam", 0.1)
     trainer = Trainer(model.vector, model.parameter_count, settings, "mean", layout)
-    trainer.add(np.ones_like(model.vector), 1)
-    trainer.apply()
+    trainer.add(1, np.ones_like(model.vector), 1)
+    trainer.apply(1)
     weights, found = weights_in(trainer.snapshot())
     assert found == layout
     assert save_weights(found, weights) == save_weights(layout_of(module), weights)

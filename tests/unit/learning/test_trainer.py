@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SGD = OptimizerSettings("sgd", 1.0)
 PARAMETERS, BUFFERS = 40, 3
+ROUND = 7
 
 
 def trainer(
@@ -39,29 +40,28 @@ def weights_of(subject: Trainer) -> Vector:
     return np.frombuffer(bytes(subject.weights()), np.float32)
 
 
-def train(subject: Trainer, first: int, last: int) -> None:
+def train(subject: Trainer, first: int, last: int, *, learning_rate: float | None = None) -> None:
     for step in range(first, last):
         random = np.random.default_rng(step)
         for samples in (256, 100):
-            subject.add(random.normal(size=PARAMETERS + BUFFERS).astype(np.float32), samples)
-        subject.apply()
+            subject.add(ROUND, random.normal(size=PARAMETERS + BUFFERS).astype(np.float32), samples)
+        subject.apply(ROUND, learning_rate)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_an_update_steps_by_the_mean_or_the_sum_over_its_samples(reduction: str) -> None:
     subject = Trainer(np.zeros(2, np.float32), 2, SGD, reduction)  # type: ignore[arg-type] # known
-    subject.add(np.array([8, 0], np.float32), 3)
-    subject.add(np.array([0, 4], np.float32), 1)
-    subject.apply()
+    subject.add(ROUND, np.array([8, 0], np.float32), 3)
+    subject.add(ROUND, np.array([0, 4], np.float32), 1)
+    subject.apply(ROUND)
     assert weights_of(subject).tolist() == ([-2, -1] if reduction == "mean" else [-8, -4])
 
 
-def test_a_changed_learning_rate_counts_from_the_next_update_on() -> None:
+def test_an_update_is_made_at_its_own_learning_rate() -> None:
     subject = Trainer(np.zeros(1, np.float32), 1, SGD, "sum")
-    for rate, weight in ((1.0, -1.0), (0.5, -1.5), (2.0, -3.5)):
-        subject.set_learning_rate(rate)
-        subject.add(np.ones(1, np.float32), 1)
-        subject.apply()
+    for rate, weight in ((1.0, -1.0), (0.5, -1.5), (2.0, -3.5), (None, -4.5)):
+        subject.add(ROUND, np.ones(1, np.float32), 1)
+        subject.apply(ROUND, rate)
         assert weights_of(subject).tolist() == [weight]
 
 
@@ -71,16 +71,17 @@ def test_a_changed_learning_rate_is_that_of_a_trainer_made_with_it(name: Optimiz
     changed, made = trainer(name, learning_rate=0.01), trainer(name, learning_rate=0.002)
     train(changed, 0, 3)
     made.restore(changed.snapshot())
-    changed.set_learning_rate(0.002)
-    train(changed, 3, 6)
+    train(changed, 3, 6, learning_rate=0.002)
     train(made, 3, 6)
     assert weights_of(changed).tolist() == weights_of(made).tolist()
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_learning_rate_that_makes_no_sense_is_refused(rate: float) -> None:
+    subject = trainer()
+    subject.add(ROUND, np.ones(PARAMETERS + BUFFERS, np.float32), 1)
     with pytest.raises(UserError, match="learning_rate"):
-        trainer().set_learning_rate(rate)
+        subject.apply(ROUND, rate)
 
 
 def test_every_record_of_a_drained_stream_is_counted_once() -> None:
@@ -90,16 +91,16 @@ def test_every_record_of_a_drained_stream_is_counted_once() -> None:
     for ids in np.arange(12).reshape(3, 2, 2):
         computer.load(subject.weights())
         part = computer.compute([{"id": batch} for batch in ids])
-        subject.add(part.vector, part.samples)
-        subject.apply()
+        subject.add(ROUND, part.vector, part.samples)
+        subject.apply(ROUND)
     assert (weights_of(subject) == -1).all()
 
 
 def test_buffers_move_by_the_average_weighted_by_samples() -> None:
     subject = Trainer(np.array([0, 10], np.float32), 1, SGD)
-    subject.add(np.array([0, 3 * 2], np.float32), 3)  # moved by +2 over 3 samples
-    subject.add(np.array([0, 1 * -2], np.float32), 1)
-    subject.apply()
+    subject.add(ROUND, np.array([0, 3 * 2], np.float32), 3)  # moved by +2 over 3 samples
+    subject.add(ROUND, np.array([0, 1 * -2], np.float32), 1)
+    subject.apply(ROUND)
     assert weights_of(subject).tolist() == [0, 11]
 
 
@@ -112,8 +113,8 @@ def test_a_buffer_that_no_batch_moves_stays_bit_for_bit_what_it_was() -> None:
     for step in range(50):
         computer.load(subject.weights())
         part = computer.compute([points(step, 7), points(step + 100, 5)])
-        subject.add(part.vector, part.samples)
-        subject.apply()
+        subject.add(ROUND, part.vector, part.samples)
+        subject.apply(ROUND)
     assert np.array_equal(weights_of(subject)[split : split + 3], constant)
 
 
@@ -133,8 +134,8 @@ def test_batch_statistics_do_not_depend_on_who_holds_which_batch(
         computer.load(subject.weights())
         for held in filter(None, holders):
             part = computer.compute([batches[index] for index in held])
-            subject.add(part.vector, part.samples)
-        subject.apply()
+            subject.add(ROUND, part.vector, part.samples)
+        subject.apply(ROUND)
         results.append(weights_of(subject)[split:])
     assert np.allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
 
@@ -144,28 +145,44 @@ def test_a_gradient_that_does_not_fit_changes_nothing() -> None:
     good = np.ones(PARAMETERS + BUFFERS, np.float32)
     for wrong, samples in ((good[1:], 5), (good, 0)):
         with pytest.raises(ValueError, match="does not fit"):
-            subject.add(wrong, samples)
+            subject.add(ROUND, wrong, samples)
     with pytest.raises(NotFiniteError):
-        subject.add(np.where(np.arange(len(good)) == 7, np.nan, good).astype(np.float32), 5)
-    assert subject.samples == 0
+        subject.add(ROUND, np.where(np.arange(len(good)) == 7, np.nan, good).astype(np.float32), 5)
+    with pytest.raises(ValueError, match="at least one sample"):
+        subject.apply(ROUND)
     for each in (subject, undisturbed):
-        each.add(good, 4)
-        each.apply()
+        each.add(ROUND, good, 4)
+        each.apply(ROUND)
     assert np.array_equal(weights_of(subject), weights_of(undisturbed))
 
 
 def test_what_was_added_can_be_discarded() -> None:
     subject, undisturbed = trainer(), trainer()
-    subject.add(np.full(PARAMETERS + BUFFERS, 9, np.float32), 5)
-    subject.discard()
+    subject.add(ROUND, np.full(PARAMETERS + BUFFERS, 9, np.float32), 5)
+    subject.discard(ROUND)
     train(subject, 0, 1)
     train(undisturbed, 0, 1)
     assert np.array_equal(weights_of(subject), weights_of(undisturbed))
 
 
+def test_each_round_has_a_sum_of_its_own() -> None:
+    # added     1: +1   2: +10   1: +2   3: +100
+    # applied                                      2: 10    1: 3    (3 is discarded)
+    subject = Trainer(np.zeros(1, np.float32), 1, SGD, "sum")
+    for round_, value in ((1, 1), (2, 10), (1, 2), (3, 100)):
+        subject.add(round_, np.array([value], np.float32), 1)
+    for round_, weight in ((2, -10.0), (1, -13.0)):
+        subject.apply(round_)
+        assert weights_of(subject).tolist() == [weight]
+    subject.discard(3)
+    subject.add(4, np.ones(1, np.float32), 1)  # in memory that another round had
+    subject.apply(4)
+    assert weights_of(subject).tolist() == [-14.0]
+
+
 def test_an_update_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one sample"):
-        trainer().apply()
+        trainer().apply(ROUND)
 
 
 @pytest.mark.parametrize("name", OPTIMIZER_NAMES)
@@ -178,7 +195,7 @@ def test_a_restored_trainer_goes_on_bit_for_bit(name: OptimizerName, first: int)
     train(broken, 0, first)
     snapshot = broken.snapshot()
     train(heir, 50, 53)
-    heir.add(np.ones(PARAMETERS + BUFFERS, np.float32), 1)
+    heir.add(ROUND, np.ones(PARAMETERS + BUFFERS, np.float32), 1)
     heir.restore(snapshot)
     train(heir, first, first + 5)
     assert np.array_equal(weights_of(heir), weights_of(whole))
@@ -212,9 +229,10 @@ def test_another_jobs_weights_come_with_the_state_of_an_optimizer_of_the_same_ki
 ) -> None:
     other, faster = trainer("adam"), trainer("adam", learning_rate=0.5)
     train(other, 0, first)
-    faster.add(np.ones(PARAMETERS + BUFFERS, np.float32), 1)
+    faster.add(ROUND, np.ones(PARAMETERS + BUFFERS, np.float32), 1)
     assert faster.adopt(other.snapshot()) == "adam"
-    assert faster.samples == 0
+    with pytest.raises(ValueError, match="at least one sample"):
+        faster.apply(ROUND)
     assert faster.snapshot() == other.snapshot()
 
 
@@ -283,7 +301,7 @@ def test_logistic_regression_learns_a_separable_problem() -> None:
         part = computer.compute(
             [{"features": x, "label": y} for x, y in zip(features, labels, strict=True)]
         )
-        subject.add(part.vector, part.samples)
-        subject.apply()
+        subject.add(ROUND, part.vector, part.samples)
+        subject.apply(ROUND)
         accuracy = part.metric_sums["accuracy"] / part.samples
     assert accuracy >= 0.99

@@ -162,7 +162,7 @@ def test_a_watch_tells_arrivals_lag_and_stability(bench: Bench) -> None:
     assert bench.told("stream_lag_records", stream="clinic-a") == 40.0
     assert bench.told("stability_ratio", bound="sufficient") is None, "no gradient was heard of"
     update = UpdateApplied(EPOCH, 1, (), 1, 0.0, gradient_s=0.1)
-    bench.measuring.done(do.Apply(update), 0.0, 0.0)
+    bench.measuring.done(do.Apply(1, update, None), 0.0, 0.0)
     bench.stand(claimed=30, live=2)
     bench.watch.turn()
     assert bench.told("stream_lag_records", stream="clinic-a") == 10.0

@@ -5,11 +5,20 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from common.core import commands as do
 from common.core import events
-from common.core.messages import LeaderStatus, ModelId, TriggerId, UpdateTrigger
+from common.core.messages import (
+    Gradient,
+    LeaderStatus,
+    ModelId,
+    TriggerId,
+    UpdateApplied,
+    UpdateTrigger,
+    WorkerId,
+)
 from common.errors import UserError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
@@ -145,9 +154,17 @@ def test_a_leader_whose_triggers_are_kept_out_goes_on_in_another_stream_and_tell
 
 def test_a_rate_reaches_the_trainer(bench: Bench) -> None:
     bench.have_weights()
-    bench.carry_out(do.SetLearningRate(0.25))
+    trainer, update = bench.effects.trainer, UpdateApplied(3, 1, (), 1, 0.0)
+    before = np.frombuffer(bytes(trainer.weights()), np.float32)
+    vector = np.ones_like(before)
+    gradient = Gradient(WorkerId("a"), ModelId(3, 0), (0,), 1, 1.0, {}, 0.1, vector=vector)
+    bench.carry_out(do.AddGradient(1, gradient))
+    bench.carry_out(do.Apply(1, update, 0.25))
+    moved = np.frombuffer(trainer.weights(), np.float32) - before
+    assert moved[0] == pytest.approx(-0.25)  # the first step of Adam
+    bench.carry_out(do.AddGradient(2, gradient))
     with pytest.raises(UserError, match=r"learning_rate -1\.0 is not above zero"):
-        bench.carry_out(do.SetLearningRate(-1.0))
+        bench.carry_out(do.Apply(2, update, -1.0))
 
 
 def test_what_a_leader_tells_carries_its_epoch_until_it_steps_down(

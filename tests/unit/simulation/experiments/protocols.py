@@ -34,7 +34,7 @@ class Counting:
     def __init__(self, streams: int) -> None:
         self.used: npt.NDArray[np.float32] = np.zeros((streams, MOST_RECORDS), np.float32)
         self.sums = list[int]()  # samples of each update
-        self._sum = np.zeros_like(self.used)
+        self._rounds: dict[int, npt.NDArray[np.float32]] = {}
 
     def gradient(self, batches: Sequence[Batch]) -> Computed:
         """Count the records of these batches."""
@@ -44,23 +44,23 @@ class Counting:
                 vector[span.partition, span.start : span.end] += 1
         return Computed(float(len(batches)), vector)
 
-    def add(self, computed: Vector | None, samples: int) -> None:
+    def add(self, round_: int, computed: Vector | None, samples: int) -> None:
         """Add."""
         assert computed is not None
         assert computed.sum() == samples
-        self._sum += computed
+        self._rounds[round_] = self._rounds.get(round_, 0) + computed
 
-    def apply(self, version: int, now: float) -> None:
+    def apply(self, round_: int, version: int, now: float) -> None:
         """Apply."""
         del now
-        self.used += self._sum
-        self.sums.append(int(self._sum.sum()))
+        added = self._rounds.pop(round_)
+        self.used += added
+        self.sums.append(int(added.sum()))
         assert version == len(self.sums)
-        self.discard()
 
-    def discard(self) -> None:
+    def discard(self, round_: int) -> None:
         """Forget."""
-        self._sum = np.zeros_like(self.used)
+        self._rounds.pop(round_, None)
 
 
 class Bench:
