@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
     from common.ports.servers import Log
 
-_TOPIC = "records"
+TOPIC = "records"
 _PARTITIONS = 20  # one at least for each worker of the largest scenario
 _GROUP_SIZE = 20  # K
 _WAITING = (
@@ -52,17 +52,18 @@ class Scenario(NamedTuple):
     weights: int
     workers: int
     required_per_s: float = 0.0
+    group_size: int = _GROUP_SIZE
 
     def job(self) -> JobSpec:
         """The job."""
         return spec_of(
             {"x": {"dtype": "float32"}},
             name=self.name,
-            streams=[_TOPIC],
+            streams=[TOPIC],
             task={"entrypoint": ENTRYPOINT, "weights": self.weights},
             optimizer={"name": "sgd", "learning_rate": 1e-6},
             batch_size=1,
-            group_size=_GROUP_SIZE,
+            group_size=self.group_size,
             waiting_batches=_WAITING,
         )
 
@@ -209,7 +210,7 @@ def main() -> int:
         log = open_log(on.settings, "load")
         values = [bytes(4)]  # a zero, float32
         backlog = int(_PER_S * (given.seconds + 2 * _WARM_S) * _GROUP_SIZE)
-        produce(log, _TOPIC, _PARTITIONS, values, backlog)
+        produce(log, TOPIC, _PARTITIONS, values, backlog)
         with closing(Fleet(on)) as fleet:
             for scenario in (each for each in SCENARIOS if each.name in given.only):
                 found.append(measure(scenario, fleet, log, backlog, given.seconds))

@@ -35,13 +35,13 @@ class Processor:
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = pids
         self._started = time.perf_counter()
-        self._own_s = {name: _used_s(pid) for name, pid in pids.items()}
+        self._own_s = {name: used_s(pid) for name, pid in pids.items()}
         self._busy_s, self._idle_s = _machine_s()
 
     def cores(self) -> dict[str, float]:
         """How many cores each process kept busy in the mean, and how many were left."""
         seconds = time.perf_counter() - self._started
-        own = {name: _used_s(pid) - self._own_s[name] for name, pid in self._pids.items()}
+        own = {name: used_s(pid) - self._own_s[name] for name, pid in self._pids.items()}
         busy_s, idle_s = _machine_s()
         others = max(busy_s - self._busy_s - sum(own.values()), 0.0)
         used = own | {"others": others, "idle": idle_s - self._idle_s}
@@ -70,11 +70,11 @@ class Neighbours:
     def _so_far_s(self) -> float:
         own = os.times()  # with those of our children that have ended
         ended_s = own.children_user + own.children_system
-        ours_s = own.user + own.system + ended_s + sum(map(_used_s, self._running()))
+        ours_s = own.user + own.system + ended_s + sum(map(used_s, self._running()))
         return _machine_s()[0] - ours_s
 
 
-def _used_s(pid: int) -> float:
+def used_s(pid: int) -> float:
     """Processor time of a process so far, all of its threads together."""
     times = psutil.Process(pid).cpu_times()
     return times.user + times.system

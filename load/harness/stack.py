@@ -58,10 +58,11 @@ class Servers:
     kafka: str  # its name
     logs: Path  # folder for those of services
     pids: dict[str, int] = field(default_factory=dict)  # of those that we started
+    forks: bool = False  # whether services share what they load: many fit, and start at once
 
     def start(self, kind: Kind, name: str, *arguments: str) -> Service:
         """Start a service."""
-        return Service(kind, name, self.settings, self.logs, arguments)
+        return Service(kind, name, self.settings, self.logs, arguments, forks=self.forks)
 
     def stop_jobs(self, *names: str) -> None:
         """Have jobs stopped that were measured."""
@@ -117,7 +118,7 @@ def events(service: Service, event: str, job: str = "") -> list[dict[str, Any]]:
 
 @contextmanager
 def servers(
-    kafka: str, *, tasks: tuple[str, ...] = (), logs: Path | None = None
+    kafka: str, *, tasks: tuple[str, ...] = (), logs: Path | None = None, forks: bool = False
 ) -> Iterator[Servers]:
     """Start the servers that are ours, with their data in a temporary folder.
 
@@ -125,6 +126,7 @@ def servers(
         kafka: `apache`, `embedded`, or the address of a broker that runs already.
         tasks: Entrypoints that jobs may name.
         logs: Folder for the logs of services; None: the temporary one.
+        forks: Whether services share what they load.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="doll-load-")))
@@ -151,7 +153,7 @@ def servers(
             "threads": 1,
             "log_format": "json",
         }
-        yield Servers(Settings.model_validate(values), name, logs or folder, pids)
+        yield Servers(Settings.model_validate(values), name, logs or folder, pids, forks)
 
 
 def _version(jars: Path) -> str:

@@ -1,0 +1,465 @@
+"""How cost grows: with partitions, jobs, workers, the length of a job's history, Kafka's distance.
+
+    python load/scale.py                      # exits 1 where something grows faster than its cause
+    python load/scale.py --only history       # one series; --quick: fewer and smaller sizes of each
+
+Each series changes one size and nothing else, on servers of its own for each. A cost is shown at
+every size, and per unit: what each unit adds to the cost of the smallest size or, where a cost is
+one unit's already or must not depend on the size at all, the cost itself. Processor seconds and
+counts are hardly moved by what else the machine does; other seconds are.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
+from matplotlib.figure import Figure
+from rich.progress import track
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
+from common.checkpoints.snapshot_file import from_bytes
+from common.embedded.services import Service, stop_all
+from common.errors import UnavailableError
+from common.jobs.store import JobStore
+from common.ports.servers import NewTopic
+from common.runtime.connect import open_board, open_log
+from common.testing.costless import ENTRYPOINT
+from common.topics.names import updates_topic
+from common.topics.read import read_decoded
+from load.harness import history, report
+from load.harness.counting import spec_of
+from load.harness.outside import Outside
+from load.harness.processor import Processor, used_s
+from load.harness.stack import await_until, check, events, servers
+from load.jobs import measure_idle
+from load.rounds import TOPIC, Fleet, Scenario, measure
+from load.throughput.backlog import produce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from common.jobs.spec import JobSpec
+    from common.jobs.store import JobRecord
+    from common.ports.servers import Board, Log
+
+_JOB = "scale"
+_BATCH_SIZE, _GROUP_SIZE = 256, 4  # b and K: an update of 1,024 records
+_TIMES = 3  # each restart and each takeover; the longest counts
+_SETTLES_S = 5.0
+_IDLE_S = 20.0
+_LED_S = 120.0
+_ROUNDS_S = 10.0
+_BACKLOG = 400_000  # records, each a batch: more than workers use meanwhile
+_ZERO = bytes(4)  # a record: a float32
+
+
+# --- what is measured -----------------------------------------------------------------------------
+
+
+class Cost(NamedTuple):
+    """Something that may grow with a size, and what is required of it."""
+
+    name: str  # with its unit
+    digits: int
+    noise: float  # differences below are none
+    most: float = inf  # at the largest size
+    adds: bool = True  # each unit adds to it; else it must not depend on the size
+    grows: float = 2.0  # at most so many times, per unit, from the best of the other sizes
+
+    def per_unit(self, sizes: Sequence[int], values: Sequence[float]) -> list[float]:
+        """What a unit costs at each size but, where it is added to, the smallest."""
+        if not self.adds:
+            return [max(value, self.noise) for value in values]
+        steps = zip(sizes[1:], values[1:], strict=True)
+        return [max(value - values[0], self.noise) / (size - sizes[0]) for size, value in steps]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A size that is changed, and what is looked at meanwhile."""
+
+    unit: str
+    sizes: tuple[int, ...]
+    quick: tuple[int, ...]
+    measure: Callable[[str, int], Mapping[str, float]]  # which Kafka, size; by name of cost
+    costs: tuple[Cost, ...]
+
+
+class Coordinators:
+    """Coordinators of one job, one of which leads; ends with its context.
+
+    Args:
+        start: Starts one of a name.
+        board: The job's.
+    """
+
+    def __init__(self, start: Callable[[str], Service], board: Board) -> None:
+        self._start = start
+        self._board = board
+        self._services = list[Service]()
+
+    @property
+    def leader(self) -> Service:
+        """The one that was started last, once another is gone."""
+        return self._services[-1]
+
+    def begin(self) -> dict[str, float]:
+        """Start one where none runs, and wait until it leads."""
+        before, began = self._epoch(), time.monotonic()
+        self._next()
+        return self._led("restart", before, began, 0.0)
+
+    def restart(self) -> dict[str, float]:
+        """Kill the leader where no other stands by, and start another."""
+        self.leader.kill()
+        return self.begin()
+
+    def take_over(self) -> dict[str, float]:
+        """Kill the leader where another stands by."""
+        leader = self.leader
+        standby = self._next()
+        await_until(lambda: bool(events(standby, "standby")), _LED_S, "another stands by")
+        time.sleep(1.0)  # it reads the rest of its code
+        before, used, began = self._epoch(), used_s(standby.pid), time.monotonic()
+        leader.kill()
+        return self._led("takeover", before, began, used)
+
+    def longest(self) -> dict[str, float]:
+        """Restarts and takeovers, each several times."""
+        each = [do() for do in (self.restart, self.take_over) for _ in range(_TIMES)]
+        return {name: max(one.get(name, 0.0) for one in each) for name in each[0] | each[-1]}
+
+    def close(self) -> None:
+        """End all."""
+        stop_all(self._services)
+
+    def _next(self) -> Service:
+        self._services.append(self._start(f"coordinator-{len(self._services)}"))
+        return self.leader
+
+    def _led(self, what: str, before: int, began: float, used: float) -> dict[str, float]:
+        def led() -> bool:
+            check([self.leader])
+            return self._epoch() > before
+
+        await_until(led, _LED_S, f"{self.leader.name} leads")
+        seconds = time.monotonic() - began
+        return {f"{what}, s": seconds, f"{what}, processor s": used_s(self.leader.pid) - used}
+
+    def _epoch(self) -> int:
+        try:
+            leader_status = self._board.get_leader_status()
+        except UnavailableError:
+            return -1
+        return -1 if leader_status is None else leader_status.epoch
+
+
+def job(**more: object) -> JobSpec:
+    """A job whose gradients cost nothing."""
+    fields = {"x": {"dtype": "float32"}}
+    task = {"entrypoint": ENTRYPOINT, "weights": 100}
+    optimizer = {"name": "sgd", "learning_rate": 1e-6}
+    sizes = {"batch_size": _BATCH_SIZE, "group_size": _GROUP_SIZE}
+    settings = {"task": task, "optimizer": optimizer, **sizes, **more}
+    return spec_of(fields, name=_JOB, streams=[TOPIC], **settings)
+
+
+def submit(log: Log, spec: JobSpec) -> JobRecord:
+    """Submit a job."""
+    with closing(JobStore(log)) as book:
+        return book.submit(spec)
+
+
+def make_stream(log: Log, partitions: int) -> None:
+    """Make the topic that the job reads; a thousand partitions take a busy broker a while."""
+
+    def made() -> bool:
+        try:
+            log.create_topics([NewTopic(TOPIC, partitions)])
+        except UnavailableError:
+            return False
+        return len(log.ends(log.partitions(TOPIC))) == partitions
+
+    await_until(made, _LED_S, f"a topic of {partitions:,} partitions")
+
+
+def with_partitions(kafka: str, size: int) -> dict[str, float]:
+    """One stream of so many partitions: a worker that reads it, coordinators of its job."""
+    with ExitStack() as stack:
+        on = stack.enter_context(servers(kafka, tasks=(ENTRYPOINT,)))
+        log = stack.enter_context(closing(open_log(on.settings, "load")))
+        board = stack.enter_context(closing(open_board(on.settings, _JOB)))
+        make_stream(log, size)
+        began, used = time.monotonic(), time.process_time()
+        submit(log, job())
+        found = {
+            "submission, s": time.monotonic() - began,
+            "submission, processor s": time.process_time() - used,
+        }
+        coordinators = Coordinators(partial(on.start, "coordinator"), board)
+        stack.callback(coordinators.close)
+        coordinators.begin()
+        worker = on.start("worker", "worker")
+        stack.callback(stop_all, [worker])
+        found["largest audit record, KB"] = _largest_update(log, board, size) / 1e3
+        found |= coordinators.longest()
+        time.sleep(_SETTLES_S)
+        watched = {"leader": coordinators.leader, "worker": worker}
+        processor = Processor({name: service.pid for name, service in watched.items()})
+        time.sleep(_IDLE_S)
+        cores = processor.cores()
+        check(watched.values())
+        for name, service in watched.items():
+            found[f"idle {name}, cores"] = cores[name]
+            found[f"{name}, MB"] = psutil.Process(service.pid).memory_info().rss / 1e6
+    return found
+
+
+def _largest_update(log: Log, board: Board, partitions: int) -> int:
+    """Let an update be made of records that came evenly over all partitions; returns its bytes."""
+    written = 0
+
+    def claimed() -> bool:
+        leader_status = board.get_leader_status()
+        least = written // _BATCH_SIZE * _BATCH_SIZE
+        return leader_status is not None and sum(leader_status.claimed.values()) >= least
+
+    def kept() -> bool:  # in a snapshot: who leads next need not make it again
+        return any(from_bytes(data).snapshot.made.version for data in board.snapshots())
+
+    with closing(log.writer()) as writer:
+        while written < _BATCH_SIZE * _GROUP_SIZE:
+            for number in range(max(partitions, _BATCH_SIZE)):
+                writer.append(TOPIC, _ZERO, partition=number % partitions)
+                written += 1
+            writer.flush(_LED_S)
+            await_until(claimed, _LED_S, "all records are claimed")
+    await_until(kept, _LED_S, "a snapshot of an update")
+    return max(size or 0 for _, size in read_decoded(log, updates_topic(_JOB), len))
+
+
+def with_jobs(kafka: str, size: int) -> dict[str, float]:
+    """So many jobs without work on one coordinator."""
+    with servers(kafka, tasks=("common.testing.counting:CountingTask",)) as on:
+        data = measure_idle(on, size).data
+    return {
+        "threads": data["threads"],
+        "MB above an empty coordinator": data["more_mb"],
+        "idle coordinator, cores": data["cores"],
+        "all are led after, s": data["led_s"],
+    }
+
+
+def with_workers(kafka: str, size: int) -> dict[str, float]:
+    """So many workers, and one batch of each in an update."""
+    with ExitStack() as stack:
+        on = stack.enter_context(servers(kafka, tasks=(ENTRYPOINT,), forks=True))
+        log = stack.enter_context(closing(open_log(on.settings, "load")))
+        produce(log, TOPIC, size, [_ZERO], _BACKLOG)
+        fleet = stack.enter_context(closing(Fleet(on)))
+        scenario = Scenario(_JOB, 100, size, group_size=size)
+        found = measure(scenario, fleet, log, _BACKLOG, _ROUNDS_S)
+        batch_us = 1e6 / (found.pace.updates_per_s * size)
+    ours = ("workers", "coordinator", "redis", "kafka")
+    return {
+        "a batch, processor µs": sum(found.cores[name] for name in ours) * batch_us,
+        **{f"of it {name}, µs": found.cores[name] * batch_us for name in ours},
+        "batches/s": 1e6 / batch_us,
+    }
+
+
+def with_history(kafka: str, size: int) -> dict[str, float]:
+    """So many updates in the job's past, of one batch each."""
+    with ExitStack() as stack:
+        on = stack.enter_context(servers(kafka, tasks=(ENTRYPOINT,)))
+        log = stack.enter_context(closing(open_log(on.settings, "load")))
+        board = stack.enter_context(closing(open_board(on.settings, _JOB)))
+        make_stream(log, 1)
+        record = submit(log, job(batch_size=1, group_size=1))
+        produce(log, TOPIC, 1, [_ZERO], size)
+        history.write(on.settings, log, record, size)
+        coordinators = Coordinators(partial(on.start, "coordinator"), board)
+        stack.callback(coordinators.close)
+        coordinators.begin()
+        found = coordinators.longest()
+        found["leader, MB"] = psutil.Process(coordinators.leader.pid).memory_info().rss / 1e6
+    return found
+
+
+def with_distance(_: str, size: int) -> dict[str, float]:
+    """Kafka so many milliseconds away from the coordinators, each way."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="doll-load-")))
+        outside = stack.enter_context(Outside(folder, 1, (ENTRYPOINT,)))
+        log = stack.enter_context(closing(open_log(outside.settings, "load")))
+        board = stack.enter_context(closing(open_board(outside.settings, _JOB)))
+        make_stream(log, 4)
+        submit(log, job())
+        outside.kafka_links[0].slow(size / 1e3)
+        settings = outside.worker_settings(0)
+        start = partial(_started, settings=settings, logs=folder)
+        coordinators = Coordinators(start, board)
+        stack.callback(coordinators.close)
+        coordinators.begin()
+        return coordinators.longest()
+
+
+def _started(name: str, **given: Any) -> Service:  # noqa: ANN401 -- of the service
+    return Service("coordinator", name, **given)
+
+
+def _leads(*, restart: float = inf, takeover: float, adds: bool = True) -> tuple[Cost, ...]:
+    """What restarts and takeovers cost, and may take at most."""
+    return (
+        Cost("restart, s", 2, 1.0, restart, adds=adds),
+        Cost("restart, processor s", 2, 0.2, adds=adds),
+        Cost("takeover, s", 2, 0.2, takeover, adds=adds),
+        Cost("takeover, processor s", 2, 0.1, adds=adds),
+    )
+
+
+SERIES = {
+    "partitions": Series(
+        "partition",
+        (2, 20, 200, 1280),
+        (2, 20, 200),
+        with_partitions,
+        (
+            Cost("submission, s", 2, 0.2),
+            Cost("submission, processor s", 3, 0.05),
+            *_leads(restart=4.0, takeover=4.0),
+            Cost("idle leader, cores", 3, 0.01, 0.05),
+            Cost("idle worker, cores", 3, 0.01),
+            Cost("leader, MB", 0, 10.0),
+            Cost("worker, MB", 0, 10.0),
+            Cost("largest audit record, KB", 1, 0.1, 900.0),  # Kafka takes a megabyte
+        ),
+    ),
+    "jobs": Series(
+        "job",
+        (1, 20, 200),
+        (1, 20),
+        with_jobs,
+        (
+            Cost("idle coordinator, cores", 3, 0.01),
+            Cost("MB above an empty coordinator", 0, 10.0),
+            Cost("threads", 0, 10.0),
+            Cost("all are led after, s", 1, 2.0),
+        ),
+    ),
+    "workers": Series(
+        "worker",
+        (2, 8, 32, 64),
+        (2, 8),
+        with_workers,
+        (
+            Cost("a batch, processor µs", 0, 10.0, adds=False, grows=1.5),
+            Cost("of it workers, µs", 0, 10.0, adds=False, grows=1.5),
+            Cost("of it coordinator, µs", 0, 10.0, adds=False, grows=1.5),
+            Cost("of it redis, µs", 0, 10.0, adds=False, grows=1.5),
+            Cost("of it kafka, µs", 0, 10.0, adds=False, grows=1.5),
+            Cost("batches/s", 0, 10.0, adds=False, grows=inf),
+        ),
+    ),
+    "history": Series(
+        "update",
+        (10_000, 100_000, 1_000_000),
+        (2_000, 20_000),
+        with_history,
+        (*_leads(takeover=2.0, adds=False), Cost("leader, MB", 0, 10.0, adds=False)),
+    ),
+    "distance": Series("ms", (0, 20, 100), (0, 20), with_distance, _leads(takeover=4.0)),
+}
+
+
+# --- what comes of it -----------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Measure, report, judge."""
+    parser = report.parser(__doc__, "python load/scale.py --only jobs workers --json scale.json")
+    parser.add_argument("--only", choices=SERIES, nargs="+", default=list(SERIES))
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller sizes")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the costs, as PNG or SVG")
+    given = parser.parse_args()
+    machine = report.machine()
+    chosen = {name: SERIES[name] for name in given.only}
+    found: dict[str, dict[int, Mapping[str, float]]] = {name: {} for name in chosen}
+    steps = [
+        (name, size)
+        for name, series in chosen.items()
+        for size in (series.quick if given.quick else series.sizes)
+    ]
+    for name, size in track(steps, "sizes", transient=True):
+        found[name][size] = chosen[name].measure(given.kafka, size)
+    short = [words for name, by_size in found.items() for words in _judged(name, by_size)]
+    if given.plot is not None:
+        _plot(found, given.plot)
+    return report.conclude(given.json, machine, {"series": found}, short)
+
+
+def _judged(name: str, found: Mapping[int, Mapping[str, float]]) -> list[str]:
+    """Print a series; returns what falls short."""
+    series, sizes = SERIES[name], list(found)
+    rows, short = list[tuple[str, ...]](), list[str]()
+    for cost in series.costs:
+        values = [each[cost.name] for each in found.values()]
+        per_unit = cost.per_unit(sizes, values)
+        grows = per_unit[-1] / min(per_unit[:-1] or per_unit)
+        shown = [f"{value:,.{cost.digits}f}" for value in values]
+        unit = f"{per_unit[-1]:.3g}" if cost.adds else ""
+        most = "" if cost.most == inf else f"{cost.most:g}"
+        allowed = "" if cost.grows == inf else f"{cost.grows:g}"
+        rows.append((cost.name, *shown, unit, f"{grows:.2f}", allowed, most))
+        if grows > cost.grows:
+            short.append(
+                f"{name}: {cost.name} grows {grows:.2f} times per {series.unit}, at most {allowed}"
+            )
+        if values[-1] > cost.most:
+            short.append(
+                f"{name}: {cost.name}: {values[-1]:.4g} with {sizes[-1]:,}, at most {most}"
+            )
+    columns = (
+        "",
+        *(f"{size:,}" for size in sizes),
+        f"per {series.unit}",
+        "grows",
+        "at most",
+        "value at most",
+    )
+    report.draw(f"Cost by {series.unit}s", columns, rows)
+    return short
+
+
+def _plot(found: Mapping[str, Mapping[int, Mapping[str, float]]], path: Path) -> None:
+    """Draw every cost as a multiple of what it is at the smallest size."""
+    figure = Figure(figsize=(4.2 * len(found), 4.2), layout="constrained")
+    axes = figure.subplots(1, len(found), squeeze=False)[0]
+    for axis, (name, by_size) in zip(axes, found.items(), strict=True):
+        series, sizes = SERIES[name], list(by_size)
+        for cost in series.costs:
+            first = max(by_size[sizes[0]][cost.name], cost.noise)
+            values = [max(each[cost.name], cost.noise) / first for each in by_size.values()]
+            axis.semilogy(values, "o-", markersize=3, label=cost.name)
+        alike = [max(size, 1) / max(sizes[0], 1) for size in sizes]
+        axis.semilogy(alike, ":", color="0.5", label="as the size")
+        axis.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
+        axis.set(title=name, xlabel=f"{series.unit}s")
+        axis.legend(fontsize="x-small")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("times the cost of the smallest size")
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    sys.exit(report.run(main))
