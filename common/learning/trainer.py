@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from common.core.vectors import add_to, numbers_in
 from common.errors import CorruptError
 from common.learning.checkpoint import pack, unpack
 from common.learning.errors import NotFiniteError
@@ -21,6 +22,7 @@ from common.learning.optimizers import (
 
 if TYPE_CHECKING:
     from common.core.messages import Vector
+    from common.core.vectors import SparseVector
     from common.learning.checkpoint import Layout
 
 Reduction: TypeAlias = Literal["mean", "sum"]
@@ -94,7 +96,7 @@ class Trainer:
         """Samples summed since the last update."""
         return self._samples
 
-    def add(self, vector: Vector, samples: int) -> None:
+    def add(self, vector: Vector | SparseVector, samples: int) -> None:
         """Add a part of an update, or raise and change nothing.
 
         Args:
@@ -110,9 +112,9 @@ class Trainer:
                 f"a gradient of shape {vector.shape} over {samples} samples does not fit a model "
                 f"of shape {self._sum.shape}"
             )
-        if not np.isfinite(vector).all():
+        if not np.isfinite(numbers_in(vector)).all():
             raise NotFiniteError("the gradient", None)
-        self._sum += vector
+        add_to(self._sum, vector)
         self._samples += samples
 
     def set_learning_rate(self, learning_rate: float) -> None:
