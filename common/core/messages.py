@@ -336,7 +336,8 @@ class Gradient(msgspec.Struct, frozen=True, tag="gradient"):
     loss_sum: float  # summed over the samples
     metric_sums: dict[str, float]  # summed over the samples
     seconds: float  # compute time, for the deadline of later rounds
-    vector: Any = None  # Vector: (P,) gradient summed over the samples, then (B,) buffers x samples
+    # Vector or SparseVector: (P,) gradient summed over the samples, then (B,) buffers x samples
+    vector: Any = None
 
 
 FailedReason: TypeAlias = Literal[

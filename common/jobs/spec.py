@@ -355,6 +355,11 @@ class JobSpec(Part):
         return None if self.start_at in _START_WORDS else _instant(self.start_at)
 
     @property
+    def sparse_messages(self) -> bool:
+        """Whether every program that knows the job reads sparse gradients too."""
+        return False
+
+    @property
     def task_options(self) -> dict[str, Any]:
         """The task's options; sizes that are not given are those of the record's fields."""
         return self.record_sizes | self.task.options

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from common.core.vectors import add_to, numbers_in
 from common.errors import CorruptError
 from common.learning.checkpoint import pack, unpack
 from common.learning.errors import NotFiniteError
@@ -22,6 +23,7 @@ from common.learning.optimizers import (
 
 if TYPE_CHECKING:
     from common.core.messages import Vector
+    from common.core.vectors import SparseVector
     from common.learning.checkpoint import Layout
 
 Reduction: TypeAlias = Literal["mean", "sum"]
@@ -97,7 +99,7 @@ class Trainer:
         self._parameter = torch.nn.Parameter(torch.from_numpy(self._weights[:parameter_count]))
         self._optimizer = make_optimizer(settings, self._parameter)
 
-    def add(self, round_: int, vector: Vector, samples: int) -> None:
+    def add(self, round_: int, vector: Vector | SparseVector, samples: int) -> None:
         """Add a part of an update, or raise and change nothing.
 
         Args:
@@ -114,14 +116,14 @@ class Trainer:
                 f"a gradient of shape {vector.shape} over {samples} samples does not fit a model "
                 f"of shape {self._weights.shape}"
             )
-        if not np.isfinite(vector).all():
+        if not np.isfinite(numbers_in(vector)).all():
             raise NotFiniteError("the gradient", None)
         if round_ not in self._sums:
             self._sums[round_] = _Sum(
                 self._spare.pop() if self._spare else np.zeros_like(self._weights)
             )
         part = self._sums[round_]
-        part.vector += vector
+        add_to(part.vector, vector)
         part.samples += samples
 
     def discard(self, round_: int) -> None:

@@ -1,8 +1,8 @@
 """Messages to bytes and back: the one door through which bytes of another process come in.
 
 Kafka carries JSON, which any Kafka tool shows; Redis carries msgpack; a gradient's vector travels
-behind its header as raw little-endian float32. Both directions check that a message makes sense: a
-nonsense record in the audit trail would be there for ever.
+behind its header as raw little-endian float32, or sparse (`common.wire.vectors`). Both directions
+check that a message makes sense: a nonsense record in the audit trail would be there for ever.
 
 What is decided stays in Kafka for programs yet to be written. Fields that older programs may ignore
 are simply added; a record that they must not ignore, or would misread, carries a later `"format"`.
@@ -44,7 +44,9 @@ from common.core.messages import (
 )
 from common.core.spans import Address, Partition, address_of
 from common.core.spread import JobDemand, WorkerPlacement
+from common.core.vectors import SparseVector
 from common.errors import FutureFormatError, WireError
+from common.wire.vectors import decode_sparse, encode_sparse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -469,33 +471,35 @@ class _Addressed(msgspec.Struct, frozen=True, array_like=True):
 
     job: str
     reply: msgspec.Raw
+    sparse: bool = False  # only written where it is: others stay as every program reads them
 
 
 _ADDRESSED = msgspec.msgpack.Decoder(_Addressed)
 
 
 def encode_reply(job: str, reply: Reply) -> bytes:
-    """Write a reply to a job's leader; a gradient's vector is copied once.
+    """Write a reply to a job's leader; a gradient's dense vector is copied once.
 
     Raises:
         WireError: If it makes no sense, or its vector is not one of float32.
     """
     if not isinstance(reply, Gradient):
         return frame(_addressed(job, reply), b"")
-    vector = reply.vector
+    vector, header = reply.vector, msgspec.structs.replace(reply, vector=None)
+    if isinstance(vector, SparseVector):
+        return frame(_addressed(job, header, sparse=(True,)), encode_sparse(vector))
     if not (isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.ndim == 1):
         found = f"{getattr(vector, 'dtype', type(vector))} of shape {getattr(vector, 'shape', '?')}"
         raise WireError(f"reply: Gradient.vector is {found}, expected float32 of one dimension")
-    header = _addressed(job, msgspec.structs.replace(reply, vector=None))
-    return frame(header, np.ascontiguousarray(vector, dtype="<f4").data)
+    return frame(_addressed(job, header), np.ascontiguousarray(vector, dtype="<f4").data)
 
 
-def _addressed(job: str, reply: Reply) -> bytes:
-    return msgspec.msgpack.encode(_Addressed(job, msgspec.Raw(_REPLY.encode(reply))))
+def _addressed(job: str, reply: Reply, sparse: tuple[bool, ...] = ()) -> bytes:
+    return msgspec.msgpack.encode((job, msgspec.Raw(_REPLY.encode(reply)), *sparse))
 
 
 def decode_reply(data: bytes | memoryview) -> tuple[str, Reply]:
-    """Read a job's name and the reply; a gradient's vector is a read-only, aligned view of `data`.
+    """Read a job's name and the reply; a gradient's numbers are a read-only, aligned view.
 
     Raises:
         WireError: If the bytes are none, or make no sense.
@@ -511,10 +515,15 @@ def decode_reply(data: bytes | memoryview) -> tuple[str, Reply]:
             kind = type(reply).__name__
             raise WireError(f"reply: {kind} is followed by {len(body)} bytes, expected none")
         return addressed.job, reply
+    vector = decode_sparse(body) if addressed.sparse else _dense(body)
+    return addressed.job, msgspec.structs.replace(reply, vector=vector)
+
+
+def _dense(body: memoryview) -> Vector:
     if len(body) % 4 or not body:
         raise WireError(f"reply: Gradient.vector is {len(body)} bytes, expected 4 for each number")
     vector: Vector = np.frombuffer(body, dtype="<f4")
-    return addressed.job, msgspec.structs.replace(reply, vector=vector)
+    return vector
 
 
 # --- a model that is offered: its name, of a fixed length, and its weights ------------------------

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.core.messages import Failed, Gradient
+from common.core.vectors import numbers_in
 from common.errors import UnavailableError
 from common.telemetry.logging import Outage
 
@@ -97,7 +98,7 @@ class SoundReplies:
                 expected=(self._length,),
             )
             return None
-        if not np.isfinite(reply.vector).all():
+        if not np.isfinite(numbers_in(reply.vector)).all():
             detail = "the vector received is not finite"
             return Failed(reply.worker, reply.model, reply.batches, "not_finite", detail)
         return reply

@@ -17,6 +17,7 @@ from common.errors import CorruptError, ExpiredError, OutsideError, UnavailableE
 from common.learning.errors import NotFiniteError, Origin, TaskError, WrongTaskError
 from common.learning.fields import Columns, concatenate
 from common.telemetry.logging import Outage, StageTimes
+from common.wire.vectors import smallest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,6 +77,7 @@ class GradientLoop:
         round_began: Told when a trigger is heard: of which leader, and what it says of room.
         stream: Says where the leader's triggers are.
         topic_id: Says which topic a span was claimed of; see `Stream`.
+        sparse: Whether gradients may be sent sparse; see `JobSpec.sparse_messages`.
     """
 
     def __init__(  # noqa: PLR0913 -- the parts of the shell, each used once
@@ -95,6 +97,7 @@ class GradientLoop:
         round_began: Callable[[int, Unsettled | None], None],
         stream: Callable[[], TriggerStream],
         topic_id: Callable[[Span], str],
+        sparse: bool,
     ) -> None:
         self._id = worker
         self._computer = computer
@@ -111,6 +114,7 @@ class GradientLoop:
         self._round_began = round_began
         self._stream = stream
         self._topic_id = topic_id
+        self._sparse = sparse
         self._orders = Assignments(worker)
         self._lock = threading.Lock()  # guards the orders
         self._loaded: ModelId | None = None
@@ -232,7 +236,7 @@ class GradientLoop:
             loss_sum=result.loss_sum,
             metric_sums=result.metric_sums,
             seconds=result.seconds,
-            vector=result.vector,
+            vector=smallest(result.vector) if self._sparse else result.vector,
         )
 
     def _load(self, compute: Compute) -> None:

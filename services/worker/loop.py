@@ -125,6 +125,7 @@ class JobWorker:
                 round_began=self._stream.round_began,
                 stream=self._stream.triggers,
                 topic_id=self._stream.topic_id,
+                sparse=spec.sparse_messages,
             )
             undo.pop_all()
         self._thread = threading.Thread(target=self._compute, name="gradients", daemon=True)

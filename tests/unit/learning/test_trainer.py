@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.core.vectors import SparseVector
 from common.errors import CorruptError, UserError
 from common.learning.checkpoint import pack
 from common.learning.errors import NotFiniteError
@@ -154,6 +155,25 @@ def test_a_gradient_that_does_not_fit_changes_nothing() -> None:
         each.add(ROUND, good, 4)
         each.apply(ROUND)
     assert np.array_equal(weights_of(subject), weights_of(undisturbed))
+
+
+def test_a_sparse_gradient_is_added_as_if_it_were_dense() -> None:
+    subject, undisturbed = trainer(), trainer()
+    size = PARAMETERS + BUFFERS
+    part = SparseVector(size, np.array([3, 41]), np.array([[2], [-5]], np.float32))
+    whole = np.zeros(size, np.float32)
+    whole[[3, 41]] = 2, -5
+    for each, vector in ((subject, part), (undisturbed, whole)):
+        each.add(ROUND, vector, 3)
+        each.add(ROUND, np.ones(size, np.float32), 5)
+        each.apply(ROUND)
+    assert np.array_equal(weights_of(subject), weights_of(undisturbed))
+    with pytest.raises(ValueError, match="does not fit"):
+        subject.add(ROUND, part._replace(size=size + 1), 3)
+    with pytest.raises(NotFiniteError):
+        subject.add(ROUND, part._replace(values=np.array([[2], [np.inf]], np.float32)), 3)
+    with pytest.raises(ValueError, match="at least one sample"):
+        subject.apply(ROUND)
 
 
 def test_what_was_added_can_be_discarded() -> None:

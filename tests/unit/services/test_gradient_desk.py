@@ -27,6 +27,7 @@ from common.core.messages import (
     WorkerLeaving,
 )
 from common.core.spans import Address, Partition, Span
+from common.core.vectors import SparseVector, add_to
 from common.learning.codecs import Codec, make_codec
 from common.learning.fields import Field
 from common.learning.gradients import GradientComputer, GradientSum
@@ -94,6 +95,8 @@ def make_world(
     poison: int = -1,
     computer: type[GradientComputer] = GradientComputer,
     task: CountingTask | None = None,
+    *,
+    sparse: bool = False,
 ) -> World:
     log = MemoryLog()
     log.create_topics([NewTopic("s")])
@@ -123,6 +126,7 @@ def make_world(
         round_began=lambda _epoch, _unsettled: None,
         stream=lambda: TriggerStream(stream[-1]),
         topic_id=lambda span: topic_ids.get(span.generation, ""),
+        sparse=sparse,
     )
     return World(log, board, boards, cache, desk, codec, metrics, tracer, stream)
 
@@ -173,6 +177,22 @@ def test_all_batches_of_an_order_are_one_message(world: World) -> None:
     assert used(reply) == [0, 1, 7, 8]
     assert isinstance(reply, Gradient)
     assert reply.batches == (5, 6)
+
+
+def test_a_gradient_is_sent_sparse_only_where_every_program_reads_it() -> None:
+    found = list[Gradient]()
+    for sparse in (False, True):
+        world = make_world(sparse=sparse)
+        publish(world)
+        reply = world.order(batch(0, 2))
+        assert isinstance(reply, Gradient)
+        found.append(reply)
+    dense, sparse_one = (reply.vector for reply in found)
+    assert isinstance(dense, np.ndarray)
+    assert isinstance(sparse_one, SparseVector)
+    again = np.zeros_like(dense)
+    add_to(again, sparse_one)
+    assert again.tobytes() == dense.tobytes()
 
 
 def test_a_small_model_travels_inside_the_trigger(world: World) -> None:

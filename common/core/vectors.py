@@ -1,0 +1,45 @@
+"""A vector of which only some blocks are not zero, and its sum with a dense one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from common.core.messages import Vector
+
+
+class SparseVector(NamedTuple):
+    """The blocks of a vector in which some number is not +0.0; all blocks have one width."""
+
+    size: int  # P + B, a multiple of the width
+    blocks: npt.NDArray[np.integer[Any]]  # (n,) strictly ascending numbers of the blocks
+    values: Vector  # (n, width) float32
+
+    @property
+    def shape(self) -> tuple[int]:
+        """Of the vector, were it dense."""
+        return (self.size,)
+
+
+def numbers_in(vector: Vector | SparseVector) -> Vector:
+    """All numbers of a vector that may be anything but zero."""
+    return vector.values if isinstance(vector, SparseVector) else vector
+
+
+def add_to(total: Vector, vector: Vector | SparseVector) -> None:
+    """Add a vector in place, with the bits that the sum of dense ones has.
+
+    A total that began at +0.0 is never -0.0, and to anything else adding +0.0 changes nothing: what
+    a sparse vector leaves out.
+
+    Args:
+        total: (size,) float32
+        vector: Of the same size.
+    """
+    if isinstance(vector, SparseVector):
+        total.reshape(-1, vector.values.shape[1])[vector.blocks] += vector.values
+    else:
+        total += vector

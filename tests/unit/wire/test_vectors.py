@@ -1,0 +1,172 @@
+"""Sparse vectors come back bit by bit, never longer than dense ones; nonsense is refused."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from common.core.messages import Gradient, ModelId, Vector, WorkerId
+from common.core.vectors import SparseVector, add_to
+from common.errors import WireError
+from common.wire.messages import decode_reply, encode_reply
+from common.wire.vectors import decode_sparse, encode_sparse, smallest
+
+ODD = np.array([0x80000000, 0x7FC01234, 0xFF800000, 0x00000001], np.uint32)  # -0.0, NaN, -inf, tiny
+
+
+@st.composite
+def vectors(draw: st.DrawFn) -> Vector:
+    """Blocks of some width, some of them zero; now and then an accidental zero inside one."""
+    width, every = draw(st.integers(1, 9)), draw(st.integers(1, 200))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    share = draw(st.sampled_from([0.0, 0.01, 0.05, 0.3, 0.9, 1.0]))
+    values = random.normal(size=(every, width)).astype(np.float32)
+    values[random.random((every, width)) < draw(st.sampled_from([0.0, 0.05]))] = 0
+    values *= random.random((every, 1)) < share  # of a negative number this leaves -0.0
+    flat = values.ravel()
+    if draw(st.booleans()):
+        odd = random.integers(0, len(flat), len(ODD))
+        flat.view(np.uint32)[odd] = ODD
+    return flat
+
+
+def dense(vector: SparseVector) -> Vector:
+    whole = np.zeros(vector.size, np.float32)
+    whole.reshape(-1, vector.values.shape[1])[vector.blocks] = vector.values
+    return whole
+
+
+def embedded(rows: int, width: int, touched: int, seed: int = 0) -> Vector:
+    """The gradient of an embedding of which some rows were looked up."""
+    random = np.random.default_rng(seed)
+    table = np.zeros((rows, width), np.float32)
+    table[random.choice(rows, touched, replace=False)] = random.normal(size=(touched, width))
+    return table.ravel()
+
+
+@given(vectors())
+@example(np.zeros(5, np.float32))
+def test_a_vector_comes_back_bit_by_bit_and_is_never_longer_than_dense(vector: Vector) -> None:
+    found = smallest(vector)
+    if not isinstance(found, SparseVector):
+        assert found is vector
+        return
+    data = encode_sparse(found)
+    assert len(data) < vector.nbytes
+    back = decode_sparse(memoryview(data))
+    assert back.shape == vector.shape
+    assert dense(back).tobytes() == vector.tobytes()
+    assert not back.values.flags.writeable
+
+
+@given(st.lists(vectors(), min_size=1, max_size=4))
+def test_a_sum_of_sparse_vectors_has_the_bits_of_the_dense_sum(several: list[Vector]) -> None:
+    size = min(map(len, several))
+    wanted, found = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    with np.errstate(invalid="ignore"):
+        for vector in several:
+            wanted += vector[:size]
+            add_to(found, smallest(vector[:size]))
+    assert found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("vector", "length"),
+    [
+        # (head 16) + 4 bytes for the number of each block + 4 for each of its numbers
+        (embedded(100_000, 1, 1000), 16 + 1000 * (4 + 4)),
+        (embedded(50_000, 20, 120), 16 + 120 * (4 + 80)),
+        # a bit for each block, where more than one in 32 is there
+        (embedded(1_120, 20, 100), 16 + 1_120 // 8 + 100 * 80),
+        (embedded(3_200, 1, 1600), 16 + 3_200 // 8 + 1600 * 4),
+        (np.zeros(10**6, np.float32), 16),
+    ],
+)
+def test_numbers_rows_or_a_bitmap_of_them_whatever_is_shortest(vector: Vector, length: int) -> None:
+    found = smallest(vector)
+    assert isinstance(found, SparseVector)
+    assert len(encode_sparse(found)) == length
+
+
+def test_what_is_mostly_there_stays_as_it_is() -> None:
+    vector = embedded(100, 1, 97)
+    assert smallest(vector) is vector
+
+
+def replied(vector: Vector | SparseVector) -> bytes:
+    return encode_reply("j", Gradient(WorkerId("w"), ModelId(3, 0), (7,), 9, 1.0, {}, 0.1, vector))
+
+
+@given(vectors())
+def test_a_gradient_may_carry_either(vector: Vector) -> None:
+    for sent in (vector, smallest(vector)):
+        job, back = decode_reply(replied(sent))
+        assert job == "j"
+        assert isinstance(back, Gradient)
+        assert type(back.vector) is type(sent)
+        found = dense(back.vector) if isinstance(back.vector, SparseVector) else back.vector
+        assert found.tobytes() == vector.tobytes()
+
+
+def test_a_dense_gradient_is_written_as_it_always_was() -> None:
+    header = (
+        b"\x92\xa1j\x89\xa4type\xa8gradient\xa6worker\xa1w\xa5model\x92\x03\x00\xa7batches\x91\x07"
+        b"\xa7samples\x09\xa8loss_sum\xcb?\xf0\0\0\0\0\0\0\xabmetric_sums\x80\xa7seconds"
+        b"\xcb?\xb9\x99\x99\x99\x99\x99\x9a\xa6vector\xc0"
+    )
+    padding = bytes(-(4 + len(header)) % 16)
+    wanted = struct.pack("<I", len(header)) + header + padding + struct.pack("<3f", 0, 1, 0)
+    assert replied(np.array([0, 1, 0], np.float32)) == wanted
+
+
+def head(size: int, width: int, count: int) -> bytes:
+    return struct.pack("<QII", size, width, count)
+
+
+def numbered(*blocks: int) -> bytes:
+    return struct.pack(f"<{len(blocks)}I", *blocks)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"short", "5 bytes, expected at least 16"),
+        (head(0, 1, 0), "0 blocks of 1 in a vector of 0"),
+        (head(64, 0, 1), "blocks of 0"),
+        (head(65, 2, 0), "in a vector of 65"),
+        (head(2**33, 1, 0), "in a vector of 8589934592"),
+        (head(64, 32, 3) + bytes(4 + 3 * 128), "3 blocks of 32 in a vector of 64"),
+        (head(64, 1, 1) + numbered(3), "20 bytes for 1 blocks of 1, expected 24"),
+        (head(64, 1, 1) + numbered(3) + bytes(8), "28 bytes for 1 blocks of 1, expected 24"),
+        (head(64, 1, 1) + numbered(64) + bytes(4), "blocks are not 1 below 64"),
+        (head(64, 1, 2) + numbered(5, 5) + bytes(8), "out of order"),
+        (head(64, 1, 2) + numbered(6, 5) + bytes(8), "out of order"),
+        (head(64, 1, 3) + numbered(3, 0) + bytes(12), "blocks are not 3 below 64"),
+        (head(33, 1, 3) + numbered(3, 4) + bytes(12), "blocks are not 3 below 33"),
+    ],
+)
+def test_what_is_no_sparse_vector_is_refused(data: bytes, told: str) -> None:
+    with pytest.raises(WireError, match=told):
+        decode_sparse(memoryview(data))
+
+
+@given(vectors(), st.data())
+def test_a_damaged_sparse_vector_is_refused_or_is_another(
+    vector: Vector, data: st.DataObject
+) -> None:
+    whole = bytearray(replied(smallest(vector)))
+    whole[data.draw(st.integers(0, len(whole) - 1), label="byte")] ^= 1 << data.draw(
+        st.integers(0, 7), label="bit"
+    )
+    try:
+        _, back = decode_reply(bytes(whole[: data.draw(st.integers(0, len(whole)), label="cut")]))
+    except WireError:
+        return
+    if isinstance(back, Gradient) and isinstance(back.vector, SparseVector):
+        count, width = back.vector.values.shape
+        assert len(back.vector.blocks) == count
+        assert (back.vector.blocks < back.vector.size // width).all()
