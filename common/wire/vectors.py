@@ -1,8 +1,9 @@
 """Sparse vectors as bytes, exact to the bit: only +0.0, the bit pattern 0, is left out.
 
 What is sent is blocks of one width, which the vector itself shows: rows of an embedding that no
-record touched are zero as a whole. Blocks are listed by number, or marked in a bitmap where that is
-shorter. After a head come the positions, padded to 4 bytes, then the values.
+record touched are zero as a whole. Where they are is said by the gaps between them, in one, two or
+four bytes each, or by a bit for every block, whatever is shortest. After a head come the positions,
+padded to 4 bytes, then the values.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 
     from common.core.messages import Vector
 
-_HEAD = struct.Struct("<QII")  # size, width of a block, number of blocks
-_MOST_BLOCKS = 2**32  # in the vector: they are numbered in 32 bits
+# Size, width of a block, number of blocks, bytes of a gap (0: a bit for every block).
+_HEAD = struct.Struct("<QIII")
+_MOST_BLOCKS = 2**32  # in the vector: no gap between two is longer than 4 bytes can say
 _SEVERAL = 64  # run boundaries that mostly show that there is no common width
 
 
@@ -31,15 +33,24 @@ def smallest(vector: Vector) -> Vector | SparseVector:
     Args:
         vector: (P + B,) float32, contiguous; values are copied out of it.
     """
-    size = len(vector)
-    nonzero = vector.view(np.uint32) != 0
-    count = int(np.count_nonzero(nonzero))
+    return smallest_of(vector, vector.view(np.uint32) != 0)
+
+
+def smallest_of(vector: Vector, chosen: npt.NDArray[np.bool_]) -> Vector | SparseVector:
+    """Some of a vector's numbers as what takes the fewest bytes: all of them, or blocks.
+
+    Args:
+        vector: (P + B,) float32, contiguous; values are copied out of it.
+        chosen: Of the same shape: which numbers are wanted.
+    """
+    size, count = len(vector), int(np.count_nonzero(chosen))
     if 32 * count >= 31 * size:  # not even a bit for each number would pay
         return vector
-    indices = np.flatnonzero(nonzero)
+    indices = np.flatnonzero(chosen)
     width = _common_width(indices, size)
     blocks = indices[::width] // width
-    if _HEAD.size + _position_bytes(len(blocks), size // width) + 4 * count >= 4 * size:
+    positions = _padded(_gap_bytes(blocks, size // width), len(blocks), size // width)
+    if _HEAD.size + positions + 4 * count >= 4 * size:
         return vector
     return SparseVector(size, blocks, vector.reshape(-1, width)[blocks])
 
@@ -48,15 +59,16 @@ def encode_sparse(vector: SparseVector) -> bytes:
     """Write a sparse vector."""
     count, width = vector.values.shape
     every = vector.size // width
-    if _is_listed(count, every):
-        positions = vector.blocks.astype("<u4").tobytes()
+    gap_bytes = _gap_bytes(vector.blocks, every)
+    if gap_bytes:
+        positions = _gaps(vector.blocks).astype(f"<u{gap_bytes}").tobytes()
     else:
         marked = np.zeros(every, bool)
         marked[vector.blocks] = True
         positions = np.packbits(marked, bitorder="little").tobytes()
-        positions += bytes(-len(positions) % 4)
+    positions += bytes(-len(positions) % 4)
     values = np.ascontiguousarray(vector.values, dtype="<f4").data
-    return b"".join((_HEAD.pack(vector.size, width, count), positions, values))
+    return b"".join((_HEAD.pack(vector.size, width, count, gap_bytes), positions, values))
 
 
 def decode_sparse(data: memoryview) -> SparseVector:
@@ -67,36 +79,48 @@ def decode_sparse(data: memoryview) -> SparseVector:
     """
     if len(data) < _HEAD.size:
         raise WireError(f"sparse vector: {len(data)} bytes, expected at least {_HEAD.size}")
-    size, width, count = _HEAD.unpack_from(data)
+    size, width, count, gap_bytes = _HEAD.unpack_from(data)
     every = size // width if width else 0
     if not every or every > _MOST_BLOCKS or size % width or count > every:
         raise WireError(f"sparse vector: {count} blocks of {width} in a vector of {size}")
-    start = _HEAD.size + _position_bytes(count, every)
-    if len(data) != start + 4 * width * count:
-        expected = start + 4 * width * count
+    if gap_bytes not in (0, 1, 2, 4):
+        raise WireError(
+            f"sparse vector: gaps of {gap_bytes} bytes, expected 1, 2, 4, or 0 for bits"
+        )
+    start = _HEAD.size + _padded(gap_bytes, count, every)
+    expected = start + 4 * width * count
+    if len(data) != expected:
         raise WireError(
             f"sparse vector: {len(data)} bytes for {count} blocks of {width}, expected {expected}"
         )
-    blocks = _positions(data[_HEAD.size : start], count, every)
+    blocks = _positions(data[_HEAD.size : start], count, gap_bytes)
     if len(blocks) != count or (count and blocks[-1] >= every):
         raise WireError(f"sparse vector: blocks are not {count} below {every}")
-    if not (blocks[1:] > blocks[:-1]).all():
-        raise WireError("sparse vector: blocks are out of order")
     return SparseVector(size, blocks, np.frombuffer(data[start:], "<f4").reshape(count, width))
 
 
-def _positions(data: memoryview, count: int, every: int) -> npt.NDArray[np.integer[Any]]:
-    if _is_listed(count, every):
-        return np.frombuffer(data, "<u4")
+def _gaps(blocks: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.integer[Any]]:
+    """How many blocks are left out before each."""
+    return np.diff(blocks, prepend=-1) - 1
+
+
+def _gap_bytes(blocks: npt.NDArray[np.integer[Any]], every: int) -> int:
+    """Bytes of a gap, or 0 where bits are shorter."""
+    longest = int(_gaps(blocks).max(initial=0))
+    gap_bytes = 1 if longest < 1 << 8 else 2 if longest < 1 << 16 else 4
+    return gap_bytes if gap_bytes * len(blocks) <= -(-every // 8) else 0
+
+
+def _padded(gap_bytes: int, count: int, every: int) -> int:
+    """Bytes of the positions."""
+    return -(-(gap_bytes * count if gap_bytes else -(-every // 8)) // 4) * 4
+
+
+def _positions(data: memoryview, count: int, gap_bytes: int) -> npt.NDArray[np.int64]:
+    if gap_bytes:
+        gaps = np.frombuffer(data, f"<u{gap_bytes}", count)
+        return np.cumsum(gaps, dtype=np.int64) + np.arange(count)
     return np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little"))
-
-
-def _is_listed(count: int, every: int) -> bool:
-    return count <= -(-every // 32)
-
-
-def _position_bytes(count: int, every: int) -> int:
-    return 4 * min(count, -(-every // 32))
 
 
 def _common_width(indices: npt.NDArray[np.intp], size: int) -> int:

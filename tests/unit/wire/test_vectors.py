@@ -13,7 +13,7 @@ from common.core.messages import Gradient, ModelId, Vector, WorkerId
 from common.core.vectors import SparseVector, add_to
 from common.errors import WireError
 from common.wire.messages import decode_reply, encode_reply
-from common.wire.vectors import decode_sparse, encode_sparse, smallest
+from common.wire.vectors import decode_sparse, encode_sparse, smallest, smallest_of
 
 ODD = np.array([0x80000000, 0x7FC01234, 0xFF800000, 0x00000001], np.uint32)  # -0.0, NaN, -inf, tiny
 
@@ -48,6 +48,18 @@ def embedded(rows: int, width: int, touched: int, seed: int = 0) -> Vector:
     return table.ravel()
 
 
+def every_hundredth(size: int) -> Vector:
+    vector = np.zeros(size, np.float32)
+    vector[99::100] = 1
+    return vector
+
+
+def far_apart() -> Vector:
+    vector = np.zeros(200_000, np.float32)
+    vector[[0, 70_001]] = 1
+    return vector
+
+
 @given(vectors())
 @example(np.zeros(5, np.float32))
 def test_a_vector_comes_back_bit_by_bit_and_is_never_longer_than_dense(vector: Vector) -> None:
@@ -77,19 +89,30 @@ def test_a_sum_of_sparse_vectors_has_the_bits_of_the_dense_sum(several: list[Vec
 @pytest.mark.parametrize(
     ("vector", "length"),
     [
-        # (head 16) + 4 bytes for the number of each block + 4 for each of its numbers
-        (embedded(100_000, 1, 1000), 16 + 1000 * (4 + 4)),
-        (embedded(50_000, 20, 120), 16 + 120 * (4 + 80)),
-        # a bit for each block, where more than one in 32 is there
-        (embedded(1_120, 20, 100), 16 + 1_120 // 8 + 100 * 80),
-        (embedded(3_200, 1, 1600), 16 + 3_200 // 8 + 1600 * 4),
-        (np.zeros(10**6, np.float32), 16),
+        # (head 20) + bytes for the gap before each block + 4 for each of its numbers
+        (embedded(100_000, 1, 1000), 20 + 1000 * (2 + 4)),
+        (embedded(50_000, 20, 120), 20 + 120 * (2 + 80)),
+        (every_hundredth(100_000), 20 + 1000 * (1 + 4)),
+        (far_apart(), 20 + 2 * (4 + 4)),
+        # a bit for each block, where more than one in 8 is there
+        (embedded(1_120, 20, 200), 20 + 1_120 // 8 + 200 * 80),
+        (embedded(3_200, 1, 1600), 20 + 3_200 // 8 + 1600 * 4),
+        (np.zeros(10**6, np.float32), 20),
     ],
 )
 def test_numbers_rows_or_a_bitmap_of_them_whatever_is_shortest(vector: Vector, length: int) -> None:
     found = smallest(vector)
     assert isinstance(found, SparseVector)
     assert len(encode_sparse(found)) == length
+
+
+def test_numbers_may_be_chosen_whatever_they_are() -> None:
+    vector = np.arange(1000, dtype=np.float32)
+    chosen = np.isin(vector, [0, 7, 500])
+    found = smallest_of(vector, chosen)
+    assert isinstance(found, SparseVector)
+    assert found.blocks.tolist() == [0, 7, 500]
+    assert found.values.ravel().tolist() == [0, 7, 500]
 
 
 def test_what_is_mostly_there_stays_as_it_is() -> None:
@@ -123,30 +146,31 @@ def test_a_dense_gradient_is_written_as_it_always_was() -> None:
     assert replied(np.array([0, 1, 0], np.float32)) == wanted
 
 
-def head(size: int, width: int, count: int) -> bytes:
-    return struct.pack("<QII", size, width, count)
+def head(size: int, width: int, count: int, gap_bytes: int = 4) -> bytes:
+    return struct.pack("<QIII", size, width, count, gap_bytes)
 
 
-def numbered(*blocks: int) -> bytes:
-    return struct.pack(f"<{len(blocks)}I", *blocks)
+def gaps(*between: int) -> bytes:
+    return struct.pack(f"<{len(between)}I", *between)
 
 
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (b"short", "5 bytes, expected at least 16"),
+        (b"short", "5 bytes, expected at least 20"),
         (head(0, 1, 0), "0 blocks of 1 in a vector of 0"),
         (head(64, 0, 1), "blocks of 0"),
         (head(65, 2, 0), "in a vector of 65"),
         (head(2**33, 1, 0), "in a vector of 8589934592"),
-        (head(64, 32, 3) + bytes(4 + 3 * 128), "3 blocks of 32 in a vector of 64"),
-        (head(64, 1, 1) + numbered(3), "20 bytes for 1 blocks of 1, expected 24"),
-        (head(64, 1, 1) + numbered(3) + bytes(8), "28 bytes for 1 blocks of 1, expected 24"),
-        (head(64, 1, 1) + numbered(64) + bytes(4), "blocks are not 1 below 64"),
-        (head(64, 1, 2) + numbered(5, 5) + bytes(8), "out of order"),
-        (head(64, 1, 2) + numbered(6, 5) + bytes(8), "out of order"),
-        (head(64, 1, 3) + numbered(3, 0) + bytes(12), "blocks are not 3 below 64"),
-        (head(33, 1, 3) + numbered(3, 4) + bytes(12), "blocks are not 3 below 33"),
+        (head(64, 32, 3) + bytes(12 + 3 * 128), "3 blocks of 32 in a vector of 64"),
+        (head(64, 1, 1, 3) + gaps(3) + bytes(4), "gaps of 3 bytes"),
+        (head(64, 1, 1) + gaps(3), "24 bytes for 1 blocks of 1, expected 28"),
+        (head(64, 1, 1) + gaps(3) + bytes(8), "32 bytes for 1 blocks of 1, expected 28"),
+        (head(64, 1, 1) + gaps(64) + bytes(4), "blocks are not 1 below 64"),
+        (head(64, 1, 2) + gaps(63, 0) + bytes(8), "blocks are not 2 below 64"),
+        (head(64, 1, 2) + gaps(5, 2**32 - 1) + bytes(8), "blocks are not 2 below 64"),
+        (head(64, 1, 3, 0) + gaps(3, 0) + bytes(12), "blocks are not 3 below 64"),
+        (head(33, 1, 3, 0) + gaps(3, 4) + bytes(12), "blocks are not 3 below 33"),
     ],
 )
 def test_what_is_no_sparse_vector_is_refused(data: bytes, told: str) -> None:
