@@ -1,4 +1,4 @@
-"""A vector of which only some blocks are not zero, and its sum with a dense one."""
+"""A vector of which only some blocks are told, and what it does to a dense one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SparseVector(NamedTuple):
-    """The blocks of a vector in which some number is not +0.0; all blocks have one width."""
+    """Some blocks of a vector, all of one width: those that are not +0.0, or that have changed."""
 
     size: int  # P + B, a multiple of the width
     blocks: npt.NDArray[np.integer[Any]]  # (n,) strictly ascending numbers of the blocks
@@ -43,3 +43,13 @@ def add_to(total: Vector, vector: Vector | SparseVector) -> None:
         total.reshape(-1, vector.values.shape[1])[vector.blocks] += vector.values
     else:
         total += vector
+
+
+def write_to(whole: Vector, vector: SparseVector) -> None:
+    """Write a sparse vector's numbers in their places; all others stay as they are.
+
+    Args:
+        whole: (size,) float32
+        vector: Of the same size.
+    """
+    whole.reshape(-1, vector.values.shape[1])[vector.blocks] = vector.values

@@ -33,20 +33,11 @@ def smallest(vector: Vector) -> Vector | SparseVector:
     Args:
         vector: (P + B,) float32, contiguous; values are copied out of it.
     """
-    return smallest_of(vector, vector.view(np.uint32) != 0)
-
-
-def smallest_of(vector: Vector, chosen: npt.NDArray[np.bool_]) -> Vector | SparseVector:
-    """Some of a vector's numbers as what takes the fewest bytes: all of them, or blocks.
-
-    Args:
-        vector: (P + B,) float32, contiguous; values are copied out of it.
-        chosen: Of the same shape: which numbers are wanted.
-    """
-    size, count = len(vector), int(np.count_nonzero(chosen))
+    nonzero = vector.view(np.uint32) != 0
+    size, count = len(vector), int(np.count_nonzero(nonzero))
     if 32 * count >= 31 * size:  # not even a bit for each number would pay
         return vector
-    indices = np.flatnonzero(chosen)
+    indices = np.flatnonzero(nonzero)
     width = _common_width(indices, size)
     blocks = indices[::width] // width
     positions = _padded(_gap_bytes(blocks, size // width), len(blocks), size // width)

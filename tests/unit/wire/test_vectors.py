@@ -13,7 +13,7 @@ from common.core.messages import Gradient, ModelId, Vector, WorkerId
 from common.core.vectors import SparseVector, add_to
 from common.errors import WireError
 from common.wire.messages import decode_reply, encode_reply
-from common.wire.vectors import decode_sparse, encode_sparse, smallest, smallest_of
+from common.wire.vectors import decode_sparse, encode_sparse, smallest
 
 ODD = np.array([0x80000000, 0x7FC01234, 0xFF800000, 0x00000001], np.uint32)  # -0.0, NaN, -inf, tiny
 
@@ -104,15 +104,6 @@ def test_numbers_rows_or_a_bitmap_of_them_whatever_is_shortest(vector: Vector, l
     found = smallest(vector)
     assert isinstance(found, SparseVector)
     assert len(encode_sparse(found)) == length
-
-
-def test_numbers_may_be_chosen_whatever_they_are() -> None:
-    vector = np.arange(1000, dtype=np.float32)
-    chosen = np.isin(vector, [0, 7, 500])
-    found = smallest_of(vector, chosen)
-    assert isinstance(found, SparseVector)
-    assert found.blocks.tolist() == [0, 7, 500]
-    assert found.values.ravel().tolist() == [0, 7, 500]
 
 
 def test_what_is_mostly_there_stays_as_it_is() -> None:

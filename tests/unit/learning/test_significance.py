@@ -1,0 +1,116 @@
+"""The view of the weights: what it leaves out is bounded, and whoever hears of all has its bits."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.core.vectors import write_to
+from common.learning.significance import WHOLE_FROM, Compression, View
+
+if TYPE_CHECKING:
+    from common.core.messages import Vector
+
+PARAMETERS, BUFFERS = 200, 3
+
+
+def steps(seed: int, count: int, scale: float) -> list[Vector]:
+    """Weights of one version after the other; steps of very different sizes."""
+    random = np.random.default_rng(seed)
+    weights = random.normal(size=PARAMETERS + BUFFERS)
+    weights[random.random(len(weights)) < 0.3] = 0
+    found = [weights.astype(np.float32)]
+    for _ in range(count):
+        size = scale * 10.0 ** random.uniform(-4, 0, len(weights))
+        weights = weights + size * random.normal(size=len(weights))
+        found.append(weights.astype(np.float32))
+    return found
+
+
+compressions = st.one_of(
+    st.floats(0.01, 10).map(Compression),
+    st.floats(0.001, 1).map(lambda share: Compression(changes=share)),
+)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.001, 10), compressions)
+def test_whoever_hears_of_every_version_has_the_bits_of_the_view(
+    seed: int, scale: float, compression: Compression
+) -> None:
+    first, *later = steps(seed, 6, scale)
+    view = View(first, PARAMETERS, compression)
+    known = first.copy()
+    for version, weights in enumerate(later, 1):
+        told = view.follow(weights, version)
+        if told is None:
+            known = view.weights.copy()
+            assert known.tobytes() == weights.tobytes()
+        else:
+            assert len(told.blocks) <= WHOLE_FROM * PARAMETERS + BUFFERS
+            write_to(known, told)
+        assert known.tobytes() == view.weights.tobytes()
+        assert known[PARAMETERS:].tobytes() == weights[PARAMETERS:].tobytes()
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.001, 10), st.floats(0.01, 10))
+def test_no_weight_is_off_by_more_than_its_share(
+    seed: int, scale: float, significance: float
+) -> None:
+    first, *later = steps(seed, 6, scale)
+    view = View(first, PARAMETERS, Compression(significance))
+    for version, weights in enumerate(later, 1):
+        view.follow(weights, version)
+        own = weights[:PARAMETERS].astype(np.float64)
+        floor = sqrt((own**2).sum() / max(np.count_nonzero(own), 1))
+        off = np.abs(own - view.weights[:PARAMETERS])
+        allowed = significance / sqrt(version) * np.maximum(np.abs(own), floor)
+        assert (off <= allowed * (1 + 1e-5) + 1e-12).all()
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.01, WHOLE_FROM))
+def test_of_a_share_the_largest_changes_are_told(seed: int, share: float) -> None:
+    first, weights = steps(seed, 1, 1.0)
+    view = View(first, PARAMETERS, Compression(changes=share))
+    told = view.follow(weights, 1)
+    most = int(np.ceil(share * PARAMETERS))
+    if told is None:
+        assert most > WHOLE_FROM * PARAMETERS
+        return
+    chosen = told.blocks[told.blocks < PARAMETERS]
+    assert len(chosen) == most
+    off = np.abs(weights - first)[:PARAMETERS]
+    assert off[chosen].min() >= np.delete(off, chosen).max(initial=0)
+
+
+def test_a_small_weight_is_not_significant_for_its_own_sake() -> None:
+    first = np.array([10.0, 1e-6, 0.0, 0.0], np.float32)
+    view = View(first, 4, Compression(0.5))
+    told = view.follow(np.array([10.0, 2e-6, 3e-6, 0.0], np.float32), 1)
+    assert told is not None
+    assert told.blocks.tolist() == []
+    told = view.follow(np.array([10.0, 2e-6, 6.0, 0.0], np.float32), 1)
+    assert told is not None
+    assert (told.blocks.tolist(), told.values.tolist()) == ([2], [[6.0]])
+
+
+def test_what_changes_back_is_not_told() -> None:
+    first = np.array([1.0, 1.0, 1.0], np.float32)
+    view = View(first, 3, Compression(0.1))
+    assert view.follow(first * np.float32(1.05), 1) is not None
+    told = view.follow(first, 2)
+    assert told is not None
+    assert told.blocks.tolist() == []
+
+
+def test_the_share_shrinks_with_the_root_of_the_version() -> None:
+    first = np.ones(10, np.float32)
+    moved = np.array([*[1.0] * 9, 1.2], np.float32)
+    for version, expected in ((1, []), (5, []), (10, [9])):
+        told = View(first, 10, Compression(0.5)).follow(moved, version)
+        assert told is not None
+        assert told.blocks.tolist() == pytest.approx(expected)
