@@ -4,7 +4,8 @@
 | --------------------------------- | --------------- | ----------------------------------------- |
 | `images-idx3-ubyte`               | IDX             | image uint8 (n, 1, h, w), label int64     |
 | `.bin`                            | CIFAR-10 binary | image uint8 (n, 3, 32, 32), label int64   |
-| `.csv`                            | CSV             | features float32 (n, f), label int64      |
+| `.csv`                            | CSV             | features float32 (n, f), label int64, or  |
+|                                   |                 | hashed or ratings: see `tables`           |
 | `.npz`                            | numpy archive   | whatever arrays it holds                  |
 
 `.gz` and `.xz` may follow each of them but the last.
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.datasets.records import checked
-from common.datasets.tables import table_records
+from common.datasets.tables import hashed_records, rating_records, table_records
 from common.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,7 +40,14 @@ _CIFAR10_SHAPE = (3, 32, 32)
 _IMAGES, _LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
 
 
-def read_records(path: Path, *, label: str | None = None, leave_out: Sequence[str] = ()) -> Records:
+def read_records(
+    path: Path,
+    *,
+    label: str | None = None,
+    leave_out: Sequence[str] = (),
+    buckets: int = 0,
+    ratings: bool = False,
+) -> Records:
     """Read a data set, in the order of the file.
 
     Args:
@@ -47,16 +55,25 @@ def read_records(path: Path, *, label: str | None = None, leave_out: Sequence[st
         label: CSV only: the label's column by name or index (from 0, or from -1 at the end); the
             last one unless given.
         leave_out: CSV only: columns that are not read, by name or index.
+        buckets: CSV only: how many features are hashed into; 0: they are not.
+        ratings: CSV only: whether it holds users, items and ratings.
 
     Raises:
         UserError: If there is no such file, or it is not what its name says.
     """
     kind = _kind(path)
-    if kind != ".csv" and (label is not None or leave_out):
+    chosen = label is not None or bool(leave_out) or buckets > 0
+    if kind != ".csv" and (chosen or ratings):
         raise UserError(f"{path}: columns can be chosen for CSV files only")
+    if ratings and chosen:
+        raise UserError(f"{path}: ratings are the first three columns, nothing else can be chosen")
     if kind == ".npz":
         return _read_npz(path)
     data = read_bytes(path)
+    if ratings:
+        return rating_records(data, str(path))
+    if buckets:
+        return hashed_records(data, str(path), label=label, leave_out=leave_out, buckets=buckets)
     if kind == ".csv":
         return table_records(data, str(path), label=label, leave_out=leave_out)
     if kind == ".bin":

@@ -6,6 +6,9 @@
   feature would claim an order that symbols do not have.
 - The label is a whole number as it stands, or the rank of its symbol in sorted order.
 - Features keep the order of the columns.
+
+Or, hashed (`common.core.hashing`): an index and a value for each cell of a record, where an empty
+cell has the value 0. Or ratings: who, what and how, in the first three columns.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from common.core.hashing import bucket_of, damped
 from common.datasets.records import checked
 from common.errors import UserError
 
@@ -52,6 +56,52 @@ def table_records(
         raise UserError(f"{source}: no column is left for features")
     labels = _labels(columns[label_index], f"{source}: label column {names[label_index]!r}")
     return checked({"features": np.concatenate(features, axis=1), "label": labels}, source)
+
+
+def hashed_records(
+    data: bytes, source: str, *, label: str | None, leave_out: Sequence[str], buckets: int
+) -> Records:
+    """Parse CSV as `table_records` does; each cell becomes a bucket and a value.
+
+    Returns:
+        index int32 (n, f), value float32 (n, f), label int64 (n,).
+
+    Raises:
+        UserError: If it is not such a table, or has no such column.
+    """
+    names, columns = _columns(data, source)
+    label_index = _find("-1" if label is None else label, names, source)
+    left_out = {label_index, *(_find(column, names, source) for column in leave_out)}
+    kept = [index for index in range(len(names)) if index not in left_out]
+    if not kept:
+        raise UserError(f"{source}: no column is left for features")
+    cells = [_hashed(names[index], columns[index], buckets, source) for index in kept]
+    labels = _labels(columns[label_index], f"{source}: label column {names[label_index]!r}")
+    index, value = (np.stack(part, axis=1) for part in zip(*cells, strict=True))
+    return checked({"index": index, "value": value, "label": labels}, source)
+
+
+def rating_records(data: bytes, source: str) -> Records:
+    """Parse CSV of ratings; users and items become their ranks among those of the file.
+
+    Returns:
+        user int32 (n,), item int32 (n,), rating float32 (n,).
+
+    Raises:
+        UserError: If it is not such a table.
+    """
+    names, columns = _columns(data, source)
+    if len(columns) < 3:
+        raise UserError(f"{source}: ratings need columns for user, item and rating; found {names}")
+    if _numbers(columns[2]) is None or (columns[2] == "").any():
+        raise UserError(f"{source}: column {names[2]!r}: a rating is a number")
+    ratings = _features(columns[2], f"{source}: column {names[2]!r}")
+    user, item = (
+        np.unique(column if (ids := _numbers(column)) is None else ids, return_inverse=True)[1]
+        for column in columns[:2]
+    )
+    records = {"user": user.astype(np.int32), "item": item.astype(np.int32)}
+    return checked(records | {"rating": ratings[:, 0]}, source)
 
 
 def _columns(data: bytes, source: str) -> tuple[list[str], list[Column]]:
@@ -93,6 +143,19 @@ def _features(column: Column, where: str) -> npt.NDArray[np.float32]:
     if not (np.abs(numbers) <= np.finfo(np.float32).max).all():
         raise UserError(f"{where}: holds a number that is not finite as float32")
     return numbers.astype(np.float32)[:, np.newaxis]
+
+
+def _hashed(
+    name: str, column: Column, buckets: int, source: str
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """(n,) buckets and values of a column's cells."""
+    if (numbers := _numbers(column)) is not None:
+        if not np.isfinite(numbers).all():
+            raise UserError(f"{source}: column {name!r}: holds a number that is not finite")
+        return np.full(len(column), bucket_of(name, None, buckets), np.int32), damped(numbers)
+    symbols, codes = np.unique(column, return_inverse=True)
+    found = [bucket_of(name, str(symbol), buckets) for symbol in symbols]
+    return np.array(found, np.int32)[codes], (column != "").astype(np.float32)
 
 
 def _labels(column: Column, where: str) -> npt.NDArray[np.int64]:

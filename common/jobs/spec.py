@@ -13,7 +13,7 @@ from common.config.validation import complaint, field_names
 from common.config.yaml_file import as_json, load_text
 from common.errors import GivenError, UnknownTopicError, UserError
 from common.jobs.names import check_name
-from common.learning.fields import DtypeName
+from common.learning.fields import INTEGERS, NUMBERS, DtypeName
 from common.learning.fields import Field as RecordField
 from common.learning.task_options import options_of
 from common.policies.policy import PolicyName
@@ -246,23 +246,26 @@ class Needed(NamedTuple):
     words: str
 
 
-_NUMBERS = ("uint8", "float32")
 _IMAGE = Needed(
-    _NUMBERS,
+    NUMBERS,
     ("channels", "height", "width"),
     "uint8 or float32 of shape [channels, height, width]",
 )
-_FEATURES = Needed(_NUMBERS, ("features",), "uint8 or float32 of shape [features]")
-_LABEL = Needed(
-    ("uint8", "int8", "int16", "int32", "int64"), (), "a whole number (int64) without a shape"
-)
+_FEATURES = Needed(NUMBERS, ("features",), "uint8 or float32 of shape [features]")
+_LABEL = Needed(INTEGERS, (), "a whole number (int64) without a shape")
+_INDEX = Needed(INTEGERS, ("entries",), "whole numbers (int32) of shape [entries]")
+_VALUE = Needed(NUMBERS, ("entries",), "uint8 or float32 of shape [entries]")
+_RATING = Needed(NUMBERS, (), "uint8 or float32 without a shape")
 
 # Built-in tasks and the fields that each reads; others check theirs when they are loaded.
 BUILT_IN_TASKS: dict[str, dict[str, Needed]] = {
     "image-classifier": {"image": _IMAGE, "label": _LABEL},
     "logistic-regression": {"features": _FEATURES, "label": _LABEL},
     "tabular-mlp": {"features": _FEATURES, "label": _LABEL},
+    "sparse-logistic": {"index": _INDEX, "value": _VALUE, "label": _LABEL},
+    "matrix-factorisation": {"user": _LABEL, "item": _LABEL, "rating": _RATING},
 }
+_SPARSE_TASKS = ("sparse-logistic", "matrix-factorisation")  # programs before them know no sparse
 
 
 _Stream = Annotated[str, Field(json_schema_extra={"pattern": f"^{topics.STREAM.pattern}$"})]
@@ -356,8 +359,8 @@ class JobSpec(Part):
 
     @property
     def sparse_messages(self) -> bool:
-        """Whether every program that knows the job reads sparse gradients too."""
-        return False
+        """Whether every program that can run the job reads sparse gradients too."""
+        return self.task.name in _SPARSE_TASKS
 
     @property
     def task_options(self) -> dict[str, Any]:
@@ -418,6 +421,7 @@ class JobSpec(Part):
                 "provisioning.policy: reassign leaves slots without a machine, whose streams nobody"
                 " would ever read: add `on_preemption: reassign`"
             )
+        sizes = dict[str, int]()  # of the records, by option of the task
         for name, needed in self._needed_fields.items():
             found = self.records.fields.get(name)
             if found is None:
@@ -427,6 +431,12 @@ class JobSpec(Part):
                     f"records.fields.{name}: {self.task.name} needs {needed.words},"
                     f" got {found.dtype} {list(found.shape)}"
                 )
+            for option, size in zip(needed.sizes, found.shape, strict=True):
+                if sizes.setdefault(option, size) != size:
+                    raise ValueError(
+                        f"records.fields.{name}: must be of one length with the others, which have"
+                        f" {sizes[option]}, got {size}"
+                    )
         return self
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ DtypeName: TypeAlias = Literal[
     "uint8", "int8", "int16", "int32", "int64", "float32", "float64", "bool"
 ]
 DTYPE_NAMES: tuple[str, ...] = get_args(DtypeName)  # those that both numpy and torch have
+
+INTEGERS = ("uint8", "int8", "int16", "int32", "int64")  # what names a class, a word or a user
+NUMBERS = ("uint8", "float32")  # what is computed with
 
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # per field: (n, *shape), n records
 
@@ -49,6 +52,13 @@ class Field:
     def numpy_dtype(self) -> np.dtype[Any]:
         """Little-endian, whatever this machine is."""
         return np.dtype(self.dtype).newbyteorder("<")
+
+
+class Input(NamedTuple):
+    """A field that a task reads."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...]
 
 
 def check_columns(fields: Sequence[Field], records: Mapping[str, npt.NDArray[Any]]) -> int:

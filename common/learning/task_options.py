@@ -105,17 +105,57 @@ class TabularMlpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         """All that there is to check is in the types."""
 
 
+class SparseLogisticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of `sparse-logistic`."""
+
+    features: Size
+    entries: Size
+
+    @property
+    def parameters(self) -> int:
+        """A weight for each feature, and the bias."""
+        return self.features + 1
+
+    def check(self) -> None:
+        """All that there is to check is in the types."""
+
+
+class MatrixFactorisationOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of `matrix-factorisation`."""
+
+    users: Size
+    items: Size
+    rank: Size = 20
+    regularisation: Annotated[float, Meta(ge=0)] = 0.0
+
+    @property
+    def parameters(self) -> int:
+        """A row for each user and each item."""
+        return (self.users + self.items) * self.rank
+
+    def check(self) -> None:
+        """All that there is to check is in the types."""
+
+
 def _dense(*sizes: int) -> int:
     """Weights and biases of dense layers one behind the other."""
     return sum((inputs + 1) * outputs for inputs, outputs in pairwise(sizes))
 
 
-Options: TypeAlias = ImageClassifierOptions | LogisticRegressionOptions | TabularMlpOptions
+Options: TypeAlias = (
+    ImageClassifierOptions
+    | LogisticRegressionOptions
+    | TabularMlpOptions
+    | SparseLogisticOptions
+    | MatrixFactorisationOptions
+)
 
 BUILT_IN: dict[str, type[Options]] = {
     "image-classifier": ImageClassifierOptions,
     "logistic-regression": LogisticRegressionOptions,
     "tabular-mlp": TabularMlpOptions,
+    "sparse-logistic": SparseLogisticOptions,
+    "matrix-factorisation": MatrixFactorisationOptions,
 }
 TASK_NAMES = tuple(BUILT_IN)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as functions
@@ -12,11 +12,15 @@ from torch import Tensor, nn
 
 from common.errors import TaskMissingError, UserError
 from common.learning.errors import one_line, what_was_raised
+from common.learning.fields import INTEGERS, NUMBERS, Input
 from common.learning.models import IMAGE_NETWORKS, logistic_regression, multilayer_perceptron
+from common.learning.sparse_tasks import MatrixFactorisation, SparseLogistic, check_inside
 from common.learning.task_options import (
     ImageClassifierOptions,
     LogisticRegressionOptions,
+    MatrixFactorisationOptions,
     Options,
+    SparseLogisticOptions,
     TabularMlpOptions,
     options_of,
 )
@@ -47,13 +51,6 @@ _OUR_PACKAGES = ("common", "services")
 _METHODS = ("build", "forward", "losses", "metrics")
 
 
-class Input(NamedTuple):
-    """A field that a task reads."""
-
-    shape: tuple[int, ...]
-    dtypes: tuple[str, ...]
-
-
 @runtime_checkable
 class DescribesInputs(Protocol):
     """A task that can say what it reads is checked before anything runs: see `check_fields`."""
@@ -64,7 +61,7 @@ class DescribesInputs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """Cross-entropy and accuracy, whatever the network: what all built-in tasks are."""
+    """Cross-entropy and accuracy, whatever the network."""
 
     network: Callable[[], nn.Module]
     field: str
@@ -79,8 +76,8 @@ class Classifier:
     def inputs(self) -> Mapping[str, Input]:
         """The input and the label, an integer from 0 up."""
         return {
-            self.field: Input(self.shape, ("uint8", "float32")),
-            "label": Input((), ("uint8", "int8", "int16", "int32", "int64")),
+            self.field: Input(self.shape, NUMBERS),
+            "label": Input((), INTEGERS),
         }
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
@@ -95,13 +92,9 @@ class Classifier:
         """(n,) cross-entropy.
 
         Raises:
-            ValueError: If a label is not a class. On a GPU the loss itself would not raise but end
-                the process, so it is asked first.
+            ValueError: If a label is not a class.
         """
-        labels = records["label"].long()
-        strange = (labels < 0) | (labels >= self.classes)
-        if bool(strange.any()):
-            raise ValueError(f"label {labels[strange][0]} is outside 0..{self.classes - 1}")
+        labels = check_inside("label", records["label"], self.classes)
         return functions.cross_entropy(outputs, labels, reduction="none")
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -129,7 +122,7 @@ def _tabular_mlp(options: TabularMlpOptions) -> Classifier:
     )
 
 
-def _built_in(options: Options) -> Classifier:
+def _built_in(options: Options) -> Task:
     match options:
         case ImageClassifierOptions():
             return _image_classifier(options)
@@ -137,6 +130,10 @@ def _built_in(options: Options) -> Classifier:
             return _logistic_regression(options)
         case TabularMlpOptions():
             return _tabular_mlp(options)
+        case SparseLogisticOptions(features, entries):
+            return SparseLogistic(features, entries)
+        case MatrixFactorisationOptions(users, items, rank, regularisation):
+            return MatrixFactorisation(users, items, rank, regularisation)
 
 
 def make_task(name: str, options: Mapping[str, object], allowed: Collection[str] = ()) -> Task:

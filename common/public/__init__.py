@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from common.errors import DollError, UserError
     from common.jobs.spec import JobSpec
     from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
-    from common.learning.tasks import Input, Task
+    from common.learning.fields import Input
+    from common.learning.tasks import Task
     from common.public.job_file import load_job
     from common.public.task_check import TaskCheck, check_task
 
@@ -35,7 +36,7 @@ __all__ = [
 ]
 _HOMES = {
     "DollError": "common.errors",
-    "Input": "common.learning.tasks",
+    "Input": "common.learning.fields",
     "JobSpec": "common.jobs.spec",
     "NotFiniteError": "common.learning.errors",
     "Task": "common.learning.tasks",

@@ -51,6 +51,12 @@ def produce(  # noqa: PLR0913 -- the options of a command
     leave_out: Annotated[
         list[str] | None, typer.Option(help="CSV: a column to leave out; may be repeated.")
     ] = None,
+    buckets: Annotated[
+        int, typer.Option(min=0, max=2**31 - 1, help="CSV: hash the features into so many.")
+    ] = 0,
+    ratings: Annotated[
+        bool, typer.Option("--ratings", help="CSV: of users, items and ratings, in this order.")
+    ] = False,
     job: Annotated[str, typer.Option(help="The job that --max-lag is about.")] = "",
     max_lag: Annotated[
         int, typer.Option(min=0, help="Pause while --job is this many records behind.")
@@ -72,7 +78,14 @@ def produce(  # noqa: PLR0913 -- the options of a command
 
     if bool(job) != bool(max_lag):
         raise UserError("--job and --max-lag go together")
-    data = sources.load(source, label=label or None, leave_out=leave_out or [], held_out=held_out)
+    data = sources.load(
+        source,
+        label=label or None,
+        leave_out=leave_out or [],
+        buckets=buckets,
+        ratings=ratings,
+        held_out=held_out,
+    )
     order, arrivals = np.random.default_rng(seed).spawn(2)
     stream = sources.stream(data, codec, order, repeat=repeat, in_order=in_order, warp=warp)
     outside = outside_of(context)

@@ -28,6 +28,8 @@ def load(
     *,
     label: str | None = None,
     leave_out: Sequence[str] = (),
+    buckets: int = 0,
+    ratings: bool = False,
     held_out: bool = False,
 ) -> Records:
     """Load `digits` or a file.
@@ -36,19 +38,23 @@ def load(
         source: Which.
         label: Of a CSV file, the label's column.
         leave_out: Of a CSV file, columns that are no feature.
+        buckets: Of a CSV file, how many its features are hashed into; 0: they are not.
+        ratings: Whether a CSV file holds users, items and ratings.
         held_out: Of the digits, the part that is for tests.
 
     Raises:
         UserError: If there is no such thing, or it is not what its name says.
     """
     if source == "digits":
-        if label is not None or leave_out:
+        if label is not None or leave_out or buckets or ratings:
             raise UserError("digits: has no columns to choose; that is for CSV files")
         split = load_digits()
         return split.held_out if held_out else split.train
     if held_out:
         raise UserError("--held-out: only the digits are split; name the file of the test records")
-    return read_records(Path(source), label=label, leave_out=leave_out)
+    return read_records(
+        Path(source), label=label, leave_out=leave_out, buckets=buckets, ratings=ratings
+    )
 
 
 def fields_of(data: Records) -> tuple[Field, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from common.core.hashing import bucket_of
 from common.core.spans import Partition
 from common.learning.codecs import make_codec
 from common.learning.fields import Field
@@ -124,6 +125,19 @@ def test_a_file_can_go_in_its_order_as_json(world: World, tmp_path: Path) -> Non
     ]
 
 
+def test_a_table_goes_hashed_or_as_ratings(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "some.csv"
+    path.write_text("who,what,how\na,x,1.5\nb,y,0\n")
+    for topic, options in (("h", ["--buckets", "8", "--label", "how"]), ("r", ["--ratings"])):
+        path.write_text(f"who,what,how\na,x,{1 if topic == 'h' else 1.5}\nb,y,0\n")
+        options += ["--topic", topic, "--create-partitions", "1", "--in-order", "--codec", "json"]
+        told = world.run("produce", str(path), *options).stderr
+        assert ("index: {dtype: int32, shape: [2]}" in told) == (topic == "h")
+    who, what = (bucket_of(name, text, 8) for name, text in (("who", "a"), ("what", "x")))
+    assert values(world, "h")[0] == b'{"index":[%d,%d],"value":[1.0,1.0],"label":1}' % (who, what)
+    assert values(world, "r")[0] == b'{"user":0,"item":0,"rating":1.5}'
+
+
 def test_a_topic_is_never_created_unasked(world: World) -> None:
     result = world.run("produce", "digits", "--topic", "a", code=exits.REFUSED)
     assert 'there is no topic "a"; create it with --create-partitions 4' in result.stderr
@@ -160,6 +174,9 @@ def test_what_makes_no_sense_is_refused_in_one_line(world: World, tmp_path: Path
         (["digits", "--codec", "avro"], "codec 'avro' is none of tensor, json"),
         (["digits", "--max-lag", "5"], "--job and --max-lag go together"),
         (["digits", "--label", "x"], "no columns"),
+        (["digits", "--buckets", "8"], "no columns"),
+        ([str(tmp_path / "plain.npz"), "--ratings"], "for CSV files only"),
+        ([str(tmp_path / "a.csv"), "--ratings", "--label", "x"], "ratings are the first three"),
     ):
         result = world.run(
             "produce", *arguments, "--topic", "a", "--create-partitions", "1", code=exits.REFUSED

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.datasets.tables import table_records
+from common.core.hashing import HASH, bucket_of, damped
+from common.datasets.tables import hashed_records, rating_records, table_records
 from common.errors import UserError
 
 TABLE = b"size,colour,,kind\n1,red,0,cat\n2.5,blue,,dog\n,red,7,cat\n"
@@ -56,3 +57,53 @@ def test_what_is_no_such_table_is_refused(data: bytes, label: str | None, found:
     with pytest.raises(UserError) as caught:
         table_records(data, "t", label=label, leave_out=())
     assert str(caught.value).startswith(found)
+
+
+def test_hashed_each_cell_is_a_bucket_and_a_value() -> None:
+    records = hashed_records(TABLE, "t", label=None, leave_out=["2"], buckets=1000)
+    size = bucket_of("size", None, 1000)
+    red, blue = (bucket_of("colour", name, 1000) for name in ("red", "blue"))
+    assert records["index"].tolist() == [[size, red], [size, blue], [size, red]]
+    #                 log(1 + 1), log(1 + 2.5); an empty cell is 0
+    np.testing.assert_allclose(records["value"], [[np.log(2), 1], [np.log(3.5), 1], [0, 1]])
+    assert records["label"].tolist() == [0, 1, 0]
+    assert {name: column.dtype.name for name, column in records.items()} == {
+        "index": "int32",
+        "value": "float32",
+        "label": "int64",
+    }
+
+
+def test_the_hash_is_the_same_for_ever() -> None:
+    assert HASH == "crc32-1"
+    assert [bucket_of("C1", "68fd1e64", 10**5), bucket_of("I1", None, 10**5)] == [80363, 63369]
+    assert damped(np.array([-1.0, 0.0, 1e6])).tolist() == pytest.approx(
+        [-np.log(2), 0, np.log(1 + 1e6)]
+    )
+
+
+def test_ratings_are_ranks_of_users_and_items_and_a_number() -> None:
+    records = rating_records(b"who,what,how,when\n10,x,4.5,0\n9,y,-1,0\n10,y,0,0\n", "t")
+    assert records["user"].tolist() == [1, 0, 1]
+    assert records["item"].tolist() == [0, 1, 1]
+    assert records["rating"].tolist() == [4.5, -1, 0]
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"a,b\n1,2\n", "t: ratings need columns for user, item and rating; found ['a', 'b']"),
+        (b"a,b,c\n1,2,good\n", "t: column 'c': a rating is a number"),
+        (b"a,b,c\n1,2,\n", "t: column 'c': a rating is a number"),
+        (b"a,b,c\n1,2,1e99\n", "t: column 'c': holds a number that is not finite"),
+    ],
+)
+def test_what_are_no_ratings_is_refused(data: bytes, found: str) -> None:
+    with pytest.raises(UserError) as caught:
+        rating_records(data, "t")
+    assert str(caught.value).startswith(found)
+
+
+def test_a_number_that_is_not_finite_is_not_hashed() -> None:
+    with pytest.raises(UserError, match="t: column 'x': holds a number that is not finite"):
+        hashed_records(b"x,y\nnan,1\n", "t", label=None, leave_out=(), buckets=8)

@@ -144,6 +144,20 @@ def test_numbers_and_words_are_those_of_yaml_1_2() -> None:
     assert parse_job(TEXT.replace("name: digits", "name: no")).name == "no"
 
 
+def test_columns_of_one_task_that_must_be_of_one_length_are() -> None:
+    fields = {
+        "index": {"dtype": "int32", "shape": [39]},
+        "value": {"dtype": "float32", "shape": [40]},
+        "label": {"dtype": "int64"},
+    }
+    task = {"name": "sparse-logistic", "features": 1000}
+    text = json.dumps(yaml.safe_load(TEXT) | {"task": task, "records": {"fields": fields}})
+    assert refusal(text) == (
+        "job file: records.fields.value: must be of one length with the others, which have 39,"
+        " got 40"
+    )
+
+
 def test_an_entrypoint_needs_to_be_on_the_allow_list() -> None:
     text = TEXT.replace("name: image-classifier", "entrypoint: 'tests.tasks:Counting'")
     assert 'task.entrypoint: "tests.tasks:Counting" is not on the allow-list' in refusal(text)

@@ -41,9 +41,11 @@ def test_the_arithmetic_of_networks_for_images_is_that_of_their_layers(
         ("tabular-mlp", {"features": 41, "classes": 2}),
         ("tabular-mlp", {"features": 7, "classes": 3, "hidden": [5, 6, 7]}),
         ("tabular-mlp", {"features": 7, "classes": 3, "hidden": []}),
+        ("sparse-logistic", {"features": 1000, "entries": 39}),
+        ("matrix-factorisation", {"users": 70, "items": 30, "rank": 5}),
     ],
 )
-def test_so_is_that_of_networks_for_tables(name: str, options: dict[str, Any]) -> None:
+def test_so_is_that_of_other_models(name: str, options: dict[str, Any]) -> None:
     assert try_model(make_task(name, options), 0) == (
         4 * options_of(name, options).parameters / MIB
     )

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from common.errors import TaskMissingError, UserError
+from common.jobs.spec import BUILT_IN_TASKS
 from common.learning.fields import Field
 from common.learning.task_options import TASK_NAMES
 from common.learning.tasks import build_model, check_fields, make_task
@@ -25,7 +26,7 @@ LABEL = Field("label", "int64")
 @pytest.mark.parametrize(
     ("name", "options", "named"),
     [
-        ("images", {}, "image-classifier, logistic-regression, tabular-mlp"),
+        ("images", {}, "image-classifier, logistic-regression, tabular-mlp, sparse-logistic"),
         ("image-classifier", {}, "classes"),
         ("image-classifier", {"classes": 10, "depth": 3}, "depth.*channels"),
         ("image-classifier", {"classes": 10, "height": "28"}, "height"),
@@ -34,6 +35,8 @@ LABEL = Field("label", "int64")
         ("image-classifier", {"classes": 10, "height": 8, "network": "cnn-28"}, "cnn-small"),
         ("logistic-regression", {"classes": 2}, "features"),
         ("tabular-mlp", {"classes": 2, "features": 3, "hidden": [4, -1]}, "hidden"),
+        ("sparse-logistic", {"entries": 39}, "features"),
+        ("matrix-factorisation", {"users": 3, "items": 2, "regularisation": -1}, "regularisation"),
     ],
 )
 def test_a_task_that_makes_no_sense_is_refused_naming_what_is_wrong(
@@ -44,7 +47,14 @@ def test_a_task_that_makes_no_sense_is_refused_naming_what_is_wrong(
 
 
 def test_the_names_of_the_built_in_tasks_are_exported() -> None:
-    assert TASK_NAMES == ("image-classifier", "logistic-regression", "tabular-mlp")
+    assert TASK_NAMES == (
+        "image-classifier",
+        "logistic-regression",
+        "tabular-mlp",
+        "sparse-logistic",
+        "matrix-factorisation",
+    )
+    assert tuple(BUILT_IN_TASKS) == TASK_NAMES
 
 
 def test_an_entrypoint_is_imported_only_if_it_is_allowed() -> None:
