@@ -10,7 +10,7 @@ It is never by timestamps: streams that were filled one after the other would be
 
 from __future__ import annotations
 
-from statistics import median
+from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.spans import Partition
@@ -97,9 +97,11 @@ def behind_s(
     Returns:
         Seconds from there to the median of the others'; 0 where it is not older.
     """
-    behind = dict[Partition, float]()
+    behind, ordered, others = dict[Partition, float](), sorted(newest_s.values()), len(newest_s) - 1
     for partition, own_s in newest_s.items():
-        others = [newest_s[each] for each in newest_s if each != partition]
         if others and backlog.get(partition, 0) > 0:
-            behind[partition] = max(median(others) - own_s, 0.0)
+            own = bisect_left(ordered, own_s)  # without which those above it are one place lower
+            middle = ((others - 1) // 2, others // 2)
+            median_s = sum(ordered[at + (at >= own)] for at in middle) / 2
+            behind[partition] = max(median_s - own_s, 0.0)
     return behind

@@ -171,6 +171,12 @@ def check_control(record: ControlRecord) -> None:
 
 
 def _check_opened(record: Opened, least: int = 1) -> None:
+    """Look at speed whether all is well: a leader's status has one of each partition."""
+    (topic, index), after = record.partition, record.after
+    well = bool(topic) and 0 <= index < _POSITIONS and 0 <= record.start < _POSITIONS
+    well = well and (after is None or 0 <= after < _POSITIONS)
+    if well and least <= record.generation < _POSITIONS and -1 <= record.epoch < _EPOCHS:
+        return
     _need(bool(record.partition.topic), "partition.topic", record.partition, "of a named topic")
     _check_count("partition.index", record.partition.index)
     if record.after is not None:
@@ -262,10 +268,12 @@ def check_leader_status(leader_status: LeaderStatus) -> None:
     for partition, openings in leader_status.opened.items():
         for opened in openings:
             _check_opened(opened, least=0)  # 0: as the job was submitted
-            _need(opened.partition == partition, f"opened[{partition}]", opened, "its own openings")
+            own = opened.partition == partition
+            _need(own, "opened", opened, "of the partition that it stands under")
     for partition, position in leader_status.known.items():
-        _check_count(f"known[{partition}].offset", position.offset)
-        _check_epoch(f"known[{partition}].epoch", position.epoch)
+        if not (0 <= position.offset < _POSITIONS and -1 <= position.epoch < _EPOCHS):
+            _check_count(f"known[{partition}].offset", position.offset)
+            _check_epoch(f"known[{partition}].epoch", position.epoch)
 
 
 def check_trigger(trigger: UpdateTrigger) -> None:

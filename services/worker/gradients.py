@@ -270,9 +270,9 @@ class GradientLoop:
         parts = list[Columns]()
         there = 0
         try:
-            for span in batch.address:
-                fetched = self._spans.read(span, READ_BACK_S)
-                self._check_log(span, fetched)
+            read = [(span, self._spans.read(span, READ_BACK_S)) for span in batch.address]
+            self._check_logs(read)
+            for _, fetched in read:
                 values = _values(fetched, skipped)
                 there += len(values)
                 if values:
@@ -293,24 +293,26 @@ class GradientLoop:
         self._watchdog.beat()  # there may be many, of which each takes seconds
         return concatenate(parts)
 
-    def _check_log(self, span: Span, fetched: Fetched) -> None:
-        """See that records are of the log that their span was claimed of.
+    def _check_logs(self, read: Sequence[tuple[Span, Fetched]]) -> None:
+        """See that records are of the logs that their spans were claimed of.
 
         Raises:
             ExpiredError: If they are others, that came to have the same offsets.
         """
-        below = bisect_left(fetched.offsets, span.known)  # a record above is later than the claim
-        if below and 0 <= span.epoch < (epoch := fetched.epochs[below - 1]):
-            raise ExpiredError(
-                f"{span} ends with a record of leader epoch {epoch}, and ended with one of"
-                f" {span.epoch}: its log lost those that were claimed"
-            )
-        topic_id = self._topic_id(span)
-        if not topic_id:
-            return
-        found = self._source.describe([span.topic]).get(span.topic)
-        if found is not None and found.topic_id not in ("", topic_id):
-            raise ExpiredError(f"{span} was of another topic {span.topic}, which was deleted")
+        for span, fetched in read:
+            below = bisect_left(fetched.offsets, span.known)  # one above is later than the claim
+            if below and 0 <= span.epoch < (epoch := fetched.epochs[below - 1]):
+                raise ExpiredError(
+                    f"{span} ends with a record of leader epoch {epoch}, and ended with one of"
+                    f" {span.epoch}: its log lost those that were claimed"
+                )
+        claimed_of = {span: topic_id for span, _ in read if (topic_id := self._topic_id(span))}
+        # After all of them were read, once: it takes as long as a topic has partitions.
+        found = self._source.describe({span.topic for span in claimed_of})
+        for span, topic_id in claimed_of.items():
+            topic = found.get(span.topic)
+            if topic is not None and topic.topic_id not in ("", topic_id):
+                raise ExpiredError(f"{span} was of another topic {span.topic}, which was deleted")
 
 
 def _blamed(compute: Compute, index: int | None) -> Sequence[Batch]:

@@ -264,6 +264,19 @@ def test_the_newest_leader_status_is_read(board: Board) -> None:
     assert board.get_leader_status() == leader_status(5)
 
 
+def test_a_leader_status_that_is_as_it_was_is_not_decoded_again(
+    embedded_redis: EmbeddedRedis,
+) -> None:
+    writer, reader = (RedisBoard(embedded_redis.url, "still") for _ in range(2))
+    writer.put_leader_status(leader_status(4))
+    found = reader.get_leader_status()
+    writer.put_leader_status(leader_status(4))
+    assert reader.get_leader_status() is found
+    for each in (5, 4):
+        writer.put_leader_status(leader_status(each))
+        assert reader.get_leader_status() == leader_status(each)
+
+
 def test_whoever_puts_a_leader_status_learns_whether_one_was_there(server: Server) -> None:
     board = server.board()
     assert not board.put_leader_status(leader_status(4))

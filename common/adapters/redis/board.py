@@ -100,6 +100,8 @@ class RedisBoard:
         client = connect(url, timeout_s, access) if shared is None else shared
         self._server = RedisServer(client, self._keys, self._reject_key)
         self._attendances = dict[WorkerId, Attendance]()
+        # Read and written ten times a second, mostly as it was, and long with many partitions.
+        self._leader_status: tuple[bytes, LeaderStatus] | None = None
 
     @property
     def rejected(self) -> int:
@@ -210,8 +212,10 @@ class RedisBoard:
 
     def putting_leader_status(self, leader_status: LeaderStatus) -> Steps[bool]:
         """`put_leader_status`, in steps."""
-        key = self._keys + "standing"
-        before = (yield (("SET", key, wire.encode_leader_status(leader_status), "GET"),))[0]
+        last = self._leader_status
+        if last is None or last[1] != leader_status:
+            last = self._leader_status = wire.encode_leader_status(leader_status), leader_status
+        before = (yield (("SET", self._keys + "standing", last[0], "GET"),))[0]
         return before is not None
 
     def get_leader_status(self) -> LeaderStatus | None:
@@ -219,7 +223,12 @@ class RedisBoard:
         data = self._server.ask(("GET", self._keys + "standing"))[0]
         if data is None:
             return None
-        return self._rejections.parse("standing", wire.decode_leader_status, data)
+        last = self._leader_status
+        if last is not None and last[0] == data:
+            return last[1]
+        leader_status = self._rejections.parse("standing", wire.decode_leader_status, data)
+        self._leader_status = (data, leader_status) if leader_status is not None else None
+        return leader_status
 
     # --- liveness --------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import groupby
+from statistics import median
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from common.core.reading import Piece, RunsInTurn, behind_s
 from common.core.spans import Partition
 
-A, B, C = (Partition("s", index) for index in range(3))
+PLACES = [Partition("s", index) for index in range(5)]
+A, B, C = PLACES[:3]
 
 
 def order(pieces: list[Piece]) -> list[Partition]:
@@ -111,3 +113,17 @@ def test_behind_in_time_is_who_has_a_backlog_and_is_older_than_the_others() -> N
     newest_s = {A: 1_000.0, B: 4_000.0, C: 5_000.0}
     assert behind_s(newest_s, {A: 7, B: 7, C: 0}) == {A: 3_500.0, B: 0.0}
     assert behind_s({A: 1_000.0}, {A: 7}) == {}
+
+
+@given(
+    newest_s=st.dictionaries(st.sampled_from(PLACES), st.integers(0, 3), min_size=2),
+    backlog=st.dictionaries(st.sampled_from(PLACES), st.integers(0, 1)),
+)
+def test_behind_in_time_is_measured_from_the_median_of_the_others(
+    newest_s: dict[Partition, float], backlog: dict[Partition, int]
+) -> None:
+    behind = behind_s(newest_s, backlog)
+    assert behind.keys() == {each for each in newest_s if backlog.get(each)}
+    for partition, found_s in behind.items():
+        others = [at for each, at in newest_s.items() if each != partition]
+        assert found_s == max(median(others) - newest_s[partition], 0)

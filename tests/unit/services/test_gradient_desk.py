@@ -165,6 +165,28 @@ def test_a_batch_that_is_not_in_memory_is_read_back_without_what_was_skipped(wor
     assert (reply.model, reply.batches, reply.samples) == (MODEL, (0,), 4)
 
 
+def test_what_a_topic_is_is_asked_once_for_all_spans_of_a_batch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.log.add_partitions("s", 3)
+    writer = world.log.writer()
+    for index in (1, 2):
+        writer.append("s", world.codec.encode({"id": np.array([index + 5])})[0], partition=index)
+    assert writer.flush(1.0)
+    asked = list[object]()
+    describe = world.log.describe
+
+    def describing(topics: set[str]) -> object:
+        asked.append(topics)
+        return describe(topics)
+
+    monkeypatch.setattr(world.log, "describe", describing)
+    spans = tuple(Span("s", index, 0, 1) for index in range(3))
+    publish(world)
+    assert used(world.order(Batch(0, WorkerId("somebody"), spans, 3))) == [0, 6, 7]
+    assert asked == [{"s"}]
+
+
 def test_a_batch_in_memory_is_not_read_again(world: World) -> None:
     publish(world)
     world.cache.put(batch(0, 2).address, {"id": np.array([8, 9])})
