@@ -81,6 +81,18 @@ class Figure(NamedTuple):
     value: float
     digits: int = 0  # after the point
     most: float = inf  # required: at most
+    least: float = -inf  # required: at least
+
+    @property
+    def required(self) -> str:
+        """In words."""
+        bounds = {"at most": self.most, "at least": self.least}
+        return " ".join(f"{words} {bound:g}" for words, bound in bounds.items() if abs(bound) < inf)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is not as required."""
+        return not self.least <= self.value <= self.most
 
 
 class Found(NamedTuple):
@@ -93,17 +105,13 @@ class Found(NamedTuple):
 
     def short(self) -> list[str]:
         """What falls short of what is required."""
-        late = [each for each in self.figures if each.value > each.most]
-        return [
-            *self.faults,
-            *(f"{each.name}: {each.value:.4g}, at most {each.most:g}" for each in late),
-        ]
+        late = [each for each in self.figures if each.is_short]
+        return [*self.faults, *(f"{each.name}: {each.value:.4g}, {each.required}" for each in late)]
 
     def draw(self) -> None:
         """Print a table."""
         rows = [
-            (name, f"{value:,.{digits}f}", "" if most == inf else f"at most {most:g}")
-            for name, value, digits, most in self.figures
+            (each.name, f"{each.value:,.{each.digits}f}", each.required) for each in self.figures
         ]
         draw(self.title, ("", "measured", "required"), rows)
 

@@ -1,0 +1,143 @@
+"""Rows of the sparse tasks: ratings as they are, and clicks and ratings that are like real ones.
+
+Real samples here are small (`shared/data`). What is like them is drawn field by field from what the
+sample holds, with labels of weights that are planted, so that there is something to be learnt.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from common.datasets.readers import read_bytes, read_records
+from common.datasets.records import take
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from common.datasets.records import Records
+
+_DATA = Path(__file__).parents[3] / "shared" / "data"
+CLICKS = _DATA / "ctr" / "criteo-kaggle-train-head-1400.csv.gz"
+RATINGS = _DATA / "ratings" / "ml-latest-small-centred.csv.gz"
+_NUMBERS, _SYMBOLS = 13, 26  # columns of Criteo's rows
+ENTRIES = _NUMBERS + _SYMBOLS
+BUCKETS = 100_000  # of the symbols; the numbers have features of their own before them
+FEATURES = _NUMBERS + BUCKETS
+_CLICKED = 0.22  # of all rows
+
+
+class Split(NamedTuple):
+    """Rows to learn from, and rows to be judged by."""
+
+    train: Records
+    test: Records
+
+
+def clicks_like(rows: int, seed: int, sample: Path = CLICKS) -> Records:
+    """Draw rows that are like Criteo's: `index` int32 (n, 39), `value` float32 (n, 39), `label`.
+
+    A symbol that is in the sample more than once is drawn as often as it is there; one of those
+    that are there once stands for a long tail, which is drawn by Zipf's law.
+
+    Raises:
+        UserError: If there is no sample of Criteo's rows.
+    """
+    random = np.random.default_rng(seed)
+    known = _clicks(sample)
+    columns = [_drawn(random, known, number, rows) for number in range(_SYMBOLS)]
+    numbers = np.array(
+        [[_damped(row[f"I{place + 1}"]) for place in range(_NUMBERS)] for row in known]
+    )
+    index = np.concatenate(
+        (np.tile(np.arange(_NUMBERS), (rows, 1)), np.stack(columns, axis=1)), axis=1
+    )
+    value = np.ones((rows, ENTRIES))
+    value[:, :_NUMBERS] = numbers[random.integers(0, len(known), rows)]
+    logits = (_planted()[index] * value).sum(axis=1)
+    logits -= np.quantile(logits, 1 - _CLICKED)
+    labels = random.random(rows) < 1 / (1 + np.exp(-logits))
+    return {
+        "index": index.astype(np.int32),
+        "value": value.astype(np.float32),
+        "label": labels.astype(np.int64),
+    }
+
+
+def _clicks(sample: Path) -> list[dict[str, str]]:
+    try:
+        return list(csv.DictReader(io.StringIO(read_bytes(sample).decode())))
+    except UserError as error:
+        raise UserError(f"{error}; Criteo's rows are not part of this repository") from error
+
+
+def _drawn(
+    random: np.random.Generator, known: list[dict[str, str]], number: int, rows: int
+) -> npt.NDArray[np.int64]:
+    """(n,) features of one column's symbols."""
+    counts = Counter(row[f"C{number + 1}"] or "none" for row in known)
+    often = {symbol: count for symbol, count in counts.items() if count > 1}
+    weights = np.array([*often.values(), len(counts) - len(often)], float)
+    head = np.array([_NUMBERS + crc32(f"{number}={text}".encode()) % BUCKETS for text in often])
+    picked = random.choice(len(weights), rows, p=weights / weights.sum())
+    scattered = random.zipf(1.3, rows).astype(np.uint64) * np.uint64(2654435761)
+    tail = _NUMBERS + (scattered + np.uint64(number * 97)).astype(np.int64) % BUCKETS
+    found: npt.NDArray[np.int64] = np.append(head, 0)[picked]
+    return np.where(picked < len(head), found, tail)
+
+
+def _planted() -> npt.NDArray[np.float64]:
+    """(FEATURES,) the weights that make the labels."""
+    weights = np.random.default_rng(123).normal(0, 0.35, FEATURES)
+    weights[:_NUMBERS] = np.random.default_rng(5).normal(0, 0.5, _NUMBERS)
+    return weights
+
+
+def _damped(text: str) -> float:
+    return 0.25 * float(np.log1p(max(float(text or 0), 0)))
+
+
+def ratings(sample: Path = RATINGS) -> Split:
+    """MovieLens' ratings, each less its mean: nine of ten to learn from.
+
+    Raises:
+        UserError: If they are not here.
+    """
+    try:
+        records = read_records(sample, ratings=True)
+    except UserError as error:
+        raise UserError(f"{error}; the ratings are not part of this repository") from error
+    return _split(records, len(records["rating"]) * 9 // 10, np.random.default_rng(1))
+
+
+def ratings_like(
+    users: int = 20_000, items: int = 4_000, rows: int = 600_000, seed: int = 0
+) -> Split:
+    """Draw ratings that planted rows of six numbers make; some users and items are frequent."""
+    random = np.random.default_rng(seed)
+    who, what = (
+        _frequent(random, size, power, rows) for size, power in ((users, 0.6), (items, 0.8))
+    )
+    own, theirs = (random.normal(0, 0.55, (size, 6)) for size in (users, items))
+    rated = (own[who] * theirs[what]).sum(axis=1) + random.normal(0, 0.7, rows)
+    records = {"user": who, "item": what, "rating": rated.astype(np.float32)}
+    return _split(records, rows * 19 // 20, random)
+
+
+def _frequent(
+    random: np.random.Generator, size: int, power: float, rows: int
+) -> npt.NDArray[np.int32]:
+    weights = (1.0 + np.arange(size)) ** -power
+    return random.choice(size, rows, p=weights / weights.sum()).astype(np.int32)
+
+
+def _split(records: Records, cut: int, random: np.random.Generator) -> Split:
+    order: npt.NDArray[Any] = random.permutation(len(records["rating"]))
+    return Split(take(records, order[:cut]), take(records, order[cut:]))
