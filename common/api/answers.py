@@ -235,7 +235,9 @@ class UpdateAnswer(Answer):
     loss: float = Field(description="Mean per sample, at the weights before it.")
     gradient_s: float | None = Field(description="Mean time of one batch's gradient.")
     revision: Count = Field(description="Of the settings that it was made under.")
-    short: str = Field(description="Why it has fewer than K batches: linger, missing, or empty.")
+    short: str = Field(
+        description="Why it has fewer than K batches: linger, missing, quarantined, or empty."
+    )
     metrics: Metrics = Field(description="Means per sample, such as prequential accuracy.")
 
 

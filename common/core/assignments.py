@@ -2,7 +2,8 @@
 
 Triggers may come late, twice or from a leader that no longer leads; within a stream of triggers the
 ids never go back. They do after a leader whose Lead record Kafka lost, if its epoch was above that
-of the next one. A newer model makes orders for older ones void: nobody waits for them any more.
+of the next one. A trigger says at which versions gradients are awaited still: orders below are
+void. What is computed next is computed at the newest model heard of, never older than its order's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from common.core.messages import TriggerId, TriggerStream, WorkerLeaving
 
@@ -24,12 +27,16 @@ _NOTHING = TriggerId(-1, 0)
 
 
 class Compute(msgspec.Struct, frozen=True):
-    """Compute one gradient over these batches at exactly these weights, to send as one message."""
+    """Compute one gradient over these batches at exactly these weights, to send as one message.
+
+    While it waits, the model is that of its order; when it is begun, the newest.
+    """
 
     model: ModelId
     batches: tuple[Batch, ...]
     weights: bytes | None  # where they travelled inside the trigger
     reply_to: str = ""  # the replica that asked
+    local_rate: float = 0.0  # at which a copy of the weights is moved between the batches
 
 
 class Assignments:
@@ -40,6 +47,8 @@ class Assignments:
         self._stream = TriggerStream()
         self._heard = _NOTHING
         self._model: ModelId | None = None  # of the newest trigger
+        self._weights: bytes | None = None  # likewise
+        self._awaits = 0  # likewise, the oldest version at which a gradient is awaited
         self._reply_to = ""  # the replica that posted it
         self._queue = deque[Compute]()
         self._under_way: Compute | None = None
@@ -80,20 +89,26 @@ class Assignments:
         for trigger in triggers:
             if trigger.id <= self._heard:
                 continue
-            self._heard, self._model = trigger.id, trigger.model
+            self._heard, self._model, self._weights = trigger.id, trigger.model, trigger.weights
+            self._awaits = trigger.model.version if trigger.awaits is UNSET else trigger.awaits
             self._reply_to = trigger.reply_to
-            if self._queue and self._queue[0].model != trigger.model:
-                self._queue.clear()
+            self._queue = deque(filter(self._is_awaited, self._queue))
             for order in trigger.orders:
-                if order.worker != self._worker:
-                    continue
-                compute = Compute(trigger.model, order.batches, trigger.weights, trigger.reply_to)
-                if not self._knows(compute):
-                    self._queue.append(compute)
+                if order.worker == self._worker:
+                    self._add(
+                        Compute(
+                            *(trigger.model, order.batches, None, trigger.reply_to),
+                            order.local_rate,
+                        )
+                    )
 
     def next(self) -> Compute | None:
         """Begin the next order; none is begun after the worker said farewell."""
-        self._under_way = self._queue.popleft() if self._queue and not self._left else None
+        self._under_way = None
+        if self._queue and self._model is not None and not self._left:
+            self._under_way = replace(
+                self._queue.popleft(), model=self._model, weights=self._weights
+            )
         return self._under_way
 
     def done(self) -> None:
@@ -113,6 +128,24 @@ class Assignments:
         batches = self._under_way.batches if self._under_way is not None and finish else ()
         return WorkerLeaving(self._worker, self._model, tuple(batch.offset for batch in batches))
 
+    def _is_awaited(self, order: Compute) -> bool:
+        """Whether the leader may still wait for it."""
+        epoch, version = order.model
+        return self._model is not None and epoch == self._model.epoch and version >= self._awaits
+
+    def _add(self, compute: Compute) -> None:
+        """Queue an order, or renew those that its batches wait in already."""
+        if not self._knows(compute):
+            self._queue.append(compute)
+            return
+        again = {batch.offset for batch in compute.batches}
+        self._queue = deque(
+            replace(order, model=compute.model)
+            if any(batch.offset in again for batch in order.batches)
+            else order
+            for order in self._queue
+        )
+
     def _knows(self, compute: Compute) -> bool:
         """The same batches may be ordered again while the first order is not answered yet.
 
@@ -123,7 +156,8 @@ class Assignments:
         if not self._queue and self._under_way is None:
             return False
         awaited = [*self._queue]
-        if self._under_way is not None and self._under_way.model == compute.model:
+        if self._under_way is not None and self._is_awaited(self._under_way):
             awaited.append(self._under_way)
-        offsets = {batch.offset for order in awaited for batch in order.batches}
+        alike = [order for order in awaited if order.local_rate == compute.local_rate]
+        offsets = {batch.offset for order in alike for batch in order.batches}
         return all(batch.offset in offsets for batch in compute.batches)

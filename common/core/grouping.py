@@ -10,13 +10,17 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from heapq import heapify, heappop, heappush
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import Batch, WorkerId
 from common.core.turns import Turns, level
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
+
+
+NOBODY: Mapping[WorkerId, int] = MappingProxyType({})
 
 
 class _Waiting(NamedTuple):
@@ -91,15 +95,19 @@ class Grouper:
             del self._queues[batch.worker]
         return batch
 
-    def take(self, count: int, having: Iterable[Batch] = ()) -> tuple[Batch, ...]:
+    def take(
+        self, count: int, having: Iterable[Batch] = (), loads: Mapping[WorkerId, int] = NOBODY
+    ) -> tuple[Batch, ...]:
         """Take up to `count` batches, fairest first.
 
         Args:
             count: How many the group lacks.
             having: Those that it has already, which a refill must not undo the mix of.
+            loads: Batches that workers have in hand: who has none has the first turn.
         """
         ranks = Counter(batch.worker for batch in having)
         begun = bool(ranks)
+        ranks.update(loads)
         heads = _Heads(self._queues, ranks)
         taken = list[Batch]()
         while self._waiting and len(taken) < count:
@@ -112,14 +120,60 @@ class Grouper:
             else:  # a single stream: nobody takes turns with it
                 offset = heads.oldest(here[0])
             begun = True
-            batch, records, _ = self._waiting[offset]
-            if weights:
-                total = sum(records.values())
-                self._turns.pay({each: n / total for each, n in records.items()}, weights)
-            self.remove(offset)
+            batch = self._take(offset, weights)
             heads.taken(batch.worker)
             taken.append(batch)
         return tuple(taken)
+
+    def take_for(
+        self, worker: WorkerId, live: Collection[WorkerId], count: int, first: int | None = None
+    ) -> tuple[Batch, ...]:
+        """Take up to `count` batches for one worker; streams take turns.
+
+        Args:
+            worker: Who is asked for all of them: for its own, and for the oldest of others.
+            live: Who can compute its own; before all others go the batches of those who cannot.
+            count: How many.
+            first: A batch that must wait no longer.
+        """
+        taken = list[Batch]()
+        while self._waiting and len(taken) < count:
+            weights = level(self._backlog) if len(self._backlog) > 1 else {}
+            if first is not None and not taken:
+                offset = first
+            else:
+                orphans = [each for each in self._queues if each not in live]
+                heads = (
+                    self._oldest(orphans) or self._oldest([worker]) or self._oldest(self._queues)
+                )
+                offset = heads[self._turns.choose(weights, heads) or next(iter(heads))]
+            taken.append(self._take(offset, weights))
+        return tuple(taken)
+
+    def waiting_of(self, worker: WorkerId) -> int:
+        """How many batches of a worker wait."""
+        return sum(map(len, self._queues.get(worker, {}).values()))
+
+    def is_for(self, idle: Collection[WorkerId], live: Collection[WorkerId]) -> bool:
+        """Whether something waits that one of the idle workers would be asked for first."""
+        return bool(idle) and any(each in idle or each not in live for each in self._queues)
+
+    def _oldest(self, workers: Iterable[WorkerId]) -> dict[str, int]:
+        """The oldest batch of each stream, of these workers."""
+        oldest = dict[str, int]()
+        for worker in workers:
+            for stream, offsets in self._queues.get(worker, {}).items():
+                oldest[stream] = min(oldest.get(stream, offsets[0]), offsets[0])
+        return oldest
+
+    def _take(self, offset: int, weights: Mapping[str, float]) -> Batch:
+        """Take a batch, and let its streams pay for it."""
+        batch, records, _ = self._waiting[offset]
+        if weights:  # else a single stream: nobody takes turns with it
+            total = sum(records.values())
+            self._turns.pay({each: n / total for each, n in records.items()}, weights)
+        self.remove(offset)
+        return batch
 
 
 class _Heads:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from common.core import commands as do
 from common.core import losses
 from common.core.grouping import Grouper
@@ -105,6 +107,7 @@ class Leader:
         self._publisher = SnapshotSchedule(settings, snapshot, history, now)
         self._settled = snapshot.settled
         self._triggers = 0
+        self._oldest: tuple[int | None, int] = (None, 0)  # that waits, and since which version
         self._goal = StopRule(settings, snapshot.losses)
         self._wanted: Wanted = "running"
         self._finishing = ""  # why the job ends, once it does
@@ -127,6 +130,21 @@ class Leader:
     def ledger(self) -> Ledger:
         """What it has decided of claims; to be read alone."""
         return self._ledger
+
+    @property
+    def rounds(self) -> Rounds:
+        """What is in flight; to be read alone."""
+        return self._rounds
+
+    @property
+    def unsettled(self) -> Unsettled:
+        """What waits in the job, in flight or not."""
+        in_flight = self._rounds.batches
+        oldest = [self._ledger.position, *(batch.offset for batch in in_flight)]
+        waiting = len(self._grouper) + len(in_flight)
+        if self._grouper.oldest is not None:
+            oldest.append(self._grouper.oldest)
+        return Unsettled(self._ledger.position, min(oldest), waiting, len(self._liveness.live))
 
     def begin(self, now: float) -> Iterator[CoordinatorCommand]:
         """The first commands; dead letters that an earlier leader owed are written again."""
@@ -367,24 +385,35 @@ class Leader:
         for round_ in self._rounds:
             if round_.todo:
                 continue
-            if round_.missing > 0 and not round_.short and self._lingered(now):
-                round_.short = "linger"
+            if round_.missing > 0 and not round_.short:
+                round_.short = self._why_short(round_, now)
             whole = round_.missing <= 0 or round_.short
             if whole and self._rounds.may_apply(round_, self._made.version):
                 return round_
         return None
 
+    def _why_short(self, round_: Round, now: float) -> str:
+        """Why a round need not wait for the batches that it lacks; empty where it must."""
+        others = len(self._rounds) > 1
+        if self._lingered(now) or (others and round_.lingered):
+            return "linger"
+        # Others may have to wait for it, with all the batches that their workers may hold.
+        return "quarantined" if others else ""
+
     def _giving_way(self) -> list[Round]:
         """Rounds that lack batches and may wait for ever: workers go by a new bound already."""
-        if self._changed is None:
-            return []
-        return [r for r in self._rounds if not (r.todo or r.short) and r.missing > 0]
+        revision = self._settings.revision if self._changed is None else self._changed.revision
+        return [
+            r
+            for r in self._rounds
+            if r.settings.revision != revision and not (r.todo or r.short) and r.missing > 0
+        ]
 
     def _order(self, now: float) -> Iterator[CoordinatorCommand]:
         """Hand out what is in nobody's hands, beginning what may begin."""
         trusted, version = self._liveness.trusted(now), self._made.version
         orders = self._rounds.orders(now, trusted, version)
-        while self._begin(now):
+        while self._begin(now, trusted):
             orders += self._rounds.orders(now, trusted, version)
         if not orders:
             return
@@ -392,11 +421,18 @@ class Leader:
         if any(r.asked_again and not asked.isdisjoint(r.todo) for r in self._rounds):
             yield do.PublishModel(self.model)
         self._triggers += 1
-        trigger_id = TriggerId(self._epoch, self._triggers)
-        unsettled = self._count_unsettled()
-        yield do.PostTrigger(UpdateTrigger(trigger_id, self.model, orders, unsettled=unsettled))
+        awaits = self._rounds.awaits(version)
+        yield do.PostTrigger(
+            UpdateTrigger(
+                TriggerId(self._epoch, self._triggers),
+                self.model,
+                orders,
+                unsettled=self.unsettled,
+                awaits=UNSET if awaits == version else awaits,
+            )
+        )
 
-    def _begin(self, now: float) -> bool:
+    def _begin(self, now: float, live: frozenset[WorkerId]) -> bool:
         """Begin a round: where all are in time, audit not too far behind, K wait (or linger)."""
         settings, synchrony = self._settings, self._settings.synchrony
         if self._wanted != "running" or self._publisher.unread > settings.unread_audits:
@@ -406,8 +442,24 @@ class Leader:
             return False
         if not self._rounds.may_begin(synchrony.staleness, self._made.version):
             return False
-        self._rounds.begin(synchrony, settings, self._grouper.take(synchrony.group_size))
+        idle, worker = self._rounds.idle(live), None
+        if len(self._rounds) and not (idle if synchrony.lone else self._grouper.is_for(idle, live)):
+            return False  # it would make gradients stale, and nobody busy
+        if synchrony.lone and idle:
+            worker = max(sorted(idle), key=self._grouper.waiting_of)
+            overtaken = self._overtaken(synchrony.staleness)
+            group = self._grouper.take_for(worker, live, synchrony.group_size, overtaken)
+        else:
+            group = self._grouper.take(synchrony.group_size, loads=self._rounds.loads())
+        self._rounds.begin(synchrony, settings, group, worker)
         return True
+
+    def _overtaken(self, staleness: int) -> int | None:
+        """The batch that has waited longest, if it was that for more than so many updates."""
+        oldest, version = self._grouper.oldest, self._made.version
+        if self._oldest[0] != oldest:
+            self._oldest = oldest, version
+        return oldest if version - self._oldest[1] > staleness else None
 
     def _apply(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
         self._rounds.end(round_)
@@ -525,7 +577,7 @@ class Leader:
 
     def _leader_status(self, now: float) -> do.PutLeaderStatus:
         self._leader_status_at, self._news_due = now, float("inf")
-        unsettled = self._count_unsettled()
+        unsettled = self.unsettled
         return do.PutLeaderStatus(
             LeaderStatus(
                 epoch=self._epoch,
@@ -539,14 +591,6 @@ class Leader:
                 known=self._ledger.known,
             )
         )
-
-    def _count_unsettled(self) -> Unsettled:
-        in_flight = self._rounds.batches
-        oldest = [self._ledger.position, *(batch.offset for batch in in_flight)]
-        waiting = len(self._grouper) + len(in_flight)
-        if self._grouper.oldest is not None:
-            oldest.append(self._grouper.oldest)
-        return Unsettled(self._ledger.position, min(oldest), waiting, len(self._liveness.live))
 
     def _snapshot(self) -> Snapshot:
         return Snapshot(

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, NewType, TypeAlias
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET, UnsetType
 
 from common.core.spans import Address, LogPosition, Partition, Span
 
@@ -146,13 +147,17 @@ class Batch(msgspec.Struct, frozen=True):
 # --- the updates topic: what leaders decide --------------------------------------------------
 
 
-class Synchrony(msgspec.Struct, frozen=True):
-    """How many batches make an update, and at which weights their gradients may be taken."""
+class Synchrony(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which batches make an update, and at which weights their gradients may be taken."""
 
     group_size: int  # K
     # s: how many updates may lie between the weights of a gradient and its own update; 0: none, the
     # paper's synchronous rule.
     staleness: int = 0
+    lone: bool = False  # all batches of a group go to one worker: nobody waits for anybody
+    # At which rate a worker moves its own copy of the weights between the batches of one order
+    # (model averaging); 0: it does not.
+    local_rate: float = 0.0
 
 
 class Lead(msgspec.Struct, frozen=True, tag="lead"):
@@ -184,11 +189,21 @@ class UpdateApplied(msgspec.Struct, frozen=True, tag="update"):
     samples: int
     loss: float  # mean per sample at the weights before the update (prequential)
     metrics: dict[str, float] = {}  # task metrics, mean per sample, likewise
-    short: str = ""  # why fewer than K batches: "linger", "missing", or ""
+    short: str = ""  # why fewer than K batches: "linger", "missing", "quarantined", or ""
     revision: int = 0  # of the job's settings, K among them, that it was made under
     gradient_s: float = 0.0  # mean compute time of one batch's gradient
     skipped: dict[str, int] = {}  # records of the batches that did not decode, by stream
     number: int = 0  # of this leader's updates and quarantines, from 1; 0: an older program's
+    # What follows is left out where nothing is to be said.
+    synchrony: Synchrony | UnsetType = UNSET  # else K of its revision, at the version before
+    base: int | UnsetType = UNSET  # oldest version that its gradients are of; else the one before
+    parts: tuple[int, ...] | UnsetType = UNSET  # so many of its batches, in order, were walked
+    scale: float | UnsetType = UNSET  # of the learning rate, for this step; else 1
+
+    @property
+    def staleness(self) -> int:
+        """How many updates lie between the oldest of its gradients and itself."""
+        return 0 if self.base is UNSET else self.version - 1 - self.base
 
 
 class Quarantined(msgspec.Struct, frozen=True, tag="quarantined"):
@@ -296,11 +311,12 @@ class LeaderStatus(msgspec.Struct, frozen=True):
         return known if whole else LogPosition(claimed, known.topic_id)
 
 
-class Assignment(msgspec.Struct, frozen=True):
+class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
     """One worker's part of a trigger: one gradient over all these batches, sent as one message."""
 
     worker: WorkerId
     batches: tuple[Batch, ...]
+    local_rate: float = 0.0  # see `Synchrony`
 
 
 class Unsettled(NamedTuple):
@@ -313,7 +329,7 @@ class Unsettled(NamedTuple):
 
 
 class UpdateTrigger(msgspec.Struct, frozen=True):
-    """Compute these gradients against exactly this model (S_C;j,n; Algorithm 4, line 5)."""
+    """Compute these gradients at this model or a later one (S_C;j,n; Algorithm 4, line 5)."""
 
     id: TriggerId
     model: ModelId
@@ -321,6 +337,8 @@ class UpdateTrigger(msgspec.Struct, frozen=True):
     weights: bytes | None = None  # a small model travels inside; a large one is fetched by its id
     reply_to: str = ""  # the replica that leads: where gradients go
     unsettled: Unsettled | None = None  # as it is posted; None: of an older program
+    # Orders at versions below are void: nobody waits for them any more; left out: the model's.
+    awaits: int | UnsetType = UNSET
 
 
 class Gradient(msgspec.Struct, frozen=True, tag="gradient"):
@@ -330,7 +348,7 @@ class Gradient(msgspec.Struct, frozen=True, tag="gradient"):
     """
 
     worker: WorkerId
-    model: ModelId
+    model: ModelId  # that it was taken at
     batches: tuple[int, ...]  # control offsets
     samples: int
     loss_sum: float  # summed over the samples
@@ -338,6 +356,8 @@ class Gradient(msgspec.Struct, frozen=True, tag="gradient"):
     seconds: float  # compute time, for the deadline of later rounds
     # Vector or SparseVector: (P,) gradient summed over the samples, then (B,) buffers x samples
     vector: Any = None
+    # At which the copy was moved between its batches; left out: it was not.
+    local_rate: float | UnsetType = UNSET
 
 
 FailedReason: TypeAlias = Literal[

@@ -18,12 +18,14 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.core.messages import Assignment, Batch, UpdateApplied, WorkerId
+from msgspec import UNSET
+
+from common.core.messages import Assignment, Batch, Synchrony, UpdateApplied, WorkerId
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from common.core.messages import Failed, Gradient, Synchrony
+    from common.core.messages import Failed, Gradient
     from common.core.settings import CoordinatorSettings
 
 GROWTH = 1.5  # of a deadline with each time that a batch is handed out again
@@ -123,6 +125,7 @@ class Round:
         synchrony: What it goes by to its end, whatever the job changes to.
         settings: Likewise.
         batches: The group, fairest first.
+        worker: Who is asked for all of it first; None: each batch's own.
     """
 
     def __init__(
@@ -131,16 +134,18 @@ class Round:
         synchrony: Synchrony,
         settings: CoordinatorSettings,
         batches: Iterable[Batch],
+        worker: WorkerId | None = None,
     ) -> None:
         self.number = number
         self.synchrony = synchrony
-        self.revision = settings.revision
-        self.learning_rate = settings.learning_rate
+        self.settings = settings
+        self.worker = worker
         self.todo = {batch.offset: batch for batch in batches}  # without a gradient yet
         self.counted = dict[int, Batch]()  # whose gradient is in the sum
         self.asked = dict[int, list[WorkerId]]()  # who has been asked for a batch so far
-        self.not_finite = set[int]()  # batches that gave no finite gradient
+        self.lingered = self.missing > 0  # it began with fewer
         self.short = ""  # why it is applied with fewer than K, once that is decided
+        self.parts = list[int]()  # how many batches each gradient message was of
         self.samples = 0
         self.seconds = 0.0  # of all gradients counted
         self.loss_sum = 0.0
@@ -173,6 +178,7 @@ class Round:
         """Take in a gradient that counts."""
         for offset in gradient.batches:
             self.counted[offset] = self.todo.pop(offset)
+        self.parts.append(len(gradient.batches))
         version = gradient.model.version
         self.base = version if self.base is None else min(self.base, version)
         self.samples += gradient.samples
@@ -180,6 +186,22 @@ class Round:
         self.loss_sum += gradient.loss_sum
         for name, value in gradient.metric_sums.items():
             self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value
+
+    @property
+    def averages(self) -> bool:
+        """Whether it averages models: messages weigh by how far each worker walked."""
+        return self.synchrony.local_rate > 0 and self.settings.reduction == "mean"
+
+    @property
+    def learning_rate(self) -> float | None:
+        """At which its step is taken, times the update's scale; None: as the trainer was made."""
+        return self.synchrony.local_rate if self.averages else self.settings.learning_rate
+
+    def _scale(self, staleness: int) -> float:
+        # With m = K / p steps of a worker, a step at rate m x local rate by the mean of all
+        # gradients is the mean of the workers' copies.
+        scale = len(self.counted) / len(self.parts) if self.averages else 1.0
+        return scale / (1 + staleness) if self.settings.damped else scale
 
     def update(self, epoch: int, version: int) -> UpdateApplied:
         """The update that its counted batches make.
@@ -192,6 +214,9 @@ class Round:
         for batch in self.counted.values():
             for left_out in batch.skipped:
                 skipped[left_out.topic] += left_out.records
+        base = version - 1 if self.base is None else self.base
+        scale = self._scale(version - 1 - base)
+        plain = self.synchrony == Synchrony(self.settings.group_size)
         return UpdateApplied(
             epoch=epoch,
             version=version,
@@ -200,9 +225,13 @@ class Round:
             loss=self.loss_sum / self.samples,
             metrics={name: total / self.samples for name, total in self.metric_sums.items()},
             short=self.short,
-            revision=self.revision,
+            revision=self.settings.revision,
             gradient_s=self.seconds / len(self.counted),
             skipped=dict(skipped),
+            synchrony=UNSET if plain else self.synchrony,
+            base=UNSET if base == version - 1 else base,
+            parts=tuple(self.parts) if self.synchrony.local_rate else UNSET,
+            scale=UNSET if scale == 1 else scale,
         )
 
 
@@ -220,6 +249,8 @@ class Rounds:
         self._rounds = dict[int, Round]()
         self._hands = list[Dispatch]()  # their batches are all without a gradient yet
         self._begun = 0
+        # Batches that gave no finite gradient since the last finite one of any batch.
+        self.not_finite = set[int]()
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -239,11 +270,16 @@ class Rounds:
     # --- begin, end, and when they may --------------------------------------------------------
 
     def begin(
-        self, synchrony: Synchrony, settings: CoordinatorSettings, batches: Iterable[Batch]
+        self,
+        synchrony: Synchrony,
+        settings: CoordinatorSettings,
+        batches: Iterable[Batch],
+        worker: WorkerId | None = None,
     ) -> Round:
-        """Put a further round in flight."""
+        """Put a further round in flight; its arguments are those of `Round`."""
         self._begun += 1
-        round_ = self._rounds[self._begun] = Round(self._begun, synchrony, settings, batches)
+        round_ = Round(self._begun, synchrony, settings, batches, worker)
+        self._rounds[round_.number] = round_
         return round_
 
     def end(self, round_: Round) -> None:
@@ -268,6 +304,14 @@ class Rounds:
     def oldest_asked(self, version: int) -> int:
         """The oldest version at which somebody may still compute, waited for or not."""
         return min((hand.version for hand in self._hands), default=version)
+
+    def loads(self) -> Counter[WorkerId]:
+        """How many batches each worker has in hand, but for those that are late."""
+        loads = Counter[WorkerId]()
+        for hand in self._hands:
+            if not hand.late:
+                loads[hand.worker] += len(hand.offsets)
+        return loads
 
     def idle(self, live: Collection[WorkerId]) -> frozenset[WorkerId]:
         """Who has nothing in hand."""
@@ -331,7 +375,8 @@ class Rounds:
                 self._hands.append(
                     Dispatch(worker, round_.number, offsets, version, now + allowed_s, alone)
                 )
-                orders.append(Assignment(worker, tuple(batches)))
+                rate = round_.synchrony.local_rate
+                orders.append(Assignment(worker, tuple(batches), rate))
         return tuple(orders)
 
     def count(self, gradient: Gradient, version: int) -> tuple[Round | None, str]:
@@ -354,6 +399,7 @@ class Rounds:
         round_.add(gradient)
         self._let_go(offsets)
         self._suspects.clear(offsets)
+        self.not_finite.clear()
         return round_, ""
 
     def _why_not(self, round_: Round | None, gradient: Gradient, version: int) -> str:
@@ -364,6 +410,8 @@ class Rounds:
             return f"batches {absent} do not wait"
         if gradient.samples != sum([round_.todo[offset].samples for offset in offsets]):
             return "has not the batches' samples"
+        if (walked := gradient.local_rate or 0.0) != round_.synchrony.local_rate:
+            return f"was taken on a walk at rate {walked:g}, not {round_.synchrony.local_rate:g}"
         deadlines = self._deadlines(version, offsets)
         last = taken_at + round_.synchrony.staleness
         deadlines[round_.number] = min(deadlines[round_.number], last)
@@ -487,10 +535,11 @@ def _choose(
 ) -> WorkerId:
     """The holder the first time; then who was asked least for it, and has least to do."""
     asked = round_.asked.setdefault(batch.offset, [])
-    if not asked and batch.worker in open_to:
-        worker = batch.worker
+    first = round_.worker or batch.worker
+    if not asked and first in open_to:
+        worker = first
     else:
-        worker = min(open_to, key=lambda w: (asked.count(w), loads[w], w != batch.worker, w))
+        worker = min(open_to, key=lambda w: (asked.count(w), loads[w], w != first, w))
     asked.append(worker)
     return worker
 
@@ -522,15 +571,15 @@ def judge(failed: Failed, rounds: Rounds) -> Verdict:
         if failed.reason != "expired":
             return Verdict()
         return Verdict(tuple(round_.todo[o] for o, round_ in there.items()), "expired")
-    if failed.reason == "not_finite":
-        for offset, round_ in there.items():
-            round_.not_finite.add(offset)
     poison = rounds.fail(failed.worker, failed.batches, version)
-    for round_ in rounds:
-        count = len(round_.not_finite)
-        if count >= max(2, (round_.synchrony.group_size + 1) // 2):  # half of the data cannot be
+    if failed.reason == "not_finite" and there:
+        rounds.not_finite.update(there)
+        count = len(rounds.not_finite)
+        most = max(round_.synchrony.group_size for round_ in there.values())
+        if count >= max(2, (most + 1) // 2):  # half of the data cannot be bad at once
+            rounds.not_finite.clear()
             return Verdict(
-                hold=f"diverged: {count} batches of one round are not finite;"
+                hold=f"diverged: {count} batches, one after the other, are not finite;"
                 " lower the learning rate and start again"
             )
     return Verdict(poison, f"poison: {failed.reason}: {failed.detail}")

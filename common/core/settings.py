@@ -37,6 +37,11 @@ class CoordinatorSettings:
     bound: int  # the workers' bound, to end a round that no worker can fill
     revision: int = 0  # of these settings: an update says under which it was made
     learning_rate: float | None = None  # None: as the trainer was made
+    staleness: int = 0  # these three as in `Synchrony`
+    lone: bool = False
+    local_rate: float = 0.0
+    damped: bool = False  # a step by stale gradients is smaller: over 1 + how stale they are
+    reduction: Literal["mean", "sum"] = "mean"  # what is done with the sum of an update
     group_linger_s: float | None = None  # apply fewer than K after this; None: never (the paper)
     on_missing: Literal["redispatch", "proceed"] = "redispatch"
     deadline_floor_s: float = 0.5  # shortest time that a worker gets for its part of a round
@@ -63,4 +68,4 @@ class CoordinatorSettings:
     @property
     def synchrony(self) -> Synchrony:
         """How its rounds are made."""
-        return Synchrony(self.group_size)
+        return Synchrony(self.group_size, self.staleness, self.lone, self.local_rate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -22,7 +22,7 @@ from common.learning.outputs import check_losses, check_metrics, check_outputs, 
 from common.learning.parameters import FlatModel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # more then than what it computes. With more, one pass over all is slower: memory is not cached.
 TOGETHER_BYTES = 128 << 10
 
+Reduction: TypeAlias = Literal["mean", "sum"]  # what is made of a sum over samples
 Records: TypeAlias = "Mapping[str, npt.NDArray[Any]]"  # columns of a batch
 Sums: TypeAlias = list[list[float]]  # of each pass: of its losses, then of each metric
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
@@ -83,6 +84,7 @@ class GradientComputer:
         device: torch.device,
         *,
         autocast: bool = False,
+        reduction: Reduction = "mean",
         together_bytes: int = TOGETHER_BYTES,
     ) -> None:
         """Move the module to the device and prepare it for training.
@@ -92,6 +94,7 @@ class GradientComputer:
             module: Its network; it belongs to this object from now on.
             device: See `resolve_device`.
             autocast: Run the forward pass in bfloat16 where torch thinks it safe.
+            reduction: By what of a batch a walk steps.
             together_bytes: Of records, up to which batches share a pass.
 
         Raises:
@@ -100,6 +103,7 @@ class GradientComputer:
         self._task = task
         self._device = device
         self._autocast = autocast
+        self._reduction = reduction
         self._together_bytes = together_bytes
         self.model = FlatModel(module.to(device).train())
         self._buffers = self.model.buffers.clone()  # those of the round
@@ -114,11 +118,13 @@ class GradientComputer:
         self.model.load(weights)
         self._buffers.copy_(self.model.buffers)
 
-    def compute(self, batches: Sequence[Records]) -> GradientSum:
+    def compute(self, batches: Sequence[Records], local_rate: float = 0.0) -> GradientSum:
         """Sum the gradients of some batches.
 
         Args:
             batches: Columns per batch, contiguous and writable as `concatenate` makes them.
+            local_rate: Of a walk: each gradient is taken where plain steps at this rate by those of
+                the batches before it lead to, from the weights loaded, which stay; 0: all there.
 
         Raises:
             TaskError: If the task raises on a batch.
@@ -132,8 +138,8 @@ class GradientComputer:
             raise ValueError("a gradient needs at least one batch, and each at least one sample")
         started = time.perf_counter()
         with _same_algorithms(self._device):
-            found = None if self._draws else self._unseeded(batches)
-            names, sums, vector = found or self._seeded(batches)
+            found = None if self._draws else self._unseeded(batches, local_rate)
+            names, sums, vector = found or self._seeded(batches, local_rate)
         loss_sum, *metric_sums = (math.fsum(column) for column in zip(*sums, strict=True))
         return GradientSum(
             vector,
@@ -143,7 +149,9 @@ class GradientComputer:
             time.perf_counter() - started,
         )
 
-    def _unseeded(self, batches: Sequence[Records]) -> tuple[list[str], Sums, Vector] | None:
+    def _unseeded(
+        self, batches: Sequence[Records], local_rate: float
+    ) -> tuple[list[str], Sums, Vector] | None:
         """Pass small batches forward and back together, and seed nothing.
 
         Returns:
@@ -153,8 +161,9 @@ class GradientComputer:
         before = _generator(self._device).get_state()
         finite = False
         with suppress(TaskError, ValueError, UserError):
+            apart = self.model.buffer_count or local_rate
             names, sums, vector = self._passes(
-                _joined(batches, self._together_bytes) if self.model.buffer_count == 0 else batches
+                batches if apart else _joined(batches, self._together_bytes), local_rate
             )
             finite = all(map(math.isfinite, chain(*sums))) and bool(np.isfinite(vector).all())
         if not torch.equal(before, _generator(self._device).get_state()):
@@ -163,11 +172,13 @@ class GradientComputer:
             return None
         return (names, sums, vector) if finite else None
 
-    def _seeded(self, batches: Sequence[Records]) -> tuple[list[str], Sums, Vector]:
+    def _seeded(
+        self, batches: Sequence[Records], local_rate: float
+    ) -> tuple[list[str], Sums, Vector]:
         """Pass each batch forward and back by itself; torch's generators stay as they were."""
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            names, sums, vector = self._passes(batches, seeded=True)
+            names, sums, vector = self._passes(batches, local_rate, seeded=True)
         for index, row in enumerate(sums):
             if not all(map(math.isfinite, row)):
                 raise NotFiniteError("a loss or metric", index)
@@ -176,20 +187,41 @@ class GradientComputer:
         return names, sums, vector
 
     def _passes(
-        self, batches: Sequence[Records], *, seeded: bool = False
+        self, batches: Sequence[Records], local_rate: float, *, seeded: bool = False
     ) -> tuple[list[str], Sums, Vector]:
         self.model.gradient.zero_()
         totals = []
-        for index, batch in enumerate(batches):
-            if seeded:
-                _seed(self._device, batch)
-            totals.append(self._add(index, batch))
+        with self._walk(local_rate) if local_rate else nullcontext(_stay) as step:
+            for index, batch in enumerate(batches):
+                if seeded:
+                    _seed(self._device, batch)
+                totals.append(self._add(index, batch))
+                step(_samples_of(batch))
         self.model.check_buffers()
         names = totals[0][0]
         for found, _ in totals:
             check_same_metrics(self._task, found, names)
         sums: Sums = torch.stack([total for _, total in totals]).tolist()
         return names, sums, self.model.gradient.to("cpu", copy=True).numpy()
+
+    @contextmanager
+    def _walk(self, local_rate: float) -> Iterator[Callable[[int], None]]:
+        """Let a step follow each batch; at the end the weights are what they were."""
+        model = self.model
+        parameters = model.state[: model.parameter_count]
+        start, total = parameters.clone(), torch.zeros_like(model.gradient)
+
+        def step(samples: int) -> None:
+            total.add_(model.gradient)
+            divisor = samples if self._reduction == "mean" else 1
+            parameters.add_(model.gradient[: len(parameters)], alpha=-local_rate / divisor)
+            model.gradient.zero_()
+
+        try:
+            yield step
+        finally:
+            parameters.copy_(start)
+        model.gradient.copy_(total)
 
     def _add(self, index: int, batch: Records) -> tuple[list[str], Tensor]:
         """Add a batch's part to the gradient; return metric names, and loss and metric sums."""
@@ -226,6 +258,10 @@ class GradientComputer:
             metrics = self._task.metrics(outputs.detach(), records)
         check_metrics(self._task, metrics, _samples_of(batch))
         return losses.detach(), metrics
+
+
+def _stay(samples: int) -> None:
+    """Take no step between batches."""
 
 
 def _samples_of(batch: Records) -> int:

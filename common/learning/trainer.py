@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from common.core.messages import Vector
     from common.core.vectors import SparseVector
     from common.learning.checkpoint import Layout
-
-Reduction: TypeAlias = Literal["mean", "sum"]
+    from common.learning.gradients import Reduction
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -132,12 +131,13 @@ class Trainer:
             part.vector.fill(0)
             self._spare.append(part.vector)
 
-    def apply(self, round_: int, learning_rate: float | None = None) -> None:
+    def apply(self, round_: int, learning_rate: float | None = None, scale: float = 1.0) -> None:
         """Make one update of all that was added to a round.
 
         Args:
             round_: Which one; it is forgotten then.
             learning_rate: Of this update; None: as the optimizer's settings say.
+            scale: Of that rate.
 
         Raises:
             ValueError: If nothing was added to it.
@@ -147,7 +147,7 @@ class Trainer:
             raise ValueError("an update needs at least one sample")
         part = self._sums[round_]
         rate = self._settings.learning_rate if learning_rate is None else learning_rate
-        set_learning_rate(self._optimizer, rate)
+        set_learning_rate(self._optimizer, rate * scale)
         gradient = part.vector[: self._split]
         if self._reduction == "mean":
             gradient /= part.samples

@@ -20,6 +20,7 @@ EXAMPLES = """examples:
   python -m common.simulation --shrink 42        find the smallest world that still fails as 42 does
 """
 EXIT_VIOLATED = 1
+ENOUGH = 100  # seeds that try all ways to make an update: else something is not tried any more
 
 
 def main() -> int:
@@ -42,7 +43,15 @@ def main() -> int:
     began = perf_counter()
     outcomes = _check(range(*arguments.seeds), console, first=arguments.first)
     _report(outcomes, perf_counter() - began)
-    return EXIT_VIOLATED if any(outcome.failure for outcome in outcomes) else 0
+    failed = any(outcome.failure for outcome in outcomes) or (
+        len(outcomes) >= ENOUGH and not all(_ways(outcomes).values())
+    )
+    return EXIT_VIOLATED if failed else 0
+
+
+def _ways(outcomes: list[Outcome]) -> dict[str, int]:
+    """How many updates were made in each way that is not the paper's."""
+    return {way: sum(getattr(o, way) for o in outcomes) for way in ("stale", "lone", "walked")}
 
 
 def _check(seeds: range, console: Console, *, first: bool) -> list[Outcome]:
@@ -61,6 +70,7 @@ def _report(outcomes: list[Outcome], seconds: float) -> None:
         f"{len(outcomes)} seeds",
         f"{len(failures)} failures",
         f"{sum(outcome.updates for outcome in outcomes)} updates",
+        *(f"{count} {way}" for way, count in _ways(outcomes).items()),
         f"{sum(outcome.takeovers for outcome in outcomes)} leaders",
         f"{sum(outcome.quarantined for outcome in outcomes)} batches quarantined",
         f"{sum(outcome.requeued for outcome in outcomes)} taken back",

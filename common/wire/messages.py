@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Generic, NoReturn, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from common.core.messages import (
     MOST_TRACEBACK,
@@ -74,6 +75,10 @@ def _check_epoch(field: str, value: int) -> None:
 
 def _check_finite(field: str, value: float) -> None:
     _need(math.isfinite(value), field, value, "a finite number")
+
+
+def _check_rate(field: str, value: float) -> None:
+    _need(0 <= value < math.inf, field, value, "a finite number, not below 0")
 
 
 def _check_seconds(field: str, value: float) -> None:
@@ -221,6 +226,7 @@ def check_audit(record: AuditRecord) -> None:
             _check_metrics("metrics", record.metrics)
             _check_count("revision", record.revision)
             _check_seconds("gradient_s", record.gradient_s)
+            _check_made(record)
             for stream, records in record.skipped.items():
                 _check_count(f"skipped[{stream!r}]", records)
         case Quarantined():
@@ -243,6 +249,21 @@ def check_audit(record: AuditRecord) -> None:
             _need(bool(record.stream), "stream", record.stream, "a name")
             for field in ("at_s", "before", "after"):
                 _check_finite(field, getattr(record, field))
+
+
+def _check_made(update: UpdateApplied) -> None:
+    """Look at how an update was made, where it says so."""
+    if synchrony := update.synchrony:
+        _check_count("synchrony.group_size", synchrony.group_size, 1)
+        _check_count("synchrony.staleness", synchrony.staleness)
+        _check_rate("synchrony.local_rate", synchrony.local_rate)
+    if update.base is not UNSET:
+        _need(0 <= update.base < update.version, "base", update.base, "a version before it")
+    if update.parts is not UNSET:
+        whole = min(update.parts, default=0) > 0 and sum(update.parts) == len(update.batches)
+        _need(whole, "parts", update.parts, f"{len(update.batches)} batches in all")
+    if update.scale is not UNSET:
+        _check_rate("scale", update.scale)
 
 
 def check_leader_status(leader_status: LeaderStatus) -> None:
@@ -284,6 +305,10 @@ def check_trigger(trigger: UpdateTrigger) -> None:
     for order in trigger.orders:
         _check_worker(order.worker)
         _check_batches(order.batches)
+        _check_rate("local_rate", order.local_rate)
+    if trigger.awaits is not UNSET:
+        known = 0 <= trigger.awaits <= trigger.model.version
+        _need(known, "awaits", trigger.awaits, f"at most {trigger.model.version}")
     if trigger.unsettled is not None:
         for field, count in trigger.unsettled._asdict().items():
             _check_count(f"unsettled.{field}", count)
@@ -307,6 +332,7 @@ def check_reply(reply: Reply) -> None:
         _check_finite("loss_sum", reply.loss_sum)
         _check_metrics("metric_sums", reply.metric_sums)
         _check_seconds("seconds", reply.seconds)
+        _check_rate("local_rate", reply.local_rate or 0.0)
     if isinstance(reply, Failed):
         length = len(reply.traceback)
         _need(length <= MOST_TRACEBACK, "traceback", length, f"at most {MOST_TRACEBACK} characters")

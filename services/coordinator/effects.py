@@ -256,8 +256,8 @@ class Effects:
                 self._post(trigger)
             case do.AddGradient(number, gradient):
                 self.trainer.add(number, gradient.vector, gradient.samples)
-            case do.Apply(number, _, learning_rate):
-                self.trainer.apply(number, learning_rate)
+            case do.Apply(number, update, learning_rate):
+                self.trainer.apply(number, learning_rate, update.scale or 1.0)
             case do.DiscardSum(number):
                 self.trainer.discard(number)
             case do.AppendAudit(record):

@@ -1,6 +1,6 @@
 """A worker's gradient thread: hear triggers, compute, send (Algorithm 2).
 
-One gradient over all batches of an order, at exactly the model that the trigger names. A batch that
+One gradient over all batches of an order, at the newest model heard of. A batch that
 is not in memory is read back from Kafka by its address and must give exactly its samples.
 """
 
@@ -10,6 +10,8 @@ import threading
 from bisect import bisect_left
 from time import perf_counter, time
 from typing import TYPE_CHECKING
+
+from msgspec import UNSET
 
 from common.core.assignments import Assignments
 from common.core.messages import MOST_TRACEBACK, Failed, Gradient
@@ -216,7 +218,7 @@ class GradientLoop:
     def _gradient(self, compute: Compute, rows: list[Columns]) -> Gradient:
         started = perf_counter()
         try:
-            result = self._computer.compute(rows)
+            result = self._computer.compute(rows, compute.local_rate)
         except NotFiniteError as error:
             raise _NoGradientError(
                 "not_finite", _blamed(compute, error.batch_index), str(error)
@@ -237,6 +239,7 @@ class GradientLoop:
             metric_sums=result.metric_sums,
             seconds=result.seconds,
             vector=smallest(result.vector) if self._sparse else result.vector,
+            local_rate=compute.local_rate or UNSET,
         )
 
     def _load(self, compute: Compute) -> None:

@@ -82,6 +82,7 @@ class JobWorker:
             build_model(task, spec.seed),
             resolve_device(settings.device or spec.device),
             autocast=spec.autocast,
+            reduction=spec.reduction,
         )
         codec = codec_of(spec)
         cache = BatchCache(spec.memory_mib << 20)

@@ -494,6 +494,107 @@ MUTANTS = (
             ),
         ),
     ),
+    # --- several rounds in flight -------------------------------------------------------------
+    Mutant(
+        "a round begins only if all can still be applied in time",
+        100,
+        (
+            Edit(
+                CORE + "leader.py",
+                "if not self._rounds.may_begin(synchrony.staleness, self._made.version):",
+                "if len(self._rounds) > 9:",
+            ),
+        ),
+    ),
+    Mutant(
+        "a round is applied only if all others still can be in time",
+        100,
+        (
+            Edit(
+                CORE + "leader.py",
+                "if whole and self._rounds.may_apply(round_, self._made.version):",
+                "if whole:",
+            ),
+        ),
+    ),
+    Mutant(
+        "a gradient of older weights counts only if all can still be applied in time",
+        100,
+        (
+            Edit(
+                CORE + "rounds.py",
+                'return "" if fits(deadlines.values(), version) else',
+                'return "" if True else',
+            ),
+        ),
+    ),
+    Mutant(
+        "the base of an update is the oldest version that a gradient was taken at",
+        300,
+        (
+            Edit(
+                CORE + "rounds.py",
+                "self.base = version if self.base is None else min(self.base, version)",
+                "self.base = version if self.base is None else max(self.base, version)",
+            ),
+        ),
+    ),
+    Mutant(
+        "a gradient message is of one round",
+        100,
+        (
+            Edit(
+                CORE + "rounds.py",
+                "absent = [offset for offset in offsets if round_ is None or offset not in"
+                " round_.todo]",
+                "absent = [offset for offset in offsets if self.of(offset) is None]",
+            ),
+            Edit(
+                CORE + "rounds.py",
+                "sum([round_.todo[offset].samples for offset in offsets])",
+                "gradient.samples",
+            ),
+            Edit(
+                CORE + "rounds.py",
+                "self.counted[offset] = self.todo.pop(offset)",
+                "self.counted.update({offset: b} if (b := self.todo.pop(offset, None)) else {})",
+            ),
+        ),
+    ),
+    Mutant(
+        "a gradient says whether its worker walked",
+        2000,
+        (
+            Edit(
+                CORE + "rounds.py",
+                "if (walked := gradient.local_rate or 0.0) != round_.synchrony.local_rate:",
+                "if (walked := 0.0) and False:",
+            ),
+        ),
+    ),
+    Mutant(
+        "a round keeps the synchrony that it began with",
+        100,
+        (
+            Edit(
+                CORE + "leader.py",
+                "update = round_.update(self._epoch, self._made.version + 1)",
+                "round_.synchrony = (self._changed or self._settings).synchrony\n"
+                "        update = round_.update(self._epoch, self._made.version + 1)",
+            ),
+        ),
+    ),
+    Mutant(
+        "in a snapshot the batches of all rounds in flight still wait",
+        100,
+        (
+            Edit(
+                CORE + "leader.py",
+                "unsettled = self._grouper.batches + self._rounds.batches",
+                "unsettled = self._grouper.batches + next((r.batches for r in self._rounds), ())",
+            ),
+        ),
+    ),
     # --- trouble with data --------------------------------------------------------------------
     Mutant(
         "what the dead had in hand is suspected",

@@ -50,6 +50,9 @@ def test_a_thousand_schedules_of_faults_break_no_invariant() -> None:
     # They have been through something.
     assert sum(outcome.updates for outcome in outcomes) > 10 * len(SEEDS)
     assert sum(outcome.takeovers for outcome in outcomes) > len(SEEDS)
+    assert sum(outcome.stale for outcome in outcomes) > len(SEEDS)
+    assert sum(outcome.lone for outcome in outcomes) > 2 * len(SEEDS)
+    assert sum(outcome.walked for outcome in outcomes) > len(SEEDS)
     assert sum(outcome.quarantined for outcome in outcomes) > len(SEEDS) // 2
 
 

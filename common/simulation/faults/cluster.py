@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import UNSET
 
 from common.core import events
 from common.core.messages import GENESIS, Gradient, Replayed, Requeued, WorkerId
@@ -20,7 +21,7 @@ from common.simulation.faults.checks import (
 )
 from common.simulation.faults.coordinators import SimulatedCoordinator
 from common.simulation.faults.operators import Operators
-from common.simulation.faults.scenario import OPERATORS, from_seed, sizes_of
+from common.simulation.faults.scenario import MOST_WORKERS, OPERATORS, from_seed, sizes_of
 from common.simulation.faults.workers import SimulatedWorker
 from common.simulation.faults.world import World
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 CHECK_S = 1.0
 REPLICAS = 2
-MOST_WORKERS = 5
 SESSION_S = 0.3  # how soon the group notices; long after, both owners believe
 STALL_S = 120.0  # virtual time without any progress that counts as stuck
 MENDED = 10  # times that an operator takes all back at the end
@@ -57,6 +57,9 @@ class Outcome:
     quarantined: int
     requeued: int  # how often an operator took a batch back
     refused: int  # claims that changed nothing: work in vain
+    stale: int  # updates with a gradient of older weights than those before it
+    lone: int  # of one worker's batches
+    walked: int  # with gradients of which some were taken on a walk
     seconds: float  # virtual
 
 
@@ -105,6 +108,9 @@ class Cluster:
             quarantined=len(quarantined),
             requeued=self.world.requeued,
             refused=refused_claims(self.world),
+            stale=sum(update.staleness > 0 for update in updates),
+            lone=sum(update.synchrony is not UNSET and update.synchrony.lone for update in updates),
+            walked=sum(max(update.parts or (1,)) > 1 for update in updates),
             seconds=self.world.now,
         )
 
@@ -289,7 +295,8 @@ class Cluster:
                 self._want("paused")
                 world.later(fault.seconds, lambda: self._want("running"))
             case "change job":
-                world.revisions.append(sizes_of(fault.target))
+                modes = self.scenario.mode is not None
+                world.revisions.append(sizes_of(fault.target, modes=modes))
                 world.say("the job is", world.revisions[-1])
             case "requeue batches":
                 self._operators.act(Requeued, world.now + fault.seconds)

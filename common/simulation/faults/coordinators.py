@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from math import isclose
+from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from common.core import commands as do
@@ -17,6 +19,7 @@ from common.core.messages import (
     ModelId,
     Opened,
     Quarantined,
+    Synchrony,
     UpdateApplied,
     unused_number,
 )
@@ -24,7 +27,8 @@ from common.core.settings import CoordinatorSettings
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition
 from common.simulation.faults.checks import Violation
-from common.simulation.faults.world import LATE_S, Node, Token, void
+from common.simulation.faults.scenario import Mode
+from common.simulation.faults.world import LATE_S, Node, Taken, Token, void
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,11 +58,17 @@ def coordinator_settings(world: World, revision: int) -> CoordinatorSettings:
     The learning rate is the revision's number: a step tells at which it was taken.
     """
     scenario, sizes = world.scenario, world.revisions[revision]
+    mode = sizes.mode or Mode()
     return CoordinatorSettings(
         group_size=sizes.group_size,
         bound=sizes.bound,
         revision=revision,
         learning_rate=float(revision),
+        staleness=mode.staleness,
+        lone=mode.lone,
+        local_rate=mode.local_rate,
+        damped=mode.damped,
+        reduction=mode.reduction,
         group_linger_s=GROUP_LINGER_S if scenario.linger else None,
         on_missing=scenario.on_missing,
         deadline_floor_s=0.2,
@@ -69,6 +79,14 @@ def coordinator_settings(world: World, revision: int) -> CoordinatorSettings:
         checkpoint_every_updates=None,
         lease_ttl_s=LEASE_S,
     )
+
+
+class Part(NamedTuple):
+    """A gradient message in a sum."""
+
+    batches: tuple[int, ...]
+    version: int  # of the weights that it was taken at
+    local_rate: float  # at which it really was walked
 
 
 class SimulatedCoordinator:
@@ -99,8 +117,13 @@ class SimulatedCoordinator:
         self._leader_status: LeaderStatus | None = None  # what it says
         self._found = dict[tuple[int, int, int], Token]()
         self._token = self._copy = GENESIS_TOKEN
-        self._reply_token: Token | None = None  # the weights that the reply in hand was taken at
-        self._sums = dict[int, list[int]]()  # batches, by round
+        self._taken: Taken | None = None  # what is true of the reply in hand
+        self._sums = dict[int, list[Part]]()  # by round
+        self._chain = dict[int, Token]()  # weights of this leadership, by version
+        self._oldest: tuple[int | None, int] = (
+            None,
+            0,
+        )  # batch that waits, and since which version
         self._in_a_row = 0  # poison batches since the last update, or since somebody looked
         self._stated = False  # whether this leader has put its status
         self._orders_lost = False  # a model or a trigger could not be put
@@ -109,7 +132,7 @@ class SimulatedCoordinator:
         self._letters = 0  # dead letters that are not delivered yet
         self._after_letters: list[Callable[[], None]] = []
         self._replayed_at = 0  # control position up to which a takeover replays
-        self._put_back = 0  # batches that waited when it had
+        self._put_back = 0  # batches that waited when it had, at most
         world.control_readers.append(self.read)
         world.board_readers.append(self.read)
         self._wake()
@@ -214,10 +237,10 @@ class SimulatedCoordinator:
         if leader is None or self._redis_away:
             return
         box = self.world.redis.replies.get(leader.model.epoch, [])
-        for reply, token in box[:3]:
+        for reply, taken in box[:3]:
             box.pop(0)
             if self.machine.leader is leader:
-                self._reply_token = token
+                self._taken = taken
                 self._feed(events.RepliesRead((reply,)))
 
     def _feed(self, event: CoordinatorEvent) -> None:
@@ -306,7 +329,8 @@ class SimulatedCoordinator:
         self._replayed_at = len(self.world.control)
         self._put_back = 0
         self._read_back = self._published = snapshot.made.version
-        self._sums = {}
+        self._sums, self._oldest = {}, (None, 0)
+        self._chain = {snapshot.made.version: self._token}
         self._look_at_streams(self.takeovers)
 
     def _look_at_streams(self, leadership: int) -> None:
@@ -367,7 +391,8 @@ class SimulatedCoordinator:
                 f"claimed at {leader_status.control_position}: {known}, {leader_status.claimed}",
             )
         if leader_status.control_position <= self._replayed_at:
-            self._put_back = leader_status.waiting
+            still_to_replay = self._replayed_at - leader_status.control_position
+            self._put_back = leader_status.waiting + still_to_replay
         if (
             leader_status.epoch >= self.world.newest_lead
         ):  # one that wakes up has all that others used
@@ -389,29 +414,68 @@ class SimulatedCoordinator:
             self._feed(event)
 
     def _add(self, number: int, gradient: Gradient) -> None:
-        if self._reply_token != self._token:
-            raise Violation(
-                "wrong weights", f"a gradient of {self._reply_token} for a round of {self._token}"
-            )
-        self._sums.setdefault(number, []).extend(gradient.batches)
+        taken, version = self._taken, gradient.model.version
+        if taken is None or taken.weights != self._chain.get(version):
+            raise Violation("wrong weights", f"a gradient of {taken}, as one of version {version}")
+        self._sums.setdefault(number, []).append(Part(gradient.batches, version, taken.local_rate))
 
     def _apply(self, number: int, update: UpdateApplied, rate: float | None) -> None:
         batches = tuple(batch.offset for batch in update.batches)
-        summed = self._sums.pop(number, [])
-        if sorted(batches) != sorted(summed):
-            raise Violation("wrong sum", f"update of {batches} with gradients of {summed}")
-        group_size = self.world.revisions[update.revision].group_size
-        if len(batches) > group_size or (len(batches) < group_size and not update.short):
-            raise Violation("not K", f"{len(batches)} batches, not {group_size}, and no reason")
-        if rate != update.revision:
-            raise Violation("wrong rate", f"of revision {rate}, not {update.revision}")
+        parts = self._sums.pop(number, [])
+        if batches != tuple(offset for part in parts for offset in part.batches):
+            raise Violation("wrong sum", f"update of {batches} with gradients of {parts}")
+        self._check_synchrony(update, parts, rate)
+        self._check_starving(update)
         unread = update.version - self._read_back
-        if unread > self.settings.unread_audits + 1:
+        in_flight = 1 + max(sizes.synchrony.staleness for sizes in self.world.revisions)
+        if unread > self.settings.unread_audits + in_flight:
             raise Violation("audit left behind", f"{unread} updates are not read back yet")
         made: Token = (ModelId(update.epoch, update.version), next(self.world.serial))
         self.world.nodes[made] = Node(self._token, batches)
         self.world.say(f"{self.name} applies e{update.epoch} J{update.version}", batches)
         self._token, self._in_a_row = made, 0
+        self._chain[update.version] = made
+
+    def _check_synchrony(
+        self, update: UpdateApplied, parts: list[Part], rate: float | None
+    ) -> None:
+        """K batches, each gradient as stale and walked as the update's own revision allows."""
+        sizes = self.world.revisions[update.revision]
+        mode, synchrony = sizes.mode or Mode(), sizes.synchrony
+        count = len(update.batches)
+        if count > synchrony.group_size or (count < synchrony.group_size and not update.short):
+            raise Violation("not K", f"{count} batches of {synchrony}, and no reason")
+        if (update.synchrony or Synchrony(sizes.group_size)) != synchrony:
+            raise Violation("wrong synchrony", f"{update.synchrony}, not {synchrony}")
+        if {part.local_rate for part in parts} != {synchrony.local_rate}:
+            raise Violation("wrong walk", f"{parts} in an update of {synchrony}")
+        stale = update.version - 1 - min(part.version for part in parts)
+        if stale != update.staleness or stale > synchrony.staleness:
+            raise Violation("too stale", f"{stale}, said {update.staleness}, of {synchrony}")
+        walked = tuple(len(part.batches) for part in parts) if synchrony.local_rate else UNSET
+        if update.parts != walked:
+            raise Violation("wrong parts", f"{update.parts}, not {walked}")
+        averages = synchrony.local_rate and mode.reduction == "mean"
+        step = (rate or 0.0) * (1.0 if update.scale is UNSET else update.scale)
+        expected = synchrony.local_rate * count / len(parts) if averages else float(update.revision)
+        expected /= 1 + stale if mode.damped else 1
+        if not isclose(step, expected):
+            raise Violation("wrong rate", f"{rate} x {update.scale}, not {expected}")
+
+    def _check_starving(self, update: UpdateApplied) -> None:
+        """The oldest batch is settled after few further updates, unless it is asked again."""
+        leader = self.machine.leader
+        if leader is None:
+            return
+        status = leader.unsettled
+        oldest = status.oldest_unsettled if status.waiting else None
+        round_ = None if oldest is None else leader.rounds.of(oldest)
+        again = round_ is not None and len(round_.asked.get(oldest or 0, ())) > 1
+        if self._oldest[0] != oldest or again:
+            self._oldest = oldest, update.version
+        most = max(sizes.synchrony.staleness for sizes in self.world.revisions)
+        if oldest is not None and update.version - self._oldest[1] > 2 * most + 3:
+            raise Violation("starves", f"batch {oldest} since {self._oldest[1]}: {update.version}")
 
     def _count_poison(self, record: AuditRecord) -> None:
         if isinstance(record, Quarantined) and not record.expired:

@@ -10,6 +10,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from common.core.messages import Synchrony
+
 if TYPE_CHECKING:
     from common.core.spans import Address
 
@@ -95,8 +97,12 @@ LOSSES: tuple[FaultKind, ...] = (
     "create control anew",
     "create updates anew",
 )
+MODES = 0.6  # share of the worlds that are not synchronous
+MOST_WORKERS = 5
 MOST = 4  # K and b: small numbers meet all cases soon
 SOON_S = 0.5  # trouble comes in company: how soon after another fault
+LONE = 0.4  # share of the modes in which a group is one worker's
+DAMPED = 0.3  # share of the modes in which stale gradients make a smaller step
 SOON_AGAIN = 0.3  # share of the changes that another one follows soon
 
 
@@ -117,12 +123,42 @@ class Sizes:
     group_size: int  # K
     batch_size: int  # b
     bound: int  # batches announced and not settled, per worker
+    mode: Mode | None = None  # None: synchronous
+
+    @property
+    def synchrony(self) -> Synchrony:
+        """How rounds are made."""
+        mode = self.mode or Mode()
+        return Synchrony(self.group_size, mode.staleness, mode.lone, mode.local_rate)
 
 
-def sizes_of(number: int) -> Sizes:
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How a job synchronises its workers, where not as in the paper."""
+
+    staleness: int = 0
+    lone: bool = False
+    local_rate: float = 0.0
+    damped: bool = False
+    reduction: Literal["mean", "sum"] = "sum"
+
+
+def sizes_of(number: int, *, modes: bool) -> Sizes:
     """Sizes by number: every choice of them comes as often."""
     group_size = 1 + number % MOST
-    return Sizes(group_size, 1 + number // MOST % MOST, group_size + number // MOST**2 % 3)
+    bound = group_size + number // MOST**2 % 3
+    mode = _mode(random.Random(f"mode {number}")) if modes else None  # noqa: S311 -- reproducible
+    return Sizes(group_size, 1 + number // MOST % MOST, bound, mode)
+
+
+def _mode(draw: random.Random) -> Mode:
+    return Mode(
+        staleness=draw.choice([0, 1, 1, 2, 2, 4, 9]),
+        lone=draw.random() < LONE,
+        local_rate=draw.choice([0.0, 0.0, 0.125]),
+        damped=draw.random() < DAMPED,
+        reduction=draw.choice(["mean", "sum"]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +206,12 @@ class Scenario:
     calm_at: float  # no fault begins after this
     misheard: float = 0.0  # share of looks at the lease's holder that take it for ended
     added: tuple[tuple[tuple[int, float], ...], ...] = ()  # of partitions that are added, in order
+    mode: Mode | None = None  # None: synchronous, whatever its owner changes
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of the job as it was submitted."""
+        return Sizes(self.group_size, self.batch_size, self.bound, self.mode)
 
 
 def from_seed(seed: int) -> Scenario:
@@ -220,7 +262,11 @@ def from_seed(seed: int) -> Scenario:
     ordered = tuple(sorted(faults, key=lambda fault: fault.at))
     added = tuple(_arrivals(streams, calm_at) for _ in growth)
     misheard = random.Random(f"misheard {seed}").choice([0.0, 0.0, 0.01, 0.05])  # noqa: S311 -- likewise
-    return replace(scenario, faults=ordered, poisons=poisons, added=added, misheard=misheard)
+    scenario = replace(scenario, faults=ordered, poisons=poisons, added=added, misheard=misheard)
+    modes = random.Random(f"modes {seed}")  # noqa: S311 -- likewise
+    if modes.random() >= MODES:
+        return scenario
+    return replace(scenario, mode=_mode(modes), workers=modes.randint(1, MOST_WORKERS))
 
 
 def _arrivals(draw: random.Random, calm_at: float) -> tuple[tuple[int, float], ...]:

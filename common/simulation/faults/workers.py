@@ -6,6 +6,8 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from common.core import commands as do
 from common.core import events
 from common.core.assignments import Assignments, Compute
@@ -15,7 +17,7 @@ from common.core.settings import WorkerSettings
 from common.core.spans import Address, LogPosition, Partition
 from common.core.worker import Worker
 from common.simulation.faults.checks import Violation
-from common.simulation.faults.world import Content, void
+from common.simulation.faults.world import Content, Taken, void
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -99,13 +101,13 @@ class SimulatedWorker:
     def _kafka_away(self) -> bool:
         return self.world.kafka_away or self.world.now < self.kafka_back_at
 
-    def _push(self, reply: Reply, token: Token | None) -> None:
+    def _push(self, reply: Reply, taken: Taken | None) -> None:
         """Send a reply; one that a cut line holds up arrives after it, or never."""
         held_s = self.redis_back_at - self.world.now
         if held_s <= 0:
-            self.world.push(reply, token)
+            self.world.push(reply, taken)
         elif self.world.chance(HELD):
-            self.world.later(held_s, lambda: self.world.push(reply, token))
+            self.world.later(held_s, lambda: self.world.push(reply, taken))
 
     # --- stream side --------------------------------------------------------------------------
 
@@ -346,8 +348,12 @@ class SimulatedWorker:
         else:
             samples = sum(batch.samples for batch in compute.batches)
             offsets = tuple(batch.offset for batch in compute.batches)
-            gradient = Gradient(self.id, compute.model, offsets, samples, 1.0, {}, seconds)
-            self._push(gradient, token)
+            rate = compute.local_rate
+            gradient = Gradient(
+                *(self.id, compute.model, offsets, samples, 1.0, {}, seconds),
+                local_rate=rate or UNSET,
+            )
+            self._push(gradient, Taken(token, rate))
 
     def _failed(self, compute: Compute, reason: FailedReason, batches: Iterable[Batch]) -> Failed:
         return Failed(self.id, compute.model, tuple(b.offset for b in batches), reason)

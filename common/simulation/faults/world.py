@@ -32,7 +32,6 @@ from common.core.messages import (
 )
 from common.core.snapshots import Snapshot
 from common.core.spans import Address, LogPosition, Partition
-from common.simulation.faults.scenario import Sizes
 from common.simulation.faults.topic import Topic
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class Redis:
     taken_from: set[str] = field(default_factory=set)  # before their lease ran out
     models: dict[ModelId, Token] = field(default_factory=dict)
     triggers: dict[str, list[UpdateTrigger]] = field(default_factory=dict)  # by stream
-    replies: dict[int, list[tuple[Reply, Token | None]]] = field(default_factory=dict)
+    replies: dict[int, list[tuple[Reply, Taken | None]]] = field(default_factory=dict)
     leader_status: LeaderStatus | None = None
     alive: dict[WorkerId, tuple[str, float]] = field(default_factory=dict)
     snapshots: dict[int, tuple[Snapshot, Token]] = field(default_factory=dict)
@@ -69,6 +68,14 @@ class Node:
 
     parent: Token
     batches: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What is true of a gradient, whatever its message says."""
+
+    weights: Token  # that it was taken at
+    local_rate: float
 
 
 class World:
@@ -117,8 +124,9 @@ class World:
         self.replayed = set[Batch]()  # whose records were produced anew
         self.held_for = ""  # why, if a coordinator said so and no operator has seen it yet
         self.topic_losses = 0  # how often Kafka lost records of the control or the updates topic
-        own = Sizes(scenario.group_size, scenario.batch_size, scenario.bound)
-        self.revisions = [own]  # the jobs topic: the job as its owner wanted it, one after another
+        self.revisions = [
+            scenario.sizes
+        ]  # the jobs topic: the job as its owner wanted it, one after another
         self.owners = dict[Partition, WorkerId]()
         # Every `claimed` that any leader stated, by its position and the control topic it had read.
         self.leader_statuses = dict[LogPosition, Positions]()
@@ -329,11 +337,11 @@ class World:
         found = [trigger for trigger in self.redis.triggers.get(stream, ()) if trigger.id > heard]
         return [t for t in found if not self.chance(self.lossy * 0.2)]
 
-    def push(self, reply: Reply, token: Token | None) -> None:
+    def push(self, reply: Reply, taken: Taken | None) -> None:
         """Send a reply: it may get lost, come late, or twice."""
 
         def arrive() -> None:
-            self.redis.replies.setdefault(reply.model.epoch, []).append((reply, token))
+            self.redis.replies.setdefault(reply.model.epoch, []).append((reply, taken))
             for wake in self.board_readers:
                 self.later(self.jitter(0.001), wake)
 

@@ -126,7 +126,7 @@ SHORT_UPDATES = counter(
     "doll_short_updates_total",
     "updates",
     ("job_name", "why"),
-    "Of fewer than K batches: linger or missing.",
+    "Of fewer than K batches: linger, missing or quarantined.",
     "coordinator",
 )
 LOSS = gauge(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Stage: TypeAlias = Literal["wait", "gradients", "apply"]
 Refused: TypeAlias = Literal["gradient", "failed", "farewell", "malformed"]
 
-SHORT = ("linger", "missing")
+SHORT = ("linger", "missing", "quarantined")
 STAGES: tuple[Stage, ...] = ("wait", "gradients", "apply")
 REFUSED: tuple[Refused, ...] = ("gradient", "failed", "farewell", "malformed")
 QUARANTINED = ("poison", "expired")

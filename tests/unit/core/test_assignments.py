@@ -1,5 +1,7 @@
 """A worker's orders, by triggers that come late, twice or from a leader that leads no longer."""
 
+from msgspec.structs import replace
+
 from common.core.assignments import Assignments, Compute
 from common.core.messages import (
     Assignment,
@@ -110,6 +112,45 @@ def test_a_newer_model_makes_older_orders_void() -> None:
     orders.hear([trigger(0, 1, 5, a=(1,)), trigger(0, 2, 6, b=(2,))])
 
     assert orders.next() is None  # nobody waits for it any more
+
+
+def test_orders_of_versions_that_are_awaited_still_stay_and_are_computed_at_the_newest() -> None:
+    # triggers   version 5: 1, 2    version 7, awaits 5: nothing for a    version 8, awaits 6
+    orders = Assignments(A)
+    orders.hear([replace(trigger(0, 1, 5, a=(1,)), weights=b"5"), trigger(0, 2, 5, a=(2,))])
+    orders.hear([replace(trigger(0, 3, 7, b=(3,)), awaits=5, weights=b"7")])
+    assert orders.next() == Compute(ModelId(0, 7), (batch(1),), b"7")
+    orders.hear([replace(trigger(0, 4, 8, b=(4,)), awaits=6)])
+    assert orders.next() is None
+    orders.hear([replace(trigger(1, 1, 9, b=(4,)), awaits=0)])
+    assert orders.next() is None
+
+
+def test_an_order_that_waits_is_awaited_as_the_newest_one_of_its_batches_is() -> None:
+    orders = Assignments(A)
+    orders.hear([trigger(0, 1, 5, a=(1, 2)), replace(trigger(0, 2, 7, a=(2,)), awaits=5)])
+    orders.hear([replace(trigger(0, 3, 8, b=(3,)), awaits=7)])
+
+    assert taken(orders) == [(1, 2)]
+
+
+def test_what_is_under_way_is_not_queued_again_while_it_is_awaited() -> None:
+    orders = Assignments(A)
+    orders.hear([trigger(0, 1, 5, a=(1,))])
+    orders.next()
+    orders.hear([replace(trigger(0, 2, 6, a=(1,)), awaits=5)])
+    known = len(orders)
+    orders.hear([replace(trigger(0, 3, 7, a=(1,)), awaits=6)])
+
+    assert (known, len(orders)) == (0, 1)
+
+
+def test_a_gradient_that_is_walked_is_another_one() -> None:
+    orders = Assignments(A)
+    walked = replace(trigger(0, 2, 5), orders=(Assignment(A, (batch(1),), local_rate=0.5),))
+    orders.hear([trigger(0, 1, 5, a=(1,)), walked])
+
+    assert [each.local_rate for each in iter(orders.next, None)] == [0.0, 0.5]
 
 
 def test_what_queues_already_is_not_queued_again() -> None:

@@ -138,6 +138,41 @@ def test_a_refill_asks_first_whom_the_group_asks_least() -> None:
     assert [taken.offset for taken in grouper.take(1, [batch(9, A)])] == [2]
 
 
+def test_who_has_less_in_hand_has_the_first_turn_but_the_oldest_leads() -> None:
+    grouper = Grouper([batch(0, A), batch(1, A), batch(2, B), batch(3, C)])
+
+    assert [b.offset for b in grouper.take(3, loads={A: 1, B: 2})] == [0, 3, 1]
+
+
+def test_a_group_for_one_worker_takes_orphans_then_its_own_then_the_oldest() -> None:
+    # control offset   0  1  2  3  4  5
+    # worker           b  a  c  a  b  c      c is gone
+    workers = [B, A, C, A, B, C]
+    grouper = Grouper(batch(offset, worker) for offset, worker in enumerate(workers))
+    assert (grouper.waiting_of(A), grouper.is_for([A], [A, B]), grouper.is_for([], [A])) == (
+        2,
+        True,
+        False,
+    )
+
+    assert [each.offset for each in grouper.take_for(A, {A, B}, 5)] == [2, 5, 1, 3, 0]
+    assert not grouper.is_for([A], [A, B])  # what waits is b's
+
+
+def test_what_must_wait_no_longer_leads_a_group_for_one_worker() -> None:
+    grouper = Grouper([batch(0, C), batch(1, A), batch(2, B)])
+
+    assert [each.offset for each in grouper.take_for(A, {A, B}, 2, first=2)] == [2, 0]
+
+
+def test_streams_take_turns_in_a_group_for_one_worker() -> None:
+    waiting = [of_streams(o, A, **{"a" if o < 20 else "b": 10}) for o in range(40)]
+    grouper = Grouper(waiting)
+
+    for _ in range(5):
+        assert Counter(named(grouper.take_for(A, {A}, 8))) == {"a": 4, "b": 4}
+
+
 def test_a_batch_of_several_streams_counts_for_each_by_its_part_of_it() -> None:
     # Half of each mixed batch is of b already: so b's own batches come half as often as a's would.
     mixed = [of_streams(o, A, a=51, b=49) for o in range(100)]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.core.messages import Assignment, Batch, Gradient, ModelId, WorkerId
-from common.core.rounds import GradientTimes, Round, Rounds, Suspects
+from common.core.rounds import GradientTimes, Round, Rounds, Suspects, fits
 from common.core.settings import CoordinatorSettings
 from tests.unit.core.examples import SAMPLES, A, B, C, answer, batch, gradient
 
@@ -209,3 +211,123 @@ def test_a_failure_is_about_its_own_order_whatever_else_is_overdue() -> None:
     one.fail(A, [1])  # it raised
 
     assert suspects.strikes == {1: 1}
+
+
+# --- several in flight -----------------------------------------------------------------------
+
+
+class _Several:
+    """Rounds in flight; each of one staleness, and begun at a version of its own."""
+
+    def __init__(self, staleness: int, suspects: Suspects | None = None) -> None:
+        self.rounds = Rounds(suspects or Suspects(LIMIT), GradientTimes(FLOOR_S))
+        self.settings = CoordinatorSettings(group_size=2, bound=4, staleness=staleness)
+
+    def begin(self, *batches: Batch, local_rate: float = 0.0) -> Round:
+        synchrony = replace(self.settings.synchrony, local_rate=local_rate)
+        return self.rounds.begin(synchrony, self.settings, batches)
+
+
+@given(st.lists(st.integers(0, 6), max_size=5), st.integers(0, 3))
+def test_rounds_fit_if_there_is_an_order_in_which_each_is_applied_in_time(
+    deadlines: list[int], version: int
+) -> None:
+    in_time = any(
+        all(version + place <= last for place, last in enumerate(order))
+        for order in permutations(deadlines)
+    )
+    assert fits(deadlines, version) == in_time
+
+
+def test_two_rounds_of_one_version_do_not_both_fit_with_s_0_and_do_with_s_1() -> None:
+    for staleness in (0, 1):
+        several = _Several(staleness)
+        several.begin(batch(0))
+        assert several.rounds.may_begin(staleness, 7) == (staleness == 1)
+        assert not several.rounds.may_begin(0, 7) or staleness == 1
+
+
+def test_a_message_counts_in_the_one_round_that_all_its_batches_wait_in() -> None:
+    several = _Several(1)
+    one, two = several.begin(batch(0), batch(1)), several.begin(batch(2))
+    assert several.rounds.count(gradient(A, MODEL, [batch(0), batch(2)]), 7) == (
+        None,
+        "batches [2] do not wait",
+    )
+    assert several.rounds.count(gradient(A, MODEL, [batch(2)]), 7) == (two, "")
+    assert several.rounds.count(gradient(A, MODEL, [batch(1), batch(0)]), 7) == (one, "")
+    assert (list(one.counted), list(two.counted)) == ([1, 0], [2])
+
+
+def test_older_weights_count_while_all_is_in_time_and_are_the_base_of_their_update() -> None:
+    # version 7, s=2: a gradient of 5 must be applied at once, so that one of 4 is too old
+    several = _Several(2)
+    round_ = several.begin(batch(0), batch(1))
+    reason = several.rounds.count(gradient(A, ModelId(3, 4), [batch(0)]), 7)[1]
+    assert reason == "of version 4, too old"
+    for version, offset in ((5, 0), (7, 1)):
+        assert several.rounds.count(gradient(A, ModelId(3, version), [batch(offset)]), 7)[1] == ""
+    update = round_.update(3, 8)
+    assert (update.base, update.staleness) == (5, 2)
+    further = several.begin(batch(2))
+    assert not several.rounds.may_apply(further, 7)
+    assert several.rounds.may_apply(round_, 7)
+
+
+def test_an_order_is_void_by_an_answer_that_is_not_older_than_it() -> None:
+    several = _Several(9)
+    several.begin(batch(0))
+    several.rounds.orders(0.0, {A}, 7)
+    assert not several.rounds.requeue(A, [0], 6)
+    assert several.rounds.fail(A, [0], 6) == ()
+    assert several.rounds.requeue(A, [0], 8)  # it began later, at newer weights than it was asked
+
+
+def test_a_deadline_is_for_all_that_a_worker_has_in_hand_of_whatever_round() -> None:
+    several = _Several(1)
+    several.begin(batch(0, A), batch(1, A))
+    several.rounds.count(gradient(C, MODEL, [batch(0)]), 7)  # 0.1 s for a batch
+    several.rounds.orders(0.0, {A}, 7)
+    several.begin(batch(2, A))
+    several.rounds.orders(0.0, {A}, 7)
+    assert several.rounds.loads() == {A: 2}
+    due = [several.rounds.due()]
+    several.rounds.count(gradient(A, MODEL, [batch(1)]), 7)
+    due.append(several.rounds.due())
+    assert due == pytest.approx([FLOOR_S + 0.1, FLOOR_S + 0.2])
+
+
+def test_nothing_travels_with_a_suspect_of_another_round() -> None:
+    suspects = Suspects(LIMIT)
+    several = _Several(1, suspects)
+    several.begin(batch(0, A))
+    several.rounds.orders(0.0, {A}, 7)
+    several.rounds.vanish(A)
+    several.begin(batch(1, A))
+    assert asked(several.rounds.orders(0.0, {A}, 7)) == {A: [0]}
+    assert several.rounds.orders(0.0, {A}, 7) == ()
+    assert asked(several.rounds.orders(0.0, {A, B}, 7)) == {B: [1]}
+
+
+def test_the_batches_of_an_order_are_of_one_round() -> None:
+    several = _Several(1)
+    several.begin(batch(0, A), batch(1, A))
+    several.begin(batch(2, A), local_rate=0.5)
+    orders = several.rounds.orders(0.0, {A}, 7)
+    assert [([b.offset for b in o.batches], o.local_rate) for o in orders] == [
+        ([0, 1], 0.0),
+        ([2], 0.5),
+    ]
+
+
+def test_who_is_late_has_something_in_hand_and_is_awaited_no_more() -> None:
+    several = _Several(3)
+    several.begin(batch(0, A))
+    several.rounds.orders(0.0, {A, B}, 5)
+    assert (several.rounds.awaits(7), several.rounds.oldest_asked(7)) == (5, 5)
+    assert not several.rounds.may_begin(0, 9)  # what is of 5 must be applied by 8
+    several.rounds.overdue(LATE_S)
+    assert (several.rounds.awaits(7), several.rounds.oldest_asked(7)) == (7, 5)
+    assert several.rounds.idle({A, B}) == {B}
+    assert several.rounds.loads() == {}
+    assert several.rounds.may_begin(0, 9)

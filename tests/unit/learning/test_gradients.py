@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from itertools import cycle
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,9 @@ from torch.nn.functional import cross_entropy
 from common.errors import CorruptError, UserError
 from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
 from common.learning.gradients import GradientComputer, resolve_device
+from common.learning.optimizers import OptimizerSettings
 from common.learning.tasks import build_model
+from common.learning.trainer import Trainer
 from tests.unit.learning.examples import (
     CPU,
     Counting,
@@ -376,3 +379,82 @@ def test_a_gpu_gives_the_gradient_of_the_cpu_and_repeats_its_bits() -> None:
     first, second = gpu.compute(batches), gpu.compute(batches)
     assert np.allclose(first.vector, on_cpu.vector, rtol=1e-2, atol=1e-2)
     assert np.array_equal(first.vector, second.vector)
+
+
+# --- walks: model averaging ----------------------------------------------------------------------
+
+
+def line(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Linear(3, 1)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_on_a_walk_each_gradient_is_taken_where_those_before_it_lead_to(
+    reduction: Literal["mean", "sum"],
+) -> None:
+    network, batches = line(), [points(seed, count) for seed, count in ((1, 4), (2, 6), (3, 5))]
+    subject = GradientComputer(Regression(network), network, CPU, reduction=reduction)
+    before = subject.model.vector.copy()
+    found = subject.compute(batches, local_rate=0.125)
+    assert np.array_equal(subject.model.vector, before)  # the walk is over
+
+    weights, expected = before.copy(), np.zeros_like(before)
+    for batch in batches:
+        subject.load(weights)
+        part = subject.compute([batch])
+        expected += part.vector
+        weights -= 0.125 * part.vector / (part.samples if reduction == "mean" else 1)
+    assert np.allclose(found.vector, expected, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(found.vector, computed_at(before, batches), rtol=1e-3)
+    assert found.samples == 15
+
+
+def computed_at(
+    weights: npt.NDArray[np.float32], batches: list[Columns]
+) -> npt.NDArray[np.float32]:
+    network = line()
+    subject = computer(network)
+    subject.load(weights)
+    return subject.compute(batches).vector
+
+
+def test_an_update_of_walks_is_the_average_of_the_workers_copies() -> None:
+    # two workers walk over two batches each: K = 4, p = 2
+    rate, network = 0.125, line()
+    subject = computer(network)
+    start = subject.model.vector.copy()
+    trainer = Trainer(start, subject.model.parameter_count, OptimizerSettings("sgd", 9.0))
+    copies = []
+    for worker in (0, 2):
+        walked = [points(worker, 4), points(worker + 1, 4)]
+        subject.load(start)
+        part = subject.compute(walked, local_rate=rate)
+        trainer.add(1, part.vector, part.samples)
+        weights = start.copy()
+        for batch in walked:
+            subject.load(weights)
+            alone = subject.compute([batch])
+            weights -= rate * alone.vector / alone.samples
+        copies.append(weights)
+    trainer.apply(1, rate, scale=4 / 2)
+    found = np.frombuffer(bytes(trainer.weights()), np.float32)
+    assert np.allclose(found, (copies[0] + copies[1]) / 2, rtol=1e-5, atol=1e-6)
+
+
+def test_every_record_of_a_walk_is_counted_once_where_gradients_are_summed() -> None:
+    task = Counting(ids=12)
+    subject = GradientComputer(task, task.build(), CPU, reduction="sum")
+    batches = [{"id": ids} for ids in np.arange(12).reshape(3, 4)]
+    assert subject.compute(batches, local_rate=0.5).vector.tolist() == [1.0] * 12
+
+
+def test_a_walk_that_goes_wrong_names_the_batch_and_leaves_the_weights() -> None:
+    network = line()
+    subject = computer(network)
+    before = subject.model.vector.copy()
+    wrong = points(2, 4) | {"y": np.full_like(points(2, 4)["y"], np.nan)}
+    with pytest.raises(NotFiniteError) as caught:
+        subject.compute([points(1, 4), wrong], local_rate=0.5)
+    assert caught.value.batch_index == 1
+    assert np.array_equal(subject.model.vector, before)

@@ -64,6 +64,10 @@ def test_an_update_is_made_at_its_own_learning_rate() -> None:
         subject.add(ROUND, np.ones(1, np.float32), 1)
         subject.apply(ROUND, rate)
         assert weights_of(subject).tolist() == [weight]
+    for rate, weight in ((2.0, -5.5), (None, -6.0)):
+        subject.add(ROUND, np.ones(1, np.float32), 1)
+        subject.apply(ROUND, rate, scale=0.5)
+        assert weights_of(subject).tolist() == [weight]
 
 
 @pytest.mark.parametrize("name", OPTIMIZER_NAMES)

@@ -405,10 +405,12 @@ class AskedAgain(GradientComputer):
 
     post: Callable[[], object] = staticmethod(lambda: None)
 
-    def compute(self, batches: Sequence[Mapping[str, npt.NDArray[Any]]]) -> GradientSum:
+    def compute(
+        self, batches: Sequence[Mapping[str, npt.NDArray[Any]]], local_rate: float = 0.0
+    ) -> GradientSum:
         """Compute, and say that it took a second."""
         self.post()
-        return replace(super().compute(batches), seconds=1.0)
+        return replace(super().compute(batches, local_rate), seconds=1.0)
 
 
 def test_what_is_asked_for_again_while_it_is_slowly_computed_is_computed_once() -> None:

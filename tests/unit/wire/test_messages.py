@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import UNSET
+from msgspec.structs import replace as with_
 
 from common.core.batching import MAX_SKIPPED, Batcher, Cut, Run, most_group_size
 from common.core.messages import (
@@ -31,6 +33,7 @@ from common.core.messages import (
     Requeued,
     Skipped,
     SpanExpired,
+    Synchrony,
     TriggerId,
     UpdateApplied,
     UpdateTrigger,
@@ -106,6 +109,8 @@ ready = st.builds(
     finite,
 )
 expired = st.builds(SpanExpired, workers, addresses())
+rates = st.floats(0, 1e9)
+synchronies = st.builds(Synchrony, st.integers(1, 2**40), counts, st.booleans(), rates)
 audits = (
     st.builds(Lead, st.integers(-1, 2**40), models, names)
     | st.builds(Lead, st.integers(-1, 2**40), models, names, st.integers(2**41, 2**53))
@@ -121,6 +126,19 @@ audits = (
         counts,
         st.floats(0, 1e9),
         st.dictionaries(names, counts, max_size=2),
+    )
+    | st.builds(
+        lambda update, synchrony, stale, scale: with_(
+            update,
+            synchrony=synchrony,
+            base=max(update.version - 1 - stale, 0),
+            parts=(1,) * len(update.batches),
+            scale=scale,
+        ),
+        st.builds(UpdateApplied, counts, st.integers(1, 2**40), groups, counts, finite),
+        synchronies,
+        st.integers(0, 9),
+        rates,
     )
     | st.builds(Quarantined, counts, batches, texts, counts)
     | st.builds(Requeued, batches, names, finite)
@@ -152,14 +170,17 @@ triggers = st.builds(
     UpdateTrigger,
     st.builds(TriggerId, counts, st.integers(1, 2**40)),
     models,
-    st.lists(st.builds(Assignment, workers, groups), max_size=3).map(tuple),
+    st.lists(st.builds(Assignment, workers, groups, st.just(0.0) | rates), max_size=3).map(tuple),
     st.none() | st.integers(0, 9).map(lambda numbers: bytes(4 * numbers)),
+    awaits=st.sampled_from([UNSET, 0]),
 )
 vectors = st.lists(st.floats(width=32), min_size=1, max_size=9).map(
     lambda numbers: np.array(numbers, np.float32)
 )
 gradients = st.builds(
-    Gradient, workers, models, offsets, counts, finite, metrics, st.floats(0, 1e9), vectors
+    Gradient,
+    *(workers, models, offsets, counts, finite, metrics, st.floats(0, 1e9), vectors),
+    st.just(UNSET) | rates,
 )
 failures = st.builds(
     Failed, workers, models, offsets, st.sampled_from(["raised", "expired", "task"]), texts, texts
@@ -344,6 +365,14 @@ def test_fields_that_may_be_ignored_are() -> None:
     assert wire.decode_claim(more) == claim
 
 
+def test_of_how_an_update_is_made_nothing_is_said_where_that_is_as_always() -> None:
+    assert wire.encode_audit(UPDATE).endswith(b'"number":0,"format":3}')
+    order = Assignment(WorkerId("w1"), (BATCH,))
+    trigger = wire.encode_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, (order,)))
+    for word in (b"local_rate", b"awaits", b"synchrony", b"base", b"parts", b"scale"):
+        assert word not in trigger + WIRED + wire.encode_audit(UPDATE)
+
+
 # --- what fits into Kafka ------------------------------------------------------------------------
 
 KAFKA_BYTES = 1_000_000  # a producer refuses more, unless told otherwise
@@ -380,6 +409,10 @@ def test_the_largest_claims_and_the_update_of_a_whole_group_of_them_fit_into_kaf
         0.5,
         {f"metric-{n}": 1 / 3 for n in range(20)},
         skipped={"t" * 249: group_size * MAX_SKIPPED},
+        synchrony=Synchrony(2**62, 2**62, lone=True, local_rate=1 / 3),
+        base=2**62 - 1,
+        parts=(1,) * group_size,
+        scale=1 / 3,
     )
     assert len(wire.encode_audit(update)) < KAFKA_BYTES
 
@@ -524,6 +557,44 @@ NONSENSE = {
         "reply",
         Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 1e300, VECTOR),
         "Gradient.seconds is 1e+300, expected a duration",
+    ),
+    "an update of weights that came later": (
+        "audit",
+        with_(UPDATE, base=1),
+        "UpdateApplied.base is 1, expected a version before it",
+    ),
+    "parts that are not all": ("audit", with_(UPDATE, parts=(2,)), "UpdateApplied.parts"),
+    "a part of nothing": ("audit", with_(UPDATE, parts=(1, 0)), "UpdateApplied.parts"),
+    "an endless step": ("audit", with_(UPDATE, scale=float("inf")), "UpdateApplied.scale"),
+    "a synchrony of no batches": (
+        "audit",
+        with_(UPDATE, synchrony=Synchrony(0)),
+        "UpdateApplied.synchrony.group_size",
+    ),
+    "a synchrony before its time": (
+        "audit",
+        with_(UPDATE, synchrony=Synchrony(1, -1)),
+        "UpdateApplied.synchrony.staleness",
+    ),
+    "a walk backwards": (
+        "audit",
+        with_(UPDATE, synchrony=Synchrony(1, local_rate=-1.0)),
+        "UpdateApplied.synchrony.local_rate",
+    ),
+    "an order to walk backwards": (
+        "trigger",
+        UpdateTrigger(TriggerId(3, 1), MODEL, (Assignment(WorkerId("w"), (BATCH,), -0.1),)),
+        "UpdateTrigger.local_rate",
+    ),
+    "a trigger that awaits what comes later": (
+        "trigger",
+        UpdateTrigger(TriggerId(3, 1), MODEL, (), awaits=1),
+        "UpdateTrigger.awaits is 1, expected at most 0",
+    ),
+    "a gradient of an endless walk": (
+        "reply",
+        with_(GRADIENT, local_rate=float("inf")),
+        "Gradient.local_rate",
     ),
     "an update of nothing": ("audit", UpdateApplied(3, 1, (), 0, 0.5), "at least one batch"),
     "a horizon above what is decided": (

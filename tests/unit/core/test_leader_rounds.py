@@ -1,0 +1,402 @@
+"""A leader with several rounds in flight: which begin, which are applied, and what they keep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
+from msgspec.structs import replace as with_
+
+from common.core import commands as do
+from common.core import events
+from common.core.messages import (
+    Assignment,
+    Failed,
+    FailedReason,
+    Gradient,
+    ModelId,
+    Quarantined,
+    Synchrony,
+    UpdateApplied,
+    WorkerId,
+)
+from tests.unit.core.bench import QUIET, Bench
+from tests.unit.core.examples import A, B, C, answer, batch, gradient, of_kind, the
+from tests.unit.core.test_leader import asked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from common.core.commands import CoordinatorCommand
+    from common.core.settings import CoordinatorSettings
+
+STALE = replace(QUIET, staleness=1, bound=4)
+LONE = replace(QUIET, group_size=1, staleness=4, lone=True)
+
+
+def leading(settings: CoordinatorSettings, *workers: WorkerId) -> Bench:
+    """A leader that sees these workers."""
+    bench = Bench(settings)
+    bench.lead()
+    bench.see(*(workers or (A, B)))
+    return bench
+
+
+def send(
+    bench: Bench, worker: WorkerId, *offsets: int, version: int | None = None, rate: float = 0.0
+) -> tuple[CoordinatorCommand, ...]:
+    """Let a worker send the gradient of these batches, at the newest version or another one."""
+    model = bench.model if version is None else ModelId(bench.epoch, version)
+    reply = gradient(worker, model, map(batch, offsets))
+    return bench.feed(events.RepliesRead((with_(reply, local_rate=rate or UNSET),)))
+
+
+def fail(bench: Bench, worker: WorkerId, offset: int, reason: FailedReason) -> None:
+    """Let a worker fail on a batch, at the newest version."""
+    bench.feed(events.RepliesRead((Failed(worker, bench.model, (offset,), reason, "why"),)))
+
+
+def applied(commands: Iterable[CoordinatorCommand]) -> list[tuple[int, list[int]]]:
+    """Versions, and the batches that made them."""
+    updates = [apply.update for apply in of_kind(commands, do.Apply)]
+    return [(each.version, sorted(b.offset for b in each.batches)) for each in updates]
+
+
+# --- which rounds begin, and in which order they are applied ----------------------------------
+
+
+def test_a_further_round_begins_for_a_worker_that_has_nothing_to_do() -> None:
+    # K=2, s=1      a0 b1: round 1    a2 b3 wait      a is done with 0: round 2, and b is not
+    bench = leading(STALE)
+    bench.announce(A, B)
+    assert of_kind(bench.announce(A, B), do.PostTrigger) == []
+    assert asked(send(bench, A, 0)) == {A: [2], B: [3]}
+    assert of_kind(bench.announce(A, B), do.PostTrigger) == []  # nobody is idle
+
+
+def test_no_further_round_begins_where_its_batches_are_for_who_is_busy() -> None:
+    bench = leading(STALE)
+    bench.announce(A, B)
+    send(bench, A, 0)
+    assert of_kind(bench.announce(B, B), do.PostTrigger) == []
+    assert asked(bench.announce(A)) == {B: [2], A: [4]}  # the oldest goes into each
+
+
+def test_with_s_0_no_round_begins_while_another_is_in_flight() -> None:
+    bench = leading(replace(STALE, staleness=0))
+    bench.announce(A, B, A, B)
+    assert of_kind(send(bench, A, 0), do.PostTrigger) == []
+
+
+def test_a_round_may_overtake_another_that_has_time_left_and_no_third() -> None:
+    # s=1       round 1: a0 b1     round 2: a2 c3     of 2 all is there: J=1; then 1 must come first
+    bench = leading(replace(STALE, bound=8), A, B, C)
+    bench.announce(A, B, A, C)
+    assert applied(send(bench, A, 0)) == []
+    send(bench, C, 3, version=0)
+    assert applied(send(bench, A, 2, version=0)) == [(1, [2, 3])]
+    bench.announce(A, C)
+    assert applied(send(bench, A, 4)) == []
+    assert applied(send(bench, C, 5)) == []  # b1 is of version 0: with J=2 it would be too old
+    said = send(bench, B, 1, version=0)
+    assert applied(said) == [(2, [0, 1]), (3, [4, 5])]
+    assert [apply.update.staleness for apply in of_kind(said, do.Apply)] == [1, 1]
+
+
+def test_who_is_late_holds_up_nobody_and_counts_no_more_once_it_is_too_old() -> None:
+    # K=1, s=1   round 1: b0, late at 0.5, asked of a at version 1    rounds 2 to 4: a1 a2 a3
+    bench = leading(replace(STALE, group_size=1, bound=8), A, B)
+    bench.announce(B, A, A, A)
+    send(bench, A, 1)
+    assert applied(send(bench, A, 2)) == []  # b may still send 0, of version 0
+    bench.tick(0.6)
+    assert bench.model.version == 2
+    send(bench, A, 3)
+    assert the(send(bench, B, 0, version=0), do.Drop).reason == "of version 0, too old"
+
+
+def test_a_trigger_says_at_which_versions_gradients_are_awaited() -> None:
+    bench = leading(replace(STALE, bound=8), A, B, C)
+    bench.announce(A, B, A, C)
+    send(bench, A, 0)
+    send(bench, C, 3)
+    send(bench, A, 2)  # J=1, and b1 is asked for at version 0
+    trigger = the(bench.announce(A, C), do.PostTrigger).trigger
+    assert (trigger.model.version, trigger.awaits) == (1, 0)
+    send(bench, B, 1, version=0)
+    send(bench, A, 4)
+    send(bench, C, 5)
+    assert the(bench.announce(A, C), do.PostTrigger).trigger.awaits is UNSET  # none is older
+
+
+def test_what_waits_is_unsettled_in_whatever_round_it_is() -> None:
+    bench = leading(replace(STALE, checkpoint_every_s=1.0), A, B)
+    bench.announce(A, B, A, B)
+    send(bench, A, 0)
+    bench.tick(1.0)
+    assert [each.offset for each in bench.published[-1].waiting] == [0, 1, 2, 3]
+    assert (bench.leader_status.waiting, bench.leader_status.oldest_unsettled) == (4, 0)
+
+
+# --- what a round keeps -----------------------------------------------------------------------
+
+
+def test_a_change_counts_after_the_next_update_though_rounds_are_in_flight() -> None:
+    # K=2, rate 1    round 1: a0 b1    round 2: a2 b3    K=1, rate 0.5    J=1, J=2 of 2    J=3 of 1
+    bench = leading(replace(STALE, learning_rate=1.0, bound=8))
+    bench.announce(A, B, A, B)
+    send(bench, A, 0)
+    bench.announce(A, B)
+    changed = replace(STALE, group_size=1, staleness=0, revision=1, learning_rate=0.5)
+    bench.feed(events.SettingsChanged(changed))
+    send(bench, B, 1)
+    bench.feed(events.RepliesRead((answer_of(bench, A, 2), answer_of(bench, B, 3))))
+    while len(applies := of_kind(bench.said, do.Apply)) < 4:
+        bench.compute()
+    made = [(len(a.update.batches), a.update.revision, a.learning_rate) for a in applies]
+    assert made == [(2, 0, 1.0), (2, 0, 1.0), (1, 1, 0.5), (1, 1, 0.5)]
+
+
+def answer_of(bench: Bench, worker: WorkerId, offset: int) -> Gradient:
+    """The gradient of one batch, at version 0."""
+    return gradient(worker, ModelId(bench.epoch, 0), [batch(offset)])
+
+
+def test_an_update_says_how_it_was_made_only_where_that_is_not_as_always() -> None:
+    bench = leading(replace(STALE, staleness=0))
+    bench.announce(A, B)
+    plain = the(bench.compute(), do.Apply).update
+    assert (plain.synchrony, plain.base, plain.parts, plain.scale) == (UNSET, UNSET, UNSET, UNSET)
+    bench = leading(STALE)
+    bench.announce(A, B)
+    stale = the(bench.compute(), do.Apply).update
+    assert (stale.synchrony, stale.base) == (Synchrony(2, staleness=1), UNSET)
+
+
+def test_stale_gradients_make_a_smaller_step_where_the_job_says_so() -> None:
+    bench = leading(replace(STALE, damped=True, bound=8), A, B, C)
+    bench.announce(A, B, A, C)
+    send(bench, A, 0)
+    send(bench, C, 3)
+    assert the(send(bench, A, 2), do.Apply).update.scale is UNSET
+    late = the(send(bench, B, 1, version=0), do.Apply).update
+    assert (late.base, late.scale) == (0, 0.5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_averaging_steps_by_how_far_workers_walked(reduction: Literal["mean", "sum"]) -> None:
+    # K=3: a walks over 0 and 2, b over 1 alone: p = 2 messages
+    settings = replace(QUIET, group_size=3, local_rate=0.25, learning_rate=1.0)
+    bench = leading(replace(settings, reduction=reduction), A, B)
+    bench.announce(A, B, A)
+    assert {order.local_rate for order in bench.orders} == {0.25}
+    send(bench, A, 0, 2, rate=0.25)
+    apply = the(send(bench, B, 1, rate=0.25), do.Apply)
+    assert apply.update.parts == (2, 1)
+    assert apply.update.synchrony == Synchrony(3, local_rate=0.25)
+    made = (apply.learning_rate, apply.update.scale)
+    assert made == ((0.25, 1.5) if reduction == "mean" else (1.0, UNSET))
+
+
+def test_a_gradient_that_was_walked_counts_in_no_other_round() -> None:
+    bench = leading(replace(QUIET, local_rate=0.25))
+    bench.announce(A, B)
+    said = send(bench, A, 0)
+    assert the(said, do.Drop).reason == "was taken on a walk at rate 0, not 0.25"
+    assert asked(said) == {B: [0]}  # its order is void
+
+
+# --- rounds that lack batches -----------------------------------------------------------------
+
+
+def test_a_round_that_lacks_a_batch_does_not_hold_up_others() -> None:
+    # round 1: a0, and b1 expires; round 2: a2 b3, and nothing else waits
+    bench = leading(STALE)
+    bench.announce(A, B, A, B)
+    send(bench, A, 0)
+    fail(bench, B, 1, "expired")
+    (apply,) = of_kind(bench.said, do.Apply)
+    assert (apply.update.short, applied([apply])) == ("quarantined", [(1, [0])])
+
+
+def test_alone_it_waits_for_another_batch() -> None:
+    bench = leading(STALE)
+    bench.announce(A, B)
+    send(bench, A, 0)
+    fail(bench, B, 1, "expired")
+    assert of_kind(bench.said, do.Apply) == []
+    bench.announce(B)
+    assert applied(send(bench, B, 2)) == [(1, [0, 2])]
+
+
+def test_a_round_whose_batches_are_all_quarantined_ends_and_the_next_begins() -> None:
+    bench = leading(replace(STALE, group_size=1))
+    bench.announce(A, B)
+    fail(bench, A, 0, "expired")
+    fail(bench, B, 1, "expired")
+    assert len(of_kind(bench.updates, Quarantined)) == 2
+    assert asked(bench.announce(A)) == {A: [2]}
+
+
+def test_what_was_put_back_does_not_go_into_the_round_that_it_left() -> None:
+    # proceed: b1 is late, J=1 of a0 alone, which may not be applied before round 2 is; b1 waits
+    bench = leading(replace(STALE, on_missing="proceed"))
+    bench.announce(A, B)
+    send(bench, A, 0)
+    said = bench.tick(0.6)
+    assert applied(said) == [(1, [0])]
+    assert the(said, do.Apply).update.short == "missing"
+    assert asked(bench.announce(A)) == {A: [1, 2]}
+
+
+def test_a_round_of_an_earlier_k_that_lacks_a_batch_gives_way() -> None:
+    # s=1, K=3: round 1 lacks b1, round 2 is applied and K=1 taken over: a0 goes into a round of one
+    bench = leading(replace(STALE, group_size=3, bound=9), A, B, C)
+    bench.announce(A, B, C)
+    bench.feed(events.SettingsChanged(replace(STALE, group_size=1, revision=1)))
+    send(bench, A, 0)
+    send(bench, C, 2)
+    assert of_kind(bench.said, do.DiscardSum) == []  # b1 is still to come
+    fail(bench, B, 1, "expired")
+    assert of_kind(bench.said, do.DiscardSum) == [do.DiscardSum(1)]
+    bench.compute()
+    assert {len(apply.update.batches) for apply in of_kind(bench.said, do.Apply)} == {1}
+
+
+# --- a group of one worker's ------------------------------------------------------------------
+
+
+def test_each_worker_goes_its_own_way() -> None:
+    # a: 0, then 2 at once, then 3; b: 1 all the while
+    bench = leading(LONE)
+    assert asked(bench.announce(A)) == {A: [0]}
+    assert asked(bench.announce(B, A, A)) == {B: [1]}
+    for number, following in enumerate((2, 3)):
+        said = send(bench, A, (0, 2)[number])
+        assert applied(said) == [(number + 1, [(0, 2)[number]])]
+        assert asked(said) == {A: [following]}
+    late = send(bench, B, 1, version=0)
+    assert the(late, do.Apply).update.staleness == 2
+
+
+def test_all_of_a_group_goes_to_one_worker() -> None:
+    bench = leading(replace(LONE, group_size=3, bound=6))
+    assert asked(bench.announce(A, B, A)) == {A: [0, 2, 1]}  # its own first
+
+
+def test_batches_of_who_is_gone_are_asked_of_the_next_that_is_idle() -> None:
+    bench = leading(LONE, A, B)
+    bench.announce(B, A, A)
+    bench.announce(B)
+    bench.see(A)  # b is gone, with 0 in hand and 3 waiting
+    assert asked(send(bench, A, 1)) == {A: [0]}
+    assert asked(send(bench, A, 0)) == {A: [3]}  # before its own 2
+
+
+def test_what_is_overtaken_too_often_goes_first() -> None:
+    # b is late and goes on to claim: its batches go before a's own 1, but not more than s + 1 times
+    bench = leading(replace(LONE, staleness=1), A, B)
+    bench.announce(B)
+    assert asked(bench.tick(0.5)) == {A: [0]}
+    bench.announce(A, B, B, B, B)
+    following = [asked(send(bench, A, offset))[A] for offset in (0, 2, 3, 1)]
+    assert following == [[2], [3], [1], [4]]
+
+
+# --- trouble ----------------------------------------------------------------------------------
+
+
+def test_divergence_is_seen_over_rounds_of_one_batch() -> None:
+    bench = leading(LONE)
+    bench.announce(A, B)
+    fail(bench, A, 0, "not_finite")
+    assert of_kind(bench.said, do.Hold) == []
+    fail(bench, B, 1, "not_finite")
+    assert the(bench.said, do.Hold).reason.startswith("diverged: 2 batches, one after the other")
+
+
+def test_a_finite_gradient_in_between_is_no_divergence() -> None:
+    bench = leading(LONE, A, B, C)
+    bench.announce(A, B, C)
+    fail(bench, A, 0, "not_finite")
+    send(bench, C, 2)
+    fail(bench, B, 1, "not_finite")
+    assert of_kind(bench.said, do.Hold) == []
+
+
+def test_a_failure_is_of_the_order_that_it_was_asked_by_not_of_a_later_one() -> None:
+    # b fails on 1 at version 0; the same message comes again when it has 1 in hand at version 1
+    bench = leading(replace(STALE, strikes=0, bound=8), A, B, C)
+    bench.announce(A, B, A, C)
+    send(bench, A, 0)
+    late = Failed(B, bench.model, (1,), "unreadable", "why")
+    send(bench, C, 3)
+    send(bench, A, 2)  # J=1
+    bench.feed(events.RepliesRead((late,)))
+    again = bench.orders
+    bench.feed(events.RepliesRead((late,)))
+    assert bench.orders is again
+
+
+def test_a_gradient_of_weights_that_there_are_not_does_not_count() -> None:
+    bench = leading(STALE)
+    bench.announce(A, B)
+    assert the(send(bench, A, 0, version=1), do.Drop).reason == "its round is over"
+    old = gradient(A, ModelId(bench.epoch - 1, 0), [batch(0)])
+    assert the(bench.feed(events.RepliesRead((old,))), do.Drop).reason == "its round is over"
+
+
+# --- whatever happens -------------------------------------------------------------------------
+
+
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("batch"), st.just(0), st.just(0)),
+            st.tuples(st.just("answer"), st.integers(0, 9), st.integers(0, 5)),
+            st.tuples(st.just("change"), st.integers(1, 3), st.integers(0, 3)),
+            st.tuples(st.just("tick"), st.integers(1, 9), st.just(0)),
+        ),
+        max_size=60,
+    ),
+    lone=st.booleans(),
+)
+def test_whoever_answers_when_an_update_is_of_its_k_and_never_too_stale(
+    steps: list[tuple[str, int, int]], *, lone: bool
+) -> None:
+    first = replace(QUIET, staleness=1, lone=lone)
+    bench, of_revision = leading(first, A, B, C), [first]
+    orders = list[tuple[int, Assignment]]()  # with the version that they were asked at
+    for step, one, two in steps:
+        before = len(bench.said)
+        if step == "batch":
+            bench.announce(A, B, C)
+        elif step == "change":
+            revision = len(of_revision)
+            of_revision.append(
+                replace(first, group_size=one, staleness=two, revision=revision, lone=two > 1)
+            )
+            bench.feed(events.SettingsChanged(of_revision[-1]))
+        elif step == "tick":
+            bench.tick(bench.now + one / 5)
+        elif orders:
+            version, order = orders[one % len(orders)]
+            at = min(version + two, bench.model.version)
+            bench.feed(events.RepliesRead((answer(order, ModelId(bench.epoch, at)),)))
+        for post in of_kind(bench.said[before:], do.PostTrigger):
+            orders += [(post.trigger.model.version, order) for order in post.trigger.orders]
+        bench.read_updates()
+    updates = [apply.update for apply in of_kind(bench.said, do.Apply)]
+    for update in updates:
+        settings = of_revision[update.revision]
+        assert len(update.batches) == settings.group_size
+        assert update.staleness <= settings.staleness
+        assert (update.synchrony or Synchrony(settings.group_size)) == settings.synchrony
+    used = [each.offset for update in updates for each in update.batches]
+    assert len(set(used)) == len(used)
+    assert [update.version for update in updates] == list(range(1, len(updates) + 1))
+    assert all(isinstance(update, UpdateApplied) for update in updates)
