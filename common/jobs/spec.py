@@ -264,6 +264,7 @@ BUILT_IN_TASKS: dict[str, dict[str, Needed]] = {
     "tabular-mlp": {"features": _FEATURES, "label": _LABEL},
     "sparse-logistic": {"index": _INDEX, "value": _VALUE, "label": _LABEL},
     "matrix-factorisation": {"user": _LABEL, "item": _LABEL, "rating": _RATING},
+    "lda": {"index": _INDEX, "value": _VALUE},
 }
 _SPARSE_TASKS = ("sparse-logistic", "matrix-factorisation")  # programs before them know no sparse
 
@@ -402,6 +403,26 @@ class JobSpec(Part):
         return value
 
     @model_validator(mode="after")
+    def _has_what_the_task_reads(self) -> JobSpec:
+        sizes = dict[str, int]()  # of the records, by option of the task
+        for name, needed in self._needed_fields.items():
+            found = self.records.fields.get(name)
+            if found is None:
+                raise ValueError(f"records.fields.{name}: is missing; {self.task.name} needs it")
+            if found.dtype not in needed.dtypes or len(found.shape) != len(needed.sizes):
+                raise ValueError(
+                    f"records.fields.{name}: {self.task.name} needs {needed.words},"
+                    f" got {found.dtype} {list(found.shape)}"
+                )
+            for option, size in zip(needed.sizes, found.shape, strict=True):
+                if sizes.setdefault(option, size) != size:
+                    raise ValueError(
+                        f"records.fields.{name}: must be of one length with the others, which have"
+                        f" {sizes[option]}, got {size}"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:
         if self.waiting_batches is not None and self.waiting_batches < self.group_size:
             raise ValueError(
@@ -421,22 +442,13 @@ class JobSpec(Part):
                 "provisioning.policy: reassign leaves slots without a machine, whose streams nobody"
                 " would ever read: add `on_preemption: reassign`"
             )
-        sizes = dict[str, int]()  # of the records, by option of the task
-        for name, needed in self._needed_fields.items():
-            found = self.records.fields.get(name)
-            if found is None:
-                raise ValueError(f"records.fields.{name}: is missing; {self.task.name} needs it")
-            if found.dtype not in needed.dtypes or len(found.shape) != len(needed.sizes):
-                raise ValueError(
-                    f"records.fields.{name}: {self.task.name} needs {needed.words},"
-                    f" got {found.dtype} {list(found.shape)}"
-                )
-            for option, size in zip(needed.sizes, found.shape, strict=True):
-                if sizes.setdefault(option, size) != size:
-                    raise ValueError(
-                        f"records.fields.{name}: must be of one length with the others, which have"
-                        f" {sizes[option]}, got {size}"
-                    )
+        step = (self.optimizer.name, self.optimizer.weight_decay or 0, self.reduction)
+        whole = step == ("sgd", 0, "mean") and self.optimizer.learning_rate <= 1
+        if self.task.name == "lda" and not whole:
+            raise ValueError(
+                "optimizer: lda needs `name: sgd` with a learning_rate of at most 1, without"
+                " weight_decay, and `reduction: mean`: other steps leave topics below zero"
+            )
         return self
 
 
