@@ -95,7 +95,7 @@ def _dense(sizes: Sequence[int]) -> list[nn.Module]:
 
 def _normalised(inputs: int, outputs: int, stride: int) -> tuple[nn.Module, nn.Module]:
     convolution = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-    nn.init.kaiming_normal_(convolution.weight)
+    nn.init.kaiming_uniform_(convolution.weight, nonlinearity="relu")
     return convolution, nn.BatchNorm2d(outputs)
 
 
