@@ -7,7 +7,7 @@ times more buckets than things, few do (Weinberger et al. 2009, here without the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-HASH = "crc32-1"  # the name and version of all of this; another way gets another
+HASH: Final = "crc32-1"  # the name and version of all of this; another way gets another
 
 
 def bucket_of(field: str, text: str | None, buckets: int) -> int:

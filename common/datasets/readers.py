@@ -6,6 +6,7 @@
 | `.bin`                            | CIFAR-10 binary | image uint8 (n, 3, 32, 32), label int64   |
 | `.csv`                            | CSV             | features float32 (n, f), label int64, or  |
 |                                   |                 | hashed or ratings: see `tables`           |
+| `.dat`                            | LDA-C documents | index int32 (n, m), value float32 (n, m)  |
 | `.npz`                            | numpy archive   | whatever arrays it holds                  |
 
 `.gz` and `.xz` may follow each of them but the last.
@@ -76,8 +77,8 @@ def read_records(
         return hashed_records(data, str(path), label=label, leave_out=leave_out, buckets=buckets)
     if kind == ".csv":
         return table_records(data, str(path), label=label, leave_out=leave_out)
-    if kind == ".bin":
-        return _cifar10_records(data, str(path))
+    if kind in (".dat", ".bin"):
+        return (_document_records if kind == ".dat" else _cifar10_records)(data, str(path))
     labels_path = path.with_name(path.name.replace(_IMAGES, _LABELS))
     images = _idx_array(data, str(path))
     return _idx_records(images, _idx_array(read_bytes(labels_path), str(labels_path)), str(path))
@@ -104,12 +105,12 @@ def _kind(path: Path) -> str:
     name = path.name.removesuffix(".gz").removesuffix(".xz")
     if name.endswith(_IMAGES):
         return _IMAGES
-    for kind in (".csv", ".bin", ".npz"):
+    for kind in (".csv", ".bin", ".dat", ".npz"):
         if name.endswith(kind):
             return kind
     raise UserError(
-        f"{path}: no reader for this name; offered are .csv, .npz, CIFAR-10 .bin and"
-        f" *{_IMAGES} beside *{_LABELS} (also .gz or .xz), and the built-in set `digits`"
+        f"{path}: no reader for this name; offered are .csv, .npz, CIFAR-10 .bin, LDA-C"
+        f" .dat and *{_IMAGES} beside *{_LABELS} (also .gz or .xz), and the built-in set `digits`"
     )
 
 
@@ -172,3 +173,30 @@ def _cifar10_records(data: bytes, source: str) -> Records:
     if len(labels) and labels.max() > 9:
         raise UserError(f"{source}: labels must be 0 to 9, found {labels.max()}")
     return checked({"image": rows[:, 1:].reshape(-1, *_CIFAR10_SHAPE), "label": labels}, source)
+
+
+def _document_records(data: bytes, source: str) -> Records:
+    """Parse documents as lda-c has them: how many distinct words, then each as number:count.
+
+    Shorter documents are padded to the longest by word 0, no times.
+
+    Raises:
+        UserError: By the line that is something else.
+    """
+    documents = []
+    for number, line in enumerate(data.splitlines(), start=1):
+        length, *pairs = line.split() or [b"0"]
+        try:
+            words = np.array([pair.split(b":") for pair in pairs], np.int32).reshape(-1, 2)
+            whole = int(length) == len(words) and (words >= 0).all()
+        except (ValueError, OverflowError):
+            whole = False
+        if not whole:
+            raise UserError(f"{source}: line {number} is not `words number:count number:count ...`")
+        documents.append(words)
+    longest = max(map(len, documents), default=0)
+    padded = np.zeros((len(documents), longest, 2), np.int32)
+    for row, words in zip(padded, documents, strict=True):
+        row[: len(words)] = words
+    records = {"index": padded[:, :, 0].copy(), "value": padded[:, :, 1].astype(np.float32)}
+    return checked(records, source)

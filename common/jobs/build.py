@@ -34,7 +34,8 @@ def task_of(spec: JobSpec, allowed: Collection[str]) -> Task:
 
 def codec_of(spec: JobSpec) -> Codec:
     """Make the codec of the job's records."""
-    return make_codec(spec.records.codec, spec.records.described())
+    hashed = spec.records.hashed
+    return make_codec(spec.records.codec, spec.records.described(), hashed.buckets if hashed else 0)
 
 
 def optimizer_of(spec: JobSpec) -> OptimizerSettings:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from common.config.validation import complaint, field_names
 from common.config.yaml_file import as_json, load_text
+from common.core.hashing import HASH
 from common.errors import GivenError, UnknownTopicError, UserError
 from common.jobs.names import check_name
 from common.learning.fields import INTEGERS, NUMBERS, DtypeName
@@ -72,6 +73,15 @@ class FieldSpec(Part):
     """Of one record's array; empty: one number."""
 
 
+class HashedSpec(Part):
+    """How features that no field names become the fields `index` and `value`."""
+
+    function: Literal["crc32-1"] = HASH
+    """Name and version of the hash: what `doll produce --buckets` takes, too."""
+    buckets: Count
+    """How many the features are hashed into."""
+
+
 class RecordsSpec(Part):
     """How a record's bytes become fields."""
 
@@ -79,6 +89,8 @@ class RecordsSpec(Part):
     """`tensor`: the fields' bytes one after the other, in the order given; `json`: an object."""
     fields: dict[str, FieldSpec] = Field(min_length=1)
     """Name to dtype and shape."""
+    hashed: HashedSpec | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Of `json`: every other key of the object is a feature; it is hashed, not ignored."""
 
     def described(self) -> tuple[RecordField, ...]:
         """The fields as a codec wants them."""
@@ -88,6 +100,22 @@ class RecordsSpec(Part):
     @classmethod
     def _offered(cls, value: str) -> object:
         return _one_of(value, ("tensor", "json"), ("avro", "protobuf"))
+
+    @model_validator(mode="after")
+    def _has_room_for_features(self) -> RecordsSpec:
+        there = [self.fields[name] for name in ("index", "value") if name in self.fields]
+        found = (self.codec, *((field.dtype, field.shape[1:]) for field in there))
+        room = {field.shape[:1] for field in there} - {()}
+        if self.hashed and (found not in _HASHED or len(room) != 1):
+            raise ValueError(
+                "hashed: needs `codec: json` and the fields index, int32 or int64, and value,"
+                " float32, both of shape [most features of a record]"
+            )
+        return self
+
+
+# What holds hashed features: a codec, and for index and value a dtype and one dimension.
+_HASHED = tuple(("json", (index, ()), ("float32", ())) for index in ("int32", "int64"))
 
 
 class TaskSpec(Part):
@@ -264,6 +292,7 @@ BUILT_IN_TASKS: dict[str, dict[str, Needed]] = {
     "tabular-mlp": {"features": _FEATURES, "label": _LABEL},
     "sparse-logistic": {"index": _INDEX, "value": _VALUE, "label": _LABEL},
     "matrix-factorisation": {"user": _LABEL, "item": _LABEL, "rating": _RATING},
+    "lda": {"index": _INDEX, "value": _VALUE},
 }
 _SPARSE_TASKS = ("sparse-logistic", "matrix-factorisation")  # programs before them know no sparse
 
@@ -369,8 +398,9 @@ class JobSpec(Part):
 
     @property
     def record_sizes(self) -> dict[str, int]:
-        """Options of a built-in task that are sizes, as the record's fields have them."""
-        return {
+        """Options of a built-in task that are sizes, as the records have them."""
+        hashed = self.records.hashed if self.task.name == "sparse-logistic" else None
+        return ({"features": hashed.buckets} if hashed else {}) | {
             option: size
             for name, needed in self._needed_fields.items()
             for option, size in zip(needed.sizes, self.records.fields[name].shape, strict=True)
@@ -402,6 +432,26 @@ class JobSpec(Part):
         return value
 
     @model_validator(mode="after")
+    def _has_what_the_task_reads(self) -> JobSpec:
+        sizes = dict[str, int]()  # of the records, by option of the task
+        for name, needed in self._needed_fields.items():
+            found = self.records.fields.get(name)
+            if found is None:
+                raise ValueError(f"records.fields.{name}: is missing; {self.task.name} needs it")
+            if found.dtype not in needed.dtypes or len(found.shape) != len(needed.sizes):
+                raise ValueError(
+                    f"records.fields.{name}: {self.task.name} needs {needed.words},"
+                    f" got {found.dtype} {list(found.shape)}"
+                )
+            for option, size in zip(needed.sizes, found.shape, strict=True):
+                if sizes.setdefault(option, size) != size:
+                    raise ValueError(
+                        f"records.fields.{name}: must be of one length with the others, which have"
+                        f" {sizes[option]}, got {size}"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:
         if self.waiting_batches is not None and self.waiting_batches < self.group_size:
             raise ValueError(
@@ -421,22 +471,13 @@ class JobSpec(Part):
                 "provisioning.policy: reassign leaves slots without a machine, whose streams nobody"
                 " would ever read: add `on_preemption: reassign`"
             )
-        sizes = dict[str, int]()  # of the records, by option of the task
-        for name, needed in self._needed_fields.items():
-            found = self.records.fields.get(name)
-            if found is None:
-                raise ValueError(f"records.fields.{name}: is missing; {self.task.name} needs it")
-            if found.dtype not in needed.dtypes or len(found.shape) != len(needed.sizes):
-                raise ValueError(
-                    f"records.fields.{name}: {self.task.name} needs {needed.words},"
-                    f" got {found.dtype} {list(found.shape)}"
-                )
-            for option, size in zip(needed.sizes, found.shape, strict=True):
-                if sizes.setdefault(option, size) != size:
-                    raise ValueError(
-                        f"records.fields.{name}: must be of one length with the others, which have"
-                        f" {sizes[option]}, got {size}"
-                    )
+        step = (self.optimizer.name, self.optimizer.weight_decay or 0, self.reduction)
+        whole = step == ("sgd", 0, "mean") and self.optimizer.learning_rate <= 1
+        if self.task.name == "lda" and not whole:
+            raise ValueError(
+                "optimizer: lda needs `name: sgd` with a learning_rate of at most 1, without"
+                " weight_decay, and `reduction: mean`: other steps leave topics below zero"
+            )
         return self
 
 

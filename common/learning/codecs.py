@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from common.core.hashing import bucket_of, damped
 from common.errors import UserError
 from common.learning.fields import Columns, Field, check_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +136,73 @@ class JsonCodec:
         return [encode(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
 
 
+class HashedJsonCodec:
+    """As `JsonCodec`; keys that no field names are features, hashed into `index` and `value`."""
+
+    def __init__(self, fields: Sequence[Field], buckets: int) -> None:
+        """Prepare.
+
+        Args:
+            fields: Among them index, whole numbers of shape (m,), and value, float32 alike.
+            buckets: How many the features are hashed into.
+        """
+        named = {field.name: field for field in fields}
+        self._index, _ = named.pop("index"), named.pop("value")
+        self._most = self._index.shape[0]
+        self._named = named
+        self._codec = JsonCodec(tuple(named.values()))
+        self._buckets = buckets
+
+    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+        """Turn values into columns; a record of fewer than m features is filled up with zeros."""
+        others = self._codec.decode(values)
+        index = np.zeros((len(others.kept), self._most), self._index.numpy_dtype)
+        number, sound = np.zeros(index.shape), np.ones(len(index), bool)
+        for row, at in enumerate(others.kept):
+            try:
+                for column, (bucket, cell) in enumerate(self._features(values[at])):
+                    index[row, column], number[row, column] = bucket, cell
+            except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
+                others.skipped.append((int(at), str(error)))
+                sound[row] = False
+        value = np.where(np.isnan(number), np.float32(1), damped(number))
+        records = {**others.records, "index": index, "value": value}
+        kept = {name: column[sound] for name, column in records.items()}
+        return Decoded(kept, others.kept[sound], sorted(others.skipped))
+
+    def encode(self, records: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
+        """Refuse: what was hashed cannot be told any more."""
+        raise ValueError(f"hashed features cannot be written; found {sorted(records)}")
+
+    def _features(self, value: bytes | None) -> Iterator[tuple[int, float]]:
+        """The buckets of a record, and the number of each; not a number where it is a text.
+
+        Raises:
+            ValueError: If there are too many, or one is neither a text nor a number.
+        """
+        cells = msgspec.json.decode(value or b"{}")
+        cells = {key: cell for key, cell in cells.items() if key not in self._named}
+        several = [(key, cell) for key, cell in cells.items() if cell not in (None, "")]
+        if len(several) > self._most:
+            raise ValueError(f"{len(several)} features, expected at most {self._most}")
+        for key, cell in several:
+            if not isinstance(cell, str | int | float):
+                raise ValueError(f"{key!r} is neither a text nor a number")  # noqa: TRY004 -- the record's
+            text = cell if isinstance(cell, str) else None
+            yield bucket_of(key, text, self._buckets), np.nan if text else float(cell)
+
+
 _CODECS: dict[str, Callable[[Sequence[Field]], Codec]] = {"tensor": TensorCodec, "json": JsonCodec}
 CODEC_NAMES = tuple(_CODECS)
 
 
-def make_codec(name: str, fields: Sequence[Field]) -> Codec:
+def make_codec(name: str, fields: Sequence[Field], buckets: int = 0) -> Codec:
     """Make a codec by name.
+
+    Args:
+        name: `tensor` or `json`.
+        fields: What a record consists of.
+        buckets: Of `json`: how many its other keys are hashed into; 0: they are ignored.
 
     Raises:
         UserError: If there is no such codec, no field, or a field's name stands twice.
@@ -153,7 +215,7 @@ def make_codec(name: str, fields: Sequence[Field]) -> Codec:
     for field in names:
         if names.count(field) > 1:
             raise UserError(f"field {field!r} is described twice")
-    return _CODECS[name](fields)
+    return HashedJsonCodec(fields, buckets) if buckets else _CODECS[name](fields)
 
 
 def _why_not(value: bytes | None, size: int) -> str:

@@ -1,4 +1,4 @@
-"""The networks: those of the paper's experiments (section V-A) and small ones for small data.
+"""The networks: those of the paper's experiments (section V-A), small ones, and ResNet-32.
 
 The paper names the layers (two convolutions and two dense layers for EMNIST and Infinite MNIST, two
 and three for CIFAR-10), not their sizes; the sizes here are ours.
@@ -9,9 +9,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
-from torch import nn
+import torch.nn.functional as functions
+from torch import Tensor, nn
 
-from common.learning.task_options import KERNEL
+from common.learning.task_options import KERNEL, RESNET_BLOCKS, RESNET_STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,10 +47,29 @@ def cnn_small(channels: int, height: int, width: int, classes: int) -> nn.Module
     )
 
 
+def resnet_32(channels: int, height: int, width: int, classes: int) -> nn.Module:
+    """He et al. 2015, section 4.2, n = 5, shortcuts without weights: 464,154 for CIFAR-10."""
+    del height, width  # it takes any
+    blocks, inputs = list[nn.Module](), RESNET_STAGES[0]
+    for outputs in RESNET_STAGES:
+        for _ in range(RESNET_BLOCKS):
+            blocks.append(_Residual(inputs, outputs))
+            inputs = outputs
+    return nn.Sequential(
+        *_normalised(channels, RESNET_STAGES[0], 1),
+        nn.ReLU(),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(inputs, classes),
+    )
+
+
 IMAGE_NETWORKS: dict[str, ImageNetwork] = {
     "cnn-28": cnn_28,
     "cnn-32": cnn_32,
     "cnn-small": cnn_small,
+    "resnet-32": resnet_32,
 }
 
 
@@ -71,6 +91,33 @@ def _dense(sizes: Sequence[int]) -> list[nn.Module]:
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return layers[:-1]
+
+
+def _normalised(inputs: int, outputs: int, stride: int) -> tuple[nn.Module, nn.Module]:
+    convolution = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+    nn.init.kaiming_uniform_(convolution.weight, nonlinearity="relu")
+    return convolution, nn.BatchNorm2d(outputs)
+
+
+class _Residual(nn.Module):
+    """Two convolutions and a shortcut; where channels double, the image is halved."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self._added = outputs - inputs  # channels
+        self._stride = 2 if self._added else 1
+        self.residual = nn.Sequential(
+            *_normalised(inputs, outputs, self._stride),
+            nn.ReLU(),
+            *_normalised(outputs, outputs, 1),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(n, inputs, h, w) to (n, outputs, h / stride, w / stride), rounded up."""
+        shortcut = images[:, :, :: self._stride, :: self._stride]
+        half = self._added // 2
+        shortcut = functions.pad(shortcut, (0, 0, 0, 0, half, half))
+        return functions.relu(self.residual(images) + shortcut)
 
 
 def _convolutions(channels: int, height: int, width: int) -> tuple[list[nn.Module], int]:

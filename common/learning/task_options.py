@@ -17,6 +17,8 @@ KERNEL = 5
 # Two unpadded convolutions and poolings leave 1 x 1.
 SMALLEST_UNPADDED = 2 * (2 + KERNEL - 1) + KERNEL - 1
 SMALLEST_PADDED = 2
+RESNET_STAGES, RESNET_BLOCKS = (16, 32, 64), 5  # channels; blocks of each
+SMALLEST_RESNET = 5  # its two halvings leave 2 x 2: of one number there is no variance
 
 _MOST = 2**31 - 1
 Size = Annotated[int, Meta(ge=1, le=_MOST)]
@@ -30,7 +32,7 @@ class ImageClassifierOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=
     channels: Size = 1
     height: Size = 28
     width: Size = 28
-    network: Literal["auto", "cnn-28", "cnn-32", "cnn-small"] = "auto"
+    network: Literal["auto", "cnn-28", "cnn-32", "cnn-small", "resnet-32"] = "auto"
 
     @property
     def fitting(self) -> str:
@@ -43,6 +45,8 @@ class ImageClassifierOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=
     @property
     def parameters(self) -> int:
         """Numbers of its network; a test holds this and `common.learning.models` together."""
+        if self.fitting == "resnet-32":
+            return _resnet(self.channels) + _dense(RESNET_STAGES[-1], self.classes)
         height, width = self.height, self.width
         if self.fitting == "cnn-small":
             kernels, hidden = ((16, 3), (32, 3)), [64]
@@ -64,10 +68,10 @@ class ImageClassifierOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=
         Raises:
             UserError: With the sizes.
         """
-        padded = self.fitting == "cnn-small"
-        smallest = SMALLEST_PADDED if padded else SMALLEST_UNPADDED
+        own = {"cnn-small": SMALLEST_PADDED, "resnet-32": SMALLEST_RESNET}
+        smallest = own.get(self.fitting, SMALLEST_UNPADDED)
         if min(self.height, self.width) < smallest:
-            hint = "" if padded else ": use cnn-small"
+            hint = "" if smallest == SMALLEST_PADDED else ": use cnn-small"
             raise UserError(
                 f"{self.height}x{self.width} is too small for the network {self.fitting}, which"
                 f" takes images from {smallest}x{smallest} up{hint}"
@@ -137,6 +141,35 @@ class MatrixFactorisationOptions(msgspec.Struct, frozen=True, forbid_unknown_fie
         """All that there is to check is in the types."""
 
 
+class LdaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of `lda`."""
+
+    words: Size
+    entries: Size
+    topics: Size
+    documents: Size
+    alpha: Annotated[float, Meta(gt=0)] | None = None
+    eta: Annotated[float, Meta(gt=0)] | None = None
+    iterations: Size = 100
+
+    @property
+    def parameters(self) -> int:
+        """A number for each word in each topic."""
+        return self.words * self.topics
+
+    def check(self) -> None:
+        """All that there is to check is in the types."""
+
+
+def _resnet(channels: int) -> int:
+    """Kernels of ResNet-32, and what normalises their outputs: four numbers each, and a counter."""
+    first = RESNET_STAGES[0]
+    layers = [(channels, first)]
+    for inputs, outputs in pairwise((first, *RESNET_STAGES)):
+        layers += [(inputs, outputs), *[(outputs, outputs)] * (2 * RESNET_BLOCKS - 1)]
+    return sum((9 * inputs + 4) * outputs + 2 for inputs, outputs in layers)
+
+
 def _dense(*sizes: int) -> int:
     """Weights and biases of dense layers one behind the other."""
     return sum((inputs + 1) * outputs for inputs, outputs in pairwise(sizes))
@@ -148,6 +181,7 @@ Options: TypeAlias = (
     | TabularMlpOptions
     | SparseLogisticOptions
     | MatrixFactorisationOptions
+    | LdaOptions
 )
 
 BUILT_IN: dict[str, type[Options]] = {
@@ -156,6 +190,7 @@ BUILT_IN: dict[str, type[Options]] = {
     "tabular-mlp": TabularMlpOptions,
     "sparse-logistic": SparseLogisticOptions,
     "matrix-factorisation": MatrixFactorisationOptions,
+    "lda": LdaOptions,
 }
 TASK_NAMES = tuple(BUILT_IN)
 

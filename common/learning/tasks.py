@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from common.errors import TaskMissingError, UserError
 from common.learning.errors import one_line, what_was_raised
 from common.learning.fields import INTEGERS, NUMBERS, Input
+from common.learning.lda import TopicModel
 from common.learning.models import IMAGE_NETWORKS, logistic_regression, multilayer_perceptron
 from common.learning.sparse_tasks import MatrixFactorisation, SparseLogistic, check_inside
 from common.learning.task_options import (
     ImageClassifierOptions,
+    LdaOptions,
     LogisticRegressionOptions,
     MatrixFactorisationOptions,
     Options,
@@ -134,6 +136,11 @@ def _built_in(options: Options) -> Task:
             return SparseLogistic(features, entries)
         case MatrixFactorisationOptions(users, items, rank, regularisation):
             return MatrixFactorisation(users, items, rank, regularisation)
+        case LdaOptions(words, entries, topics, documents, alpha, eta, iterations):
+            prior = 1 / topics
+            return TopicModel(
+                words, entries, topics, documents, alpha or prior, eta or prior, iterations
+            )
 
 
 def make_task(name: str, options: Mapping[str, object], allowed: Collection[str] = ()) -> Task:

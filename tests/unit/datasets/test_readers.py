@@ -80,6 +80,25 @@ def test_cifar10_that_is_none_is_refused(tmp_path: Path, data: bytes, found: str
     assert found in str(caught.value)
 
 
+def test_documents_are_words_and_how_often_each_comes(tmp_path: Path) -> None:
+    path = tmp_path / "some.dat.gz"
+    path.write_bytes(gzip.compress(b"2 7:1 3:4\n1 9:2\n0\n"))
+    records = read_records(path)
+    assert records["index"].tolist() == [[7, 3], [9, 0], [0, 0]]
+    assert records["value"].tolist() == [[1, 4], [2, 0], [0, 0]]
+    assert [column.dtype.name for column in records.values()] == ["int32", "float32"]
+
+
+@pytest.mark.parametrize(
+    "line", [b"2 7:1", b"1 7", b"1 7:x", b"1 7:-1", b"x", b"1 7:1:1", b"1 99999999999:1"]
+)
+def test_what_is_no_document_is_refused_by_its_line(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "some.dat"
+    path.write_bytes(b"1 1:1\n" + line)
+    with pytest.raises(UserError, match="line 2 is not `words number:count"):
+        read_records(path)
+
+
 def test_a_numpy_archive_is_its_arrays(tmp_path: Path) -> None:
     path = tmp_path / "some.npz"
     np.savez(path, a=np.arange(3), b=np.ones((3, 2)))

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from common.datasets.tables import hashed_records
 from common.errors import UserError
-from common.learning.codecs import CODEC_NAMES, make_codec
+from common.learning.codecs import CODEC_NAMES, Decoded, make_codec
 from common.learning.fields import DTYPE_NAMES, Columns, Field
 
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters='"\\'), min_size=1)
@@ -168,3 +169,67 @@ def test_encoding_refuses_columns_that_are_not_as_described(
 def test_a_codec_that_makes_no_sense_is_refused(name: str, fields: list[Field], named: str) -> None:
     with pytest.raises(UserError, match=named):
         make_codec(name, fields)
+
+
+HASHED = [
+    Field("label", "int64"),
+    Field("index", "int32", (3,)),
+    Field("value", "float32", (3,)),
+]
+
+
+def hashed(*values: bytes | None) -> Decoded:
+    return make_codec("json", HASHED, buckets=1000).decode(values)
+
+
+def test_features_that_no_field_names_are_hashed_as_the_reader_of_tables_hashes_them() -> None:
+    told = b'{"age": 41, "label": 1, "city": "Pune", "shop": null, "code": ""}'
+    decoded = hashed(told, b'{"label": 0}', b'{"label": 0, "seen": true, "sum": -2.5}')
+    table = b"age,city,shop,label\n41,Pune,,1\n0,x,y,0\n"
+    read = hashed_records(table, "t", label=None, leave_out=(), buckets=1000)
+    assert decoded.skipped == []
+    assert decoded.records["label"].tolist() == [1, 0, 0]
+    assert decoded.records["index"][0, :2].tolist() == read["index"][0, :2].tolist()
+    assert decoded.records["value"][0].tolist() == read["value"][0].tolist()
+    assert decoded.records["value"][1].tolist() == [0, 0, 0]
+    np.testing.assert_allclose(decoded.records["value"][2], [np.log(2), -np.log(3.5), 0])
+    assert {name: column.dtype.name for name, column in decoded.records.items()} == {
+        field.name: field.dtype for field in HASHED
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (b'{"a": 1}', "`label`"),
+        (b'{"label": 1, "a": 1, "b": 2, "c": 3, "d": 4}', "4 features, expected at most 3"),
+        (b'{"label": 1, "a": [1]}', "'a' is neither a text nor a number"),
+        (b'{"label": 1, "a": {}}', "'a' is neither a text nor a number"),
+        (b'{"label": 1, "a": 1' + b"0" * 400 + b"}", "too large"),
+        (b'{"label": 1, "a": "\xff"}', "utf-8"),
+        (b'{"label": 1, "a": ' + b"[" * 100_000, ""),
+        (None, "no value"),
+    ],
+)
+def test_a_record_whose_features_cannot_be_hashed_is_skipped(
+    value: bytes | None, told: str
+) -> None:
+    good = b'{"label": 7, "a": 1}'
+    decoded = hashed(good, value, good)
+    ((index, reason),) = decoded.skipped
+    assert index == 1
+    assert told in reason
+    assert decoded.kept.tolist() == [0, 2]
+    assert decoded.records["label"].tolist() == [7, 7]
+    assert decoded.records["index"].shape == (2, 3)
+
+
+@given(st.lists(st.none() | st.binary(max_size=20), max_size=5))
+def test_no_bytes_make_hashing_raise(values: list[bytes | None]) -> None:
+    decoded = hashed(*values)
+    assert len(decoded.kept) + len(decoded.skipped) == len(values)
+
+
+def test_hashed_features_are_not_written() -> None:
+    with pytest.raises(ValueError, match="cannot be written"):
+        make_codec("json", HASHED, buckets=9).encode({})

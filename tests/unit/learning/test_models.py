@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import batch_norm, conv2d, cross_entropy, linear, relu
 
+from common.datasets.readers import read_records
+from common.datasets.records import take
+from common.learning.gradients import GradientComputer
 from common.learning.models import IMAGE_NETWORKS, cnn_28, cnn_32, cnn_small
+from common.learning.tasks import build_model, make_task
+from tests.unit.learning.examples import CPU
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @pytest.mark.parametrize(
@@ -27,6 +40,61 @@ def test_a_network_of_the_paper_has_two_convolutions_and_its_dense_layers(
 def test_every_network_takes_every_size_from_16_up(name: str, side: int) -> None:
     network = IMAGE_NETWORKS[name](2, side, side + 1, 5)
     assert network(torch.zeros(3, 2, side, side + 1)).shape == (3, 5)
+
+
+CIFAR = Path(__file__).parents[4] / "shared" / "data" / "images" / "cifar10-train-0000-0999.bin.xz"
+
+
+def plain_resnet_32(weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
+    """(n, 10) logits as the paper's text has them, from named weights."""
+
+    def normalised(inputs: Tensor, name: str, stride: int = 1) -> Tensor:
+        before, _, number = name.rpartition(".")
+        outputs = conv2d(inputs, weights[f"{name}.weight"], None, stride, 1)
+        name = f"{before}.{int(number) + 1}".removeprefix(".")
+        return batch_norm(
+            outputs, None, None, weights[f"{name}.weight"], weights[f"{name}.bias"], training=True
+        )
+
+    outputs = relu(normalised(images, "0"))
+    for block in range(15):
+        shortcut, stride = outputs, 1
+        if block in (5, 10):
+            empty = torch.zeros_like(outputs[:, : outputs.shape[1] // 2])
+            shortcut, stride = torch.cat([empty, outputs, empty], 1)[:, :, ::2, ::2], 2
+        inner = relu(normalised(outputs, f"{block + 3}.residual.0", stride))
+        outputs = relu(normalised(inner, f"{block + 3}.residual.3") + shortcut)
+    return linear(outputs.mean((2, 3)), weights["20.weight"], weights["20.bias"])
+
+
+@pytest.mark.parametrize(
+    "real",
+    [False, pytest.param(True, marks=pytest.mark.skipif(not CIFAR.exists(), reason="not here"))],
+)
+def test_resnet_32_is_that_of_the_paper(*, real: bool) -> None:
+    random = np.random.default_rng(0)
+    made = {
+        "image": random.integers(0, 256, (4, 3, 32, 32), np.uint8),
+        "label": np.arange(4),
+    }
+    batch = take(read_records(CIFAR), np.arange(4)) if real else made
+    sizes = {"channels": 3, "height": 32, "width": 32}
+    task = make_task("image-classifier", {"classes": 10, "network": "resnet-32", **sizes})
+    computer = GradientComputer(task, build_model(task, 0), CPU)
+    assert computer.model.parameter_count == 464_154
+    weights = {
+        name: weight.detach().clone().requires_grad_()
+        for name, weight in computer.model.module.named_parameters()
+    }
+    logits = plain_resnet_32(weights, torch.from_numpy(batch["image"]) * (1 / 255))
+    loss = cross_entropy(logits, torch.from_numpy(batch["label"]), reduction="sum")
+    torch.autograd.backward(loss)
+    found = computer.compute([batch])
+    assert found.loss_sum == pytest.approx(loss.item(), rel=1e-4)
+    gradients = [weight.grad for weight in weights.values()]
+    wanted = torch.cat([each.ravel() for each in gradients if each is not None]).numpy()
+    error = found.vector[:464_154] - wanted
+    assert np.linalg.norm(error) < 1e-3 * np.linalg.norm(wanted)
 
 
 @pytest.mark.parametrize("side", [2, 3, 8])

@@ -14,7 +14,7 @@ from common.learning.tasks import make_task
 
 
 @given(
-    st.sampled_from(["auto", "cnn-28", "cnn-32", "cnn-small"]),
+    st.sampled_from(["auto", "cnn-28", "cnn-32", "cnn-small", "resnet-32"]),
     st.integers(16, 40),
     st.integers(16, 40),
     st.integers(1, 3),
@@ -43,6 +43,7 @@ def test_the_arithmetic_of_networks_for_images_is_that_of_their_layers(
         ("tabular-mlp", {"features": 7, "classes": 3, "hidden": []}),
         ("sparse-logistic", {"features": 1000, "entries": 39}),
         ("matrix-factorisation", {"users": 70, "items": 30, "rank": 5}),
+        ("lda", {"words": 100, "entries": 9, "topics": 7, "documents": 50}),
     ],
 )
 def test_so_is_that_of_other_models(name: str, options: dict[str, Any]) -> None:

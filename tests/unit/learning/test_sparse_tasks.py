@@ -10,10 +10,12 @@ import pytest
 import scipy.sparse
 import torch
 
+from common.core.hashing import bucket_of
 from common.core.vectors import SparseVector
 from common.datasets.readers import read_records
 from common.datasets.records import batches
-from common.jobs.build import trainer_of
+from common.errors import UserError
+from common.jobs.build import codec_of, trainer_of
 from common.jobs.spec import parse_job
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import OptimizerSettings
@@ -199,6 +201,35 @@ def test_a_job_names_the_features_its_records_give_the_entries_and_its_gradients
     dense = JOB.replace("index: {dtype: int32", "features: {dtype: float32")
     dense = dense.replace("sparse-logistic, features: 1000", "logistic-regression, classes: 2")
     assert not parse_job(dense).sparse_messages
+
+
+def test_a_job_names_the_hash_of_its_features_and_how_many_there_are() -> None:
+    hashed = JOB.replace("  fields:", "  codec: json\n  hashed: {buckets: 500}\n  fields:")
+    spec = parse_job(hashed.replace(", features: 1000", ""))
+    assert spec.task_options == {"features": 500, "entries": 39}
+    assert '"hashed":{"function":"crc32-1","buckets":500}' in spec.model_dump_json()
+    decoded = codec_of(spec).decode([b'{"label": 1, "city": "Pune"}'])
+    assert decoded.records["index"][0, 0] == bucket_of("city", "Pune", 500)
+    assert "hashed" not in parse_job(JOB).model_dump_json()  # older programs know no such field
+    with pytest.raises(UserError, match=r"task.features: the records have 500, got 1000"):
+        parse_job(hashed)
+
+
+@pytest.mark.parametrize(
+    ("there", "instead"),
+    [
+        ("codec: json", "codec: tensor"),
+        ("index: {dtype: int32", "index: {dtype: int16"),
+        ("value: {dtype: float32", "value: {dtype: uint8"),
+        ("value: {dtype: float32, shape: [39]", "value: {dtype: float32, shape: [38]"),
+        ("shape: [39]", "shape: [39, 1]"),
+        ("shape: [39]", "shape: []"),
+    ],
+)
+def test_hashed_features_need_room(there: str, instead: str) -> None:
+    hashed = JOB.replace("  fields:", "  codec: json\n  hashed: {buckets: 500}\n  fields:")
+    with pytest.raises(UserError, match="records: hashed: needs `codec: json` and the fields"):
+        parse_job(hashed.replace(", features: 1000", "").replace(there, instead))
 
 
 def test_ratings_of_rows_that_were_never_touched_stay_as_they_began() -> None:

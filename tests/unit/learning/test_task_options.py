@@ -18,6 +18,7 @@ from common.learning.task_options import ImageClassifierOptions, options_of
         (15, 28, "cnn-32", "cnn-small"),
         (1, 8, "cnn-small", "2x2"),
         (1, 8, "auto", "2x2"),
+        (4, 8, "resnet-32", "5x5 up: use cnn-small"),
     ],
 )
 def test_an_image_that_a_network_cannot_halve_is_refused(

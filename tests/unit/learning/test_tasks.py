@@ -37,6 +37,7 @@ LABEL = Field("label", "int64")
         ("tabular-mlp", {"classes": 2, "features": 3, "hidden": [4, -1]}, "hidden"),
         ("sparse-logistic", {"entries": 39}, "features"),
         ("matrix-factorisation", {"users": 3, "items": 2, "regularisation": -1}, "regularisation"),
+        ("lda", {"words": 9, "entries": 3, "topics": 2, "documents": 5, "alpha": 0}, "alpha"),
     ],
 )
 def test_a_task_that_makes_no_sense_is_refused_naming_what_is_wrong(
@@ -53,6 +54,7 @@ def test_the_names_of_the_built_in_tasks_are_exported() -> None:
         "tabular-mlp",
         "sparse-logistic",
         "matrix-factorisation",
+        "lda",
     )
     assert tuple(BUILT_IN_TASKS) == TASK_NAMES
 
