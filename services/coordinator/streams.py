@@ -39,7 +39,7 @@ PUBLISH_S = 1.0  # a fifth of the time after which a job is not heard of
 # Between looks at the ends of all jobs, those without work and workers included, and at what their
 # topics are: two requests, of 60 ms for 200 partitions. The ends of all other jobs at each turn.
 LOOK_S = 2.0
-SHARE = 0.01  # of a core that looks take: with thousands of partitions they are seldom
+SHARE = 0.005  # of a core that looks take: with a thousand partitions they are seldom
 SURE_S = 3.0  # that a log ends so low: after an election brokers disagree for a moment
 
 
