@@ -393,16 +393,15 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the costs, as PNG or SVG")
     given = parser.parse_args()
     machine = report.machine()
-    chosen = {name: SERIES[name] for name in given.only}
-    found: dict[str, dict[int, Mapping[str, float]]] = {name: {} for name in chosen}
-    steps = [
-        (name, size)
-        for name, series in chosen.items()
-        for size in (series.quick if given.quick else series.sizes)
-    ]
-    for name, size in track(steps, "sizes", transient=True):
-        found[name][size] = chosen[name].measure(given.kafka, size)
-    short = [words for name, by_size in found.items() for words in _judged(name, by_size)]
+    found: dict[str, dict[int, Mapping[str, float]]] = {}
+    short = list[str]()
+    for name in given.only:
+        series = SERIES[name]
+        sizes = series.quick if given.quick else series.sizes
+        found[name] = {
+            size: series.measure(given.kafka, size) for size in track(sizes, name, transient=True)
+        }
+        short += _judged(name, found[name])
     if given.plot is not None:
         _plot(found, given.plot)
     return report.conclude(given.json, machine, {"series": found}, short)
@@ -437,7 +436,7 @@ def _judged(name: str, found: Mapping[int, Mapping[str, float]]) -> list[str]:
         "at most",
         "value at most",
     )
-    report.draw(f"Cost by {series.unit}s", columns, rows)
+    report.draw(name, columns, rows)
     return short
 
 
@@ -454,7 +453,7 @@ def _plot(found: Mapping[str, Mapping[int, Mapping[str, float]]], path: Path) ->
         alike = [max(size, 1) / max(sizes[0], 1) for size in sizes]
         axis.semilogy(alike, ":", color="0.5", label="as the size")
         axis.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
-        axis.set(title=name, xlabel=f"{series.unit}s")
+        axis.set(title=name, xlabel=series.unit)
         axis.legend(fontsize="x-small")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("times the cost of the smallest size")

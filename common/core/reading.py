@@ -13,11 +13,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from common.core.spans import Partition
-from common.core.turns import Turns, level
+from common.core.turns import FLOOR, MOST_TURNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    _Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
+    _Present = np.ndarray[tuple[int], np.dtype[np.bool_]]
+    _Shares = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 FAR_BEHIND_S = 600.0  # from here on that a partition lags behind the others in time is reported
 
@@ -30,10 +36,14 @@ class Piece(NamedTuple):
 
 
 class RunsInTurn:
-    """Whose records come next, by what each partition lags; nobody gets less than a floor."""
+    """Whose records come next, by what each partition lags; nobody gets less than a floor.
+
+    The rule is that of `common.core.turns`, in arrays: a run costs microseconds among a thousand
+    partitions too.
+    """
 
     def __init__(self) -> None:
-        self._turns = Turns[Partition]()
+        self._owed = dict[Partition, float]()  # turns, of who was there when one was paid last
         self._begun: Piece | None = None  # the rest of a run that did not fit into the last request
 
     def plan(
@@ -50,39 +60,51 @@ class RunsInTurn:
             room: Records to give out, at most.
             run: Records of one partition in a row, at most, while another has some, too; >= 1.
         """
-        left = {partition: count for partition, count in here.items() if count > 0}
-        pieces = list[Piece]()
-        weights = dict[Partition, float]()
-        while left and room > 0:
-            if weights.keys() != left.keys():
-                weights = level({p: max(lags.get(p, 0), count) for p, count in left.items()})
-            partition, length = self._run(left, weights, run)
-            count = min(length, room)
-            alone = len(left) == 1
-            self._begun = Piece(partition, length - count) if count < length and not alone else None
-            pieces.append(Piece(partition, count))
+        order = sorted(partition for partition, count in here.items() if count > 0)
+        left = np.array([here[partition] for partition in order])
+        behind = np.array([lags.get(partition, 0) for partition in order])
+        owed = np.array([self._owed.get(partition, 0.0) for partition in order])
+        begun = self._begun
+        shares: _Shares | None = None  # of each turn, as long as the same ones have records
+        pieces, there, paid = list[Piece](), len(order), False
+        while there and room > 0:
+            if there == 1:  # nobody to take turns with
+                chosen = int(left.argmax())
+                length = int(left[chosen])
+            elif begun is not None and here.get(begun.partition, 0):
+                chosen = order.index(begun.partition)
+                length = min(begun.records, int(left[chosen]), run)
+            else:
+                shares = _shares(np.maximum(behind, left), left > 0) if shares is None else shares
+                chosen = int(np.where(left > 0, owed + shares, -np.inf).argmax())
+                length = min(run, int(left[chosen]))
+                cost = length / run
+                owed += cost * shares
+                owed[chosen] -= cost
+                owed = np.where(left > 0, owed.clip(-MOST_TURNS, MOST_TURNS), 0.0)
+                paid = True
+            begun, count = None, min(length, room)
+            left_over = count < length and there > 1
+            self._begun = Piece(order[chosen], length - count) if left_over else None
+            pieces.append(Piece(order[chosen], count))
             room -= count
-            left[partition] -= count
-            if not left[partition]:
-                del left[partition]
-                if lags.get(partition, 0) > here[partition]:
+            left[chosen] -= count
+            if not left[chosen]:
+                there, shares = there - 1, None
+                if behind[chosen] > here[order[chosen]]:
                     break  # more of it is on its way: nobody takes its turns meanwhile
+        if paid:
+            self._owed = dict(zip(order, owed.tolist(), strict=True))
         return pieces
 
-    def _run(
-        self, left: Mapping[Partition, int], weights: Mapping[Partition, float], run: int
-    ) -> Piece:
-        if len(left) == 1:  # nobody to take turns with
-            [(partition, count)] = left.items()
-            return Piece(partition, count)
-        if self._begun is not None and self._begun.partition in left:
-            partition, count = self._begun
-            return Piece(partition, min(count, left[partition], run))
-        chosen = self._turns.choose(weights)
-        assert chosen is not None  # noqa: S101 -- a level weight is never 0
-        count = min(run, left[chosen])
-        self._turns.pay(chosen, weights, count / run)
-        return Piece(chosen, count)
+
+def _shares(backlogs: _Counts, present: _Present) -> _Shares:
+    """(n,) what each one earns of a turn: by backlog, and at least a fifth of an even share."""
+    weights = np.where(present, backlogs, 0)
+    floor = weights.sum() / np.count_nonzero(present) * FLOOR / (1 - FLOOR)
+    weights = np.where(present, weights + floor, 0.0)
+    shares: _Shares = weights / weights.sum()
+    return shares
 
 
 def behind_s(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from math import inf
 from secrets import randbits
-from time import monotonic, time
+from time import monotonic, thread_time, time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +39,7 @@ PUBLISH_S = 1.0  # a fifth of the time after which a job is not heard of
 # Between looks at the ends of all jobs, those without work and workers included, and at what their
 # topics are: two requests, of 60 ms for 200 partitions. The ends of all other jobs at each turn.
 LOOK_S = 2.0
+SHARE = 0.005  # of a core that looks take: with a thousand partitions they are seldom
 SURE_S = 3.0  # that a log ends so low: after an election brokers disagree for a moment
 
 
@@ -263,19 +264,27 @@ class StreamWatch:
         roster: Where it is published what each job needs, in one packet.
         logger: Of the process.
         clock: Seconds that never go back.
+        used: Processor seconds of the thread that calls.
     """
 
     def __init__(
-        self, log: Log, roster: Roster, logger: EventLogger, clock: Callable[[], float] = monotonic
+        self,
+        log: Log,
+        roster: Roster,
+        logger: EventLogger,
+        clock: Callable[[], float] = monotonic,
+        used: Callable[[], float] = thread_time,
     ) -> None:
         self._source = log
         self._roster = roster
         self._outage = Outage(logger, "streams")
         self._roster_outage = Outage(logger, "roster")
         self._clock = clock
+        self._used = used
         self._lock = threading.Lock()
         self._watched = dict[str, _Watched]()
-        self._looked_at = -inf  # at all
+        self._look_at = -inf  # at any
+        self._look_at_all = -inf
 
     def follow(
         self,
@@ -300,11 +309,8 @@ class StreamWatch:
         with self._lock:
             watched = list(self._watched.values())
         now = self._clock()
-        if now >= self._looked_at + LOOK_S:
-            self._looked_at = now
-            self._look_at_logs(watched, now)
-        elif due := [each for each in watched if not each.calm]:
-            self._look(due, now)
+        if now >= self._look_at:
+            self._look(watched, now)
         demands = [each.demand(now) for each in watched]
         try:
             self._roster.put([demand for demand in demands if demand is not None])
@@ -316,7 +322,18 @@ class StreamWatch:
     def close(self) -> None:
         """There is nothing of its own."""
 
-    def _look(self, due: list[_Watched], now: float) -> None:
+    def _look(self, watched: list[_Watched], now: float) -> None:
+        """Look at all, or at those that are not calm, and say when to look again."""
+        used = self._used()
+        self._look_at = now
+        if now >= self._look_at_all:
+            self._look_at_all = now + LOOK_S
+            self._look_at_logs(watched, now)
+        elif due := [each for each in watched if not each.calm]:
+            self._look_at_ends(due, now)
+        self._look_at += (self._used() - used) / SHARE
+
+    def _look_at_ends(self, due: list[_Watched], now: float) -> None:
         """Tell jobs where their streams end."""
         try:
             ends = self._source.ends({partition for each in due for partition in each.first})
@@ -390,7 +407,7 @@ class StreamWatch:
                 continue
             each.exist(found)
             if leader_status is not None and each.compare(leader_status, found, ends, own, now):
-                self._looked_at = -inf
+                self._look_at_all = -inf
 
     def _look_for_topics(self, watched: _Watched, ends: Positions) -> None:
         """Tell a job that one of its streams was deleted, once two looks have found it so."""

@@ -281,9 +281,19 @@ def test_whoever_puts_a_leader_status_learns_whether_one_was_there(server: Serve
     board = server.board()
     assert not board.put_leader_status(leader_status(4))
     assert board.put_leader_status(leader_status(5))
+    assert board.put_leader_status(leader_status(5))  # as it was
     server.kill()
     server.restart()
-    assert not board.put_leader_status(leader_status(6))
+    assert not board.put_leader_status(leader_status(5))
+    assert board.get_leader_status() == leader_status(5)
+
+
+def test_a_leader_status_that_is_as_it_was_takes_the_place_of_another(server: Server) -> None:
+    board, other = server.board(), server.board()
+    for _ in range(3):
+        other.put_leader_status(leader_status(5))
+        assert board.put_leader_status(leader_status(4))
+        assert other.get_leader_status() == leader_status(4)
 
 
 def test_a_worker_is_alive_until_its_beat_runs_out(board: Board) -> None:

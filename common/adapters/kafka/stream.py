@@ -33,7 +33,7 @@ from common.core.spans import LogPosition, Partition
 from common.ports.servers import Bounds, EndReached, Fetched, OutOfRange, StreamEvent, Truncated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from confluent_kafka.admin import AdminClient
 
@@ -98,9 +98,12 @@ class KafkaStreamReader:
         self._watch = TopicWatch(admin, settings)
         self._met: dict[str, str] = {}  # ids of topics as this client has known them
         self._paused = False  # asked for by the caller
+        # What follows is kept so that a poll costs what came, however many partitions there are.
         self._queues: dict[Partition, RecordQueue] = {}  # of those that have a cursor
+        self._filled: dict[Partition, RecordQueue] = {}  # those that hold records
         self._full: set[Partition] = set()  # paused at the client
         self._at_end: set[Partition] = set()  # all there is to read was fetched
+        self._ended: set[Partition] = set()  # of those, whose end may lie above the last record
         self._lacking_since: dict[Partition, float] = {}  # not at its end, and nothing is here
         self._in_turn = RunsInTurn()
         self._held_bytes = settings.prefetch_kb << 10  # over all partitions
@@ -132,8 +135,8 @@ class KafkaStreamReader:
             if self._events:
                 break
             lacking = self._lacking()
-            if wanted > 0 and not lacking and any(map(self._is_here, self._queues)):
-                return tuple(self._give_out(wanted, run or wanted))
+            if wanted > 0 and not lacking and (here := self._here()):
+                return tuple(self._give_out(here, wanted, run or wanted))
             if wanted > 0 and (reached := self._reached()):
                 return tuple(reached)
             left_s = deadline - time.monotonic()
@@ -186,9 +189,12 @@ class KafkaStreamReader:
 
     def lag(self) -> dict[Partition, int]:
         """See the port; a partition appears with its first fetch, and stands still while paused."""
+        return self._lags(self._cursors)
+
+    def _lags(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         lags = {}
-        for partition, cursor in self._cursors.items():
-            end = -1
+        for partition in partitions:
+            cursor, end = self._cursors[partition], -1
             if partition in self._at_end:  # the client counts records of open transactions, too
                 end = cursor.position
             else:
@@ -258,9 +264,11 @@ class KafkaStreamReader:
         self._parted.pop(partition, None)
         self._told.pop(partition, None)
         self._queues.pop(partition, None)
+        self._filled.pop(partition, None)
         self._unsought.discard(partition)
         self._full.discard(partition)
         self._at_end.discard(partition)
+        self._ended.discard(partition)
         self._lacking_since.pop(partition, None)
 
     def _seek_unsought(self) -> None:
@@ -278,10 +286,11 @@ class KafkaStreamReader:
 
     def _regulate(self) -> None:
         """Pause partitions at the client whose queues are full; begin again with half of one."""
-        if not self._cursors:
+        if not self._filled and not self._full:
             return
         full = max(self._held_bytes // len(self._cursors), _FETCHES_HELD * _FETCH_BYTES)
-        for partition, queue in self._queues.items():
+        for partition in self._filled.keys() | self._full:
+            queue = self._queues[partition]
             if partition in self._full:
                 if queue.size_bytes <= full // 2:
                     self._full.discard(partition)
@@ -346,6 +355,8 @@ class KafkaStreamReader:
         """See whether topics are still those that positions name; read those that wait for it."""
         urgent = bool(self._unidentified or self._unproved)
         found = self._watch.look(self._named, urgent=urgent)
+        if not found:
+            return
         for partition, cursor in tuple(self._cursors.items()):
             answer = found.get(partition.topic)
             if not cursor.topic_id or not isinstance(answer, str):
@@ -393,7 +404,8 @@ class KafkaStreamReader:
                 first, last, again = cursor.take([record.offset() for record in run])
                 if first < last:
                     cursor.epoch = epoch_of(run[last - 1])
-                    self._queues[partition].put(run[first:last])
+                    self._filled[partition] = queue = self._queues[partition]
+                    queue.put(run[first:last])
                     self._prove(cursor)
             if end is not None and not again:
                 again = cursor.reach(end)
@@ -401,6 +413,7 @@ class KafkaStreamReader:
                 self._unsought.add(partition)
             if end is not None and not again:
                 self._at_end.add(partition)
+                self._ended.add(partition)
             else:
                 self._at_end.discard(partition)
 
@@ -412,42 +425,41 @@ class KafkaStreamReader:
             self._unproved.setdefault(partition, self._watch.asked)
         self._flowed_s[partition] = now
 
-    def _is_here(self, partition: Partition) -> bool:
-        """Whether records of a partition can be given out."""
-        return bool(self._queues[partition]) and partition not in self._unproved
+    def _here(self) -> dict[Partition, RecordQueue]:
+        """Partitions of which records can be given out."""
+        return {p: queue for p, queue in self._filled.items() if p not in self._unproved}
 
     def _lacking(self) -> bool:
         """Whether to wait for a partition that has records to read, of which none is here."""
-        now = time.monotonic()
-        lacking = False
-        for partition, queue in self._queues.items():
-            if partition not in self._unproved and (
-                queue or partition in self._at_end or partition in self._halted
-            ):
-                self._lacking_since.pop(partition, None)
-            elif now < self._lacking_since.setdefault(partition, now) + _PATIENCE_S:
-                lacking = True
-        return lacking
+        now, since = time.monotonic(), self._lacking_since
+        lacking = self._queues.keys() - self._filled.keys() - self._at_end - self._halted
+        lacking |= self._unproved.keys()
+        self._lacking_since = {partition: since.get(partition, now) for partition in lacking}
+        return any(now < since_s + _PATIENCE_S for since_s in self._lacking_since.values())
 
-    def _give_out(self, wanted: int, run: int) -> list[Fetched]:
-        here = {p: len(queue) for p, queue in self._queues.items() if self._is_here(p)}
-        lags = self.lag() if len(here) > 1 else {}
+    def _give_out(
+        self, here: Mapping[Partition, RecordQueue], wanted: int, run: int
+    ) -> list[Fetched]:
+        counts = {partition: len(queue) for partition, queue in here.items()}
+        lags = self._lags(here) if len(here) > 1 else {}
         given = [
-            _fetched(partition, self._queues[partition].take(count))
-            for partition, count in self._in_turn.plan(here, lags, wanted, run)
+            _fetched(partition, here[partition].take(count))
+            for partition, count in self._in_turn.plan(counts, lags, wanted, run)
         ]
+        self._filled = {partition: queue for partition, queue in self._filled.items() if queue}
         self._told.update((fetched.partition, fetched.offsets[-1] + 1) for fetched in given)
         return given
 
     def _reached(self) -> list[EndReached]:
         """Ends that lie above the last record, of partitions all of which was given out."""
-        ends = []
-        for partition in self._at_end:
+        ends, self._ended = self._ended - self._filled.keys(), self._ended & self._filled.keys()
+        reached = list[EndReached]()
+        for partition in ends & self._at_end:
             position = self._cursors[partition].position
-            if not self._queues[partition] and position > self._told[partition]:
+            if position > self._told[partition]:
                 self._told[partition] = position
-                ends.append(EndReached(partition, position))
-        return ends
+                reached.append(EndReached(partition, position))
+        return reached
 
     def _without_errors(self, run: list[Record]) -> list[Record]:
         good = []

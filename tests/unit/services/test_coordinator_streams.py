@@ -15,7 +15,7 @@ from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition
 from common.core.spread import JobDemand
 from common.jobs.spec import parse_job
-from common.ports.servers import NewTopic
+from common.ports.servers import FoundTopic, NewTopic
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.tracing import NoTracer
@@ -28,6 +28,7 @@ from services.coordinator.needs import WINDOW_S, Arrivals
 from services.coordinator.streams import (
     LOOK_S,
     PUBLISH_S,
+    SHARE,
     SURE_S,
     StreamWatch,
     by_stream,
@@ -109,7 +110,10 @@ class Bench:
         )
         self.redis = MemoryRedis(self.clock)
         self.roster = MemoryBoards(self.redis).roster()
-        self.watch = StreamWatch(self.log, self.roster, event_logger("test"), self.clock)
+        self.used_s = 0.0
+        self.watch = StreamWatch(
+            self.log, self.roster, event_logger("test"), self.clock, lambda: self.used_s
+        )
         self.lost = list[str]()
         self.seen = list[events.StreamsSeen]()
         self.watch.follow(
@@ -301,6 +305,23 @@ def test_a_job_without_work_and_workers_is_looked_at_less_often(bench: Bench) ->
     bench.produce(1)
     bench.watch.turn()  # now it has work
     assert bench.told("stream_records", stream="clinic-a") == 10.0
+
+
+def test_looks_that_take_long_are_seldom(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, describe = list[float](), bench.log.describe
+
+    def slow(topics: set[str]) -> dict[str, FoundTopic]:
+        looks.append(bench.clock())
+        bench.used_s += 4.5 * SHARE
+        return describe(topics)
+
+    monkeypatch.setattr(bench.log, "describe", slow)
+    bench.lead()
+    bench.stand(claimed=0, live=1)
+    for _ in range(20):
+        bench.watch.turn()
+        bench.clock.advance(1.0)
+    assert looks == [0.0, 5.0, 10.0, 15.0]
 
 
 def test_what_is_forgotten_is_not_looked_at(bench: Bench) -> None:
