@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from common.config.program import command_line
-from common.learning.optimizers import load_optimizers
 from common.runtime.connect import open_blobs, open_tracer
 from common.runtime.service import END_S, follow_jobs, run
 from common.runtime.supervisor import Supervisor
@@ -43,7 +42,6 @@ def main() -> int:
 
 def _coordinate(process: ServiceProcess) -> None:
     torch.set_num_threads(process.settings.threads or 1)
-    load_optimizers()  # before anybody holds a lease: it takes a second
     metrics = CoordinatorMetrics()
     with closing(open_tracer(process.settings, process.service, process.name)) as tracer:
         parts = partial(_parts, process, metrics, tracer)

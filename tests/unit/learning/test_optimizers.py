@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
@@ -9,9 +14,13 @@ from common.errors import UserError
 from common.learning.optimizers import (
     OPTIMIZER_NAMES,
     STATE_NAMES,
+    OptimizerName,
     OptimizerSettings,
     make_optimizer,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def stepped(settings: OptimizerSettings, steps: int = 2) -> torch.optim.Optimizer:
@@ -69,3 +78,42 @@ def test_settings_that_make_no_sense_are_refused_naming_what_is_wrong(
 ) -> None:
     with pytest.raises(UserError, match=named):
         stepped(OptimizerSettings(name, rate, options))  # type: ignore[arg-type] # from a job file
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("sgd", partial(torch.optim.SGD, lr=0.1, fused=True)),
+        ("momentum", partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True)),
+        ("adam", partial(torch.optim.Adam, lr=0.1, fused=True)),
+    ],
+)
+def test_an_optimizer_is_torchs_own_to_the_bit(
+    name: OptimizerName, theirs: Callable[..., torch.optim.Optimizer]
+) -> None:
+    both = [torch.nn.Parameter(torch.tensor([1.0, 2.0])) for _ in range(2)]
+    optimizers = make_optimizer(OptimizerSettings(name, 0.1), both[0]), theirs([both[1]])
+    for step in range(5):
+        for parameter, optimizer in zip(both, optimizers, strict=True):
+            optimizer.zero_grad()
+            parameter.grad = torch.tensor([0.3, -0.7 * step])
+            optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+    assert both[0].tolist() == both[1].tolist()
+
+
+def test_no_optimizer_loads_torchs_compiler() -> None:
+    code = """
+import sys
+import torch
+from common.learning.optimizers import OPTIMIZER_NAMES, OptimizerSettings, make_optimizer
+for name in OPTIMIZER_NAMES:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = make_optimizer(OptimizerSettings(name, 0.1), parameter)
+    parameter.grad = torch.ones(1)
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.zero_grad()
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603 -- our own code

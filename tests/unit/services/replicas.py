@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from common.config.settings import Settings
 from common.jobs.store import JobStore
-from common.learning.optimizers import load_optimizers
 from common.runtime.jobs import Jobs
 from common.runtime.supervisor import Patience, Supervisor
 from common.telemetry.logging import event_logger
@@ -59,7 +58,6 @@ class MemoryReplica:
         candidates: Candidates | None = None,
         book: JobStore | None = None,
     ) -> None:
-        load_optimizers()  # as its process does before it holds a lease: it takes seconds
         logger = event_logger("test")
         self.watchdogs, self.metrics = Watchdogs(), CoordinatorMetrics()
         self.steps = Supervisor(None, self.watchdogs, logger, threads=1)
