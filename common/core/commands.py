@@ -130,9 +130,13 @@ class OpenPartition(msgspec.Struct, frozen=True):
 
 
 class PublishModel(msgspec.Struct, frozen=True):
-    """Put the weights in hand on the board under this name."""
+    """Put the weights in hand on the board under this name.
+
+    Where triggers say what has changed, that is enough, unless the whole is asked for.
+    """
 
     model: ModelId
+    whole: bool = True
 
 
 class PostTrigger(msgspec.Struct, frozen=True):

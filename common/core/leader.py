@@ -472,7 +472,7 @@ class Leader:
         self._poison.applied(len(update.batches))
         yield do.Apply(round_.number, update, round_.learning_rate)
         yield self._publisher.append(update)
-        yield do.PublishModel(self.model)
+        yield do.PublishModel(self.model, whole=False)
         if reason := self._goal.reached(self._made.version, now):
             yield from self._finish_job(reason, now)
 

@@ -339,6 +339,13 @@ class UpdateTrigger(msgspec.Struct, frozen=True):
     unsettled: Unsettled | None = None  # as it is posted; None: of an older program
     # Orders at versions below are void: nobody waits for them any more; left out: the model's.
     awaits: int | UnsetType = UNSET
+    # Whoever has the model `since` overwrites these of its numbers, sparse as the wire writes them.
+    since: ModelId | UnsetType = UNSET
+    changes: bytes | UnsetType = UNSET
+
+    def continues(self, model: ModelId | None) -> bool:
+        """Whether its changes make its model of this one."""
+        return model is not None and self.since == model
 
 
 class Gradient(msgspec.Struct, frozen=True, tag="gradient"):

@@ -164,6 +164,24 @@ class SyncSpec(Part):
         return _one_of(value, ("k-sync",), ("bsp", "ssp", "async"))
 
 
+class CompressionSpec(Part):
+    """Which changes of the model workers are told; without it, all of them.
+
+    Updates have every gradient in any case; what is inexact is where gradients are taken.
+    """
+
+    significance: float | None = Field(default=None, gt=0)
+    """v: changes above v / sqrt(J) of a weight, where J is the version; 1.5 is recommended."""
+    changes: float | None = Field(default=None, gt=0, le=1)
+    """Instead: at most so much of the model per version, the largest changes."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> CompressionSpec:
+        if (self.significance is None) == (self.changes is None):
+            raise ValueError("needs significance or changes, one of them")
+        return self
+
+
 class OptimizerSpec(Part):
     """The rule that turns a gradient into a step (Algorithm 4, line 10)."""
 
@@ -319,6 +337,10 @@ class JobSpec(Part):
     """When gradients become an update."""
     optimizer: OptimizerSpec
     """The rule that turns a gradient into a step."""
+    compression: CompressionSpec | None = Field(
+        default=None, exclude_if=lambda value: value is None
+    )
+    """Which changes of the model workers are told; models up to 64 KB always travel whole."""
     reduction: Literal["mean", "sum"] = "mean"
     """Of the samples of an update, before the step."""
     seed: int = Field(default=0, ge=0, lt=2**63)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from common.core.messages import Vector
+    from common.core.vectors import SparseVector
     from common.learning.tasks import Task
 
 # Batches whose records are this few bytes together share one pass: what a pass costs besides is
@@ -116,6 +117,15 @@ class GradientComputer:
             CorruptError: If their length is not this model's.
         """
         self.model.load(weights)
+        self._buffers.copy_(self.model.buffers)
+
+    def write(self, changes: SparseVector) -> None:
+        """Overwrite some of the weights that were loaded last.
+
+        Raises:
+            CorruptError: If their vector is not this model's.
+        """
+        self.model.write(changes)
         self._buffers.copy_(self.model.buffers)
 
     def compute(self, batches: Sequence[Records], local_rate: float = 0.0) -> GradientSum:

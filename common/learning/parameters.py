@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
+from common.core.vectors import write_to
 from common.errors import CorruptError, UserError
 from common.learning.checkpoint import Piece
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from common.core.messages import Vector
+    from common.core.vectors import SparseVector
     from common.learning.checkpoint import Layout
 
 
@@ -87,6 +89,21 @@ class FlatModel:
         self._host.numpy()[:] = data.view(np.float32)
         if self._host is not self.state:
             self.state.copy_(self._host)
+
+    def write(self, changes: SparseVector) -> None:
+        """Overwrite some parameters and buffers.
+
+        Raises:
+            CorruptError: If their vector is not this model's.
+        """
+        if changes.size != len(self.state):
+            raise CorruptError(f"changes of {changes.size} numbers, of {len(self.state)}")
+        if self._host is self.state:
+            write_to(self._host.numpy(), changes)
+        else:
+            blocks, values = (torch.from_numpy(np.array(part)) for part in changes[1:])
+            state = self.state.view(-1, values.shape[1])
+            state[blocks.to(state.device)] = values.to(state.device)
 
     @property
     def buffers(self) -> Tensor:

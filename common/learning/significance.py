@@ -53,7 +53,7 @@ class View:
 
         Args:
             weights: (P + B,) float32: the new version.
-            version: J, at least 1.
+            version: J.
 
         Returns:
             Numbers of weights and what they are now; None where that are so many that all are told:
@@ -63,7 +63,7 @@ class View:
         if self._compression.changes is not None:
             indices = self._largest(weights[:split], self._compression.changes)
         else:
-            share = (self._compression.significance or 0.0) / sqrt(version)
+            share = (self._compression.significance or 0.0) / sqrt(max(version, 1))
             indices = self._significant(weights[:split], share)
         if len(indices) > WHOLE_FROM * split:
             self.weights[:] = weights

@@ -156,6 +156,11 @@ class Trainer:
         self._weights[self._split :] += part.vector[self._split :] / part.samples
         self.discard(round_)
 
+    @property
+    def parameter_count(self) -> int:
+        """P: behind them come the buffers."""
+        return self._split
+
     def weights(self) -> memoryview:
         """The weights' bytes, not copied: they change with the next update."""
         return self._weights.data.cast("B")

@@ -309,6 +309,12 @@ def check_trigger(trigger: UpdateTrigger) -> None:
     if trigger.awaits is not UNSET:
         known = 0 <= trigger.awaits <= trigger.model.version
         _need(known, "awaits", trigger.awaits, f"at most {trigger.model.version}")
+    if (trigger.since is UNSET) != (trigger.changes is UNSET):
+        raise WireError("trigger: since and changes come together")
+    if trigger.since is not UNSET:
+        check_model("since", trigger.since)
+        earlier = trigger.since.epoch == trigger.model.epoch and trigger.since < trigger.model
+        _need(earlier, "since", trigger.since, f"an earlier version than {trigger.model}")
     if trigger.unsettled is not None:
         for field, count in trigger.unsettled._asdict().items():
             _check_count(f"unsettled.{field}", count)

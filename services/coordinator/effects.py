@@ -17,6 +17,8 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
 
 from common.checkpoints.snapshot_file import SnapshotFile
 from common.checkpoints.store import CheckpointStore
@@ -33,9 +35,11 @@ from common.errors import (
     UserError,
 )
 from common.jobs.build import trainer_of
+from common.learning.significance import Compression, View
 from common.telemetry.logging import Changes, Outage, StageTimes
 from common.topics.names import control_topic, updates_topic
 from common.wire import messages as wire
+from common.wire.vectors import encode_sparse
 from services.coordinator.dead_letters import DeadLetters
 from services.coordinator.leadership import Leadership, Stood
 from services.coordinator.snapshots import SnapshotStore
@@ -65,6 +69,7 @@ TELL_S = 2.0  # between attempts to write down that a job is held, or at its end
 # Between attempts to begin with a job whose task is not here: somebody may install it, but an
 # attempt keeps the lease from others for a moment.
 UNABLE_S = (5.0, 60.0)  # the first, and doubled up to this
+_UNCHANGED: tuple[ModelId | UnsetType, bytes | UnsetType] = (UNSET, UNSET)
 UNABLE_TTL_S = 150.0  # of what the board says of it: two attempts may be late
 
 _UNNAMED = re.compile(r"`doll job resume(?=`| --)")
@@ -112,6 +117,9 @@ class Effects:
         self._trainer: Trainer | None = None  # of a candidate, and of a leader
         self._evaluation = record.spec.evaluation
         self._in_hand: ModelId | None = None  # what the weights are called
+        self._view: View | None = None  # of a leader whose workers are told what changes
+        self._viewed: ModelId | None = None  # what the view is of
+        self._changed = _UNCHANGED  # since when, and how, for the next trigger
         self._offered: ModelId | None = None
         self._board = replica.boards.board(self._job)
         self._book = replica.book
@@ -264,9 +272,12 @@ class Effects:
                 yield from self._append(record)
             case do.OpenPartition(record):
                 yield from self._open_partition(record)
-            case do.PublishModel(model):
+            case do.PublishModel(model, whole):
                 self._in_hand = model
-                if not self._travels_inside:
+                if self._view is not None and whole:
+                    self._follow(self._view, model)
+                    self._board.put_model(model, self._view.weights.data.cast("B"))
+                elif self._view is None and not self._travels_inside:
                     self._board.put_model(model, self.trainer.weights())
                 every = self._evaluation.every_updates if self._evaluation else 0
                 if every and model.version % every == 0:
@@ -318,6 +329,11 @@ class Effects:
         """Post a trigger; where something is in its way, in a stream that nobody knows yet."""
         weights = bytes(self.trainer.weights()) if self._travels_inside else None
         trigger = msgspec.structs.replace(trigger, weights=weights, reply_to=self._replica.name)
+        if self._view is not None:
+            self._follow(self._view, trigger.model)
+            since, changes = self._changed
+            trigger = msgspec.structs.replace(trigger, since=since, changes=changes)
+            self._changed = _UNCHANGED  # whoever misses this trigger fetches the whole
         if self._board.post_trigger(trigger, self._triggers):
             return
         self._triggers = token_hex(8)
@@ -329,6 +345,17 @@ class Effects:
         self._board.post_trigger(trigger, self._triggers)
         if self._leader_status is not None:
             self._put_leader_status(self._leader_status)
+
+    def _follow(self, view: View, model: ModelId) -> None:
+        """Let the view be one of this model; it is put whole where most of it has changed."""
+        if self._viewed == model:
+            return
+        since, self._viewed, self._changed = self._viewed, model, _UNCHANGED
+        told = view.follow(np.frombuffer(self.trainer.weights(), np.float32), model.version)
+        if told is None:
+            self._board.put_model(model, view.weights.data.cast("B"))
+        elif since is not None:
+            self._changed = since, encode_sparse(told)
 
     @property
     def _travels_inside(self) -> bool:
@@ -439,6 +466,11 @@ class Effects:
         self._log.info("leader_elected", version=snapshot.made.version)
         self._stated, self._leader_status, self._triggers = False, None, ""
         self._orders_lost = False
+        self._view, self._viewed = None, None
+        if self._spec.compression is not None and not self._travels_inside:
+            weights = np.frombuffer(self.trainer.weights(), np.float32)
+            compression = Compression(**self._spec.compression.model_dump())
+            self._view = View(weights, self.trainer.parameter_count, compression)
         self.leadership.begin(epoch, snapshot, len(self.trainer.weights()) // 4)
 
     def _step_down(self, reason: str) -> None:
@@ -451,7 +483,8 @@ class Effects:
         self.leadership.end()
         self._role = "standby"
         self._replica.candidates.leave(self._job)
-        self._make_trainer = self._trainer = None  # models of jobs that others lead take no memory
+        # Models of jobs that others lead take no memory.
+        self._make_trainer = self._trainer = self._view = None
 
     def _open_partition(self, record: Opened) -> Iterator[events.CoordinatorEvent]:
         """Write it; what gets lost is ordered anew after the next look at the streams."""

@@ -15,11 +15,18 @@ from msgspec import UNSET
 
 from common.core.assignments import Assignments
 from common.core.messages import MOST_TRACEBACK, Failed, Gradient
-from common.errors import CorruptError, ExpiredError, OutsideError, UnavailableError, UserError
+from common.errors import (
+    CorruptError,
+    ExpiredError,
+    OutsideError,
+    UnavailableError,
+    UserError,
+    WireError,
+)
 from common.learning.errors import NotFiniteError, Origin, TaskError, WrongTaskError
 from common.learning.fields import Columns, concatenate
 from common.telemetry.logging import Outage, StageTimes
-from common.wire.vectors import smallest
+from common.wire.vectors import decode_sparse, smallest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
         Reply,
         TriggerStream,
         Unsettled,
+        UpdateTrigger,
         WorkerId,
     )
     from common.core.spans import Span
@@ -149,6 +157,9 @@ class GradientLoop:
             self._board_outage.quiet()  # it may answer, and refuse what is sent
             if triggers:
                 self._heard_s = time()
+                for trigger in triggers:
+                    if trigger.continues(self._loaded):
+                        self._change(trigger)
                 with self._lock:
                     self._orders.hear(triggers)
                 self._round_began(triggers[-1].id.epoch, triggers[-1].unsettled)
@@ -241,6 +252,18 @@ class GradientLoop:
             vector=smallest(result.vector) if self._sparse else result.vector,
             local_rate=compute.local_rate or UNSET,
         )
+
+    def _change(self, trigger: UpdateTrigger) -> None:
+        """Make the trigger's model of the one that is loaded; else it is fetched, if asked for."""
+        started = perf_counter()
+        self._loaded = None
+        try:
+            self._computer.write(decode_sparse(memoryview(trigger.changes or b"")))
+        except (WireError, CorruptError) as error:
+            self._log.warning("changes_refused", reason=str(error))
+            return
+        self._loaded = trigger.model
+        self._measures.took("fetch", self._times.add("fetch", started))
 
     def _load(self, compute: Compute) -> None:
         """Take over the model of a round, once."""

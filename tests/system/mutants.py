@@ -494,6 +494,17 @@ MUTANTS = (
             ),
         ),
     ),
+    Mutant(
+        "what has changed is written upon the model that it changes alone",
+        100,
+        (
+            Edit(
+                CORE + "messages.py",
+                "return model is not None and self.since == model",
+                "return model is not None and self.since is not UNSET",
+            ),
+        ),
+    ),
     # --- several rounds in flight -------------------------------------------------------------
     Mutant(
         "a round begins only if all can still be applied in time",

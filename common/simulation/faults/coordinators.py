@@ -48,6 +48,7 @@ LOOK_S = 0.5  # mean time between looks at which partitions there are
 SURE = 0.7  # share of the looks after which it is sure that a stream lost records
 DEAD_LETTER_S = 0.1  # mean time until a dead letter is delivered
 MODELS_KEPT = 3
+WHOLE_EVERY = 7  # versions, one of which has changed so much that it is put whole
 PROMPT = 0.7  # how often a process that could read a topic does so; a slow one does not know yet
 GENESIS_TOKEN: Token = (GENESIS, 0)
 
@@ -117,6 +118,7 @@ class SimulatedCoordinator:
         self._leader_status: LeaderStatus | None = None  # what it says
         self._found = dict[tuple[int, int, int], Token]()
         self._token = self._copy = GENESIS_TOKEN
+        self._viewed = GENESIS, GENESIS_TOKEN  # the model that workers can have, of this leadership
         self._taken: Taken | None = None  # what is true of the reply in hand
         self._sums = dict[int, list[Part]]()  # by round
         self._chain = dict[int, Token]()  # weights of this leadership, by version
@@ -273,9 +275,13 @@ class SimulatedCoordinator:
                 self._open(record)
             case do.PublishModel() | do.PostTrigger() if self._redis_away:
                 self._orders_lost = True
-            case do.PublishModel(model):
-                world.put_model(model, self._token, MODELS_KEPT)
+            case do.PublishModel(model, whole):
+                if whole or not world.scenario.changes:
+                    self._viewed = model, self._token
+                    world.put_model(model, self._token, MODELS_KEPT)
             case do.PostTrigger(trigger):
+                if world.scenario.changes and self._viewed[0] != trigger.model:
+                    trigger = self._told(trigger)
                 orders = {o.worker: [b.offset for b in o.batches] for o in trigger.orders}
                 world.say(f"{self.name} orders {tuple(trigger.model)}", orders)
                 self._post(trigger)
@@ -372,6 +378,15 @@ class SimulatedCoordinator:
         world.later(world.jitter(late_s), lambda: void(world.append_control(record)))
         if world.chance(world.scenario.copies):
             world.later(world.draw.uniform(0, LATE_S), lambda: void(world.append_control(record)))
+
+    def _told(self, trigger: UpdateTrigger) -> UpdateTrigger:
+        """Say what has changed since the last model that workers heard of; or put it whole."""
+        (since, before), self._viewed = self._viewed, (trigger.model, self._token)
+        if trigger.model.version % WHOLE_EVERY == 0:
+            self.world.put_model(trigger.model, self._token, MODELS_KEPT)
+            return trigger
+        self.world.changes[trigger.model] = before, self._token
+        return replace(trigger, since=since, changes=b"")
 
     def _post(self, trigger: UpdateTrigger) -> None:
         """Post a trigger; where a later one keeps it out, in a stream that nobody knows yet."""

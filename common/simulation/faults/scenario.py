@@ -97,6 +97,7 @@ LOSSES: tuple[FaultKind, ...] = (
     "create control anew",
     "create updates anew",
 )
+CHANGES = 0.3  # share of the worlds in which triggers say what has changed of the model
 MODES = 0.6  # share of the worlds that are not synchronous
 MOST_WORKERS = 5
 MOST = 4  # K and b: small numbers meet all cases soon
@@ -207,6 +208,7 @@ class Scenario:
     misheard: float = 0.0  # share of looks at the lease's holder that take it for ended
     added: tuple[tuple[tuple[int, float], ...], ...] = ()  # of partitions that are added, in order
     mode: Mode | None = None  # None: synchronous, whatever its owner changes
+    changes: bool = False  # triggers say what has changed of the model, and few put it whole
 
     @property
     def sizes(self) -> Sizes:
@@ -263,6 +265,8 @@ def from_seed(seed: int) -> Scenario:
     added = tuple(_arrivals(streams, calm_at) for _ in growth)
     misheard = random.Random(f"misheard {seed}").choice([0.0, 0.0, 0.01, 0.05])  # noqa: S311 -- likewise
     scenario = replace(scenario, faults=ordered, poisons=poisons, added=added, misheard=misheard)
+    changes = random.Random(f"changes {seed}").random() < CHANGES  # noqa: S311 -- likewise
+    scenario = replace(scenario, changes=changes)
     modes = random.Random(f"modes {seed}")  # noqa: S311 -- likewise
     if modes.random() >= MODES:
         return scenario

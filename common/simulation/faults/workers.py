@@ -12,7 +12,16 @@ from common.core import commands as do
 from common.core import events
 from common.core.assignments import Assignments, Compute
 from common.core.batching import Run
-from common.core.messages import BatchReady, Claim, Failed, Gradient, Skipped, WorkerId
+from common.core.messages import (
+    GENESIS,
+    BatchReady,
+    Claim,
+    Failed,
+    Gradient,
+    ModelId,
+    Skipped,
+    WorkerId,
+)
 from common.core.settings import WorkerSettings
 from common.core.spans import Address, LogPosition, Partition
 from common.core.worker import Worker
@@ -37,6 +46,7 @@ LEAVE_S = 1.0  # that a worker has for the gradient under way
 POLL_S = 0.02  # mean time between polls that find something
 LOAD_S = 0.003  # mean time of a look at the board
 READ_BACK_S = 0.05  # mean time to read an address back
+MIXED: Token = (GENESIS, -1)  # changes upon other weights than they were changes of
 IN_ONE_POLL = 8  # batches that one poll may complete, beyond the bound
 DUPLICATE_LATE_SHARE = 0.4  # of the records that are appended twice: how many much later
 
@@ -73,7 +83,7 @@ class SimulatedWorker:
         self._outbox = list[tuple[int, Claim]]()
         self._delivered = list[tuple[int, int]]()
         self._reported_at = 0.0  # when the newest delivery report comes: they keep their order
-        self._model: tuple[object, Token] | None = None
+        self._model: tuple[ModelId, Token] | None = None
         self._busy = False
         world.board_readers.append(self.hear)
         self._wake()
@@ -278,6 +288,11 @@ class SimulatedWorker:
             return
         self.orders.listen(self.machine.triggers)
         triggers = self.world.triggers_after(self.orders.heard, self.orders.stream)
+        for trigger in triggers:
+            if self._model is not None and trigger.continues(self._model[0]):
+                before, after = self.world.changes[trigger.model]
+                whole = after if self._model[1] == before else MIXED
+                self._model = trigger.model, whole
         self.orders.hear(triggers)
         if triggers:
             self._feed(events.RoundBegan(triggers[-1].id.epoch, triggers[-1].unsettled))

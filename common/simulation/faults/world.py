@@ -124,6 +124,8 @@ class World:
         self.replayed = set[Batch]()  # whose records were produced anew
         self.held_for = ""  # why, if a coordinator said so and no operator has seen it yet
         self.topic_losses = 0  # how often Kafka lost records of the control or the updates topic
+        # What a trigger's changes make of which weights, by the leader's epoch and the model.
+        self.changes = dict[ModelId, tuple[Token, Token]]()
         self.revisions = [
             scenario.sizes
         ]  # the jobs topic: the job as its owner wanted it, one after another

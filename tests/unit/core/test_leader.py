@@ -76,7 +76,7 @@ def test_the_kth_batch_begins_a_round_and_its_last_gradient_makes_the_update() -
     _, apply, audit, model = bench.feed(events.RepliesRead((answer(b, bench.model),)))
     assert isinstance(apply, do.Apply)
     assert audit == do.AppendAudit(with_(apply.update, number=1))
-    assert model == do.PublishModel(ModelId(0, 1))
+    assert model == do.PublishModel(ModelId(0, 1), whole=False)
     assert (apply.update.epoch, apply.update.version, apply.update.short) == (0, 1, "")
     assert apply.update.batches == (batch(0, A), batch(1, B))
     assert (apply.update.samples, apply.update.loss) == (20, 2.0)
@@ -91,7 +91,8 @@ def test_the_next_round_begins_only_when_no_update_is_in_flight() -> None:
     old = bench.orders
     said = bench.compute()
     assert asked(said) == {A: [2], B: [3]}
-    assert said.index(do.PublishModel(bench.model)) < said.index(of_kind(said, do.PostTrigger)[0])
+    made = do.PublishModel(bench.model, whole=False)
+    assert said.index(made) < said.index(of_kind(said, do.PostTrigger)[0])
 
     stale = answer(old[0], ModelId(0, 0))  # it comes again
     assert bench.feed(events.RepliesRead((stale,))) == (do.Drop(stale, "batches [0] do not wait"),)

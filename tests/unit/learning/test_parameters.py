@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from common.core.vectors import SparseVector
 from common.errors import CorruptError, UserError
 from common.learning.parameters import FlatModel
 from tests.unit.learning.examples import normalised
@@ -49,6 +50,15 @@ def test_weights_load_from_any_kind_of_bytes() -> None:
         flat.vector[:] = 0
         flat.load(weights)
         assert flat.vector.tolist() == [1, 2, 3]
+
+
+def test_some_weights_are_overwritten_and_all_others_stay() -> None:
+    model = FlatModel(nn.Linear(3, 2))
+    before = model.vector.copy()
+    model.write(SparseVector(8, np.array([0, 3]), np.array([[1, 2], [3, 4]], np.float32)))
+    assert model.vector.tolist() == [1, 2, *before[2:6].tolist(), 3, 4]
+    with pytest.raises(CorruptError, match="of 9 numbers, of 8"):
+        model.write(SparseVector(9, np.array([0]), np.array([[1]], np.float32)))
 
 
 @pytest.mark.parametrize("size", [0, 8, 11, 16])

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from msgspec import UNSET
 
 from common.core import commands as do
 from common.core import events
 from common.core.messages import (
+    Batch,
     Gradient,
     LeaderStatus,
     ModelId,
@@ -19,6 +21,8 @@ from common.core.messages import (
     UpdateTrigger,
     WorkerId,
 )
+from common.core.spans import Span
+from common.core.vectors import write_to
 from common.errors import UserError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
@@ -27,6 +31,7 @@ from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.tracing import NoTracer
 from common.testing.board import MemoryBoard, MemoryRedis
 from common.testing.log import MemoryLog
+from common.wire.vectors import decode_sparse
 from services.coordinator.effects import Effects
 from services.coordinator.leadership import Stood
 from services.coordinator.metrics_observer import MetricsObserver
@@ -34,7 +39,7 @@ from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 NAME = "digits"
 
@@ -42,9 +47,9 @@ NAME = "digits"
 class Bench:
     """A job, and the hands of its coordinator."""
 
-    def __init__(self, options: str = "") -> None:
+    def __init__(self, options: str = "", job: str = JOB) -> None:
         self.log = MemoryLog()
-        self.spec = parse_job(JOB + options)
+        self.spec = parse_job(job + options)
         for stream in self.spec.streams:
             self.log.create_topics([NewTopic(stream)])
         self.book = JobStore(self.log)
@@ -207,6 +212,71 @@ def test_what_could_not_be_put_on_the_board_is_told_once_the_board_is_back(
     bench.redis.restart()
     assert list(bench.effects.heard(put)) == [events.OrdersLost()]
     assert list(bench.effects.heard(put)) == []
+
+
+# --- workers are told what changes ---------------------------------------------------------------
+
+WIDE = """
+name: digits
+streams: [clinic-a]
+records:
+  codec: tensor
+  fields: {features: {dtype: float32, shape: [20000]}, label: {dtype: int64}}
+task: {name: logistic-regression, classes: 2}
+batch_size: 2
+group_size: 1
+optimizer: {name: sgd, learning_rate: 1.0}
+"""
+
+
+@pytest.fixture
+def compressed() -> Iterator[Bench]:
+    bench = Bench("compression: {significance: 0.5}\n", WIDE)
+    found = bench.have_weights()
+    bench.carry_out(do.Begin(3, found.snapshots[0]))
+    yield bench
+    bench.close()
+
+
+def posted(bench: Bench, number: int, version: int) -> UpdateTrigger:
+    bench.carry_out(do.PostTrigger(UpdateTrigger(TriggerId(3, number), ModelId(3, version), ())))
+    [trigger] = bench.board.triggers(TriggerId(3, number - 1), 1.0)
+    return trigger
+
+
+def step(bench: Bench, version: int, numbers: Sequence[int], by: float) -> None:
+    vector = np.zeros(len(bench.effects.trainer.weights()) // 4, np.float32)
+    vector[numbers] = by
+    gradient = Gradient(WorkerId("a"), ModelId(3, version), (0,), 1, 1.0, {}, 0.1, vector=vector)
+    bench.carry_out(do.AddGradient(version, gradient))
+    batch = Batch(version, WorkerId("a"), (Span("clinic-a", 0, version, version + 1),), 1)
+    update = UpdateApplied(3, version, (batch,), 1, 1.0)
+    bench.carry_out(do.Apply(version, update, None))
+    bench.carry_out(do.PublishModel(ModelId(3, version), whole=False))
+
+
+def test_a_trigger_says_what_has_changed_since_the_one_before(compressed: Bench) -> None:
+    # versions   0 whole      1      2      3 much      3 asked again: whole
+    # triggers   ·            since 0       whole       ·
+    bench = compressed
+    first, board = ModelId(3, 0), bench.board
+    bench.carry_out(do.PublishModel(first))
+    known = np.frombuffer(board.get_model(first) or b"", np.float32).copy()
+    assert posted(bench, 1, 0).since is UNSET
+    step(bench, 1, [5], 1.0)
+    step(bench, 2, [7], 1.0)
+    assert board.get_model(ModelId(3, 2)) is None
+    trigger = posted(bench, 2, 2)
+    assert trigger.since == first
+    told = decode_sparse(memoryview(trigger.changes or b""))
+    assert set(told.blocks.tolist()) >= {5, 7}
+    write_to(known, told)
+    assert posted(bench, 3, 2).since is UNSET
+    bench.carry_out(do.PublishModel(ModelId(3, 2)))
+    assert known.tobytes() == board.get_model(ModelId(3, 2))
+    step(bench, 3, range(len(known)), 1.0)
+    assert posted(bench, 4, 3).since is UNSET
+    assert board.get_model(ModelId(3, 3)) == bytes(bench.effects.trainer.weights())
 
 
 # --- what is left for evaluators -----------------------------------------------------------------

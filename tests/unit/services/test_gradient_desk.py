@@ -41,6 +41,7 @@ from common.testing.board import MemoryBoard, MemoryBoards, MemoryRedis
 from common.testing.counting import CountingTask
 from common.testing.log import MemoryLog
 from common.testing.tracing import MemoryTracer
+from common.wire.vectors import encode_sparse
 from services.worker.gradients import GradientLoop
 from services.worker.rows import BatchCache
 from services.worker.traces import BatchTraces
@@ -185,6 +186,61 @@ def test_what_a_topic_is_is_asked_once_for_all_spans_of_a_batch(
     publish(world)
     assert used(world.order(Batch(0, WorkerId("somebody"), spans, 3))) == [0, 6, 7]
     assert asked == [{"s"}]
+
+
+def changed(since: ModelId, to: int, numbers: SparseVector, data: bytes = b"") -> UpdateTrigger:
+    """A trigger without orders that says what has changed."""
+    changes = data or encode_sparse(numbers)
+    model = ModelId(since.epoch, to)
+    return UpdateTrigger(TriggerId(3, to + 1), model, (), since=since, changes=changes)
+
+
+def test_a_model_is_made_of_the_one_before_by_what_has_changed(world: World) -> None:
+    publish(world)
+    assert used(world.order(batch(0, 2))) == [0, 1]
+    world.cache.put(batch(0, 2).address, {"id": np.array([8, 9])})
+    some = SparseVector(RECORDS, np.array([1, 7]), np.array([[5], [6]], np.float32))
+    world.board.post_trigger(changed(MODEL, 8, some))
+    world.desk.turn()
+    others = some._replace(values=np.array([[7], [8]], np.float32))
+    world.board.post_trigger(changed(ModelId(3, 8), 9, others))
+    world.desk.turn()
+    order = (Assignment(W, (batch(0, 2),)),)
+    world.board.post_trigger(
+        UpdateTrigger(TriggerId(3, 11), ModelId(3, 9), order, reply_to=REPLICA)
+    )
+    world.desk.turn()  # that model is nowhere to be fetched
+    [reply] = world.replies(1.0)
+    assert used(reply) == [8, 9]
+    assert world.told("doll_worker_stage_seconds_count", stage="fetch") == 3
+
+
+@pytest.mark.parametrize("damage", ["another model", "nonsense", "another length"])
+def test_changes_that_do_not_fit_are_not_made_and_the_whole_is_fetched(
+    world: World, damage: str
+) -> None:
+    publish(world)
+    assert used(world.order(batch(0, 2))) == [0, 1]
+    some = SparseVector(RECORDS, np.array([1]), np.array([[5]], np.float32))
+    trigger = {
+        "another model": changed(ModelId(3, 8), 9, some),
+        "nonsense": changed(MODEL, 9, some, b"nonsense"),
+        "another length": changed(MODEL, 9, some._replace(size=RECORDS + 1)),
+    }[damage]
+    model = trigger.model
+    world.board.post_trigger(
+        msgspec.structs.replace(trigger, orders=(Assignment(W, (batch(0, 2),)),), reply_to=REPLICA)
+    )
+    world.desk.turn()
+    [reply] = world.replies(1.0)
+    assert failure(reply) == ("model_missing", (0,))
+    world.board.put_model(model, bytes(4 * RECORDS))
+    world.board.post_trigger(
+        UpdateTrigger(TriggerId(3, 99), model, (Assignment(W, (batch(0, 2),)),), reply_to=REPLICA)
+    )
+    world.desk.turn()
+    [reply] = world.replies(1.0)
+    assert used(reply) == [0, 1]
 
 
 def test_a_batch_in_memory_is_not_read_again(world: World) -> None:

@@ -173,6 +173,12 @@ triggers = st.builds(
     st.lists(st.builds(Assignment, workers, groups, st.just(0.0) | rates), max_size=3).map(tuple),
     st.none() | st.integers(0, 9).map(lambda numbers: bytes(4 * numbers)),
     awaits=st.sampled_from([UNSET, 0]),
+) | st.builds(
+    lambda model, changes: UpdateTrigger(
+        TriggerId(3, 1), ModelId(3, model + 1), (), since=ModelId(3, model), changes=changes
+    ),
+    st.integers(0, 9),
+    st.binary(max_size=9),
 )
 vectors = st.lists(st.floats(width=32), min_size=1, max_size=9).map(
     lambda numbers: np.array(numbers, np.float32)
@@ -369,7 +375,16 @@ def test_of_how_an_update_is_made_nothing_is_said_where_that_is_as_always() -> N
     assert wire.encode_audit(UPDATE).endswith(b'"number":0,"format":3}')
     order = Assignment(WorkerId("w1"), (BATCH,))
     trigger = wire.encode_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, (order,)))
-    for word in (b"local_rate", b"awaits", b"synchrony", b"base", b"parts", b"scale"):
+    for word in (
+        b"local_rate",
+        b"awaits",
+        b"synchrony",
+        b"base",
+        b"parts",
+        b"scale",
+        b"since",
+        b"changes",
+    ):
         assert word not in trigger + WIRED + wire.encode_audit(UPDATE)
 
 
@@ -590,6 +605,16 @@ NONSENSE = {
         "trigger",
         UpdateTrigger(TriggerId(3, 1), MODEL, (), awaits=1),
         "UpdateTrigger.awaits is 1, expected at most 0",
+    ),
+    "changes of nothing": (
+        "trigger",
+        UpdateTrigger(TriggerId(3, 1), MODEL, (), changes=b""),
+        "since and changes come together",
+    ),
+    "changes of what comes later": (
+        "trigger",
+        UpdateTrigger(TriggerId(3, 1), MODEL, (), since=MODEL, changes=b""),
+        "UpdateTrigger.since",
     ),
     "a gradient of an endless walk": (
         "reply",
