@@ -434,7 +434,7 @@ class Leader:
 
     def _begin(self, now: float, live: frozenset[WorkerId]) -> bool:
         """Begin a round: where all are in time, audit not too far behind, K wait (or linger)."""
-        settings, synchrony = self._settings, self._settings.synchrony
+        settings, synchrony = self._settings, self._settings.synchrony(len(self._liveness.live))
         if self._wanted != "running" or self._publisher.unread > settings.unread_audits:
             return False
         waiting = len(self._grouper)

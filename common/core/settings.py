@@ -37,7 +37,8 @@ class CoordinatorSettings:
     bound: int  # the workers' bound, to end a round that no worker can fill
     revision: int = 0  # of these settings: an update says under which it was made
     learning_rate: float | None = None  # None: as the trainer was made
-    staleness: int = 0  # these three as in `Synchrony`
+    staleness: int = 0  # these three as in `Synchrony`, but
+    staleness_per_worker: int = 0  # so much more for each worker that lives
     lone: bool = False
     local_rate: float = 0.0
     damped: bool = False  # a step by stale gradients is smaller: over 1 + how stale they are
@@ -65,7 +66,7 @@ class CoordinatorSettings:
     calm_s: float = 0.5  # instead of both, while no worker lives and no round is in flight
     heartbeats_grace_s: float = 1.5  # all beats gone for this long: the workers are
 
-    @property
-    def synchrony(self) -> Synchrony:
-        """How its rounds are made."""
-        return Synchrony(self.group_size, self.staleness, self.lone, self.local_rate)
+    def synchrony(self, live: int = 0) -> Synchrony:
+        """How its rounds are made while so many workers live."""
+        staleness = self.staleness + self.staleness_per_worker * live
+        return Synchrony(self.group_size, staleness, self.lone, self.local_rate)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from common.config.validation import complaint, field_names
+from common.config.validation import complaint, field_names, shown
 from common.config.yaml_file import as_json, load_text
 from common.core.hashing import HASH
 from common.errors import GivenError, UnknownTopicError, UserError
@@ -153,15 +153,61 @@ class TaskSpec(Part):
 
 
 class SyncSpec(Part):
-    """When gradients become an update."""
+    """What `synchronisation` was called while it had one mode; read in this version still."""
 
     mode: str = Field(default="k-sync", json_schema_extra={"enum": ["k-sync"]})
-    """K batches for each update, no staleness: the paper's."""
+    """`synchronous`."""
 
     @field_validator("mode")
     @classmethod
-    def _offered(cls, value: str) -> object:
-        return _one_of(value, ("k-sync",), ("bsp", "ssp", "async"))
+    def _only(cls, value: str) -> str:
+        if value != "k-sync":
+            raise ValueError(
+                f"was k-sync alone, got {shown(value)}: write `synchronisation: {{mode: ...}}` with"
+                " synchronous, stale, asynchronous or averaging"
+            )
+        return value
+
+
+class SynchronisationSpec(Part):
+    """When workers wait for each other, and at which weights they compute."""
+
+    mode: Literal["synchronous", "stale", "asynchronous", "averaging"]
+    """`synchronous`: K gradients at exactly the version before, the paper's; `stale`: each at most
+    `staleness` versions older; `asynchronous`: K of one worker, nobody waits for anybody;
+    `averaging`: between the batches that it is asked for together a worker takes steps of its own,
+    and an update averages what the workers came to."""
+    staleness: Annotated[int, Field(ge=1, le=MOST)] | None = None
+    """s, of `stale` (1 unless said) and of `asynchronous` (4 for each worker that lives)."""
+    local_rate: Positive | None = None
+    """Learning rate of a worker's own steps: of `averaging`, and perhaps of `asynchronous`."""
+    damped: bool = False
+    """Divide the learning rate by 1 + how many versions older the oldest gradient is."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> SynchronisationSpec:
+        if self.staleness is not None and self.mode not in _STALE_MODES:
+            raise ValueError(
+                f"staleness: nothing is stale where the mode is {self.mode}, got {self.staleness}:"
+                " leave it out, or take mode: stale"
+            )
+        if self.damped and self.mode not in _STALE_MODES:
+            raise ValueError(
+                f"damped: nothing is stale where the mode is {self.mode}: leave it out, or take"
+                " mode: stale"
+            )
+        if self.local_rate is None and self.mode == "averaging":
+            raise ValueError("local_rate: averaging needs one, such as 0.1")
+        if self.local_rate is not None and self.mode not in _WALKING_MODES:
+            raise ValueError(
+                f"local_rate: workers take no steps of their own where the mode is {self.mode},"
+                f" got {self.local_rate:g}: leave it out, or take mode: averaging"
+            )
+        return self
+
+
+_STALE_MODES = ("stale", "asynchronous")
+_WALKING_MODES = ("averaging", "asynchronous")
 
 
 class CompressionSpec(Part):
@@ -333,8 +379,13 @@ class JobSpec(Part):
     """b: records of a batch."""
     group_size: Count
     """K: batches of an update."""
-    sync: SyncSpec = SyncSpec()
-    """When gradients become an update."""
+    synchronisation: SynchronisationSpec | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,  # programs that do not know it may have such a job
+    )
+    """When workers wait for each other; by default `synchronous`."""
+    sync: SyncSpec = Field(default=SyncSpec(), exclude=True)
+    """Was `synchronisation`, with one mode."""
     optimizer: OptimizerSpec
     """The rule that turns a gradient into a step."""
     compression: CompressionSpec | None = Field(
@@ -391,9 +442,33 @@ class JobSpec(Part):
         """Unsettled batches that a worker may own: at least K, so that one survivor fills a group.
 
         2K unless said: a lone survivor gathers the next group while it computes this one; with K
-        alone its stream would stand still during every round.
+        alone its stream would stand still during every round. And K for each further round that may
+        be in flight for all workers together.
         """
-        return self.waiting_batches or 2 * self.group_size
+        rounds = 1 if self.mode == "asynchronous" else 1 + self.staleness
+        return self.waiting_batches or (1 + rounds) * self.group_size
+
+    @property
+    def mode(self) -> str:
+        """How its workers are synchronised."""
+        return self.synchronisation.mode if self.synchronisation is not None else "synchronous"
+
+    @property
+    def staleness(self) -> int:
+        """s; 0 for `asynchronous` where it depends on the workers that live."""
+        given = self.synchronisation.staleness if self.synchronisation is not None else None
+        return given or (self.mode == "stale")
+
+    @property
+    def staleness_per_worker(self) -> int:
+        """By how much s grows with each worker that lives."""
+        return 4 if self.mode == "asynchronous" and not self.staleness else 0
+
+    @property
+    def local_rate(self) -> float:
+        """Of the steps that workers take between batches; 0: they take none."""
+        given = self.synchronisation.local_rate if self.synchronisation is not None else None
+        return given or 0.0
 
     @property
     def policy(self) -> PolicyName | None:
@@ -471,6 +546,20 @@ class JobSpec(Part):
                         f"records.fields.{name}: must be of one length with the others, which have"
                         f" {sizes[option]}, got {size}"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _can_walk(self) -> JobSpec:
+        if self.local_rate and self.group_size == 1:
+            raise ValueError(
+                f"synchronisation.local_rate: with group_size 1 a worker is never asked for several"
+                f" batches together, got {self.local_rate:g}: leave it out, or raise group_size"
+            )
+        if self.local_rate and self.optimizer.name == "adam":
+            raise ValueError(
+                "optimizer.name: what workers came to is averaged with sgd or momentum, got adam:"
+                " take one of these, or leave synchronisation.local_rate out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from common.core.messages import Gradient, ModelId, TriggerId, WorkerId
@@ -49,6 +50,47 @@ def test_every_record_is_used_once_though_a_worker_and_a_leader_die(
     assert (audit.trained, audit.skipped, audit.unsettled) == (4000, 15, 0)
     assert audit.takeovers >= 2
     assert cluster.has_led("c2")
+
+
+@pytest.mark.parametrize(
+    ("block", "staleness"),
+    [
+        ("{mode: stale, staleness: 2}", 2),
+        ("{mode: asynchronous, staleness: 8, local_rate: 0.5}", 8),
+        ("{mode: averaging, local_rate: 0.5}", 0),
+    ],
+    ids=["stale", "asynchronous", "averaging"],
+)
+def test_every_record_is_used_once_however_workers_are_synchronised(
+    make: Make, block: str, staleness: int
+) -> None:
+    # w1       ████████ killed
+    # w2, w3   ████████████████████████████████████████████████
+    # c1       ██████████████████████████ killed
+    # c2       standby                      leads █████████████
+    name = block[1:].partition(",")[0].rpartition(" ")[2]
+    cluster = make(name, 3000, f"synchronisation: {block}", seconds=0.01)
+    for each in ("c1", "c2", "w1", "w2", "w3"):
+        cluster.start("coordinator" if each.startswith("c") else "worker", each)
+    cluster.produce(1000)
+    await_condition(lambda: cluster.version() >= 3, "three updates")
+    leader = "c1" if cluster.has_led("c1") else "c2"
+    cluster.kill("w1")
+    cluster.produce(1000)
+    await_condition(lambda: cluster.version() >= 30, "updates after the kill of a worker")
+    cluster.kill(leader)
+    cluster.produce(1000)
+    await_condition(cluster.drained, "everything is settled")
+
+    assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
+    audit = cluster.audit()
+    assert (audit.flaws, audit.trained, audit.unsettled) == ((), 3000, 0)
+    found = [update.staleness for update in audit.updates]
+    assert max(found) <= staleness
+    assert (max(found) > 0) == (staleness > 0)
+    assert {len(update.batches) for update in audit.updates if not update.short} == {4}
+    if "local_rate" in block:
+        assert any(max(update.parts or (1,)) > 1 for update in audit.updates)
 
 
 def test_records_that_do_not_decode_are_dead_letters_that_say_where_they_were(

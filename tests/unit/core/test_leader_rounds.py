@@ -307,6 +307,17 @@ def test_what_is_overtaken_too_often_goes_first() -> None:
     assert following == [[2], [3], [1], [4]]
 
 
+def test_staleness_may_grow_with_the_workers_that_live() -> None:
+    bench = leading(replace(LONE, staleness=0, staleness_per_worker=4), A, B)
+    bench.announce(A)
+    bench.compute()
+    bench.see(A, B, C)
+    bench.announce(A)
+    bench.compute()
+    made = [apply.update.synchrony for apply in of_kind(bench.said, do.Apply)]
+    assert made == [Synchrony(1, staleness, lone=True) for staleness in (8, 12)]
+
+
 # --- trouble ----------------------------------------------------------------------------------
 
 
@@ -395,7 +406,7 @@ def test_whoever_answers_when_an_update_is_of_its_k_and_never_too_stale(
         settings = of_revision[update.revision]
         assert len(update.batches) == settings.group_size
         assert update.staleness <= settings.staleness
-        assert (update.synchrony or Synchrony(settings.group_size)) == settings.synchrony
+        assert (update.synchrony or Synchrony(settings.group_size)) == settings.synchrony()
     used = [each.offset for update in updates for each in update.batches]
     assert len(set(used)) == len(used)
     assert [update.version for update in updates] == list(range(1, len(updates) + 1))

@@ -26,7 +26,7 @@ class _One:
     def __init__(self, *batches: Batch, suspects: Suspects | None = None) -> None:
         self.rounds = Rounds(suspects or Suspects(LIMIT), GradientTimes(FLOOR_S))
         settings = CoordinatorSettings(group_size=len(batches), bound=len(batches))
-        self.round: Round = self.rounds.begin(settings.synchrony, settings, batches)
+        self.round: Round = self.rounds.begin(settings.synchrony(), settings, batches)
 
     def count(self, gradient: Gradient) -> str:
         return self.rounds.count(gradient, MODEL.version)[1]
@@ -224,7 +224,7 @@ class _Several:
         self.settings = CoordinatorSettings(group_size=2, bound=4, staleness=staleness)
 
     def begin(self, *batches: Batch, local_rate: float = 0.0) -> Round:
-        synchrony = replace(self.settings.synchrony, local_rate=local_rate)
+        synchrony = replace(self.settings.synchrony(), local_rate=local_rate)
         return self.rounds.begin(synchrony, self.settings, batches)
 
 

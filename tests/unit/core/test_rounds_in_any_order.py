@@ -53,7 +53,7 @@ class _AnyRound(RuleBasedStateMachine):
         times = GradientTimes(floor_s=0.5)
         self.rounds = Rounds(self.suspects, times)
         settings = CoordinatorSettings(group_size=size, bound=size)
-        self.round = self.rounds.begin(settings.synchrony, settings, self.batches.values())
+        self.round = self.rounds.begin(settings.synchrony(), settings, self.batches.values())
         self.todo, self.counted, self.poison = set(self.batches), set[int](), set[int]()
         self.hands, self.issued, self.now = list[_Hand](), list[Assignment](), 0.0
 

@@ -65,6 +65,47 @@ def test_the_design_s_example_is_a_job() -> None:
     assert (spec.on_missing, spec.start_at, spec.reduction) == ("redispatch", "earliest", "mean")
 
 
+AVERAGING = {"mode": "averaging", "local_rate": 0.5}
+
+
+def test_a_worker_that_is_never_asked_for_several_batches_cannot_walk() -> None:
+    text = yaml.safe_dump(yaml.safe_load(changed("group_size", 1)) | {"synchronisation": AVERAGING})
+    assert refusal(text) == (
+        "job file: synchronisation.local_rate: with group_size 1 a worker is never asked for"
+        " several batches together, got 0.5: leave it out, or raise group_size"
+    )
+
+
+@pytest.mark.parametrize(
+    ("block", "staleness", "per_worker", "local_rate", "bound"),
+    [
+        (None, 0, 0, 0.0, 40),
+        ({"mode": "synchronous"}, 0, 0, 0.0, 40),
+        ({"mode": "stale"}, 1, 0, 0.0, 60),
+        ({"mode": "stale", "staleness": 3, "damped": True}, 3, 0, 0.0, 100),
+        ({"mode": "asynchronous"}, 0, 4, 0.0, 40),
+        ({"mode": "asynchronous", "staleness": 9, "local_rate": 0.5}, 9, 0, 0.5, 40),
+        (AVERAGING, 0, 0, 0.5, 40),
+    ],
+)
+def test_a_mode_is_a_name_for_numbers(
+    block: object, staleness: int, per_worker: int, local_rate: float, bound: int
+) -> None:
+    sgd = changed("optimizer.name", "sgd")
+    spec = parse_job(yaml.safe_dump(yaml.safe_load(sgd) | {"synchronisation": block}))
+    assert (spec.staleness, spec.staleness_per_worker) == (staleness, per_worker)
+    assert (spec.local_rate, spec.waiting_bound) == (local_rate, bound)
+    assert job_from_json(spec.model_dump_json()) == spec
+
+
+def test_a_job_without_the_block_is_written_as_programs_that_do_not_know_it_read_it() -> None:
+    assert "synchronisation" not in parse_job(TEXT).model_dump_json()
+
+
+def test_what_was_called_sync_is_read_still() -> None:
+    assert parse_job(TEXT) == parse_job(changed("sync", None))
+
+
 def test_yaml_and_json_give_the_same_job() -> None:
     spec = parse_job(TEXT)
     assert parse_job(json.dumps(yaml.safe_load(TEXT), indent="\t")) == spec
@@ -83,8 +124,39 @@ def test_yaml_and_json_give_the_same_job() -> None:
         ("streams", ["a", "a"], "job file: streams: 'a' is named twice"),
         ("streams", ["a b"], "job file: streams: 'a b' cannot be a Kafka topic"),
         ("streams", ["doll.x.control"], "job file: streams: 'doll.x.control': names with doll."),
-        ("sync.mode", "ssp", 'job file: sync.mode: "ssp" is not offered yet; offered: k-sync'),
-        ("sync.mode", "fast", "job file: sync.mode: must be one of k-sync, got 'fast'"),
+        ("sync.mode", "ssp", 'job file: sync.mode: was k-sync alone, got "ssp": write `synchronis'),
+        ("synchronisation", {"mode": "ssp"}, "job file: synchronisation.mode: must be 'synchronou"),
+        ("synchronisation", {}, "job file: synchronisation.mode: is missing"),
+        (
+            "synchronisation",
+            {"mode": "stale", "staleness": -1},
+            "job file: synchronisation.staleness: must be at least 1, got -1",
+        ),
+        (
+            "synchronisation",
+            {"mode": "synchronous", "staleness": 2},
+            "job file: synchronisation: staleness: nothing is stale where the mode is synchronous",
+        ),
+        (
+            "synchronisation",
+            {"mode": "averaging"},
+            "job file: synchronisation: local_rate: averaging needs one, such as 0.1",
+        ),
+        (
+            "synchronisation",
+            {"mode": "stale", "local_rate": 0.5},
+            "job file: synchronisation: local_rate: workers take no steps of their own where the",
+        ),
+        (
+            "synchronisation",
+            {"mode": "averaging", "local_rate": 0.5, "damped": True},
+            "job file: synchronisation: damped: nothing is stale where the mode is averaging",
+        ),
+        (
+            "synchronisation",
+            {"mode": "averaging", "local_rate": 0.5},
+            "job file: optimizer.name: what workers came to is averaged with sgd or momentum, got",
+        ),
         ("records.codec", "avro", 'job file: records.codec: "avro" is not offered yet'),
         ("records.fields.label.dtype", "int65", "job file: records.fields.label.dtype: must be"),
         ("records.fields.image.shape", [28, 0], "job file: records.fields.image.shape[1]: must"),
