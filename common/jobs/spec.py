@@ -73,6 +73,9 @@ class FieldSpec(Part):
     """Of one record's array; empty: one number."""
 
 
+_HASHED = (("int32", "float32"), ("int64", "float32"))  # what index and value may be
+
+
 class HashedSpec(Part):
     """How features that no field names become the fields `index` and `value`."""
 
@@ -103,19 +106,21 @@ class RecordsSpec(Part):
 
     @model_validator(mode="after")
     def _has_room_for_features(self) -> RecordsSpec:
-        there = [self.fields[name] for name in ("index", "value") if name in self.fields]
-        found = (self.codec, *((field.dtype, field.shape[1:]) for field in there))
-        room = {field.shape[:1] for field in there} - {()}
-        if self.hashed and (found not in _HASHED or len(room) != 1):
+        index, value = self.fields.get("index"), self.fields.get("value")
+        fit = (
+            self.codec == "json"
+            and index is not None
+            and value is not None
+            and (index.dtype, value.dtype) in _HASHED
+            and index.shape == value.shape
+            and len(index.shape) == 1
+        )
+        if self.hashed and not fit:
             raise ValueError(
                 "hashed: needs `codec: json` and the fields index, int32 or int64, and value,"
                 " float32, both of shape [most features of a record]"
             )
         return self
-
-
-# What holds hashed features: a codec, and for index and value a dtype and one dimension.
-_HASHED = tuple(("json", (index, ()), ("float32", ())) for index in ("int32", "int64"))
 
 
 class TaskSpec(Part):

@@ -147,7 +147,8 @@ class HashedJsonCodec:
             buckets: How many the features are hashed into.
         """
         named = {field.name: field for field in fields}
-        self._index, _ = named.pop("index"), named.pop("value")
+        self._index = named.pop("index")
+        del named["value"]  # what it is, is known
         self._most = self._index.shape[0]
         self._named = named
         self._codec = JsonCodec(tuple(named.values()))

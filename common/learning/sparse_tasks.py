@@ -28,6 +28,15 @@ def check_inside(name: str, column: Tensor, size: int) -> Tensor:
     return numbers
 
 
+def look_up(rows: Tensor, numbers: Tensor) -> Tensor:
+    """The rows of these numbers.
+
+    The gradient of the others is not written, either, on a CPU; a GPU would add that of equal
+    numbers in any order, and a gradient's bits must not depend on it.
+    """
+    return functions.embedding(numbers, rows, sparse=rows.device.type == "cpu")
+
+
 class SparseLinear(nn.Module):
     """One weight for each feature, and a bias; all start at zero."""
 
@@ -38,8 +47,7 @@ class SparseLinear(nn.Module):
 
     def forward(self, index: Tensor, value: Tensor) -> Tensor:
         """(n,) sums of the weights of each record's features, (n, m), times their values."""
-        looked_up = functions.embedding(index, self.weight, sparse=True).squeeze(2)
-        return (looked_up * value).sum(1) + self.bias
+        return (look_up(self.weight, index).squeeze(2) * value).sum(1) + self.bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +108,7 @@ class Factors(nn.Module):
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
         """(n, 2): the rows' product, and the sum of their squares, which regularisation takes."""
-        rows = functions.embedding(user, self.users, sparse=True)
-        columns = functions.embedding(item, self.items, sparse=True)
+        rows, columns = look_up(self.users, user), look_up(self.items, item)
         return torch.stack([(rows * columns).sum(1), (rows**2 + columns**2).sum(1)], 1)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Size, width of a block, number of blocks, bytes of a gap (0: a bit for every block).
 _HEAD = struct.Struct("<QIII")
 _MOST_BLOCKS = 2**32  # in the vector: no gap between two is longer than 4 bytes can say
-_SEVERAL = 64  # run boundaries that mostly show that there is no common width
+_SEVERAL = 256  # indices that mostly show whether there is a common width
 
 
 def smallest(vector: Vector) -> Vector | SparseVector:
@@ -39,11 +39,11 @@ def smallest(vector: Vector) -> Vector | SparseVector:
         return vector
     indices = np.flatnonzero(nonzero)
     width = _common_width(indices, size)
-    blocks = indices[::width] // width
+    blocks = indices if width == 1 else indices[::width] // width
     positions = _padded(_gap_bytes(blocks, size // width), len(blocks), size // width)
     if _HEAD.size + positions + 4 * count >= 4 * size:
         return vector
-    return SparseVector(size, blocks, vector.reshape(-1, width)[blocks])
+    return SparseVector(size, blocks, vector[indices].reshape(-1, width))
 
 
 def encode_sparse(vector: SparseVector) -> bytes:
@@ -119,7 +119,11 @@ def _common_width(indices: npt.NDArray[np.intp], size: int) -> int:
 
     It divides the position of each change between indices that are there and indices that are not.
     """
-    jumps = np.flatnonzero(np.diff(indices) != 1)
-    bounds = np.concatenate((indices[:1], indices[jumps + 1], indices[jumps] + 1))
-    width = int(np.gcd.reduce(np.append(bounds[:_SEVERAL], (size, *(indices[-1:] + 1)))))
-    return width if width == 1 else int(np.gcd.reduce(np.append(bounds % width, width)))
+    width = size
+    for some in (indices[:_SEVERAL], indices):
+        jumps = np.flatnonzero(np.diff(some) != 1)
+        bounds = np.concatenate((some[:1], some[jumps + 1], some[jumps] + 1, indices[-1:] + 1))
+        width = int(np.gcd.reduce(bounds % width, initial=width))
+        if width == 1:
+            break
+    return width

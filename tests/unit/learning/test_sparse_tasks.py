@@ -36,6 +36,7 @@ DATA = Path(__file__).parents[4] / "shared" / "data"
 CLICKS = DATA / "ctr" / "criteo-kaggle-train-head-1400.csv.gz"
 RATINGS = DATA / "ratings" / "ml-latest-small-centred.csv.gz"
 FEATURES, B, K = 10_000, 32, 4
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def clicks(*, real: bool) -> Records:
@@ -174,6 +175,18 @@ def test_an_entry_of_value_0_touches_nothing() -> None:
         "label": np.array([1]),
     }
     assert np.flatnonzero(computer.compute([batch]).vector).tolist() == [5, 1000]  # and the bias
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_the_bits_of_a_gradient_do_not_depend_on_when_it_is_computed(device: str) -> None:
+    where = torch.device(device)
+    for task, records in (
+        (make_task("sparse-logistic", {"features": FEATURES, "entries": 39}), clicks(real=False)),
+        (make_task("matrix-factorisation", {"users": 300, "items": 200}), ratings(real=False)),
+    ):
+        fresh, used = (GradientComputer(task, build_model(task, 0), where) for _ in range(2))
+        used.compute([records])
+        assert np.array_equal(used.compute([records]).vector, fresh.compute([records]).vector)
 
 
 JOB = """

@@ -1,0 +1,42 @@
+"""Only gradients that fit the model and are finite reach a leader, dense or sparse."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from common.core.messages import Failed, Gradient, ModelId, Vector, WorkerId
+from common.core.vectors import SparseVector
+from common.telemetry.logging import event_logger
+from common.telemetry.metrics.coordinator import CoordinatorMetrics
+from services.coordinator.replies import SoundReplies
+
+GRADIENT = Gradient(WorkerId("w"), ModelId(3, 7), (5,), 2, 1.0, {}, 0.1)
+
+
+def sparse(size: int, number: float) -> SparseVector:
+    return SparseVector(size, np.array([1]), np.array([[number]], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("vector", "kind"),
+    [
+        (np.ones(4, np.float32), Gradient),
+        (sparse(4, 2.0), Gradient),
+        (np.ones(5, np.float32), type(None)),
+        (sparse(5, 2.0), type(None)),
+        (None, type(None)),
+        (np.array([1, 2, np.nan, 3], np.float32), Failed),
+        (sparse(4, np.inf), Failed),
+    ],
+)
+def test_a_gradient_is_believed_where_it_fits_and_is_finite(
+    vector: Vector | SparseVector | None, kind: type[object]
+) -> None:
+    metrics = CoordinatorMetrics().follow("digits", lambda: None)
+    sound = SoundReplies(4, metrics, event_logger("test"))
+    found = sound(msgspec.structs.replace(GRADIENT, vector=vector))
+    assert type(found) is kind
+    if isinstance(found, Failed):
+        assert found.reason == "not_finite"
