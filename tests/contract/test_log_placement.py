@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
+from common.adapters.kafka.epochs import TopicsQuestion
 from common.core.events import Assigned
-from common.core.spans import Partition
+from common.core.spans import LogPosition, Partition
 from common.ports.servers import Bounds, EndReached, Fetched, NewTopic, OutOfRange, Truncated
 from tests.contract.log_fixtures import PATIENCE_S, eventually, filled
 
@@ -247,6 +251,37 @@ def test_a_partition_without_records_holds_nobody_up(rig: Rig, fresh: str) -> No
     with closing(joined(rig.log, fresh)) as reader:
         reader.place({full: 0, empty: 0})
         assert read(reader, full, 1) == [0]
+
+
+def test_records_that_trickle_into_many_partitions_do_not_hold_each_other_up(
+    rig: Rig, fresh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.log.create_topics([NewTopic(fresh, 40)])
+    answered, looks = TopicsQuestion.is_answered, Counter[int]()
+
+    def late(question: TopicsQuestion) -> bool:  # as where a topic has a thousand partitions
+        looks[id(question)] += 1
+        return looks[id(question)] > 100 and answered(question)
+
+    over, given = threading.Event(), 0
+
+    def produce() -> int:
+        written = 0
+        while not over.wait(0.004):
+            rig.writer.append(fresh, b"0", partition=written % 40)
+            rig.writer.poll()
+            written += 1
+        return written
+
+    with closing(joined(rig.log, fresh)) as reader, ThreadPoolExecutor() as pool:
+        topic_id = rig.log.describe([fresh])[fresh].topic_id
+        monkeypatch.setattr(TopicsQuestion, "is_answered", late)
+        reader.place({place: LogPosition(0, topic_id) for place in rig.log.partitions(fresh)})
+        producing = pool.submit(produce)
+        while given < 400:
+            given += sum(len(e.offsets) for e in reader.poll(100, 0.05) if isinstance(e, Fetched))
+        over.set()
+        assert producing.result() < 1000
 
 
 def test_placing_what_is_not_owned_does_nothing(rig: Rig, fresh: str) -> None:

@@ -430,10 +430,10 @@ class KafkaStreamReader:
         return {p: queue for p, queue in self._filled.items() if p not in self._unproved}
 
     def _lacking(self) -> bool:
-        """Whether to wait for a partition that has records to read, of which none is here."""
+        """Whether to wait for a partition that has more to read, and of which nothing is here."""
         now, since = time.monotonic(), self._lacking_since
-        lacking = self._queues.keys() - self._filled.keys() - self._at_end - self._halted
-        lacking |= self._unproved.keys()
+        here = self._filled.keys() - self._unproved.keys()
+        lacking = self._queues.keys() - here - self._at_end - self._halted
         self._lacking_since = {partition: since.get(partition, now) for partition in lacking}
         return any(now < since_s + _PATIENCE_S for since_s in self._lacking_since.values())
 
