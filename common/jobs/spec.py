@@ -491,7 +491,12 @@ class JobSpec(Part):
     @property
     def sparse_messages(self) -> bool:
         """Whether every program that can run the job reads sparse gradients too."""
-        return self.task.name in _SPARSE_TASKS
+        return self.format > 1 or self.task.name in _SPARSE_TASKS
+
+    @property
+    def format(self) -> int:
+        """Of its record: 2 where older programs would read over what it says, and must not."""
+        return 1 if self.synchronisation is None and self.compression is None else 2
 
     @property
     def task_options(self) -> dict[str, Any]:

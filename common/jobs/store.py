@@ -113,7 +113,7 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     format: int = 1
 
 
-FORMAT = 2  # of the records in the jobs topic: with 2 a job says how it is synchronised
+FORMAT = 2  # of the records in the jobs topic; see `JobSpec.format`
 
 
 # What stands in a record as it is in `JobRecord`.
@@ -465,7 +465,7 @@ def encode_job(record: JobRecord) -> bytes:
         first=first,
         topic_ids={topic: topic_id for topic, topic_id in topic_ids.items() if topic_id},
         epochs=epochs if max(epochs, default=-1) >= 0 else [],
-        format=1 if record.spec.synchronisation is None else 2,
+        format=record.spec.format,
         **{name: getattr(record, name) for name in _AS_IT_IS},
     )
     return msgspec.json.encode(stored)
@@ -479,11 +479,11 @@ def decode_job(key: bytes | None, value: bytes) -> JobRecord:
     """
     try:
         stored = msgspec.json.decode(value, type=_Stored)
+        if stored.format > FORMAT:  # nothing else in it need make sense here
+            raise WireError(f"job record: of format {stored.format}, expected at most {FORMAT}")
         spec = job_from_json(bytes(stored.spec))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UserError) as error:
         raise WireError(f"job record: {error}") from error
-    if stored.format > FORMAT:
-        raise WireError(f"job record: of format {stored.format}, expected at most {FORMAT}")
     if key != spec.name.encode():
         raise WireError(f"job record: stands under the key {key!r}, its name is {spec.name!r}")
     first = {Partition(topic, index): position for topic, index, position in stored.first}

@@ -93,6 +93,34 @@ def test_every_record_is_used_once_however_workers_are_synchronised(
         assert any(max(update.parts or (1,)) > 1 for update in audit.updates)
 
 
+def test_every_record_is_used_once_though_workers_are_told_only_what_changes(make: Make) -> None:
+    # w1       ████████ killed
+    # w2       ████████████████████████████████████████████████
+    # c1       ██████████████████████████ killed
+    # c2       standby                      leads █████████████
+    cluster = make("changes", 20_000, "compression: {significance: 1.5}")
+    for each in ("c1", "c2", "w1", "w2"):
+        cluster.start("coordinator" if each.startswith("c") else "worker", each)
+    cluster.produce(1000)
+    await_condition(lambda: cluster.version() >= 3, "three updates")
+    leader = "c1" if cluster.has_led("c1") else "c2"
+    cluster.kill("w1")
+    cluster.produce(1000)
+    await_condition(lambda: cluster.version() >= 30, "updates after the kill of a worker")
+    cluster.kill(leader)
+    cluster.produce(1000)
+    await_condition(cluster.drained, "everything is settled")
+
+    weights = cluster.weights()
+    assert (weights[:3000] == -1.0).all()
+    assert not weights[3000:].any()
+    leader_status = cluster.leader_status()
+    assert leader_status is not None
+    posted = cluster.board.triggers(TriggerId(0, 0), 1.0, leader_status.triggers)
+    assert any(trigger.since for trigger in posted)
+    assert all(trigger.weights is None for trigger in posted)
+
+
 def test_records_that_do_not_decode_are_dead_letters_that_say_where_they_were(
     make: Make,
 ) -> None:

@@ -127,6 +127,22 @@ def test_yaml_and_json_give_the_same_job() -> None:
         ("sync.mode", "ssp", 'job file: sync.mode: was k-sync alone, got "ssp": write `synchronis'),
         ("synchronisation", {"mode": "ssp"}, "job file: synchronisation.mode: must be 'synchronou"),
         ("synchronisation", {}, "job file: synchronisation.mode: is missing"),
+        ("compression", {}, "job file: compression: needs significance or changes, one of them"),
+        (
+            "compression",
+            {"significance": 1.5, "changes": 0.01},
+            "job file: compression: needs significance or changes, one of them",
+        ),
+        (
+            "compression",
+            {"significance": 0},
+            "job file: compression.significance: must be above 0.0, got 0",
+        ),
+        (
+            "compression",
+            {"changes": 1.5},
+            "job file: compression.changes: must be at most 1.0, got 1.5",
+        ),
         (
             "synchronisation",
             {"mode": "stale", "staleness": -1},

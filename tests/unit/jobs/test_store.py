@@ -607,16 +607,15 @@ def test_a_revision_that_is_not_that_of_the_last_change_is_refused() -> None:
         decode_job(b"digits", encode_job(record))
 
 
-def test_a_job_that_says_how_it_is_synchronised_is_left_alone_by_programs_that_do_not_know() -> (
-    None
-):
-    spec = parse_job(TEXT + "\nsynchronisation: {mode: stale}\n")
+@pytest.mark.parametrize("block", ["synchronisation: {mode: stale}", "compression: {changes: 1}"])
+def test_a_job_that_older_programs_would_misread_is_left_alone_by_them(block: str) -> None:
+    spec = parse_job(f"{TEXT}\n{block}\n")
     record = JobRecord(spec, "running", {A: 0, B: 0}, "", 0.0)
     written = encode_job(record)
     assert written.endswith(b',"format":2}')
     assert decode_job(b"digits", written) == record
     assert b'"format"' not in encode_job(record._replace(spec=parse_job(TEXT)))
-    later = written.replace(b'"format":2}', b'"format":3}')
+    later = written.replace(b'"format":2}', b'"format":3}').replace(b'"streams"', b'"sources"')
     with pytest.raises(WireError, match="of format 3, expected at most 2"):
         decode_job(b"digits", later)
 
