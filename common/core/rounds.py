@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 GROWTH = 1.5  # of a deadline with each time that a batch is handed out again
 MOST_GROWTHS = 7  # times that it grows: to 17 times the first deadline, and no power overflows
 RECENT_TIMES = 64  # gradient times remembered: a few rounds of a small fleet
+SMOOTHING = 0.2  # weight of the newest time in what is usual: the last few count
+MOST_WORKERS = 10_000  # whose times are kept
+READ_BACK_S = 0.01  # that a worker needs to read a batch from Kafka which it does not hold
+# So many times as fast as its holder must be who is given a batch instead: times of equal workers,
+# as smoothed, seldom differ by as much.
+FASTER = 1.5
 QUANTILE = 0.95  # of recent times: one slow gradient in twenty may cost a needless re-dispatch
 
 
@@ -45,11 +51,32 @@ class GradientTimes:
         self._floor_s = floor_s
         self._recent = deque[float](maxlen=RECENT_TIMES)  # seconds per batch
         self._quantile_s: float | None = 0.0  # None: to be found when it is asked for
+        self._usual = dict[WorkerId, float]()  # seconds per batch, smoothed
+        self._usual_s = 0.0  # likewise, of all
+        self._fastest_s: float | None = 0.0  # None: likewise
 
-    def observe(self, seconds: float, batches: int) -> None:
+    def observe(self, worker: WorkerId, seconds: float, batches: int) -> None:
         """Take in a measured time of `batches` gradients computed one after the other."""
-        self._recent.append(seconds / max(batches, 1))
-        self._quantile_s = None
+        each_s = seconds / max(batches, 1)
+        self._recent.append(each_s)
+        self._quantile_s = self._fastest_s = None
+        if not self._usual:
+            self._usual_s = each_s
+        self._usual_s += SMOOTHING * (each_s - self._usual_s)
+        before_s = self._usual.pop(worker, each_s)
+        self._usual[worker] = before_s + SMOOTHING * (each_s - before_s)
+        if len(self._usual) > MOST_WORKERS:
+            del self._usual[next(iter(self._usual))]
+
+    def usual_s(self, worker: WorkerId) -> float:
+        """What a batch takes this worker; what it takes on the whole where that is not known."""
+        return self._usual.get(worker, self._usual_s)
+
+    def fastest_s(self) -> float:
+        """What a batch takes the fastest worker; 0 while nobody's time is known."""
+        if self._fastest_s is None:
+            self._fastest_s = min(self._usual.values())
+        return self._fastest_s
 
     def allowed_s(self, batches: int, attempt: int) -> float:
         """Time for `batches` in one worker's hands, the `attempt`-th time (from 0)."""
@@ -104,6 +131,7 @@ class Dispatch:
     version: int  # of the weights that it is computed at, or of later ones
     deadline: float
     alone: bool  # the order was of one batch: what went wrong with it is this batch's doing
+    usual_at: float  # when its worker would usually be done with it
     late: bool = False  # past its deadline: others are asked too, but it may be at it still
 
 
@@ -338,42 +366,50 @@ class Rounds:
 
     # --- work out, gradients in ---------------------------------------------------------------
 
-    def orders(  # noqa: C901 -- one pass over rounds and what they lack
+    def orders(
         self, now: float, live: Collection[WorkerId], version: int
     ) -> tuple[Assignment, ...]:
         """Hand out every batch that is in nobody's hands and can travel now, at this version."""
         awaited = [hand for hand in self._hands if not hand.late]
         held = {offset for hand in awaited for offset in hand.offsets}
         loads = dict.fromkeys(sorted(live), 0)
+        free_s = dict.fromkeys(loads, 0.0)  # until each would usually be done with all that it has
         closed = set[WorkerId]()  # has a suspect in hand: nothing may travel with it
         for hand in awaited:
             if hand.worker in loads:
                 loads[hand.worker] += len(hand.offsets)
+                free_s[hand.worker] = max(free_s[hand.worker], hand.usual_at - now)
             if any(offset in self._suspects for offset in hand.offsets):
                 closed.add(hand.worker)
         orders = list[Assignment]()
         for round_ in self._rounds.values():
             given = dict[WorkerId, list[Batch]]()
-            for batch in round_.todo.values():
-                if batch.offset in held:
-                    continue
+            lacking = [batch for offset, batch in round_.todo.items() if offset not in held]
+            # The slow last: others do theirs once these have their own.
+            lacking.sort(key=lambda batch: self._times.usual_s(batch.worker))
+            for batch in lacking:
                 suspect = batch.offset in self._suspects
                 open_to: Collection[WorkerId] = loads
                 if closed or suspect:
                     open_to = [w for w in loads if w not in closed and not (suspect and loads[w])]
                 if not open_to:
                     continue  # asked again as soon as a hand empties
-                worker = _choose(round_, batch, open_to, loads)
+                worker, free_s_then = self._choose(round_, batch, open_to, loads, free_s)
                 given.setdefault(worker, []).append(batch)
                 loads[worker] += 1
+                free_s[worker] = free_s_then
                 if suspect:
                     closed.add(worker)
             for worker, batches in given.items():
                 allowed_s = self._allowed_s(round_, batches, loads[worker])
                 offsets = {batch.offset for batch in batches}
                 alone = len(offsets) == 1
+                usual_at = now + free_s[worker]
                 self._hands.append(
-                    Dispatch(worker, round_.number, offsets, version, now + allowed_s, alone)
+                    Dispatch(
+                        *(worker, round_.number, offsets, version),
+                        *(now + allowed_s, alone, usual_at),
+                    )
                 )
                 rate = round_.synchrony.local_rate
                 orders.append(Assignment(worker, tuple(batches), rate))
@@ -395,7 +431,7 @@ class Rounds:
             # Its order is void. What else was in it goes to somebody else.
             self._drop(gradient.worker, offsets, gradient.model.version)
             return None, reason
-        self._times.observe(gradient.seconds, len(offsets))
+        self._times.observe(gradient.worker, gradient.seconds, len(offsets))
         round_.add(gradient)
         self._let_go(offsets)
         self._suspects.clear(offsets)
@@ -501,6 +537,38 @@ class Rounds:
         round_.todo.clear()
         return missing
 
+    def _choose(
+        self,
+        round_: Round,
+        batch: Batch,
+        open_to: Collection[WorkerId],
+        loads: Mapping[WorkerId, int],
+        free_s: Mapping[WorkerId, float],
+    ) -> tuple[WorkerId, float]:
+        """Who was asked least for it, and would have it done first; mostly that is its holder.
+
+        Returns:
+            The worker, and in what time it would usually be done with this, too.
+        """
+        asked = round_.asked.setdefault(batch.offset, [])
+        holder, usual_s = round_.worker or batch.worker, self._times.usual_s
+        first = not asked and holder in open_to
+
+        def done_s(worker: WorkerId) -> float:
+            return free_s[worker] + usual_s(worker) + (0.0 if worker == holder else READ_BACK_S)
+
+        def rank(worker: WorkerId) -> tuple[int, bool, float, int, bool, WorkerId]:
+            other = worker != holder
+            no_faster = first and other and usual_s(worker) * FASTER > usual_s(holder)
+            return asked.count(worker), no_faster, done_s(worker), loads[worker], other, worker
+
+        if first and (round_.worker or usual_s(holder) <= FASTER * self._times.fastest_s()):
+            chosen = holder  # nobody waits for it, or nobody is so much faster
+        else:
+            chosen = min(open_to, key=rank)
+        asked.append(chosen)
+        return chosen, done_s(chosen)
+
     def _allowed_s(self, round_: Round, batches: Iterable[Batch], load: int) -> float:
         """Time for these batches in the hands of a worker that then hold `load`."""
         attempt = max([len(round_.asked[batch.offset]) for batch in batches]) - 1
@@ -528,20 +596,6 @@ class Rounds:
             if hand.worker != worker or hand.version > version or not (hand.offsets & offsets)
         ]
         return len(self._hands) < before
-
-
-def _choose(
-    round_: Round, batch: Batch, open_to: Collection[WorkerId], loads: Mapping[WorkerId, int]
-) -> WorkerId:
-    """The holder the first time; then who was asked least for it, and has least to do."""
-    asked = round_.asked.setdefault(batch.offset, [])
-    first = round_.worker or batch.worker
-    if not asked and first in open_to:
-        worker = first
-    else:
-        worker = min(open_to, key=lambda w: (asked.count(w), loads[w], w != first, w))
-    asked.append(worker)
-    return worker
 
 
 SETTLED_WINDOW = 100  # batches over which the share of poison is judged

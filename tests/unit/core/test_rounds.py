@@ -127,7 +127,7 @@ def test_deadlines_grow_with_batches_and_attempts_and_stay_finite(
 ) -> None:
     times = GradientTimes(FLOOR_S)
     for each in seconds:
-        times.observe(each, batches=1)
+        times.observe(A, each, batches=1)
     allowed_s = times.allowed_s(batches, attempt)
     assert FLOOR_S <= allowed_s <= times.allowed_s(batches + 1, attempt)
     assert allowed_s <= times.allowed_s(batches, attempt + 1)
