@@ -32,7 +32,9 @@ GROWTH = 1.5  # of a deadline with each time that a batch is handed out again
 MOST_GROWTHS = 7  # times that it grows: to 17 times the first deadline, and no power overflows
 RECENT_TIMES = 64  # gradient times remembered: a few rounds of a small fleet
 SMOOTHING = 0.2  # weight of the newest time in what is usual: the last few count
-MOST_WORKERS = 10_000  # whose times are kept
+# Messages after which a worker's time is forgotten, where none was its own, and as many more as a few
+# rounds of all have: who is asked for nothing since it was slow would never be seen to be fast again.
+TRIED_AGAIN, ROUNDS = 256, 4
 READ_BACK_S = 0.01  # that a worker needs to read a batch from Kafka which it does not hold
 # So many times as fast as its holder must be who is given a batch instead: times of equal workers,
 # as smoothed, seldom differ by as much.
@@ -51,7 +53,8 @@ class GradientTimes:
         self._floor_s = floor_s
         self._recent = deque[float](maxlen=RECENT_TIMES)  # seconds per batch
         self._quantile_s: float | None = 0.0  # None: to be found when it is asked for
-        self._usual = dict[WorkerId, float]()  # seconds per batch, smoothed
+        self._usual = dict[WorkerId, tuple[float, int]]()  # seconds per batch, smoothed; as of when
+        self._messages = 0
         self._usual_s = 0.0  # likewise, of all
         self._fastest_s: float | None = 0.0  # None: likewise
 
@@ -63,19 +66,21 @@ class GradientTimes:
         if not self._usual:
             self._usual_s = each_s
         self._usual_s += SMOOTHING * (each_s - self._usual_s)
-        before_s = self._usual.pop(worker, each_s)
-        self._usual[worker] = before_s + SMOOTHING * (each_s - before_s)
-        if len(self._usual) > MOST_WORKERS:
-            del self._usual[next(iter(self._usual))]
+        before_s, _ = self._usual.pop(worker, (each_s, 0))
+        self._messages += 1
+        self._usual[worker] = before_s + SMOOTHING * (each_s - before_s), self._messages
+        eldest, (_, at) = next(iter(self._usual.items()))
+        if self._messages - at > TRIED_AGAIN + ROUNDS * len(self._usual):
+            del self._usual[eldest]
 
     def usual_s(self, worker: WorkerId) -> float:
         """What a batch takes this worker; what it takes on the whole where that is not known."""
-        return self._usual.get(worker, self._usual_s)
+        return self._usual.get(worker, (self._usual_s, 0))[0]
 
     def fastest_s(self) -> float:
         """What a batch takes the fastest worker; 0 while nobody's time is known."""
         if self._fastest_s is None:
-            self._fastest_s = min(self._usual.values())
+            self._fastest_s = min(self._usual.values())[0]
         return self._fastest_s
 
     def allowed_s(self, batches: int, attempt: int) -> float:

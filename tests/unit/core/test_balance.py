@@ -45,6 +45,7 @@ class Fleet:
     ) -> None:
         self.bench = Bench(settings)
         self.batches = self.read_back = self.stalest = 0
+        self.hiccups_s: list[float] = []  # by which its next gradients take longer, then no more
         self._mean_s = dict.fromkeys(WORKERS, gradient_s)
         self._mean_s[WORKERS[-1]] = slowness * gradient_s
         self._draw = random.Random(1)  # noqa: S311 -- reproducible, not secret
@@ -100,6 +101,8 @@ class Fleet:
         self._idle.discard(worker)
         jitter = JITTER * (self._draw.expovariate(1.0) - 1)
         took_s = len(compute.batches) * self._mean_s[worker] * (1 + jitter)
+        if worker == WORKERS[-1] and self.hiccups_s:
+            took_s += self.hiccups_s.pop()
         foreign = sum(batch.worker != worker for batch in compute.batches)
         self.read_back += foreign
         reply = with_(gradient(worker, compute.model, compute.batches), seconds=took_s)
@@ -144,3 +147,16 @@ def test_equal_workers_keep_their_own_batches(staleness: int, gradient_s: float)
     fleet.run(UPDATES)
 
     assert fleet.read_back <= fleet.batches / 100
+
+
+@pytest.mark.parametrize("hiccups", [1, 3])
+def test_who_was_slow_for_a_while_has_its_own_batches_again(hiccups: int) -> None:
+    """The first gradient of a process warms it up; later its machine may do something else."""
+    fleet = Fleet(settings(0), slowness=1.0)
+    fleet.hiccups_s = [20 * GRADIENT_S] * hiccups
+
+    fleet.run(UPDATES)
+    before = fleet.read_back
+    fleet.run(2 * UPDATES)
+
+    assert fleet.read_back - before <= fleet.batches / 200
