@@ -155,13 +155,20 @@ def audit(
 
 
 def _miscounted(updates: Iterable[UpdateApplied]) -> list[Flaw]:
-    """Updates that say other samples than their batches have."""
+    """Updates that say other samples than their batches have, or break their own synchrony."""
     flaws = list[Flaw]()
     for update in updates:
         samples = sum(batch.samples for batch in update.batches)
         if update.samples != samples:
             where = f"version {update.version} says {update.samples}, its batches have {samples}"
             flaws.append(Flaw("miscounted", where))
+        most = update.synchrony.staleness if update.synchrony else 0
+        if update.staleness > most:
+            where = f"version {update.version} is {update.staleness} updates stale, allowed {most}"
+            flaws.append(Flaw("too stale", where))
+        if update.synchrony and len(update.batches) > update.synchrony.group_size:
+            where = f"version {update.version} has {len(update.batches)} batches"
+            flaws.append(Flaw("too many", f"{where}, K was {update.synchrony.group_size}"))
     return flaws
 
 

@@ -33,7 +33,7 @@ MOST_GROWTHS = 7  # times that it grows: to 17 times the first deadline, and no 
 RECENT_TIMES = 64  # gradient times remembered: a few rounds of a small fleet
 SMOOTHING = 0.2  # weight of the newest time in what is usual: the last few count
 # Messages after which a worker's time is forgotten, where none was its own, and as many more as a
-# few rounds of all have: who is asked for nothing, being slow, would never be seen to be fast again.
+# few rounds of all have: who is asked for nothing, being slow, would never be seen to be fast.
 TRIED_AGAIN, ROUNDS = 256, 4
 READ_BACK_S = 0.01  # that a worker needs to read a batch from Kafka which it does not hold
 # So many times as fast as its holder must be who is given a batch instead: times of equal workers,

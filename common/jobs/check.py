@@ -51,13 +51,16 @@ class Report(msgspec.Struct, frozen=True):
     model_mb: float | None = None  # None: that could not be told
 
 
-def check_submission(spec: JobSpec, allowed: Collection[str], max_model_mb: int) -> None:
+def check_submission(
+    spec: JobSpec, allowed: Collection[str], max_model_mb: int, coordinator_memory_mib: int
+) -> None:
     """Refuse a job whose task makes no sense, as far as can be seen here. May take some seconds.
 
     Args:
         spec: The job.
         allowed: Entrypoints that may be imported here (DOLL_TASKS).
         max_model_mb: The largest model, in MiB (DOLL_MAX_MODEL_MB).
+        coordinator_memory_mib: For the sums of rounds in flight (DOLL_COORDINATOR_MEMORY_MIB).
 
     Raises:
         GivenError: By the field.
@@ -79,6 +82,15 @@ def check_submission(spec: JobSpec, allowed: Collection[str], max_model_mb: int)
             f"the model takes {size_mb:,.0f} MiB, more than the {max_model_mb:,} that"
             " DOLL_MAX_MODEL_MB allows: make it smaller, or allow more, here and at the"
             " coordinators",
+        )
+    # Beside the model itself: a sum for each round that may be in flight, and one to spare.
+    needed_mb = (spec.most_rounds + 2) * (size_mb or 0.0)
+    if spec.most_rounds > 1 and needed_mb > coordinator_memory_mib:
+        raise GivenError(
+            ("synchronisation.staleness",),
+            f"{spec.most_rounds} updates in flight take {needed_mb:,.0f} MiB of a coordinator, more"
+            f" than the {coordinator_memory_mib:,} that DOLL_COORDINATOR_MEMORY_MIB allows: lower"
+            " it, or allow more",
         )
 
 

@@ -465,6 +465,15 @@ class JobSpec(Part):
         return given or (self.mode == "stale")
 
     @property
+    def most_rounds(self) -> int:
+        """Updates that may be in flight at once, as far as that can be told before workers live."""
+        rounds = 1 + self.staleness
+        workers = self.provisioning.workers if self.provisioning is not None else None
+        if not self.staleness_per_worker:
+            return min(rounds, workers or rounds)
+        return workers or 1
+
+    @property
     def staleness_per_worker(self) -> int:
         """By how much s grows with each worker that lives."""
         return 4 if self.mode == "asynchronous" and not self.staleness else 0

@@ -134,7 +134,11 @@ async def create(
     """Submit a job; coordinators take it up from there."""
     settings = service.settings
     check_options(spec)  # before anybody waits for a turn
-    await service.tasks.run(lambda: check_submission(spec, settings.tasks, settings.max_model_mb))
+    await service.tasks.run(
+        lambda: check_submission(
+            spec, settings.tasks, settings.max_model_mb, settings.coordinator_memory_mib
+        )
+    )
     asked = "" if idempotency_key is None else _fingerprint(caller.name, idempotency_key, spec)
     record, new = await service.books.write(lambda book: _submit(book, spec, asked))
     if new:

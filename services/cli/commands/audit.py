@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import to_builtins
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -105,7 +106,10 @@ def verdict(audit: Audit) -> str:
 
 def draw(job: str, audit: Audit, last: int) -> Group:
     """Draw the newest versions with their spans, the sums, every flaw and the verdict."""
-    table = Table("version", "by", "loss", "records", "batches", "spans", box=None)
+    made = any(update.synchrony for update in audit.updates)  # else all are synchronous
+    table = Table("version", "by", "loss", "records", "batches", box=None)
+    for column in ("stale", "spans")[not made :]:
+        table.add_column(column)
     for update in audit.updates[max(0, len(audit.updates) - last) :]:
         table.add_row(
             f"{update.version:,}",
@@ -113,6 +117,7 @@ def draw(job: str, audit: Audit, last: int) -> Group:
             f"{update.loss:.4f}",
             f"{update.samples:,}",
             str(len(update.batches)),
+            *[_staleness(update)] * made,
             "  ".join(str(span) for span in merged(_spans(update))),
         )
     sums = {
@@ -153,6 +158,9 @@ def as_data(job: str, audit: Audit) -> dict[str, Any]:
                 "metrics": update.metrics,
                 "samples": update.samples,
                 "short": update.short,
+                "stale": update.staleness,
+                "synchrony": to_builtins(update.synchrony) if update.synchrony else None,
+                "scale": update.scale or 1.0,
                 "batches": [batch.offset for batch in update.batches],
                 "spans": [str(span) for span in merged(_spans(update))],
             }
@@ -180,6 +188,12 @@ def as_data(job: str, audit: Audit) -> dict[str, Any]:
         "replayed": [_by_hand(each) for each in audit.replayed],
         "flaws": [{"kind": flaw.kind, "where": flaw.where} for flaw in audit.flaws],
     }
+
+
+def _staleness(update: UpdateApplied) -> str:
+    """By how many updates its oldest gradient was behind, and how many that might have been."""
+    most = update.synchrony.staleness if update.synchrony else 0
+    return f"{update.staleness} of {most}" if most else ""
 
 
 def _spans(update: UpdateApplied) -> Iterable[Span]:

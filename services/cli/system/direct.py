@@ -77,9 +77,11 @@ class Direct:
 
     def submit(self, text: str, source: str) -> Submitted:
         """See the protocol."""
-        allowed = self._outside.settings.tasks
-        spec = parse_job(text, allowed)
-        check_submission(spec, allowed, self._outside.settings.max_model_mb)
+        settings = self._outside.settings
+        spec = parse_job(text, settings.tasks)
+        check_submission(
+            spec, settings.tasks, settings.max_model_mb, settings.coordinator_memory_mib
+        )
         book = self._book()
         if not source:
             return Submitted(book.submit(spec))

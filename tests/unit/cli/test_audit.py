@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from common.core.messages import (
     GENESIS,
@@ -20,6 +21,7 @@ from common.core.messages import (
     Opened,
     Quarantined,
     SpanExpired,
+    Synchrony,
     UpdateApplied,
     WorkerId,
 )
@@ -154,6 +156,20 @@ def test_what_a_takeover_took_back_does_not_count(world: World) -> None:
     result = world.run("audit", "digits")
     assert "takeovers: 1" in result.stdout
     assert "updates taken back: 1" in result.stdout
+
+
+def test_of_a_job_that_is_not_synchronous_it_is_told_how_stale_each_update_is(world: World) -> None:
+    synchrony = Synchrony(1, staleness=2)
+    stale = replace(update(2, batch(1, 2, 4)), synchrony=synchrony, base=0, scale=0.5)
+    happened(world, CLAIMS, (LEAD, replace(update(1, batch(0, 0, 2)), synchrony=synchrony), stale))
+    shown = world.run("audit", "digits").stdout
+    assert "stale" in shown
+    assert "0 of 2" in shown
+    assert "1 of 2" in shown
+    data = json.loads(world.run("audit", "digits", "--json").stdout)
+    told = [(each["stale"], each["scale"], each["synchrony"]) for each in data["versions"]]
+    as_told = {"group_size": 1, "staleness": 2}
+    assert told == [(0, 1.0, as_told), (1, 0.5, as_told)]
 
 
 def test_records_that_do_not_parse_are_passed_over(world: World) -> None:

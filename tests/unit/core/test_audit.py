@@ -22,6 +22,7 @@ from common.core.messages import (
     Requeued,
     Skipped,
     SpanExpired,
+    Synchrony,
     UpdateApplied,
 )
 from common.core.spans import LogPosition, Partition, Span
@@ -204,6 +205,19 @@ def test_an_update_that_counts_other_samples_than_its_batches_is_found() -> None
     boasting = replace(update(1, batch(0)), samples=999)
     where = "version 1 says 999, its batches have 10"
     assert audit_of(claims(1), LEAD, boasting).flaws == (Flaw("miscounted", where),)
+
+
+def test_an_update_that_is_staler_than_it_may_be_or_has_more_than_its_k_is_found() -> None:
+    one, two = update(1, batch(0)), update(2, batch(1), batch(2))
+    stale = replace(two, base=0, synchrony=Synchrony(2, staleness=1))
+    assert audit_of(claims(3), LEAD, one, stale).flaws == ()
+    wrong = replace(stale, synchrony=Synchrony(1))
+    assert audit_of(claims(3), LEAD, one, wrong).flaws == (
+        Flaw("too stale", "version 2 is 1 updates stale, allowed 0"),
+        Flaw("too many", "version 2 has 2 batches, K was 1"),
+    )
+    unsaid = replace(two, base=0)
+    assert [flaw.kind for flaw in audit_of(claims(3), LEAD, one, unsaid).flaws] == ["too stale"]
 
 
 def test_a_batch_of_a_partition_that_is_not_the_jobs_is_found() -> None:

@@ -15,6 +15,7 @@ from tests.unit.admin.live.helpers import SPEC
 
 OWN = "tests.unit.jobs.odd_tasks"
 MAX_MB = 16_384
+MEMORY_MIB = 2_048
 
 
 def spec(**task: Any) -> JobSpec:  # noqa: ANN401 -- options of a task
@@ -35,14 +36,14 @@ def own(name: str, **options: int) -> JobSpec:
 
 def refusal(made: JobSpec, max_model_mb: int = MAX_MB) -> GivenError:
     with pytest.raises(GivenError) as refused:
-        check_submission(made, [made.task.entrypoint or ""], max_model_mb)
+        check_submission(made, [made.task.entrypoint or ""], max_model_mb, MEMORY_MIB)
     assert "\n" not in str(refused.value)
     return refused.value
 
 
 def test_a_job_that_is_well_is_let_through() -> None:
-    check_submission(spec(name="logistic-regression", classes=2), (), MAX_MB)
-    check_submission(own("Plain"), [f"{OWN}:Plain"], MAX_MB)
+    check_submission(spec(name="logistic-regression", classes=2), (), MAX_MB, MEMORY_MIB)
+    check_submission(own("Plain"), [f"{OWN}:Plain"], MAX_MB, MEMORY_MIB)
 
 
 def test_options_of_a_built_in_task_are_refused_by_field() -> None:
@@ -52,6 +53,36 @@ def test_options_of_a_built_in_task_are_refused_by_field() -> None:
         ("task.features",),
         "the records have 4, got 5: change the field or the options of the task",
     )
+
+
+@pytest.mark.parametrize(
+    ("synchronisation", "workers", "in_flight"),
+    [
+        ({"mode": "stale", "staleness": 4}, None, 5),
+        ({"mode": "stale", "staleness": 9}, 3, 3),
+        ({"mode": "asynchronous"}, 6, 6),
+        ({"mode": "asynchronous"}, None, 1),
+        ({"mode": "synchronous"}, 64, 1),
+    ],
+)
+def test_sums_that_a_coordinator_has_no_memory_for_are_refused(
+    synchronisation: dict[str, Any], workers: int | None, in_flight: int
+) -> None:
+    large = spec(name="tabular-mlp", classes=2, hidden=[10_000, 10_000]).model_dump(mode="json")
+    rented = {"workers": workers} if workers else None
+    fields = large | {"synchronisation": synchronisation, "provisioning": rented}
+    made = JobSpec.model_validate_json(as_json_of(fields))
+    assert made.most_rounds == in_flight
+    size_mb = 382
+    check_submission(made, (), MAX_MB, (in_flight + 2) * size_mb)
+    if in_flight == 1:
+        check_submission(made, (), MAX_MB, 1)
+        return
+    with pytest.raises(GivenError) as refused:
+        check_submission(made, (), MAX_MB, (in_flight + 2) * size_mb - 5)
+    assert refused.value.fields == ("synchronisation.staleness",)
+    assert f"{in_flight} updates in flight take " in refused.value.problem
+    assert "DOLL_COORDINATOR_MEMORY_MIB allows: lower it, or allow more" in refused.value.problem
 
 
 def test_a_model_past_the_setting_is_refused_and_never_made() -> None:
@@ -73,9 +104,11 @@ def test_a_task_that_refuses_its_options_or_raises_is_refused() -> None:
 
 def test_what_cannot_be_told_here_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = spec(entrypoint="shop.tasks:Clicks")
-    check_submission(elsewhere, (), MAX_MB)  # not allowed here
-    check_submission(elsewhere, ["shop.tasks:Clicks"], MAX_MB)  # not installed here
-    check_submission(own("Dying"), [f"{OWN}:Dying"], MAX_MB)
-    check_submission(own("LooksAtValues", inputs=2**31), [f"{OWN}:LooksAtValues"], MAX_MB)
+    check_submission(elsewhere, (), MAX_MB, MEMORY_MIB)  # not allowed here
+    check_submission(elsewhere, ["shop.tasks:Clicks"], MAX_MB, MEMORY_MIB)  # not installed here
+    check_submission(own("Dying"), [f"{OWN}:Dying"], MAX_MB, MEMORY_MIB)
+    check_submission(
+        own("LooksAtValues", inputs=2**31), [f"{OWN}:LooksAtValues"], MAX_MB, MEMORY_MIB
+    )
     monkeypatch.setattr(check, "PATIENCE_S", 0.01)
-    check_submission(own("Raising"), [f"{OWN}:Raising"], MAX_MB)
+    check_submission(own("Raising"), [f"{OWN}:Raising"], MAX_MB, MEMORY_MIB)
