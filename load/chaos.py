@@ -26,7 +26,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
@@ -34,6 +34,7 @@ from common.core.messages import ModelId
 from common.embedded.process import Child
 from common.embedded.services import Service
 from common.errors import ConflictError, OutsideError, UnavailableError, UserError
+from common.jobs.spec import SynchronisationMode
 from common.jobs.store import JobStore
 from common.runtime.connect import open_log
 from common.testing.counting import ENTRYPOINT
@@ -89,6 +90,7 @@ class Plan:
     losses: bool = False  # Kafka loses records that it has acknowledged, too
     saturated: bool = False  # a backlog always waits
     burn: int = 0  # processes of others that use the processor
+    synchronisation: SynchronisationMode = "synchronous"
 
     @property
     def gradient_s(self) -> float:
@@ -127,7 +129,7 @@ class Run:
         self._plan = plan
         self._outside = outside
         log = open_log(outside.settings, "chaos")
-        spec = counting_job(_JOB, plan.records, plan.gradient_s)
+        spec = counting_job(_JOB, plan.records, plan.gradient_s, plan.synchronisation)
         self._job = CountingJob(spec, outside.settings, log, _PARTITIONS)
         self._watch = UpdatesWatch(log, _JOB)
         stack.callback(self._watch.stop)
@@ -367,6 +369,12 @@ def main() -> int:
     parser.add_argument(
         "--burn", type=int, default=0, metavar="N", help="N processes of others use the processor"
     )
+    parser.add_argument(
+        "--synchronisation",
+        choices=get_args(SynchronisationMode),
+        default="synchronous",
+        help="the job's mode; default %(default)s",
+    )
     parser.add_argument("--logs", type=Path, help="keep data and logs here; default: if it fails")
     given = parser.parse_args()
     plan = Plan(
@@ -379,6 +387,7 @@ def main() -> int:
         losses=given.losses,
         saturated=given.saturated,
         burn=given.burn,
+        synchronisation=given.synchronisation,
     )
     folder = given.logs or Path(tempfile.mkdtemp(prefix="doll-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)

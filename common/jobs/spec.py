@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -174,10 +174,13 @@ class SyncSpec(Part):
         return value
 
 
+SynchronisationMode: TypeAlias = Literal["synchronous", "stale", "asynchronous", "averaging"]
+
+
 class SynchronisationSpec(Part):
     """When workers wait for each other, and at which weights they compute."""
 
-    mode: Literal["synchronous", "stale", "asynchronous", "averaging"]
+    mode: SynchronisationMode
     """`synchronous`: K gradients at exactly the version before, the paper's; `stale`: each at most
     `staleness` versions older; `asynchronous`: K of one worker, nobody waits for anybody;
     `averaging`: between the batches that it is asked for together a worker takes steps of its own,
@@ -454,7 +457,7 @@ class JobSpec(Part):
         return self.waiting_batches or (1 + rounds) * self.group_size
 
     @property
-    def mode(self) -> str:
+    def mode(self) -> SynchronisationMode:
         """How its workers are synchronised."""
         return self.synchronisation.mode if self.synchronisation is not None else "synchronous"
 

@@ -29,7 +29,7 @@ from load.harness.stack import await_until
 if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.core.messages import Vector
-    from common.jobs.spec import JobSpec
+    from common.jobs.spec import JobSpec, SynchronisationMode
     from common.ports.servers import Log
 
 BATCH_SIZE = 8  # b of `counting_job`
@@ -63,11 +63,14 @@ def counting_spec(records: int, gradient_s: float, **more: object) -> JobSpec:
     )
 
 
-def counting_job(name: str, records: int, gradient_s: float) -> JobSpec:
+def counting_job(
+    name: str, records: int, gradient_s: float, mode: SynchronisationMode = "synchronous"
+) -> JobSpec:
     """A counting job that drains by itself, and is quick to notice what is overdue.
 
     Its streams are `<name>-a` and `<name>-b`; see `counting_spec`.
     """
+    block = {"mode": mode, "local_rate": 0.5 if mode in ("asynchronous", "averaging") else None}
     return counting_spec(
         records,
         gradient_s,
@@ -81,6 +84,7 @@ def counting_job(name: str, records: int, gradient_s: float) -> JobSpec:
         hot_snapshot={"every_s": 0.3},
         checkpoint={"every_updates": 25},
         strikes=1000,  # no batch is poison here, however many hold it when they die
+        synchronisation=None if mode == "synchronous" else block,
     )
 
 
