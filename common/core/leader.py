@@ -137,8 +137,14 @@ class Leader:
         return self._rounds
 
     @property
+    def batches(self) -> tuple[Batch, ...]:
+        """What waits in the job, in flight or not, oldest first."""
+        unsettled = self._grouper.batches + self._rounds.batches
+        return tuple(sorted(unsettled, key=lambda batch: batch.offset))
+
+    @property
     def unsettled(self) -> Unsettled:
-        """What waits in the job, in flight or not."""
+        """How much of it waits, as workers are told."""
         in_flight = self._rounds.batches
         oldest = [self._ledger.position, *(batch.offset for batch in in_flight)]
         waiting = len(self._grouper) + len(in_flight)
@@ -193,7 +199,7 @@ class Leader:
         return losses.reason(
             lost,
             lambda place: known[place].offset if place in known else claimed[place],
-            self._unsettled(),
+            self.batches,
         )
 
     def streams_seen(self, seen: StreamsSeen) -> Iterator[CoordinatorCommand]:
@@ -524,7 +530,7 @@ class Leader:
 
         What has its gradient stays in its round; put back, it is looked at once more.
         """
-        for batch in self._unsettled():
+        for batch in self.batches:
             if not any(map(self._ledger.is_gone, batch.address)):
                 continue
             waited = self._grouper.remove(batch.offset) is not None
@@ -571,10 +577,6 @@ class Leader:
 
     # --- status, snapshots, the end ----------------------------------------------------------
 
-    def _unsettled(self) -> tuple[Batch, ...]:
-        unsettled = self._grouper.batches + self._rounds.batches
-        return tuple(sorted(unsettled, key=lambda batch: batch.offset))
-
     def _leader_status(self, now: float) -> do.PutLeaderStatus:
         self._leader_status_at, self._news_due = now, float("inf")
         unsettled = self.unsettled
@@ -601,7 +603,7 @@ class Leader:
             control_topic_id=self._control.topic_id,
             control_epoch=self._control.epoch,
             claimed=self._ledger.claimed,
-            waiting=self._unsettled(),
+            waiting=self.batches,
             strikes=self._suspects.strikes,
             returned=tuple(sorted(self._returned)),
             samples=self._samples,

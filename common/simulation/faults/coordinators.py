@@ -134,7 +134,8 @@ class SimulatedCoordinator:
         self._letters = 0  # dead letters that are not delivered yet
         self._after_letters: list[Callable[[], None]] = []
         self._replayed_at = 0  # control position up to which a takeover replays
-        self._put_back = 0  # batches that waited when it had, at most
+        self._replays = False  # it has not told yet that it is there
+        self._put_back = 0  # batches that waited when it was
         world.control_readers.append(self.read)
         world.board_readers.append(self.read)
         self._wake()
@@ -333,7 +334,7 @@ class SimulatedCoordinator:
         self._control_at = snapshot.control
         self._triggers, self._leader_status = "", None
         self._replayed_at = len(self.world.control)
-        self._put_back = 0
+        self._replays, self._put_back = True, 0
         self._read_back = self._published = snapshot.made.version
         self._sums, self._oldest = {}, (None, 0)
         self._chain = {snapshot.made.version: self._token}
@@ -405,9 +406,10 @@ class SimulatedCoordinator:
                 "replay differs",
                 f"claimed at {leader_status.control_position}: {known}, {leader_status.claimed}",
             )
-        if leader_status.control_position <= self._replayed_at:
-            still_to_replay = self._replayed_at - leader_status.control_position
-            self._put_back = leader_status.waiting + still_to_replay
+        leader = self.machine.leader
+        if self._replays and leader is not None:
+            self._replays = leader_status.control_position < self._replayed_at
+            self._put_back = sum(batch.offset < self._replayed_at for batch in leader.batches)
         if (
             leader_status.epoch >= self.world.newest_lead
         ):  # one that wakes up has all that others used
