@@ -363,8 +363,9 @@ SERIES = {
         (2, 8),
         with_workers,
         (
-            Cost("a batch, processor µs", 0, 10.0, adds=False, grows=1.5),
-            Cost("of it workers, µs", 0, 10.0, adds=False, grows=1.5),
+            # A worker takes two hundredths of a core by the clock alone, whatever it computes.
+            Cost("a batch, processor µs", 0, 10.0, adds=False, grows=4.0),
+            Cost("of it workers, µs", 0, 10.0, adds=False, grows=4.0),
             Cost("of it coordinator, µs", 0, 10.0, adds=False, grows=1.5),
             Cost("of it redis, µs", 0, 10.0, adds=False, grows=1.5),
             Cost("of it kafka, µs", 0, 10.0, adds=False, grows=1.5),

@@ -432,8 +432,8 @@ class KafkaStreamReader:
     def _lacking(self) -> bool:
         """Whether to wait for a partition that has more to read, and of which nothing is here."""
         now, since = time.monotonic(), self._lacking_since
-        here = self._filled.keys() - self._unproved.keys()
-        lacking = self._queues.keys() - here - self._at_end - self._halted
+        # What waits for a look at its topic is here: of a thousand that trickle some always do.
+        lacking = self._queues.keys() - self._filled.keys() - self._at_end - self._halted
         self._lacking_since = {partition: since.get(partition, now) for partition in lacking}
         return any(now < since_s + _PATIENCE_S for since_s in self._lacking_since.values())
 
