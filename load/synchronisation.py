@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 from rich.progress import track
 
 from common.core.messages import Gradient, ModelId, WorkerId
+from common.core.spans import Partition
 from common.datasets.records import batches
 from common.learning.evaluate import evaluate
 from common.learning.gradients import GradientComputer
@@ -30,12 +31,22 @@ from common.learning.parameters import FlatModel
 from common.learning.significance import Compression, View
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
+from common.simulation.experiments.arrivals import Even, Stream
+from common.simulation.experiments.protocol import (
+    Costless,
+    Delays,
+    GradientTimes,
+    Job,
+    Protocol,
+    VirtualTime,
+)
 from common.wire.messages import encode_offer, encode_reply
 from common.wire.vectors import encode_sparse, smallest
 from load.harness import report, rows
+from load.harness.stack import NotMeasuredError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 RECOMMENDED = Compression(significance=1.5)
 _WORKER = WorkerId("worker-0")
@@ -156,7 +167,74 @@ def traffic_pmf_mb() -> report.Figure:
     return report.Figure("MB both ways, ratings", found, 1, most=60)
 
 
-FIGURES = {each.__name__: each for each in (traffic_lr_mb, traffic_pmf_mb)}
+# --- batches per second, in virtual time ----------------------------------------------------------
+
+GRADIENT_S = 0.05  # of one batch
+_ROUNDS = 400
+_JITTER = 0.2  # standard deviation of a gradient's time over its mean
+
+
+def batches_per_s(
+    speeds: Sequence[float], job: Job, *, variation: float = _JITTER, link_s: float = 0.0
+) -> float:
+    """How many batches a fleet puts into updates, all of whose streams have a backlog.
+
+    Raises:
+        NotMeasuredError: If an update is staler than its job allows.
+    """
+    time, random = VirtualTime(), np.random.default_rng(1)
+    streams = [Stream(Partition("s", n), Even(_PLENTY_PER_S, 0.5)) for n in range(len(speeds))]
+    times = GradientTimes(GRADIENT_S, variation, random)
+    protocol = Protocol(time, job, streams, times, Costless(), Delays(link_s=link_s))
+    for speed, stream in zip(speeds, streams, strict=True):
+        protocol.join(speed).own([stream])
+    time.run()
+    if protocol.stalest > job.staleness:
+        raise NotMeasuredError(f"an update is {protocol.stalest} versions stale: {job}")
+    return protocol.batches / protocol.update_times_s[-1]
+
+
+_PLENTY_PER_S = 1e5  # records: of a backlog
+
+
+def _job(group_size: int, **mode: Any) -> Job:  # noqa: ANN401 -- fields of a job
+    return Job(group_size, 1, _ROUNDS, GRADIENT_S, **mode)
+
+
+def _gain_with_a_slow_one(staleness: int) -> float:
+    """Over everybody with its own batch: then all wait for the slow one, as if all were slow."""
+    all_slow = batches_per_s([0.25] * 8, _job(8), variation=0.0)
+    return batches_per_s([*[1.0] * 7, 0.25], _job(8, staleness=staleness)) / all_slow
+
+
+def slow_worker_s0() -> report.Figure:
+    """One of eight workers four times slower, K = 8."""
+    return report.Figure("batches/s, one slow, s = 0", _gain_with_a_slow_one(0), 2, least=1.7)
+
+
+def slow_worker_s1() -> report.Figure:
+    """The same with one version of staleness."""
+    return report.Figure("batches/s, one slow, s = 1", _gain_with_a_slow_one(1), 2, least=2.7)
+
+
+def fleet_32_share() -> report.Figure:
+    """Walks of four batches; every order and gradient holds one link of all for 4 ms."""
+    one, many = (
+        batches_per_s(
+            [1.0] * size,
+            _job(4, staleness=4 * size, lone=True, local_rate=0.1),
+            link_s=0.004,
+        )
+        / size
+        for size in (1, 32)
+    )
+    return report.Figure("batches/s per worker, 32 over 1", many / one, 2, least=0.85)
+
+
+FIGURES = {
+    each.__name__: each
+    for each in (traffic_lr_mb, traffic_pmf_mb, slow_worker_s0, slow_worker_s1, fleet_32_share)
+}
 
 
 def main() -> int:

@@ -18,12 +18,13 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
 
 from common.core import commands as do
 from common.core import events
 from common.core.assignments import Assignments
 from common.core.coordinator import Coordinator
-from common.core.messages import Gradient, UpdateTrigger, WorkerId
+from common.core.messages import Assignment, Gradient, UpdateTrigger, WorkerId
 from common.core.settings import CoordinatorSettings, WorkerSettings
 from common.core.snapshots import genesis
 from common.core.worker import Worker
@@ -158,6 +159,8 @@ class Delays:
     control_s: float = 0.003  # from a record's append to its reader, if that one waits for it
     board_s: float = 0.0005  # a trigger or a gradient through Redis
     death_s: float = 0.1  # until a preempted machine's work is given to others
+    # For which each order, with its model, and each gradient hold the one link that all share.
+    link_s: float = 0.0
 
 
 class Machine:
@@ -176,6 +179,7 @@ class Machine:
         self.id = worker
         self.streams = dict["Partition", "Stream"]()
         self.gone = False
+        self.hears_at = 0.0  # what was sent to it last has arrived then
         self._protocol = protocol
         self._time = protocol.time
         self._batch_size = settings.batch_size
@@ -271,6 +275,7 @@ class Machine:
                 {},
                 seconds,
                 computed.vector,
+                compute.local_rate or UNSET,
             )
             self._time.at(self._time.now + seconds, self._computed, gradient)
 
@@ -347,6 +352,9 @@ class Job:
     batch_size: int  # b
     updates: int  # J(epsilon)
     group_s: float  # mean time in which the batches of an update arrive
+    staleness: int = 0  # these three as in `Synchrony`
+    lone: bool = False
+    local_rate: float = 0.0
 
 
 class Protocol:
@@ -356,6 +364,8 @@ class Protocol:
         leader_status: What the board says of the leader's status.
         update_times_s: When each update was applied.
         finished: Whether the job has reached its end.
+        batches: How many were in its updates.
+        stalest: Versions between the weights of a gradient and its update, at most.
     """
 
     def __init__(
@@ -373,9 +383,12 @@ class Protocol:
         self.leader_status: LeaderStatus | None = None
         self.update_times_s = list[float]()
         self.finished = False
+        self.batches = self.stalest = 0
+        self._link_free_at = 0.0
+        self._triggers_pass = job.staleness > 0  # to machines that are asked for nothing, too
         self._delays = delays or Delays()
         self._first = {stream.partition: 0 for stream in streams}
-        bound = 2 * job.group_size
+        bound = (1 + (1 if job.lone else 1 + job.staleness)) * job.group_size
         self._worker_settings = WorkerSettings(
             job.batch_size, bound, heartbeat_s=FOR_EVER_S, leader_status_s=LEADER_STATUS_S
         )
@@ -383,6 +396,9 @@ class Protocol:
             job.group_size,
             bound,
             stop_updates=job.updates,
+            staleness=job.staleness,
+            lone=job.lone,
+            local_rate=job.local_rate,
             # One coordinator that nobody contends with, and nothing to recover from: no lease, no
             # beats, no hot snapshots.
             hot_every_s=None,
@@ -451,7 +467,7 @@ class Protocol:
 
     def reply(self, gradient: Gradient) -> None:
         """Put a gradient on the board; what arrives at one moment is read at once."""
-        arrives = self.time.now + self._delays.board_s
+        arrives = self._linked() + self._delays.board_s
         if arrives != self._replies_at:
             self._replies, self._replies_at = [], arrives
             self.time.at(arrives, self._replied, self._replies)
@@ -482,10 +498,25 @@ class Protocol:
         self._commands.extend(self._coordinator.on(event, self.time.now))
 
     def _triggered(self, trigger: UpdateTrigger) -> None:
+        asked = dict[WorkerId, list[Assignment]]()
         for order in trigger.orders:
-            machine = self._machines.get(order.worker)
-            if machine is not None:  # else it was preempted: the coordinator will ask others
-                machine.hear(UpdateTrigger(trigger.id, trigger.model, (order,)))
+            asked.setdefault(order.worker, []).append(order)
+        for worker in self._machines if self._triggers_pass else asked:
+            machine = self._machines.get(worker)
+            if machine is None:
+                continue  # it was preempted: the coordinator will ask others
+            orders = tuple(asked.get(worker, ()))
+            told = msgspec.structs.replace(trigger, orders=orders)
+            if self._delays.link_s:  # in order, whatever waits for the link
+                machine.hears_at = max(self._linked() if orders else 0.0, machine.hears_at)
+                self.time.at(machine.hears_at, machine.hear, told)
+            else:
+                machine.hear(told)
+
+    def _linked(self) -> float:
+        """When something that is sent now has passed the link."""
+        self._link_free_at = max(self._link_free_at, self.time.now) + self._delays.link_s
+        return self._link_free_at
 
     def _obey(self, command: CoordinatorCommand) -> None:  # noqa: C901, PLR0912 -- one case each
         now = self.time.now
@@ -498,6 +529,8 @@ class Protocol:
                 self.time.at(now + self._delays.board_s, self._triggered, trigger)
             case do.Apply(number, update):
                 self.update_times_s.append(now)
+                self.batches += len(update.batches)
+                self.stalest = max(self.stalest, update.staleness)
                 self.learner.apply(number, update.version, now)
             case do.DiscardSum(number):
                 self.learner.discard(number)
