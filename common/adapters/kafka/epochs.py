@@ -45,6 +45,7 @@ _NO_ID = "A" * 22  # of a broker that gives topics none
 # anew may take to be noticed, and a request for all that a process reads.
 _LOOK_S = 2.0
 _LOOK_AGAIN_S = 0.5  # after no answer
+_LOOK_SOON_S = 0.02  # after an answer, at the earliest: records that trickle make each look urgent
 
 
 def divergent_offset(error: KafkaError) -> int | None:
@@ -180,8 +181,8 @@ class TopicWatch:
             return {}
         answers, self._question = self._question.answers(), None
         self._due_s = now_s + _LOOK_S
-        if any(isinstance(answer, KafkaError) for answer in answers.values()):
-            self._again_s = now_s + _LOOK_AGAIN_S
+        failed = any(isinstance(answer, KafkaError) for answer in answers.values())
+        self._again_s = now_s + (_LOOK_AGAIN_S if failed else _LOOK_SOON_S)
         return {
             topic: answer.topic_id if isinstance(answer, FoundTopic) else answer
             for topic, answer in answers.items()
