@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +23,7 @@ from rich.progress import track
 from common.core.messages import Gradient, ModelId, WorkerId
 from common.core.spans import Partition
 from common.datasets.records import batches
-from common.learning.evaluate import evaluate
 from common.learning.gradients import GradientComputer
-from common.learning.optimizers import OptimizerSettings
-from common.learning.parameters import FlatModel
 from common.learning.significance import Compression, View
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
@@ -42,54 +38,22 @@ from common.simulation.experiments.protocol import (
 )
 from common.wire.messages import encode_offer, encode_reply
 from common.wire.vectors import encode_sparse, smallest
-from load.harness import report, rows
+from load.harness import report
 from load.harness.stack import NotMeasuredError
+from load.throughput.learning import (
+    CLICKS,
+    LOOK_EVERY,
+    MOST_UPDATES,
+    RATINGS,
+    Judge,
+    Learning,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
 RECOMMENDED = Compression(significance=1.5)
 _WORKER = WorkerId("worker-0")
-_LOOK_EVERY = 10  # updates, at the test rows
-_UPDATES = 600  # after which a target counts as not reached
-
-
-@dataclass(frozen=True)
-class Learning:
-    """A job to its target, one batch of each worker in an update."""
-
-    task: str
-    options: Mapping[str, object]
-    data: Callable[[], rows.Split]
-    optimizer: OptimizerSettings
-    batch_size: int
-    workers: int
-    metric: str
-    target: float
-    root: bool = False  # of the metric
-
-
-CLICKS = Learning(
-    "sparse-logistic",
-    {"features": rows.FEATURES, "entries": rows.ENTRIES},
-    lambda: rows.Split(rows.clicks_like(60_000, 0), rows.clicks_like(8_000, 9)),
-    OptimizerSettings("sgd", 0.5),
-    batch_size=128,
-    workers=8,
-    metric="loss",
-    target=0.507,
-)
-RATINGS = Learning(
-    "matrix-factorisation",
-    {"users": 608, "items": 500, "rank": 20, "regularisation": 0.08},
-    rows.ratings,
-    OptimizerSettings("momentum", 6.0, {"nesterov": True}),
-    batch_size=64,
-    workers=12,
-    metric="squared_error",
-    target=0.815,
-    root=True,
-)
 
 
 @dataclass
@@ -118,14 +82,14 @@ def traffic(learning: Learning, compression: Compression | None, *, sparse: bool
     """
     task = make_task(learning.task, learning.options)
     split = learning.data()
+    judge = Judge(learning, split.test)
     computer = GradientComputer(task, build_model(task, 0), torch.device("cpu"))
     first = computer.model.state.numpy().copy()
     trainer = Trainer(first, computer.model.parameter_count, learning.optimizer)
     view = View(first, computer.model.parameter_count, compression or Compression(significance=0))
-    judge = FlatModel(build_model(task, 0))
     drawn = batches(split.train, learning.batch_size, np.random.default_rng(0))
     found = Traffic()
-    while not found.reached and found.updates < _UPDATES:
+    while not found.reached and found.updates < MOST_UPDATES:
         for worker in range(learning.workers):
             computer.load(view.weights)
             summed = computer.compute([next(drawn)])
@@ -149,9 +113,8 @@ def traffic(learning: Learning, compression: Compression | None, *, sparse: bool
         whole = encode_offer(ModelId(1, found.updates), trainer.weights())
         message = whole if told is None or not sparse else encode_sparse(told)
         found.down += learning.workers * len(message)
-        if found.updates % _LOOK_EVERY == 0:
-            mean = evaluate(task, judge, weights, split.test, 4_096)[learning.metric]
-            found.metric = sqrt(mean) if learning.root else mean
+        if found.updates % LOOK_EVERY == 0:
+            found.metric = judge.metric(weights)
             found.reached = found.metric <= learning.target
     return found
 

@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 
 from common.datasets.readers import read_bytes, read_records
-from common.datasets.records import take
+from common.datasets.records import count, take
 from common.errors import UserError
 
 if TYPE_CHECKING:
@@ -104,6 +104,16 @@ def _damped(text: str) -> float:
     return 0.25 * float(np.log1p(max(float(text or 0), 0)))
 
 
+def clicks(sample: Path = CLICKS) -> Split:
+    """Criteo's rows: four of five to learn from.
+
+    Raises:
+        UserError: If they are not here.
+    """
+    records = read_records(sample, label="Label", leave_out=["Id"], buckets=FEATURES)
+    return _split(records, count(records) * 4 // 5, np.random.default_rng(1))
+
+
 def ratings(sample: Path = RATINGS) -> Split:
     """MovieLens' ratings, each less its mean: nine of ten to learn from.
 
@@ -114,30 +124,26 @@ def ratings(sample: Path = RATINGS) -> Split:
         records = read_records(sample, ratings=True)
     except UserError as error:
         raise UserError(f"{error}; the ratings are not part of this repository") from error
-    return _split(records, len(records["rating"]) * 9 // 10, np.random.default_rng(1))
+    return _split(records, count(records) * 9 // 10, np.random.default_rng(1))
 
 
 def ratings_like(
-    users: int = 20_000, items: int = 4_000, rows: int = 600_000, seed: int = 0
+    users: int = 110_000, items: int = 22_000, rows: int = 1_000_000, seed: int = 0
 ) -> Split:
-    """Draw ratings that planted rows of six numbers make; some users and items are frequent."""
+    """Draw ratings that planted rows of six numbers make; users and items are so by Zipf's law."""
     random = np.random.default_rng(seed)
-    who, what = (
-        _frequent(random, size, power, rows) for size, power in ((users, 0.6), (items, 0.8))
-    )
+    who, what = (_frequent(random, size, rows) for size in (users, items))
     own, theirs = (random.normal(0, 0.55, (size, 6)) for size in (users, items))
     rated = (own[who] * theirs[what]).sum(axis=1) + random.normal(0, 0.7, rows)
     records = {"user": who, "item": what, "rating": rated.astype(np.float32)}
     return _split(records, rows * 19 // 20, random)
 
 
-def _frequent(
-    random: np.random.Generator, size: int, power: float, rows: int
-) -> npt.NDArray[np.int32]:
-    weights = (1.0 + np.arange(size)) ** -power
+def _frequent(random: np.random.Generator, size: int, rows: int) -> npt.NDArray[np.int32]:
+    weights = 1 / (1 + np.arange(size))
     return random.choice(size, rows, p=weights / weights.sum()).astype(np.int32)
 
 
 def _split(records: Records, cut: int, random: np.random.Generator) -> Split:
-    order: npt.NDArray[Any] = random.permutation(len(records["rating"]))
+    order: npt.NDArray[Any] = random.permutation(count(records))
     return Split(take(records, order[:cut]), take(records, order[cut:]))

@@ -1,0 +1,284 @@
+"""Sparse models to a target loss: our services, over plain PyTorch DDP on the same cores.
+
+    python load/sparse.py          # exits 1 where ours takes as much of anything as DDP
+    python load/sparse.py --only clicks_like --kafka embedded --json out/sparse.json
+
+MLLess's comparison: the same rows, optimizer, b and K = p, until the loss on test rows is the same.
+Ours sends what is not zero of a gradient and what changes significantly of the model, through
+Redis; DDP adds up dense gradients in a ring. Both have their rows before the clock starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack, closing
+from math import inf
+from pathlib import Path
+from time import monotonic, perf_counter, sleep
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import redis
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+
+from rich.progress import track
+
+from common.core.spans import Partition
+from common.embedded.services import stop_all
+from common.jobs.build import codec_of
+from common.jobs.store import JobStore
+from common.runtime.connect import open_board, open_log
+from common.topics.names import control_topic, updates_topic
+from common.topics.read import read_decoded
+from load.harness import report
+from load.harness.counting import spec_of
+from load.harness.processor import used_s
+from load.harness.stack import NotMeasuredError, Servers, check, servers
+from load.throughput.backlog import partitions_for, produce
+from load.throughput.learning import LOOK_EVERY, MOST_UPDATES, SETS, Judge
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from common.core.messages import ModelId
+    from common.datasets.records import Records
+    from common.embedded.services import Service
+    from common.jobs.spec import JobSpec
+    from common.ports.servers import Board, Log
+    from load.throughput.learning import Learning
+
+_DDP = Path(__file__).parent / "throughput" / "ddp.py"
+_TOPIC = "rows"
+_SIGNIFICANCE = 1.5  # what the documents recommend
+_REQUIRED = ("clicks_like", "ratings_like")  # the small real sets are shown only
+_DDP_S = 600.0
+_VERSION_S = 60.0  # until the next version
+_LOOK_S = 0.002  # between looks for a version
+
+
+class Side(NamedTuple):
+    """What it took one side to come to the target."""
+
+    seconds: float  # from the first look at the test rows on
+    bytes: float  # from the beginning on
+    processor_s: Mapping[str, float]  # of each process, from the first look on
+    updates: int
+    metric: float
+
+    @property
+    def cost_s(self) -> float:
+        """Processor-seconds of all."""
+        return sum(self.processor_s.values())
+
+
+class Mark(NamedTuple):
+    """How far all is that is counted."""
+
+    at_s: float
+    processor_s: dict[str, float]  # of each process
+    redis_bytes: int
+    topics: dict[str, int]  # the ends of those that a job writes itself
+
+
+def ratios(ours: Side, ddp: Side) -> dict[str, float]:
+    """Ours over DDP's."""
+    return {
+        "time_ratio": ours.seconds / ddp.seconds,
+        "bytes_ratio": ours.bytes / ddp.bytes,
+        "cost_ratio": ours.cost_s / ddp.cost_s,
+    }
+
+
+def job_of(name: str, learning: Learning, train: Records) -> JobSpec:
+    """The job that learns it as DDP does, and offers its versions to be judged."""
+    fields = {
+        field: {"dtype": str(column.dtype), "shape": list(column.shape[1:])}
+        for field, column in train.items()
+    }
+    optimizer = learning.optimizer
+    return spec_of(
+        fields,
+        name=name.replace("_", "-"),
+        streams=[_TOPIC],
+        task={"name": learning.task, **learning.options},
+        batch_size=learning.batch_size,
+        group_size=learning.workers,
+        optimizer={
+            "name": optimizer.name,
+            "learning_rate": optimizer.learning_rate,
+            **optimizer.options,
+        },
+        compression={"significance": _SIGNIFICANCE},
+        evaluation={"every_updates": LOOK_EVERY},
+    )
+
+
+def run_ddp(name: str, workers: int) -> Side:
+    """Let as many ranks as workers come to the target.
+
+    Raises:
+        NotMeasuredError: If a rank fails, or the target is not reached.
+    """
+    with tempfile.TemporaryDirectory(prefix="doll-load-") as folder:
+        ranks = [
+            subprocess.Popen(  # noqa: S603 -- our own command line, no shell
+                [sys.executable, str(_DDP), name, str(rank), str(workers), folder],
+                stdout=subprocess.PIPE,
+                env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+            )
+            for rank in range(workers)
+        ]
+        try:
+            answers = [rank.communicate(timeout=_DDP_S)[0] for rank in ranks]
+        except subprocess.TimeoutExpired as error:
+            raise NotMeasuredError(f"{name}: DDP did not end in {_DDP_S:g} s") from error
+        finally:
+            for rank in ranks:
+                rank.kill()
+    if any(rank.returncode for rank in ranks):
+        raise NotMeasuredError(f"{name}: a rank of DDP has failed")
+    found = [json.loads(answer) for answer in answers]
+    return Side(
+        found[0]["seconds"],
+        sum(each["bytes"] for each in found),
+        {f"rank-{rank}": each["processor_s"] for rank, each in enumerate(found)},
+        found[0]["updates"],
+        found[0]["metric"],
+    )
+
+
+class Meter:
+    """Counts what a job costs on servers that nobody else uses.
+
+    Args:
+        on: The servers.
+        log: Their Kafka.
+        job: The job's name.
+        pids: Of all processes that work for it, by name.
+    """
+
+    def __init__(self, on: Servers, log: Log, job: str, pids: Mapping[str, int]) -> None:
+        self._log = log
+        self._topics = (control_topic(job), updates_topic(job))
+        self._redis = redis.Redis.from_url(on.settings.redis)
+        self._pids = pids
+
+    def mark(self) -> Mark:
+        """Look at all that is counted."""
+        at_s = perf_counter()
+        stats = self._redis.info("stats")
+        return Mark(
+            at_s,
+            {name: used_s(pid) for name, pid in self._pids.items()},
+            stats["total_net_input_bytes"] + stats["total_net_output_bytes"],
+            {topic: self._log.bounds(Partition(topic, 0)).end for topic in self._topics},
+        )
+
+    def sent(self, mark: Mark) -> int:
+        """Bytes up to then: in and out of Redis, and records of the job's own, written and read."""
+        records = sum(
+            size or 0
+            for topic, end in mark.topics.items()
+            for offset, size in read_decoded(self._log, topic, len)
+            if offset < end
+        )
+        return mark.redis_bytes + 2 * records
+
+
+def run_ours(name: str, learning: Learning, kafka: str) -> Side:
+    """Let the services come to the target, on servers of their own.
+
+    Raises:
+        NotMeasuredError: If a service ends, or the target is not reached.
+    """
+    split = learning.data()
+    spec = job_of(name, learning, split.train)
+    values = codec_of(spec).encode(split.train)
+    rows = MOST_UPDATES * learning.workers * learning.batch_size
+    with ExitStack() as stack:
+        on = stack.enter_context(servers(kafka))
+        log = stack.enter_context(closing(open_log(on.settings, "load")))
+        partitions = partitions_for(values, rows, embedded=kafka == "embedded")
+        produce(log, _TOPIC, partitions, values, rows)
+        services = [
+            on.start("coordinator", "coordinator"),
+            *(on.start("worker", f"worker-{number}") for number in range(learning.workers)),
+        ]
+        stack.callback(stop_all, services)
+        board = stack.enter_context(closing(open_board(on.settings, spec.name)))
+        with closing(JobStore(log)) as book:
+            book.submit(spec)
+        pids = {service.name: service.pid for service in services} | on.pids
+        meter = Meter(on, log, spec.name, pids)
+        judge = Judge(learning, split.test)
+        known: ModelId | None = None
+        first: Mark | None = None
+        looks, metric = 0, inf
+        while metric > learning.target:
+            known, weights = _next_version(board, known, services)
+            mark = meter.mark()
+            metric = judge.metric(weights)
+            looks += 1
+            if first is None and known.version:
+                first = mark
+            if known.version > MOST_UPDATES:
+                raise NotMeasuredError(f"{name}: {metric:.4f} after {known.version} updates")
+        if known is None or first is None or first is mark:
+            raise NotMeasuredError(f"{name}: the target was reached before the clock started")
+        # What was left to be judged, and fetched, is ours to see: DDP is judged where it runs.
+        judged = len(weights) * (known.version // LOOK_EVERY + 1 + looks)
+        used = {who: s - first.processor_s[who] for who, s in mark.processor_s.items()}
+        sent = meter.sent(mark) - judged
+        return Side(mark.at_s - first.at_s, sent, used, known.version, metric)
+
+
+def _next_version(
+    board: Board, known: ModelId | None, services: Sequence[Service]
+) -> tuple[ModelId, bytes]:
+    until = monotonic() + _VERSION_S
+    while (found := board.offered_model(known)) is None:
+        check(services)
+        if monotonic() > until:
+            raise NotMeasuredError(f"no version after {known} in {_VERSION_S:g} s")
+        sleep(_LOOK_S)
+    return found
+
+
+def main() -> int:
+    """Measure, report, judge."""
+    parser = report.parser(__doc__, "python load/sparse.py --only clicks_like --workers 2")
+    parser.add_argument("--only", choices=SETS, nargs="+", default=list(SETS))
+    parser.add_argument("--workers", type=int, default=2, help="p, and K [default: 2]")
+    given = parser.parse_args()
+    machine = report.machine()
+    result = dict[str, Any]()
+    figures = list[report.Figure]()
+    sides = list[tuple[str, ...]]()
+    for name in track(given.only, "sets", transient=True):
+        learning = SETS[name].among(given.workers)
+        ddp, ours = run_ddp(name, given.workers), run_ours(name, learning, given.kafka)
+        found = ratios(ours, ddp)
+        result[name] = found | {"ours": ours._asdict(), "ddp": ddp._asdict()}
+        bar = 1.0 if name in _REQUIRED else inf
+        figures += [
+            report.Figure(f"{name}: {key}", value, 3, most=bar) for key, value in found.items()
+        ]
+        sides += [_row(name, "DDP", ddp), _row(name, "ours", ours)]
+    columns = ("", "seconds", "MB", "processor s", "updates", "test loss or RMSE")
+    report.draw(f"To the target, p = {given.workers}, {given.kafka}", columns, sides)
+    answer = report.Found("Ours over DDP's", figures, {})
+    answer.draw()
+    return report.conclude(given.json, machine, result, answer.short())
+
+
+def _row(name: str, who: str, side: Side) -> tuple[str, ...]:
+    numbers = (f"{side.seconds:,.2f}", f"{side.bytes / 1e6:,.1f}", f"{side.cost_s:,.2f}")
+    return (f"{name}, {who}", *numbers, f"{side.updates:,}", f"{side.metric:.4f}")
+
+
+if __name__ == "__main__":
+    sys.exit(report.run(main))
