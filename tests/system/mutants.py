@@ -323,17 +323,6 @@ MUTANTS = (
             ),
         ),
     ),
-    Mutant(
-        "workers pause while orphans wait",
-        1000,
-        (
-            Edit(
-                CORE + "worker.py",
-                "if self._seen.waiting > (self._seen.live + 1) * self._settings.bound:",
-                "if False:",
-            ),
-        ),
-    ),
     # --- leading ------------------------------------------------------------------------------
     Mutant(
         "only the leader in force adds updates",
@@ -390,7 +379,7 @@ MUTANTS = (
     ),
     Mutant(
         "a snapshot that a later Lead took back is not used",
-        400,
+        2000,
         (Edit(CORE + "snapshots.py", "if not history.base_lost or", "if True or"),),
     ),
     Mutant(
