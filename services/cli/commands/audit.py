@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from msgspec import to_builtins
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -146,6 +145,8 @@ def draw(job: str, audit: Audit, last: int) -> Group:
 
 def as_data(job: str, audit: Audit) -> dict[str, Any]:
     """The audit as plain data; spans are written as topic[partition]@start:end."""
+    from msgspec import to_builtins
+
     return {
         "job": job,
         "whole": not audit.flaws and not audit.expired_records,
