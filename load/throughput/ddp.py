@@ -88,6 +88,7 @@ def main() -> int:
     )
     with patch("common.learning.sparse_tasks.look_up", look_up):
         print(json.dumps(train(name, int(rank), int(ranks))))
+    distributed.barrier()  # nobody leaves while another still hears from it
     distributed.destroy_process_group()
     return 0
 

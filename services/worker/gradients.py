@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from contextlib import suppress
 from time import perf_counter, time
 from typing import TYPE_CHECKING
 
@@ -128,6 +129,7 @@ class GradientLoop:
         self._orders = Assignments(worker)
         self._lock = threading.Lock()  # guards the orders
         self._loaded: ModelId | None = None
+        self._missing: ModelId | None = None  # was not on the board, which the leader was told
         self._board_outage = Outage(logger, "board")
         self._times = StageTimes()
         self._told = set[Origin]()  # mistakes of the task that were logged
@@ -160,6 +162,8 @@ class GradientLoop:
                 for trigger in triggers:
                     if trigger.continues(self._loaded):
                         self._change(trigger)
+                    elif trigger.model == self._missing:
+                        self._catch_up(trigger.model)
                 with self._lock:
                     self._orders.hear(triggers)
                 self._round_began(triggers[-1].id.epoch, triggers[-1].unsettled)
@@ -265,26 +269,44 @@ class GradientLoop:
         self._loaded = trigger.model
         self._measures.took("fetch", self._times.add("fetch", started))
 
+    def _catch_up(self, model: ModelId) -> None:
+        """Fetch what was missing, now that it was put whole.
+
+        Its order is another worker's by now: who waited for the next would miss that model too, and
+        never know one that changes can be made to.
+        """
+        self._missing = None
+        with suppress(_NoGradientError):
+            self._fetch(model, ())
+
     def _load(self, compute: Compute) -> None:
         """Take over the model of a round, once."""
         if self._loaded == compute.model:
             return
         started = perf_counter()
-        weights = compute.weights
+        if compute.weights is None:
+            self._fetch(compute.model, compute.batches)
+        else:
+            self._take(compute.model, compute.weights, compute.batches)
+        self._measures.took("fetch", self._times.add("fetch", started))
+
+    def _fetch(self, model: ModelId, batches: Sequence[Batch]) -> None:
+        try:
+            weights = self._board.get_model(model)
+        except UnavailableError as error:
+            raise _NoGradientError("model_missing", batches, str(error)) from error
         if weights is None:
-            try:
-                weights = self._board.get_model(compute.model)
-            except UnavailableError as error:
-                raise _NoGradientError("model_missing", compute.batches, str(error)) from error
-        if weights is None:
-            raise _NoGradientError("model_missing", compute.batches, "not on the board")
+            self._missing = model
+            raise _NoGradientError("model_missing", batches, "not on the board")
+        self._take(model, weights, batches)
+
+    def _take(self, model: ModelId, weights: bytes, batches: Sequence[Batch]) -> None:
         self._loaded = None
         try:
             self._computer.load(weights)
         except CorruptError as error:
-            raise _NoGradientError("model_missing", compute.batches, str(error)) from error
-        self._loaded = compute.model
-        self._measures.took("fetch", self._times.add("fetch", started))
+            raise _NoGradientError("model_missing", batches, str(error)) from error
+        self._loaded = model
 
     def _rows(self, batch: Batch) -> Columns:
         rows = self._cache.get(batch.address)

@@ -243,6 +243,24 @@ def test_changes_that_do_not_fit_are_not_made_and_the_whole_is_fetched(
     assert used(reply) == [0, 1]
 
 
+def test_a_model_that_was_missing_is_fetched_though_its_order_went_to_another_worker(
+    world: World,
+) -> None:
+    assert failure(world.order(batch(0, 2))) == ("model_missing", (0,))
+    publish(world)
+    other = (Assignment(WorkerId("w2"), (batch(0, 2),)),)
+    world.board.post_trigger(UpdateTrigger(TriggerId(3, 2), MODEL, other, reply_to=REPLICA))
+    world.desk.turn()
+    some = SparseVector(RECORDS, np.array([1]), np.array([[5]], np.float32))
+    order = (Assignment(W, (batch(0, 2),)),)
+    world.board.post_trigger(
+        msgspec.structs.replace(changed(MODEL, 8, some), orders=order, reply_to=REPLICA)
+    )
+    world.desk.turn()  # version 8 is nowhere to be fetched
+    [reply] = world.replies(1.0)
+    assert used(reply) == [0, 1]
+
+
 def test_a_batch_in_memory_is_not_read_again(world: World) -> None:
     publish(world)
     world.cache.put(batch(0, 2).address, {"id": np.array([8, 9])})
