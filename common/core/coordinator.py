@@ -19,7 +19,7 @@ from common.core import commands as do
 from common.core import events
 from common.core.leader import STOPPED, Leader
 from common.core.losses import Wish
-from common.core.messages import Lead, Quarantined, UpdateApplied
+from common.core.messages import CHANCES, Lead, Quarantined, UpdateApplied
 from common.core.snapshot_search import Chosen, Lost, SnapshotSearch, Wait
 
 if TYPE_CHECKING:
@@ -234,7 +234,8 @@ class Coordinator:
                 after=after,
                 base=chosen.snapshot.made,
                 candidate=self._candidacy.mark,
-                epoch=max(number, after + 1, chosen.above + 1),  # whatever the clock says
+                # Whatever the clock says; by chance, since a log may lose who took the next one.
+                epoch=max(number, max(after, chosen.above) + 1 + number % CHANCES),
                 after_loss=max(self._wish.after_loss, self._history.after_loss),
                 loss=chosen.loss,
             )

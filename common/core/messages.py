@@ -35,6 +35,9 @@ class ModelId(NamedTuple):
 GENESIS = ModelId(-1, 0)  # the weights that the job's specification makes, before anyone led
 
 
+CHANCES = 4096  # numbers of one millisecond
+
+
 def unused_number(at_s: float, random_bits: int) -> int:
     """A number that nobody has used, nor ever will again, whatever a log loses of its tail.
 
@@ -45,7 +48,7 @@ def unused_number(at_s: float, random_bits: int) -> int:
         at_s: Now, in seconds since 1970.
         random_bits: 12 of them: from 0 to 4095.
     """
-    return int(at_s * 1000) * 4096 + random_bits
+    return int(at_s * 1000) * CHANCES + random_bits
 
 
 class TriggerId(NamedTuple):

@@ -152,7 +152,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "coordinator.py",
-                "max(number, after + 1, chosen.above + 1),",
+                "max(number, max(after, chosen.above) + 1 + number % CHANCES),",
                 "after + 1,",
             ),
         ),

@@ -99,9 +99,9 @@ def test_a_later_valid_lead_deposes_a_leader() -> None:
     one, other = two()
     one.lead()
     other.lead()
-    assert other.epoch == 1
+    assert other.epoch == 2
     said = one.read_updates()
-    assert said == (do.StepDown("c2#1 leads with epoch 1"), do.ReleaseLease())
+    assert said == (do.StepDown("c2#1 leads with epoch 2"), do.ReleaseLease())
     assert one.machine.leader is None
 
 
@@ -131,8 +131,8 @@ def test_a_candidate_whose_lead_does_not_come_back_tries_afresh() -> None:
     said = bench.tick(CANDIDACY_S + 0.1)
     assert of_kind(said, do.StepDown) == [do.StepDown("its candidacy came to nothing")]
     (lead,) = of_kind(bench.stand(), do.AppendAudit)
-    assert lead.record == Lead(0, GENESIS, "c1#2", 1)  # the first was there all the time
-    assert the(bench.read_updates(), do.Begin).epoch == 1
+    assert lead.record == Lead(0, GENESIS, "c1#2", 2)  # the first was there all the time
+    assert the(bench.read_updates(), do.Begin).epoch == 2
 
 
 def test_a_candidacy_is_judged_from_when_its_lead_was_delivered() -> None:
@@ -275,16 +275,16 @@ def test_a_successor_takes_back_what_is_above_its_snapshot_and_the_batches_wait_
 
     other.lead(snapshot)
     one.compute()  # it does not know yet
-    assert one.updates[3] == Lead(0, ModelId(0, 1), "c2#1", 3)
-    assert other.model == ModelId(3, 1)
+    assert one.updates[3] == Lead(0, ModelId(0, 1), "c2#1", 4)
+    assert other.model == ModelId(4, 1)
 
     other.see(A, B)
     other.read_control()
     assert other.leader_status.waiting == 4
     update = the(other.compute(), do.Apply).update
     assert (update.version, {b.offset for b in update.batches}) == (2, {2, 3})
-    assert effective(one.updates) == (GENESIS, ModelId(0, 1), ModelId(3, 2))
-    assert the(one.read_updates(), do.StepDown).reason == "c2#1 leads with epoch 3"
+    assert effective(one.updates) == (GENESIS, ModelId(0, 1), ModelId(4, 2))
+    assert the(one.read_updates(), do.StepDown).reason == "c2#1 leads with epoch 4"
 
 
 def test_a_successor_without_a_snapshot_begins_at_the_genesis() -> None:
@@ -298,7 +298,7 @@ def test_a_successor_without_a_snapshot_begins_at_the_genesis() -> None:
     other.read_control()
     assert other.leader_status.claimed[P] == 20
     other.compute()
-    assert effective(one.updates) == (GENESIS, ModelId(2, 1))
+    assert effective(one.updates) == (GENESIS, ModelId(3, 1))
     assert audit(FIRST, enumerate(one.control), enumerate(one.updates)).flaws == ()
 
 
@@ -412,6 +412,7 @@ def test_a_snapshot_says_of_which_topics_it_is_and_what_was_read_of_them() -> No
 
 def test_a_lead_after_a_loss_is_above_epochs_that_only_a_snapshot_knows() -> None:
     # updates   nothing any more; the board has a snapshot of epoch 500; the clock says 70
+    # Two that stand so, the Lead of the first being lost, share an epoch by a chance of 1 in 4096.
     bench = Bench()
     bench.feed(events.WantedChanged("running", after_loss=1, from_start=True))
     ahead = Snapshot(500, ModelId(500, 3), 4, 0, FIRST)
@@ -423,5 +424,5 @@ def test_a_lead_after_a_loss_is_above_epochs_that_only_a_snapshot_knows() -> Non
 
     lead = the(said, do.AppendAudit).record
     assert isinstance(lead, Lead)
-    assert (lead.epoch, lead.after, lead.base, lead.after_loss) == (501, -1, GENESIS, 1)
+    assert (lead.epoch, lead.after, lead.base, lead.after_loss) == (571, -1, GENESIS, 1)
     assert lead.loss == "version 3: it was cut"
