@@ -269,7 +269,7 @@ def test_who_leads_again_counts_on_and_begins_a_new_ledger() -> None:
     bench.read_control()  # its snapshot is the genesis: both claims once more
     assert bench.told("claims_accepted_total") == 4.0
     assert bench.told("takeovers_total") == 2.0
-    assert bench.told("epoch") == 2.0
+    assert bench.told("epoch") == 3.0
 
 
 def test_a_held_job_is_told_by_who_held_it_until_a_person_resumes_it() -> None:
