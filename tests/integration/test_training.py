@@ -52,6 +52,25 @@ def test_every_record_is_used_once_though_a_worker_and_a_leader_die(
     assert cluster.has_led("c2")
 
 
+def train_through_deaths(cluster: Cluster) -> None:
+    """Train 3,000 records, while a worker and then the leader die."""
+    # w1       ████████ killed
+    # w2, w3   ████████████████████████████████████████████████
+    # c1       ██████████████████████████ killed
+    # c2       standby                      leads █████████████
+    for each in ("c1", "c2", "w1", "w2", "w3"):
+        cluster.start("coordinator" if each.startswith("c") else "worker", each)
+    cluster.produce(1000)
+    await_condition(lambda: cluster.version() >= 3, "three updates")
+    leader = "c1" if cluster.has_led("c1") else "c2"
+    cluster.kill("w1")
+    cluster.produce(1000)
+    await_condition(lambda: cluster.version() >= 30, "updates after the kill of a worker")
+    cluster.kill(leader)
+    cluster.produce(1000)
+    await_condition(cluster.drained, "everything is settled")
+
+
 @pytest.mark.parametrize(
     ("block", "staleness"),
     [
@@ -64,23 +83,9 @@ def test_every_record_is_used_once_though_a_worker_and_a_leader_die(
 def test_every_record_is_used_once_however_workers_are_synchronised(
     make: Make, block: str, staleness: int
 ) -> None:
-    # w1       ████████ killed
-    # w2, w3   ████████████████████████████████████████████████
-    # c1       ██████████████████████████ killed
-    # c2       standby                      leads █████████████
     name = block[1:].partition(",")[0].rpartition(" ")[2]
     cluster = make(name, 3000, f"synchronisation: {block}", seconds=0.01)
-    for each in ("c1", "c2", "w1", "w2", "w3"):
-        cluster.start("coordinator" if each.startswith("c") else "worker", each)
-    cluster.produce(1000)
-    await_condition(lambda: cluster.version() >= 3, "three updates")
-    leader = "c1" if cluster.has_led("c1") else "c2"
-    cluster.kill("w1")
-    cluster.produce(1000)
-    await_condition(lambda: cluster.version() >= 30, "updates after the kill of a worker")
-    cluster.kill(leader)
-    cluster.produce(1000)
-    await_condition(cluster.drained, "everything is settled")
+    train_through_deaths(cluster)
 
     assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
     audit = cluster.audit()
@@ -94,22 +99,8 @@ def test_every_record_is_used_once_however_workers_are_synchronised(
 
 
 def test_every_record_is_used_once_though_workers_are_told_only_what_changes(make: Make) -> None:
-    # w1       ████████ killed
-    # w2       ████████████████████████████████████████████████
-    # c1       ██████████████████████████ killed
-    # c2       standby                      leads █████████████
     cluster = make("changes", 20_000, "compression: {significance: 1.5}")
-    for each in ("c1", "c2", "w1", "w2"):
-        cluster.start("coordinator" if each.startswith("c") else "worker", each)
-    cluster.produce(1000)
-    await_condition(lambda: cluster.version() >= 3, "three updates")
-    leader = "c1" if cluster.has_led("c1") else "c2"
-    cluster.kill("w1")
-    cluster.produce(1000)
-    await_condition(lambda: cluster.version() >= 30, "updates after the kill of a worker")
-    cluster.kill(leader)
-    cluster.produce(1000)
-    await_condition(cluster.drained, "everything is settled")
+    train_through_deaths(cluster)
 
     weights = cluster.weights()
     assert (weights[:3000] == -1.0).all()
