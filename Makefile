@@ -9,7 +9,7 @@ SEED ?= 1
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint unit servers compose-check secrets kafka simulate chaos paper nightly format clean
+.PHONY: help install demo test lint unit servers alone compose-check secrets kafka simulate chaos paper nightly format clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -28,19 +28,21 @@ demo: $(INSTALLED)  ## train on a live stream, kill a worker half-way, prove tha
 	$(BIN)/doll demo --out out/demo
 
 test: $(INSTALLED)  ## everything that this machine can check, but for what `make nightly` adds
-	$(MAKE) --jobs=2 --output-sync=target lint unit
-	$(MAKE) servers
+	$(MAKE) --jobs=3 --output-sync=line lint unit servers
+	$(MAKE) alone
 
 lint: $(INSTALLED)  ## style, types, architecture
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	nice $(BIN)/mypy
 
 unit: $(INSTALLED)  ## the pure parts, and the protocol under 1,000 seeded fault schedules
-	$(TESTS) -n 2 -m "not nightly" tests/system tests/unit tests/test_architecture.py
+	nice -n 19 $(TESTS) -n 2 -m "not nightly" tests/system tests/unit tests/test_architecture.py  # while servers wait
 
 servers: $(INSTALLED)  ## ports and processes, on every Kafka and Redis that can be had here
 	$(TESTS) -rs -n 2 --dist loadfile -m "not alone and not nightly" tests/contract tests/integration
+
+alone: $(INSTALLED)  ## tests of processes that nothing else may slow down
 	$(TESTS) -rs -m "alone and not nightly" tests/integration
 
 compose-check: $(INSTALLED)  ## docker-compose.yml, by the oldest docker-compose that must read it
