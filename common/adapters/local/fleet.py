@@ -94,6 +94,7 @@ class ProcessFleet:
         self._born_s = self._records.born_s(clock())
         self._children: dict[str, Started] = {}  # by token
         self._seen_s: dict[str, float] = {}  # when each that runs was last looked at
+        self._unasked: set[str] = set()  # released before their process could be found
         self._due_s = math.inf  # when the next of them is to be taken away, or further
         self._turn = threading.Condition()  # one thread at a time looks and acts
         self._watch: threading.Thread | None = None
@@ -124,6 +125,8 @@ class ProcessFleet:
                     self._change(token, record, leaving="released", leave_by_s=by_s)
                     if token in found:
                         ask_to_end(found[token])
+                    else:
+                        self._unasked.add(token)
 
     def machines(self) -> tuple[Machine, ...]:
         """All that run, and those that ended within the hour, by launch.
@@ -247,6 +250,9 @@ class ProcessFleet:
             record = self._change(token, record, leaving="preempted", leave_by_s=by_s)
             if self._notice_s > 0:
                 ask_to_end(process)
+        if token in self._unasked:
+            self._unasked.remove(token)
+            ask_to_end(process)
         if record.leave_by_s <= now:
             end(process)
         self._due_s = min(self._due_s, record.leave_by_s)
@@ -265,6 +271,7 @@ class ProcessFleet:
         self._change(token, record, ended_s=now, cause=cause, detail=detail)
         self._children.pop(token, None)
         self._seen_s.pop(token, None)
+        self._unasked.discard(token)
 
     def _down_s(self, slot: int, at_s: float) -> float:
         return self._born_s + self._schedule.next_down_s(slot, max(at_s - self._born_s, 0.0))

@@ -173,6 +173,18 @@ def test_a_machine_that_ended_is_named_for_an_hour_and_its_token_is_never_free(
         assert provider.running() == {}
 
 
+def test_a_machine_that_is_given_back_before_its_process_can_be_found_is_told_to_leave(
+    provider: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(provider.fleet()) as fleet:
+        fleet.launch([order(1)])
+        with monkeypatch.context() as before_exec:
+            before_exec.setattr(Table, "find", lambda _: {})  # its environment is not its own yet
+            fleet.release([order(1).token])
+        await_that(lambda: state(fleet, 1) == "ended")
+        assert machine_of(fleet, 1).detail == "exit code -15"
+
+
 # --- once ----------------------------------------------------------------------------------------
 
 
