@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+import operator
+from dataclasses import replace
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from common.core.settings import Mode, Rule
 
 MOST = 2**31 - 1  # of whatever is counted: products of two of them still fit into 64 bits
 
@@ -32,32 +36,22 @@ class Part(BaseModel):
 SynchronisationMode: TypeAlias = Literal["synchronous", "stale", "asynchronous", "averaging"]
 
 
-class SynchronisationSpec(Part):
-    """When workers wait for each other, and at which weights they compute."""
+class ModeSpec(Part):
+    """What the block and each of its rules say."""
 
     mode: SynchronisationMode
-    """`synchronous`: K gradients at exactly the version before, the paper's; `stale`: each at most
-    `staleness` versions older; `asynchronous`: K of one worker, nobody waits for anybody;
-    `averaging`: between the batches that it is asked for together a worker takes steps of its own,
-    and an update averages what the workers came to."""
+    """One of those of the job itself."""
     staleness: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """s, of `stale` (1 unless said) and of `asynchronous` (4 for each worker that lives)."""
     local_rate: Positive | None = None
     """Learning rate of a worker's own steps: of `averaging`, and perhaps of `asynchronous`."""
-    damped: bool = False
-    """Divide the learning rate by 1 + how many versions older the oldest gradient is."""
 
     @model_validator(mode="after")
-    def _fits(self) -> SynchronisationSpec:
+    def _fits(self) -> Self:
         if self.staleness is not None and self.mode not in _STALE_MODES:
             raise ValueError(
                 f"staleness: nothing is stale where the mode is {self.mode}, got {self.staleness}:"
                 " leave it out, or take mode: stale"
-            )
-        if self.damped and self.mode not in _STALE_MODES:
-            raise ValueError(
-                f"damped: nothing is stale where the mode is {self.mode}: leave it out, or take"
-                " mode: stale"
             )
         if self.local_rate is None and self.mode == "averaging":
             raise ValueError("local_rate: averaging needs one, such as 0.1")
@@ -83,20 +77,141 @@ class SynchronisationSpec(Part):
         """How many groups a worker may have to hold batches for: that in flight, and the next."""
         return 2 if self.mode == "asynchronous" else 2 + self.fixed_staleness
 
-    def check_group(self, group_size: int) -> None:
-        """Refuse steps of a worker's own where it is never asked for several batches.
+    def core_mode(self, group_size: int, learning_rate: float | None = None) -> Mode:
+        """The mode as the protocol has it.
 
-        Raises:
-            ValueError: With what to write.
+        Args:
+            group_size: K.
+            learning_rate: Of its updates; None: that of the job.
         """
-        if self.local_rate and group_size == 1:
-            raise ValueError(
-                f"synchronisation.local_rate: with group_size 1 a worker is never asked for several"
-                f" batches together, got {self.local_rate:g}: leave it out, or raise group_size"
-            )
+        return Mode(
+            group_size,
+            learning_rate,
+            self.fixed_staleness,
+            self.staleness_per_worker,
+            lone=self.mode == "asynchronous",
+            local_rate=self.local_rate or 0.0,
+        )
 
 
 _STALE_MODES = ("stale", "asynchronous")
 _WALKING_MODES = ("averaging", "asynchronous")
+
+
+class WhenSpec(Part):
+    """What a rule waits for, one of these."""
+
+    busy_below: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Workers compute for less than this share of their time, over the last 20 updates begun."""
+    workers_from: Count | None = None
+    """So many workers live, or more."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> WhenSpec:
+        if (self.busy_below is None) == (self.workers_from is None):
+            raise ValueError("needs busy_below or workers_from, one of them")
+        return self
+
+    def implies(self, other: WhenSpec) -> bool:
+        """Whether the other holds whenever this does."""
+        if self.busy_below is not None:
+            return other.busy_below is not None and self.busy_below <= other.busy_below
+        if self.workers_from is None or other.workers_from is None:
+            return False
+        return self.workers_from >= other.workers_from
+
+
+class RuleSpec(ModeSpec):
+    """A mode for the updates that begin while something holds."""
+
+    when: WhenSpec
+    """Kept for 20 updates at least; `busy_below`, then, until a quarter of the workers is gone."""
+    group_size: Count | None = None
+    """K; by default the job's."""
+    learning_rate: Positive | None = None
+    """By default the job's, times K / the job's K with `sgd` and `momentum` of the mean."""
+
+
+class SynchronisationSpec(ModeSpec):
+    """When workers wait for each other, and at which weights they compute."""
+
+    mode: SynchronisationMode = "synchronous"
+    """`synchronous`: K gradients at exactly the version before, the paper's; `stale`: each at most
+    `staleness` versions older; `asynchronous`: K of one worker, nobody waits for anybody;
+    `averaging`: between the batches that it is asked for together a worker takes steps of its own,
+    and an update averages what the workers came to."""
+    damped: bool = False
+    """Divide the learning rate by 1 + how many versions older the oldest gradient is."""
+    rules: tuple[RuleSpec, ...] = Field(default=(), exclude_if=operator.not_)
+    """Other modes while something holds: the first rule that does, when an update begins."""
+
+    @model_validator(mode="after")
+    def _each_counts(self) -> Self:
+        if self.damped and self.mode not in _STALE_MODES:
+            raise ValueError(
+                f"damped: nothing is stale where the mode is {self.mode}: leave it out, or take"
+                " mode: stale"
+            )
+        for place, rule in enumerate(self.rules):
+            for other, earlier in enumerate(self.rules[:place]):
+                if rule.when.implies(earlier.when):
+                    raise ValueError(
+                        f"rules[{place}].when: can never count, since rules[{other}] holds whenever"
+                        " this does: leave one out, or put the narrower one first"
+                    )
+        return self
+
+    def modes(self, group_size: int) -> list[tuple[ModeSpec, int]]:
+        """Its own mode and those of its rules, each with its K.
+
+        Args:
+            group_size: K of the job.
+        """
+        own: list[tuple[ModeSpec, int]] = [(self, group_size)]
+        return own + [(rule, rule.group_size or group_size) for rule in self.rules]
+
+    def check_walks(self, group_size: int, optimizer: str, field: str) -> None:
+        """Refuse steps of a worker's own where there are none, or they cannot be averaged.
+
+        Args:
+            group_size: K of the job.
+            optimizer: Its name.
+            field: Which says so.
+
+        Raises:
+            ValueError: With what to write.
+        """
+        for place, (mode, k) in enumerate(self.modes(group_size), start=-1):
+            at = "synchronisation" + (f".rules[{place}]" if place >= 0 else "")
+            if mode.local_rate and k == 1:
+                raise ValueError(
+                    f"{at}.local_rate: with group_size 1 a worker is never asked for several"
+                    f" batches together, got {mode.local_rate:g}: leave it out, or raise group_size"
+                )
+            if mode.local_rate and optimizer == "adam":
+                raise ValueError(
+                    f"{field}: what workers came to is averaged with sgd or momentum, got adam:"
+                    f" take one of these, or leave {at}.local_rate out"
+                )
+
+    def core_mode(self, group_size: int, learning_rate: float | None = None) -> Mode:
+        """Its own mode, as the protocol has it."""
+        return replace(super().core_mode(group_size, learning_rate), damped=self.damped)
+
+    def core_rules(self, group_size: int) -> tuple[Rule, ...]:
+        """Its rules, as the protocol has them.
+
+        Args:
+            group_size: K of the job.
+        """
+        return tuple(
+            Rule(
+                rule.core_mode(rule.group_size or group_size, rule.learning_rate),
+                rule.when.busy_below,
+                rule.when.workers_from,
+            )
+            for rule in self.rules
+        )
+
 
 SYNCHRONOUS = SynchronisationSpec(mode="synchronous")  # without the block

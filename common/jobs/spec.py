@@ -394,41 +394,35 @@ class JobSpec(Part):
 
         2K unless said: a lone survivor gathers the next group while it computes this one; with K
         alone its stream would stand still during every round. And K for each further round that may
-        be in flight for all workers together.
+        be in flight for all workers together. Where rules name other modes, the most of any.
         """
-        return self.waiting_batches or self._synchronised.groups_held * self.group_size
+        modes = self.synchronised.modes(self.group_size)
+        return self.waiting_batches or max(k * mode.groups_held for mode, k in modes)
 
     @property
     def mode(self) -> SynchronisationMode:
         """How its workers are synchronised."""
-        return self._synchronised.mode
-
-    @property
-    def staleness(self) -> int:
-        """s; 0 for `asynchronous` where it depends on the workers that live."""
-        return self._synchronised.fixed_staleness
+        return self.synchronised.mode
 
     @property
     def most_rounds(self) -> int:
         """Updates that may be in flight at once, as far as that can be told before workers live."""
-        rounds = 1 + self.staleness
         workers = self.provisioning.workers if self.provisioning is not None else None
-        if not self.staleness_per_worker:
-            return min(rounds, workers or rounds)
-        return workers or 1
+        modes = [mode for mode, _ in self.synchronised.modes(self.group_size)]
+        rounds = [1 + mode.fixed_staleness for mode in modes if not mode.staleness_per_worker]
+        most = max(rounds, default=1)
+        if len(rounds) < len(modes):
+            return workers or most
+        return min(most, workers or most)
 
     @property
-    def staleness_per_worker(self) -> int:
-        """By how much s grows with each worker that lives."""
-        return self._synchronised.staleness_per_worker
+    def largest_group(self) -> int:
+        """K, or that of a rule that has a larger one."""
+        return max(k for _, k in self.synchronised.modes(self.group_size))
 
     @property
-    def local_rate(self) -> float:
-        """Of the steps that workers take between batches; 0: they take none."""
-        return self._synchronised.local_rate or 0.0
-
-    @property
-    def _synchronised(self) -> SynchronisationSpec:
+    def synchronised(self) -> SynchronisationSpec:
+        """`synchronisation`, or what is meant without it."""
         return self.synchronisation or SYNCHRONOUS
 
     @property
@@ -516,20 +510,22 @@ class JobSpec(Part):
 
     @model_validator(mode="after")
     def _can_walk(self) -> JobSpec:
-        self._synchronised.check_group(self.group_size)
-        if self.local_rate and self.optimizer.name == "adam":
-            raise ValueError(
-                "optimizer.name: what workers came to is averaged with sgd or momentum, got adam:"
-                " take one of these, or leave synchronisation.local_rate out"
-            )
+        self.synchronised.check_walks(self.group_size, self.optimizer.name, "optimizer.name")
+        for place, rule in enumerate(self.synchronised.rules):
+            if rule.local_rate and rule.learning_rate and self.reduction == "mean":
+                raise ValueError(
+                    f"synchronisation.rules[{place}].learning_rate: what workers came to by"
+                    f" local_rate is averaged, got {rule.learning_rate:g}: leave one of both out"
+                )
         return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:
-        if self.waiting_batches is not None and self.waiting_batches < self.group_size:
+        largest = self.largest_group
+        if self.waiting_batches is not None and self.waiting_batches < largest:
             raise ValueError(
-                f"waiting_batches: must be at least group_size ({self.group_size}), so that one"
-                f" worker can fill a group, got {self.waiting_batches}"
+                f"waiting_batches: must be at least group_size ({largest}), so that one worker can"
+                f" fill a group, got {self.waiting_batches}"
             )
         test = self.evaluation.stream if self.evaluation is not None else ""
         if test and not topics.STREAM.fullmatch(test):
@@ -545,13 +541,23 @@ class JobSpec(Part):
                 " would ever read: add `on_preemption: reassign`"
             )
         step = (self.optimizer.name, self.optimizer.weight_decay or 0, self.reduction)
-        whole = step == ("sgd", 0, "mean") and self.optimizer.learning_rate <= 1
+        whole = step == ("sgd", 0, "mean") and self._most_learning_rate <= 1
         if self.task.name == "lda" and not whole:
             raise ValueError(
-                "optimizer: lda needs `name: sgd` with a learning_rate of at most 1, without"
-                " weight_decay, and `reduction: mean`: other steps leave topics below zero"
+                "optimizer: lda needs `name: sgd` with a learning_rate of at most 1 (a rule's, too:"
+                " times its group_size over the job's, where it names none), without weight_decay,"
+                " and `reduction: mean`: other steps leave topics below zero"
             )
         return self
+
+    @property
+    def _most_learning_rate(self) -> float:
+        own = self.optimizer.learning_rate
+        by_group = [
+            rule.learning_rate or own * (rule.group_size or self.group_size) / self.group_size
+            for rule in self.synchronised.rules
+        ]
+        return max([own, *by_group])
 
 
 _START_WORDS = ("earliest", "latest")
